@@ -1,0 +1,1 @@
+"""Cost models: how long an operator or a collective takes that was not measured."""

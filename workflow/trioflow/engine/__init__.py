@@ -1,0 +1,1 @@
+"""The event engine: task graph in, timeline out."""

@@ -1,0 +1,61 @@
+"""The errors that trioflow raises on purpose.
+
+Every message is one sentence that names the file and the place and says what
+to do; the command prints it on standard error and exits with status 2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TrioflowError(Exception):
+    """Base of every deliberate error: something outside trioflow must change."""
+
+
+class InputError(TrioflowError):
+    """A file or an argument that trioflow cannot use.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong, with the offending value.
+    file : path, optional
+        The file that holds it.
+    place : str, optional
+        Where in the file: a row, a column, a JSON key.
+    fix : str, optional
+        What would mend it.
+    """
+
+    def __init__(
+        self, problem: str, *, file: str | Path | None = None, place: str = "", fix: str = ""
+    ) -> None:
+        self.problem, self.file, self.place, self.fix = problem, file, place, fix
+        where = ", ".join(str(part) for part in (file, place) if part)
+        text = f"{where}: {problem}" if where else problem
+        super().__init__(f"{text}; {fix}" if fix else text)
+
+
+class TableError(InputError):
+    """A table that breaks its schema."""
+
+
+class TraceError(InputError):
+    """A trace that cannot be read or joined."""
+
+
+class PlanError(InputError):
+    """A parallel plan that does not fit the model, the ranks or the batch."""
+
+
+class PlatformError(InputError):
+    """A platform description that is incomplete or contradicts itself."""
+
+
+class SimulationError(TrioflowError):
+    """A simulation that cannot finish: a deadlock, an unreachable rank, groups that do not match."""
+
+
+class MeasurementError(TrioflowError):
+    """A real run that failed or that another measurement would disturb."""

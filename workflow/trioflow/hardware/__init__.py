@@ -1,0 +1,1 @@
+"""Platforms: devices, links and topologies, described by files with sources."""

@@ -1,0 +1,1 @@
+"""Ground truth: the same experiments run for real with torch.distributed."""

@@ -1,0 +1,1 @@
+"""Networks: how long messages take when they share links."""

@@ -1,0 +1,142 @@
+"""Stamps that say what an output was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trioflow import __version__
+
+PACKAGE = Path(__file__).parent
+
+
+def digest_file(path: str | Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def digest_modules(*packages: str) -> str:
+    """Return one digest of the library modules that a rule depends on.
+
+    Snakemake re-runs a rule when its parameters change but does not follow
+    imports; each rule therefore carries this digest as a parameter.
+
+    Parameters
+    ----------
+    packages : str
+        Names of packages or modules below ``trioflow`` (``"trace"``,
+        ``"tables"``). Line endings and nothing else are normalised.
+
+    Raises
+    ------
+    FileNotFoundError
+        When a name is neither a package nor a module of the library.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(packages):
+        folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
+        if folder.is_dir():
+            files = sorted(folder.rglob("*.py"))
+        elif module.is_file():
+            files = [module]
+        else:
+            raise FileNotFoundError(f"trioflow has no package or module {name!r}")
+        for file in files:
+            digest.update(str(file.relative_to(PACKAGE)).encode())
+            digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()[:16]
+
+
+def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:
+    """Return the provenance record of an output.
+
+    Parameters
+    ----------
+    inputs : iterable of path
+        Files whose digests are recorded under their names (not their
+        folders, so that equal inputs give equal stamps anywhere).
+    **facts
+        Anything else worth keeping: seeds, device, driver.
+    """
+    return {
+        "trioflow_version": __version__,
+        "inputs": {Path(path).name: digest_file(path)[:16] for path in inputs},
+        **facts,
+    }
+
+
+def host_environment() -> dict[str, Any]:
+    """Describe the machine without naming it: system, processor, cores, Python."""
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpu_model": model or platform.processor(),
+        "cpu_count": os.cpu_count() or 1,
+        "python": platform.python_version(),
+    }
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes ``path`` only when the block succeeds.
+
+    The temporary file lies in the same folder, so the rename is atomic; on an
+    exception it is removed and ``path`` stays as it was.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(
+        dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix
+    )
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write JSON atomically, with sorted keys so that equal content gives equal bytes."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file.
+
+    Raises
+    ------
+    InputError
+        When the file is missing or is not JSON.
+    """
+    from trioflow.errors import InputError
+
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise InputError("no such file", file=path) from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"not valid JSON: {error}", file=path, fix="write the file again"
+        ) from None

@@ -1,0 +1,1 @@
+"""The report: errors, figures, timelines, pages."""

@@ -1,0 +1,344 @@
+"""The tables that stages exchange: explicit Arrow schemas, checked on every read and write.
+
+The schema is the contract: each column has a unit and a meaning in its field
+metadata, and ``workflow/schemas/*.schema.json`` is generated from it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trioflow.errors import TableError
+from trioflow.provenance import atomic_path
+
+PHASES = ("forward", "backward", "optimizer")
+CATEGORIES = (
+    "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
+)  # fmt: skip
+TASK_KINDS = ("compute", "collective", "send", "recv", "memcpy", "host")
+INT, FLOAT, TEXT, FLAG = pa.int64(), pa.float64(), pa.string(), pa.bool_()
+INTS, SHAPES = pa.list_(INT), pa.list_(pa.list_(INT))
+
+
+def _column(
+    name: str, kind: pa.DataType, meaning: str, unit: str = "", null: bool = False
+) -> pa.Field:
+    return pa.field(name, kind, nullable=null, metadata={"meaning": meaning, "unit": unit})
+
+
+OPERATORS = pa.schema([
+    _column("op_id", INT, "row number in order of start, from 0"),
+    _column("name", TEXT, "outermost ATen operator, such as aten::addmm"),
+    _column("phase", TEXT, "forward, backward or optimizer"),
+    _column("module", TEXT, "dotted path of the module that the operator belongs to; empty outside any"),
+    _column("start_ns", INT, "start after the start of the traced step", "ns"),
+    _column("device_ns", INT, "time that the device spends in the operator: on a CPU its self time and its children's", "ns"),
+    _column("cpu_ns", INT, "host time charged to the operator: on a CPU the interpreter and framework time since the previous operator ended", "ns"),
+    _column("kernels", INT, "device kernels launched; 0 on a CPU"),
+    _column("flop", INT, "floating-point operations, multiply and add counted apart", "flop"),
+    _column("read_bytes", INT, "bytes of the input tensors", "bytes"),
+    _column("write_bytes", INT, "bytes of the output tensors", "bytes"),
+    _column("batch_flop", INT, "part of flop that grows in proportion with the batch", "flop"),
+    _column("batch_read_bytes", INT, "part of read_bytes that grows in proportion with the batch", "bytes"),
+    _column("batch_write_bytes", INT, "part of write_bytes that grows in proportion with the batch", "bytes"),
+    _column("input_ids", INTS, "tensor_id of every input tensor"),
+    _column("output_ids", INTS, "tensor_id of every output tensor"),
+    _column("input_shapes", SHAPES, "shape of every input tensor"),
+    _column("output_shapes", SHAPES, "shape of every output tensor"),
+    _column("dtype", TEXT, "element type of the first tensor, such as float"),
+    _column("batch_dim", INT, "dimension of the first output that grows with the batch", null=True),
+    _column("sequence_number", INT, "autograd sequence number that joins backward to forward", null=True),
+    _column("forward_op_id", INT, "for a backward operator, the forward operator that it differentiates", null=True),
+])  # fmt: skip
+
+TENSORS = pa.schema([
+    _column("tensor_id", INT, "identity of the tensor in this table, from 0"),
+    _column("storage_id", INT, "memory that the tensor is a view of"),
+    _column("shape", INTS, "sizes of the dimensions"),
+    _column("dtype", TEXT, "element type"),
+    _column("elem_bytes", INT, "size of one element", "bytes"),
+    _column("category", TEXT, "input, parameter, buffer, activation, gradient, optimizer_state or output"),
+    _column("module", TEXT, "module that owns a parameter or made an activation; empty where unknown"),
+    _column("producer_op_id", INT, "first operator that wrote it", null=True),
+    _column("last_op_id", INT, "last operator that reads or writes it", null=True),
+])  # fmt: skip
+
+TASKS = pa.schema([
+    _column("task_id", INT, "row number, from 0; tasks of one stream run in this order"),
+    _column("rank", INT, "process that runs the task"),
+    _column("stream", TEXT, "queue of the rank: compute, communication, send, receive, copy or host"),
+    _column("kind", TEXT, "compute, collective, send, recv, memcpy or host"),
+    _column("name", TEXT, "operator or collective"),
+    _column("phase", TEXT, "forward, backward or optimizer; empty for none"),
+    _column("duration_s", FLOAT, "time that the task holds its stream, where the network does not decide it", "s", null=True),
+    _column("message_bytes", INT, "collective: bytes of one rank's buffer (the whole result for all_gather, the whole input for reduce_scatter); send and recv: bytes moved", "bytes", null=True),
+    _column("group", TEXT, "ranks of a collective in order, joined by commas", null=True),
+    _column("peer", INT, "the other rank of a send or recv", null=True),
+    _column("match_id", INT, "equal on all members of one collective and on a send and its recv", null=True),
+    _column("op_id", INT, "operator that the task comes from", null=True),
+    _column("micro_batch", INT, "micro-batch, from 0", null=True),
+    _column("stage", INT, "pipeline stage, from 0", null=True),
+])  # fmt: skip
+
+DEPENDENCIES = pa.schema([
+    _column("task_id", INT, "the task that waits"),
+    _column("depends_on", INT, "the task that it waits for"),
+])  # fmt: skip
+
+TIMELINE = pa.schema([
+    _column("task_id", INT, "task of the graph; the event's number in a measured timeline"),
+    _column("rank", INT, "process"),
+    _column("stream", TEXT, "queue of the rank"),
+    _column("kind", TEXT, "kind of the task"),
+    _column("name", TEXT, "operator or collective"),
+    _column("phase", TEXT, "forward, backward or optimizer; empty for none"),
+    _column("start_s", FLOAT, "start after the start of the step", "s"),
+    _column("end_s", FLOAT, "end after the start of the step", "s"),
+    _column("message_bytes", INT, "size of the message", "bytes", null=True),
+    _column("match_id", INT, "equal on the members of one message exchange", null=True),
+    _column("micro_batch", INT, "micro-batch, from 0", null=True),
+    _column("stage", INT, "pipeline stage, from 0", null=True),
+])  # fmt: skip
+
+MEASUREMENTS = pa.schema([
+    _column("workload", TEXT, "workload of the session"),
+    _column("series", TEXT, "single (one rank busy), both_busy (every rank, no communication) or distributed"),
+    _column("plan", TEXT, "plan of a distributed series; single otherwise"),
+    _column("batch", INT, "samples of the whole step"),
+    _column("round", INT, "round of the interleaved session, from 0"),
+    _column("rank", INT, "rank that timed it"),
+    _column("step_ns", INT, "duration of the step on that rank", "ns"),
+])  # fmt: skip
+
+COLLECTIVE_SAMPLES = pa.schema([
+    _column("platform", TEXT, "platform that it was measured on"),
+    _column("library", TEXT, "communication library and version, such as gloo 2.13.0"),
+    _column("collective", TEXT, "all_reduce, all_gather, reduce_scatter, broadcast or send"),
+    _column("ranks", INT, "ranks of the group"),
+    _column("message_bytes", INT, "as in the task table", "bytes"),
+    _column("round", INT, "repeat"),
+    _column("time_ns", INT, "duration, the slowest rank's", "ns"),
+])  # fmt: skip
+
+OPERATOR_FIT = pa.schema([
+    _column("operator_class", TEXT, "class that shares one regression"),
+    _column("phase", TEXT, "forward, backward or optimizer"),
+    _column("driver", TEXT, "feature that correlates best with the time: flop, read_bytes or write_bytes"),
+    _column("operators", INT, "operators fitted"),
+    _column("r_squared", FLOAT, "share of the variance explained in the sample", null=True),
+    _column("time_share", FLOAT, "share of the fitted time that the class takes"),
+    _column("held_out_error", FLOAT, "sum of predicted over sum of recorded time less one, with the workload left out", null=True),
+    _column("held_out_absolute_error", FLOAT, "mean absolute relative error over operators weighted by time, with the workload left out", null=True),
+])  # fmt: skip
+
+ERRORS = pa.schema([
+    _column("experiment", TEXT, "name of the experiment"),
+    _column("set", TEXT, "set of experiments that is averaged together"),
+    _column("workload", TEXT, "workload"),
+    _column("plan", TEXT, "parallel plan"),
+    _column("ranks", INT, "processes"),
+    _column("batch", INT, "samples of the whole step"),
+    _column("measured_s", FLOAT, "median of the measured step", "s"),
+    _column("measured_low_s", FLOAT, "lower quartile of the measured step", "s"),
+    _column("measured_high_s", FLOAT, "upper quartile of the measured step", "s"),
+    _column("rounds", INT, "measured rounds"),
+    _column("simulated_s", FLOAT, "predicted step, anchored on the session's single-rank steps", "s"),
+    _column("low_s", FLOAT, "lower end of the 80 % interval", "s"),
+    _column("high_s", FLOAT, "upper end of the 80 % interval", "s"),
+    _column("relative_error", FLOAT, "simulated over measured less one"),
+    _column("trace_only_s", FLOAT, "predicted step from the trace alone, without the session's anchor", "s"),
+    _column("trace_only_error", FLOAT, "trace-only prediction over measured less one"),
+    _column("baseline_s", FLOAT, "baseline: the traced step divided by its share of the work, communication free", "s"),
+    _column("baseline_error", FLOAT, "baseline over measured less one"),
+    _column("compute_s", FLOAT, "simulated compute of the busiest rank", "s"),
+    _column("communication_s", FLOAT, "simulated communication of the busiest rank", "s"),
+    _column("exposed_communication_s", FLOAT, "communication that no compute hides, same rank", "s"),
+    _column("confidence", TEXT, "measured, interpolated, extrapolated or uncalibrated"),
+    _column("source", TEXT, "where the measured value comes from"),
+    _column("simulator_wall_s", FLOAT, "wall time of the simulation", "s"),
+    _column("warnings", TEXT, "what the reader must know; empty for nothing"),
+])  # fmt: skip
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "operators": OPERATORS, "tensors": TENSORS, "tasks": TASKS, "dependencies": DEPENDENCIES,
+    "timeline": TIMELINE, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
+    "operator_fit": OPERATOR_FIT, "errors": ERRORS,
+}  # fmt: skip
+
+CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
+_NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
+
+
+def to_arrow(frame: pd.DataFrame, name: str) -> pa.Table:
+    """Convert a data frame to the schema ``name``, columns in the schema's order.
+
+    Raises
+    ------
+    TableError
+        When a column is missing, unknown or of the wrong type.
+    """
+    schema = SCHEMAS[name]
+    missing = [field.name for field in schema if field.name not in frame.columns]
+    unknown = [column for column in frame.columns if column not in schema.names]
+    if missing or unknown:
+        raise TableError(f"table {name}: missing columns {missing}, unknown columns {unknown}")
+    try:
+        return pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
+        raise TableError(f"table {name}: {error}") from None
+
+
+def validate(table: pa.Table, name: str, file: str | Path | None = None) -> None:
+    """Check a table against the schema ``name``: types, nulls, choices, signs, row numbers.
+
+    Raises
+    ------
+    TableError
+        Names the file, the row, the column and the value.
+    """
+    schema = SCHEMAS[name]
+    if not table.schema.equals(schema):
+        differences = sorted(
+            {f"{f.name}: {f.type}" for f in table.schema} ^ {f"{f.name}: {f.type}" for f in schema}
+        )
+        raise TableError(
+            f"not a {name} table of this version (differs in {differences or 'order or nulls'})",
+            file=file,
+            fix="make it again with this version of trioflow",
+        )
+    for field in schema:
+        column = table.column(field.name)
+        if not field.nullable and column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise TableError(
+                "a value is missing", file=file, place=f"row {row}, column {field.name}"
+            )
+        _check_values(column, field, file)
+    key = {"operators": "op_id", "tensors": "tensor_id", "tasks": "task_id"}.get(name)
+    if key:
+        for row, value in enumerate(table.column(key).to_pylist()):
+            if row != value:
+                raise TableError(
+                    f"{value} found where {row} is due", file=file, place=f"row {row}, column {key}",
+                    fix="number the rows from 0 without gaps",
+                )  # fmt: skip
+
+
+def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | None) -> None:
+    """Check one column's values: allowed words, and no negative times or sizes."""
+    if field.name in CHOICES:
+        allowed = CHOICES[field.name]
+        for row, value in enumerate(column.to_pylist()):
+            if value not in allowed:
+                raise TableError(
+                    f"{value!r} is none of {', '.join(filter(None, allowed))}",
+                    file=file, place=f"row {row}, column {field.name}",
+                )  # fmt: skip
+    elif pa.types.is_primitive(field.type) and field.name.endswith(_NOT_NEGATIVE):
+        for row, value in enumerate(column.to_pylist()):
+            if value is not None and not value >= 0:
+                raise TableError(
+                    f"{value} is negative or not a number",
+                    file=file, place=f"row {row}, column {field.name}",
+                )  # fmt: skip
+
+
+def write_table(
+    frame: pd.DataFrame, name: str, path: str | Path, metadata: dict[str, Any] | None = None
+) -> None:
+    """Write a data frame as Parquet, validated and atomically.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Columns as in ``SCHEMAS[name]``, in any order.
+    name : str
+        Name of the schema.
+    path : path
+        Target file; it appears complete or not at all.
+    metadata : dict, optional
+        Provenance, kept as JSON in the file's schema metadata.
+
+    Raises
+    ------
+    TableError
+        When the frame breaks the schema.
+    """
+    table = to_arrow(frame, name)
+    validate(table, name, path)
+    text = json.dumps(metadata or {}, sort_keys=True)
+    table = table.replace_schema_metadata({"trioflow": text})
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def read_table(path: str | Path, name: str) -> pd.DataFrame:
+    """Read and validate a Parquet table; the file's metadata is in ``frame.attrs``.
+
+    Raises
+    ------
+    TableError
+        When the file is missing, is not Parquet or breaks the schema.
+    """
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise TableError("no such file", file=path) from None
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"not a readable Parquet file ({error})", file=path) from None
+    raw = (table.schema.metadata or {}).get(b"trioflow", b"{}")
+    table = table.replace_schema_metadata(None)
+    validate(table, name, path)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable_integers)
+    for field in SCHEMAS[name]:
+        if pa.types.is_list(field.type):
+            frame[field.name] = table.column(field.name).to_pylist()
+    frame.attrs = json.loads(raw)
+    return frame
+
+
+def _nullable_integers(kind: pa.DataType) -> Any:
+    """Keep integers with missing values as integers."""
+    return pd.Int64Dtype() if pa.types.is_int64(kind) else None
+
+
+def empty(name: str) -> pd.DataFrame:
+    """Return a table of the schema without rows."""
+    frame: pd.DataFrame = SCHEMAS[name].empty_table().to_pandas()
+    return frame
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """Describe a table's row as a JSON schema (2020-12)."""
+    properties = {}
+    for field in SCHEMAS[name]:
+        metadata = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+        entry = {"description": metadata["meaning"], **_json_type(field.type, field.nullable)}
+        if metadata["unit"]:
+            entry["unit"] = metadata["unit"]
+        if field.name in CHOICES:
+            entry["enum"] = list(CHOICES[field.name])
+        properties[field.name] = entry
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        "description": f"One row of the table {name}; generated from trioflow.tables.",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _json_type(kind: pa.DataType, nullable: bool) -> dict[str, Any]:
+    if pa.types.is_list(kind):
+        return {"type": "array", "items": _json_type(kind.value_type, False)}
+    word = "integer" if kind == INT else "number" if kind == FLOAT else "string"
+    word = "boolean" if kind == FLAG else word
+    return {"type": [word, "null"] if nullable else word}

@@ -1,0 +1,1 @@
+"""Traces: capture on the device at hand, raw profiles, and the merged tables."""

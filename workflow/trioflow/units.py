@@ -1,0 +1,56 @@
+"""Conversions between the units on disk and the units in the library.
+
+Measured time is stored as integer nanoseconds and computed with as float
+seconds; sizes are bytes and prefixes are decimal. No other module converts.
+"""
+
+from __future__ import annotations
+
+NS_PER_S = 1_000_000_000
+NS_PER_US = 1_000
+BYTES_PER_MIB = 1 << 20
+"""Binary mebibyte: PyTorch states its bucket limits in it."""
+
+
+def ns_to_s(time_ns: float) -> float:
+    """Convert nanoseconds [ns] to seconds [s]."""
+    return time_ns / NS_PER_S
+
+
+def s_to_ns(time_s: float) -> int:
+    """Convert seconds [s] to the nearest whole nanosecond [ns]."""
+    return round(time_s * NS_PER_S)
+
+
+def us_to_ns(time_us: float) -> int:
+    """Convert microseconds [us], as profilers write them, to nanoseconds [ns]."""
+    return round(time_us * NS_PER_US)
+
+
+def s_to_us(time_s: float) -> float:
+    """Convert seconds [s] to microseconds [us], as trace viewers read them."""
+    return time_s * 1e6
+
+
+def format_time(time_s: float) -> str:
+    """Write a time [s] with three significant digits and a readable unit."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(time_s) >= scale:
+            return f"{time_s / scale:.3g} {unit}"
+    return f"{time_s / 1e-9:.3g} ns"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a size [bytes] with three significant digits and a decimal prefix."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(size_bytes) >= scale:
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """Write a plain count (operations, say) with a decimal prefix."""
+    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.3g} "
