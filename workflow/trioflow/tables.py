@@ -106,6 +106,10 @@ TIMELINE = pa.schema([
     _column("stage", INT, "pipeline stage, from 0", null=True),
 ])  # fmt: skip
 
+RANK_TIMELINES = pa.schema(
+    [_column("experiment", TEXT, "experiment whose real step was profiled"), *TIMELINE]
+)
+
 MEASUREMENTS = pa.schema([
     _column("workload", TEXT, "workload of the session"),
     _column("series", TEXT, "single (one rank busy), both_busy (every rank, no communication) or distributed"),
@@ -167,7 +171,8 @@ ERRORS = pa.schema([
 
 SCHEMAS: dict[str, pa.Schema] = {
     "operators": OPERATORS, "tensors": TENSORS, "tasks": TASKS, "dependencies": DEPENDENCIES,
-    "timeline": TIMELINE, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
+    "timeline": TIMELINE,
+    "rank_timelines": RANK_TIMELINES, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
     "operator_fit": OPERATOR_FIT, "errors": ERRORS,
 }  # fmt: skip
 
