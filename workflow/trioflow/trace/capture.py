@@ -1,0 +1,269 @@
+"""Capturing one training step on the device at hand: profiles, step times, environment."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+
+from trioflow.errors import InputError
+from trioflow.provenance import atomic_path, host_environment, stamp, write_json
+from trioflow.trace.kineto import MODULE, STEP
+from trioflow.trace.workloads import Workload, build_workload
+
+
+@contextmanager
+def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
+    """Run one thread on one core of its own, where the system allows it.
+
+    Yields
+    ------
+    core : int or None
+        The core, or None when the process could not be pinned.
+    warnings : list of str
+        What is missing, in words for the report.
+    """
+    warnings: list[str] = []
+    threads, core, before = torch.get_num_threads(), None, None
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_getaffinity"):
+        before = sorted(os.sched_getaffinity(0))
+        core = before[core_index % len(before)]
+        if core_index >= len(before):
+            warnings.append(f"only {len(before)} core(s) available: ranks share core {core}")
+        try:
+            os.sched_setaffinity(0, {core})
+        except OSError as error:
+            warnings.append(f"could not pin the process to core {core}: {error.strerror}")
+            core = None
+    else:
+        warnings.append("this system has no processor affinity: the process is not pinned")
+    try:
+        yield core, warnings
+    finally:
+        torch.set_num_threads(threads)
+        if before is not None and core is not None:
+            os.sched_setaffinity(0, set(before))
+
+
+@contextmanager
+def module_annotations(model: torch.nn.Module) -> Iterator[None]:
+    """Enclose every module's forward in an annotation that carries its dotted path."""
+    with ExitStack() as hooks:
+        spans: list[Any] = []
+
+        def enter(path: str) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                spans.append(record_function(f"{MODULE}{path}"))
+                spans[-1].__enter__()
+
+            return hook
+
+        def leave(*_: Any) -> None:
+            spans.pop().__exit__(None, None, None)
+
+        for path, module in model.named_modules():
+            if path:
+                hooks.callback(module.register_forward_pre_hook(enter(path)).remove)
+                hooks.callback(module.register_forward_hook(leave).remove)
+        yield
+
+
+def make_step(workload: Workload, batch: int, device: str, seed: int) -> Callable[[], None]:
+    """Return a function that runs one whole training step on synthetic data."""
+    model = workload.model.to(device)
+    inputs, targets = workload.make_batch(batch, seed, device)
+    optimizer = workload.make_optimizer(model.parameters())
+    mixed = str(workload.row.get("precision", "fp32")) == "bf16"
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
+            loss = workload.loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def _profile_steps(step: Callable[[], None], steps: int, path: Path, device: str) -> None:
+    """Profile some steps without shapes, each inside its own annotation."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with profile(activities=activities) as profiler:
+        for _ in range(steps):
+            with record_function(STEP):
+                step()
+    _export(profiler, path)
+
+
+def _export(profiler: Any, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(plain))
+        _compress(plain, path)
+
+
+def _compress(plain: Path, path: Path) -> None:
+    with (
+        atomic_path(path) as target,
+        plain.open("rb") as source,
+        target.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed,
+    ):
+        shutil.copyfileobj(source, packed)
+
+
+def _profile_with_tensors(
+    step: Callable[[], None], model: torch.nn.Module, folder: Path, device: str
+) -> None:
+    """Profile one step with shapes, modules and the execution trace."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with tempfile.TemporaryDirectory() as temporary:
+        raw = Path(temporary) / "execution_trace.json"
+        observer = ExecutionTraceObserver().register_callback(str(raw))
+        with (
+            module_annotations(model),
+            profile(
+                activities=activities, record_shapes=True, execution_trace_observer=observer
+            ) as profiler,
+            record_function(STEP),
+        ):
+            step()
+        _export(profiler, folder / "kineto.json.gz")
+        _compress(raw, folder / "execution_trace.json.gz")
+
+
+def choose_device(device: str) -> str:
+    """Return ``cpu`` or ``cuda``; ``auto`` takes CUDA where present.
+
+    Raises
+    ------
+    InputError
+        When CUDA is asked for and absent, or the word is unknown.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: no CUDA device is present", fix="use --device cpu")
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"unknown device {device!r}", fix="use cpu or cuda")
+    return device
+
+
+def device_name(device: str) -> str:
+    """Return the name of the device as its driver or system gives it."""
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"{host_environment()['cpu_model']}, one core"
+
+
+def describe_model(workload: Workload) -> dict[str, Any]:
+    """Return the parameters and buffers of the model, in PyTorch's order."""
+    model = workload.model
+    return {
+        "parameters": [
+            {"name": n, "shape": list(p.shape), "elem_bytes": p.element_size()}
+            for n, p in model.named_parameters()
+        ],
+        "buffers": [
+            {"name": n, "shape": list(b.shape), "elem_bytes": b.element_size()}
+            for n, b in model.named_buffers()
+        ],
+        "units": workload.units,
+        "tensor_split": workload.tensor_split,
+    }
+
+
+def capture_workload(
+    row: Mapping[str, Any],
+    batch: int,
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    warm_up: int = 5,
+    timed_steps: int = 15,
+    profiled_steps: int = 7,
+    seed: int = 0,
+) -> None:
+    """Capture one training step of a workload on one rank.
+
+    Writes ``kineto.json.gz`` and ``execution_trace.json.gz`` (one step with
+    shapes, modules and tensors), ``kineto_steps.json.gz`` (several steps
+    profiled lightly, whose medians carry less of the profiler's own time) and
+    ``environment.json`` (un-profiled step times, the model, the machine).
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``config/workloads.tsv``.
+    batch : int
+        Samples of the step.
+    folder : path
+        Where the files go.
+    device : str
+        ``cpu``, ``cuda`` or ``auto``.
+    warm_up, timed_steps, profiled_steps : int
+        Steps run before anything is timed; timed without the profiler (half
+        before and half after it, so that a drift shows); profiled lightly.
+    seed : int
+        Seed of weights and data.
+
+    Raises
+    ------
+    InputError
+        When the batch is not positive, or the row or the device is unusable.
+    """
+    if batch < 1:
+        raise InputError(f"batch {batch} is not positive")
+    device = choose_device(device)
+    folder = Path(folder)
+    with pinned_to(0) as (core, warnings):
+        workload = build_workload(row, seed)
+        model_facts = describe_model(workload)
+        step = make_step(workload, batch, device, seed)
+        for _ in range(warm_up):
+            step()
+        times = [_time(step) for _ in range((timed_steps + 1) // 2)]
+        _profile_steps(step, 1, folder / "kineto_steps.json.gz", device)  # first use is slow
+        _profile_steps(step, profiled_steps, folder / "kineto_steps.json.gz", device)
+        times += [_time(step) for _ in range(timed_steps // 2)]
+        _profile_with_tensors(step, workload.model, folder, device)
+    write_json(
+        folder / "environment.json",
+        {
+            **stamp(torch=str(torch.__version__), seed=seed),
+            "workload": str(row["workload"]),
+            "row": {key: str(value) for key, value in row.items()},
+            "batch": batch,
+            "device": device,
+            "device_name": device_name(device),
+            "precision": str(row.get("precision", "fp32")),
+            "optimizer": str(row["optimizer"]),
+            "core": core,
+            "threads": 1,
+            "warm_up": warm_up,
+            "step_times_s": times,
+            "step_time_s": statistics.median(times),
+            "host": host_environment(),
+            "warnings": warnings,
+            **model_facts,
+        },
+    )
+
+
+def _time(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start

@@ -1,0 +1,91 @@
+"""A trace on disk: the operator table, the tensor table and the facts of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import tables
+from trioflow.errors import TraceError
+from trioflow.provenance import read_json, write_json
+
+REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
+
+
+@dataclass
+class Trace:
+    """One training step of one rank.
+
+    Attributes
+    ----------
+    operators : DataFrame
+        Columns of ``tables.OPERATORS``, in order of start.
+    tensors : DataFrame
+        Columns of ``tables.TENSORS``.
+    facts : dict
+        ``workload``, ``batch`` [samples], ``device_name``, ``step_time_s``
+        (median un-profiled step [s]), ``step_times_s``, ``profiled_step_s``,
+        ``tail_s`` (host time after the last operator [s]), ``gradients`` (one
+        entry a parameter, in the order in which gradients become ready),
+        ``units``, ``tensor_split``, ``environment``, ``warnings``.
+    """
+
+    operators: pd.DataFrame
+    tensors: pd.DataFrame
+    facts: dict[str, Any]
+
+
+def save_trace(trace: Trace, folder: str | Path) -> None:
+    """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder."""
+    stamp = {"workload": trace.facts["workload"], "batch": trace.facts["batch"]}
+    tables.write_table(trace.operators, "operators", Path(folder) / "operators.parquet", stamp)
+    tables.write_table(trace.tensors, "tensors", Path(folder) / "tensors.parquet", stamp)
+    write_json(Path(folder) / "trace.json", trace.facts)
+
+
+def load_trace(folder: str | Path) -> Trace:
+    """Read a trace, from a folder or from the name of one that ships with trioflow.
+
+    Raises
+    ------
+    TraceError
+        When there is no such trace or a fact is missing.
+    TableError
+        When a table breaks its schema.
+    """
+    path = find_trace(folder)
+    if not (path / "trace.json").exists():
+        raise TraceError(
+            "no trace here: trace.json is missing",
+            file=path,
+            fix="give a folder that `trioflow capture` or `trioflow import` wrote, "
+            f"or one of the shipped traces: {', '.join(shipped_traces())}",
+        )
+    facts = read_json(path / "trace.json")
+    for name in REQUIRED_FACTS:
+        if name not in facts:
+            raise TraceError(f"the fact {name!r} is missing", file=path / "trace.json")
+    return Trace(
+        tables.read_table(path / "operators.parquet", "operators"),
+        tables.read_table(path / "tensors.parquet", "tensors"),
+        facts,
+    )
+
+
+SHIPPED = Path(__file__).parent.parent / "data" / "traces"
+
+
+def shipped_traces() -> list[str]:
+    """Return the names of the traces inside the package."""
+    return sorted(p.parent.name for p in SHIPPED.glob("*/trace.json"))
+
+
+def find_trace(name: str | Path) -> Path:
+    """Return the folder of a trace: a path that exists, or else a shipped one's."""
+    path = Path(name)
+    if not path.exists() and (SHIPPED / path.name).exists() and str(name) == path.name:
+        return SHIPPED / path.name
+    return path
