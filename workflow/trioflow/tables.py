@@ -313,6 +313,15 @@ def _nullable_integers(kind: pa.DataType) -> Any:
     return pd.Int64Dtype() if pa.types.is_int64(kind) else None
 
 
+def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
+    """Return the rows as dictionaries, of some columns or all; missing values become None."""
+    chosen = frame[list(columns)] if columns else frame
+    lists = {
+        str(c): chosen[c].astype(object).where(chosen[c].notna(), None).tolist() for c in chosen
+    }
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
 def empty(name: str) -> pd.DataFrame:
     """Return a table of the schema without rows."""
     frame: pd.DataFrame = SCHEMAS[name].empty_table().to_pandas()

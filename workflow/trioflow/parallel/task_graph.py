@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class TaskGraphBuilder:
         kind: str,
         name: str,
         *,
-        after: tuple[int | None, ...] | list[int | None] = (),
+        after: Sequence[int | None] = (),
         **fields: Any,
     ) -> int:
         """Add one task and return its ``task_id``.

@@ -18,6 +18,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 
 from trioflow.errors import InputError
 from trioflow.provenance import atomic_path, host_environment, stamp, write_json
+from trioflow.trace.exclusive import exclusive_measurement
 from trioflow.trace.kineto import MODULE, STEP
 from trioflow.trace.workloads import Workload, build_workload
 
@@ -181,7 +182,7 @@ def describe_model(workload: Workload) -> dict[str, Any]:
             {"name": n, "shape": list(b.shape), "elem_bytes": b.element_size()}
             for n, b in model.named_buffers()
         ],
-        "units": workload.units,
+        "units": [{"name": n, "modules": m} for n, m in workload.units.items()],
         "tensor_split": workload.tensor_split,
     }
 
@@ -229,7 +230,7 @@ def capture_workload(
         raise InputError(f"batch {batch} is not positive")
     device = choose_device(device)
     folder = Path(folder)
-    with pinned_to(0) as (core, warnings):
+    with exclusive_measurement("capture"), pinned_to(0) as (core, warnings):
         workload = build_workload(row, seed)
         model_facts = describe_model(workload)
         step = make_step(workload, batch, device, seed)

@@ -37,7 +37,8 @@ def join_gradients(
     -------
     list of dict
         ``name``, ``module``, ``index`` (place in the model's order, or -1),
-        ``size_bytes`` and ``ready_after_op_id``.
+        ``size_bytes``, ``ready_after_op_id``, ``parameter_storage_id`` and
+        ``gradient_storage_id`` (-1 where the operator does not return it).
     """
     free = {i: (str(p["name"]), tuple(p["shape"])) for i, p in enumerate(parameters)}
     # What accumulation itself runs (a detach, an addition) makes no gradient.
@@ -51,8 +52,9 @@ def join_gradients(
         found = _find_parameter(op_id, rows, tracker, taken)
         if found is None:
             continue
-        taken.add(tracker.tensors[found].storage)
         tensor = tracker.tensors[found]
+        made = _find_gradient(rows[op_id], tracker, tensor.shape, taken)
+        taken |= {tensor.storage, made}
         module = rows[rows[op_id]["forward_op_id"]]["module"]
         index = _match_name(free, module, tensor.shape)
         entries.append(
@@ -62,6 +64,8 @@ def join_gradients(
                 "index": -1 if index is None else index,
                 "size_bytes": prod(tensor.shape) * tensor.elem_bytes,
                 "ready_after_op_id": op_id,
+                "parameter_storage_id": tensor.storage,
+                "gradient_storage_id": made,
             }
         )
     return entries
@@ -83,6 +87,39 @@ def _find_parameter(
     exact = [i for i in candidates if tracker.tensors[i].shape in made]
     chosen = exact or candidates
     return chosen[0] if chosen else None
+
+
+def _find_gradient(
+    row: dict[str, Any], tracker: TensorTracker, shape: tuple[int, ...], taken: set[int]
+) -> int:
+    """Return the storage of the first result of that shape that is no other gradient."""
+    for index in row["output_ids"]:
+        tensor = tracker.tensors[index]
+        if tensor.shape == shape and tensor.storage not in taken:
+            return int(tensor.storage)
+    return -1
+
+
+def own_optimizer_operators(
+    rows: list[dict[str, Any]], tracker: TensorTracker, gradients: list[dict[str, Any]]
+) -> None:
+    """Write into each optimizer operator's row the module of the parameter that it updates.
+
+    State tensors are recognised by the operators that mix them with a
+    parameter or a gradient; an operator over several modules keeps none.
+    """
+    owner = {entry["parameter_storage_id"]: entry["module"] for entry in gradients}
+    owner |= {entry["gradient_storage_id"]: entry["module"] for entry in gradients}
+    owner.pop(-1, None)
+    updates = [row for row in rows if row["phase"] == "optimizer"]
+    for _ in range(2):  # the second pass knows the states that the first one met late
+        for row in updates:
+            storages = {tracker.tensors[i].storage for i in (*row["input_ids"], *row["output_ids"])}
+            modules = {owner[s] for s in storages if s in owner}
+            if len(modules) == 1:
+                row["module"] = modules.pop()
+                for storage in storages:
+                    owner.setdefault(storage, row["module"])
 
 
 def _match_name(

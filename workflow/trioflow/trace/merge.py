@@ -17,7 +17,7 @@ from trioflow.errors import TraceError
 from trioflow.provenance import read_json, stamp
 from trioflow.trace.execution_trace import Node, read_nodes
 from trioflow.trace.flops import count_flop
-from trioflow.trace.gradients import join_gradients
+from trioflow.trace.gradients import join_gradients, own_optimizer_operators
 from trioflow.trace.kineto import (
     MODULE,
     Event,
@@ -80,6 +80,7 @@ def merge_trace(folder: str | Path) -> Trace:
     times = _choose_times(folder, step, [e.name for e in uses], warnings)
     _place(rows, times.without_overhead(environment["step_time_s"]))
     gradients = join_gradients(step, uses, rows, tracker, environment.get("parameters", []))
+    own_optimizer_operators(rows, tracker, gradients)
     frame = pd.DataFrame(rows, columns=tables.OPERATORS.names)
     for column in ("batch_dim", "sequence_number", "forward_op_id"):
         frame[column] = frame[column].astype("Int64")

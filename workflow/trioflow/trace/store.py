@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,20 @@ def load_trace(folder: str | Path) -> Trace:
         tables.read_table(path / "tensors.parquet", "tensors"),
         facts,
     )
+
+
+def tensor_bytes(trace: Trace) -> list[int]:
+    """Return the size of every tensor of a trace, by ``tensor_id`` [bytes]."""
+    tensors = trace.tensors
+    return [
+        prod(shape) * int(elem)
+        for shape, elem in zip(tensors["shape"], tensors["elem_bytes"], strict=True)
+    ]
+
+
+def pipeline_units(trace: Trace) -> dict[str, list[str]]:
+    """Return the units a pipeline can be cut between, in order, with their modules."""
+    return {str(unit["name"]): list(unit["modules"]) for unit in trace.facts.get("units", [])}
 
 
 SHIPPED = Path(__file__).parent.parent / "data" / "traces"

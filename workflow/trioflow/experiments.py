@@ -1,0 +1,390 @@
+"""The tables that a user edits: workloads, plans and experiments, read into typed rows.
+
+Every column has a type, a meaning and limits in its field's metadata; the JSON
+schemas in ``workflow/schemas`` are generated from them, and the rules, the
+measuring session and the command read the tables through the same functions.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from jsonschema import Draft202012Validator, ValidationError
+
+from trioflow.errors import InputError, TableError
+
+NAME = "^[a-z0-9]+(-[a-z0-9]+)*$"
+"""Names become parts of file names: small letters, digits and single hyphens."""
+
+NOTHING = ("", "-")
+"""Cells that mean: does not apply to this row."""
+
+_TYPES: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    int | None: {"type": ["integer", "null"]},
+    bool | None: {"type": ["boolean", "null"]},
+    tuple[int, ...]: {"type": "array", "items": {"type": "integer", "minimum": 1}},
+}
+_WORDS = {"true": True, "false": False}
+Row = TypeVar("Row", bound="Workload | Plan | Experiment")
+
+
+def _cell(meaning: str, **limits: Any) -> Any:
+    """Declare a column: its meaning and its JSON schema limits."""
+    return field(metadata={"description": meaning, **limits})
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of ``workloads.tsv``: a model, its sizes and how it is trained."""
+
+    workload: str = _cell("name of the workload", pattern=NAME)
+    family: str = _cell(
+        "torchvision (a CNN of torchvision) or transformer (built from the sizes in this row)",
+        enum=["torchvision", "transformer"],
+    )
+    model: str = _cell("model of the family: resnet18, vgg11; for a transformer what it resembles")
+    batches: tuple[int, ...] = _cell(
+        "batch sizes to capture, comma between; experiments extrapolate from the first,"
+        " the cost model is fitted on all",
+        minItems=1, uniqueItems=True,
+    )  # fmt: skip
+    image_size: int | None = _cell("height and width of an image [pixels]", minimum=1)
+    sequence: int | None = _cell("tokens of one sample", minimum=1)
+    hidden: int | None = _cell("width of the residual stream", minimum=1)
+    layers: int | None = _cell("transformer blocks", minimum=1)
+    heads: int | None = _cell("attention heads of a block", minimum=1)
+    vocabulary: int | None = _cell("distinct tokens", minimum=1)
+    causal: bool | None = _cell("true: attention looks back only (GPT); false: both ways (BERT)")
+    optimizer: str = _cell("optimizer of the step", enum=["sgd", "adamw"])
+    precision: str = _cell("precision of the step", enum=["fp32", "bf16"])
+
+    @property
+    def traces(self) -> tuple[str, ...]:
+        """Names of the traces to capture; experiments extrapolate from the first."""
+        return tuple(f"{self.workload}-b{batch}" for batch in self.batches)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row of ``plans.tsv``: how a step is spread over ranks."""
+
+    plan: str = _cell("name of the plan", pattern=NAME)
+    data: int = _cell("data-parallel degree: replicas that share the batch", minimum=1)
+    tensor: int = _cell("tensor-parallel degree: ranks that share every operator", minimum=1)
+    pipeline: int = _cell("pipeline degree: stages", minimum=1)
+    schedule: str = _cell("pipeline schedule, or none", enum=["none", "gpipe"])
+    micro_batches: int = _cell("pieces that the pipeline cuts a batch into", minimum=1)
+    first_bucket_bytes: int = _cell(
+        "limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1
+    )
+    bucket_bytes: int = _cell(
+        "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
+    )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the plan takes."""
+        return self.data * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One row of ``experiments.tsv``: a step that is predicted and measured."""
+
+    experiment: str = _cell("name of the experiment", pattern=NAME)
+    set: str = _cell("experiments averaged together in the report", pattern=NAME)
+    workload: str = _cell("row of workloads.tsv", pattern=NAME)
+    plan: str = _cell("row of plans.tsv", pattern=NAME)
+    batch: int = _cell("samples of the whole step, all ranks together", minimum=1)
+
+
+TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment]] = {
+    "workloads": Workload, "plans": Plan, "experiments": Experiment,
+}  # fmt: skip
+
+_SIZES = {
+    "torchvision": ("image_size",),
+    "transformer": ("sequence", "hidden", "layers", "heads", "vocabulary", "causal"),
+}
+
+
+def row_schema(name: str) -> dict[str, Any]:
+    """Describe a row of the table ``name`` as a JSON schema (2020-12)."""
+    hints = get_type_hints(TABLES[name])
+    properties = {}
+    for column in fields(TABLES[name]):
+        properties[column.name] = {**_TYPES[hints[column.name]], **column.metadata}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": name,
+        "description": f"One row of config/{name}.tsv; generated from trioflow.experiments.",
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def load_workloads(path: str | Path) -> dict[str, Workload]:
+    """Read ``workloads.tsv`` into rows by name.
+
+    Raises
+    ------
+    TableError
+        When a cell is wrong, or a size that the family needs is missing or
+        one that it does not know is given.
+    """
+    rows = _load(path, "workloads", Workload)
+    for place, row in rows:
+        for family, columns in _SIZES.items():
+            for column in columns:
+                value = getattr(row, column)
+                if (value is None) == (family == row.family):
+                    raise TableError(
+                        f"{'nothing' if value is None else repr(value)} found for the family {row.family}",
+                        file=path, place=f"{place}, column {column}",
+                        fix="give the size" if value is None else "write -",
+                    )  # fmt: skip
+        if row.hidden and row.heads and row.hidden % row.heads:
+            raise TableError(
+                f"{row.heads} heads do not divide hidden {row.hidden}",
+                file=path, place=f"{place}, column heads", fix="use a divisor of hidden",
+            )  # fmt: skip
+    return _by_name(rows)
+
+
+def load_plans(path: str | Path) -> dict[str, Plan]:
+    """Read ``plans.tsv`` into rows by name.
+
+    Raises
+    ------
+    TableError
+        When a cell is wrong, or a schedule is given without a pipeline or
+        missing with one.
+    """
+    rows = _load(path, "plans", Plan)
+    for place, row in rows:
+        if (row.schedule == "none") != (row.pipeline == 1):
+            raise TableError(
+                f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
+                file=path, place=f"{place}, column schedule",
+                fix="write none for one stage and gpipe for more",
+            )  # fmt: skip
+        if row.micro_batches > 1 and row.pipeline == 1:
+            raise TableError(
+                f"{row.micro_batches} micro-batches without a pipeline",
+                file=path, place=f"{place}, column micro_batches", fix="write 1",
+            )  # fmt: skip
+    return _by_name(rows)
+
+
+def load_experiments(
+    path: str | Path, workloads: Mapping[str, Workload], plans: Mapping[str, Plan]
+) -> dict[str, Experiment]:
+    """Read ``experiments.tsv`` into rows by name.
+
+    Parameters
+    ----------
+    path : path
+        The table.
+    workloads, plans : mapping
+        The tables that its rows refer to.
+
+    Raises
+    ------
+    TableError
+        When a cell is wrong, a workload or a plan is unknown, the batch does
+        not divide over the replicas and micro-batches, or a tensor-parallel
+        plan meets a model without a split.
+    """
+    rows = _load(path, "experiments", Experiment)
+    for place, row in rows:
+        for column, known in (("workload", workloads), ("plan", plans)):
+            value = getattr(row, column)
+            if value not in known:
+                raise TableError(
+                    f"unknown {column} {value!r}", file=path, place=f"{place}, column {column}",
+                    fix=_suggest(value, known),
+                )  # fmt: skip
+        plan = plans[row.plan]
+        pieces = plan.data * plan.micro_batches
+        if row.batch % pieces:
+            raise TableError(
+                f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas"
+                f" times {plan.micro_batches} micro-batches, of the plan {row.plan}",
+                file=path, place=f"{place}, column batch", fix=f"use a multiple of {pieces}",
+            )  # fmt: skip
+        if plan.tensor > 1 and workloads[row.workload].family != "transformer":
+            raise TableError(
+                f"the plan {row.plan} splits transformer blocks and {row.workload} has none",
+                file=path, place=f"{place}, column plan", fix="choose another plan or a transformer",
+            )  # fmt: skip
+    return _by_name(rows)
+
+
+def as_rows(rows: Iterable[Workload | Plan | Experiment]) -> list[dict[str, Any]]:
+    """Return rows as plain dictionaries, for parameters of a job and for JSON."""
+    return [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(r).items()} for r in rows]
+
+
+def check_settings(
+    settings: Mapping[str, Any], schema: Mapping[str, Any], file: str | Path
+) -> dict[str, Any]:
+    """Return the settings of ``config.yaml`` with every default filled in.
+
+    Parameters
+    ----------
+    settings : mapping
+        What the user wrote.
+    schema : mapping
+        JSON schema (2020-12), closed; defaults are taken at every depth.
+    file : path
+        Where the settings come from, for the messages.
+
+    Raises
+    ------
+    InputError
+        When a key is unknown, missing or has a value outside its limits.
+    """
+    filled = _fill(deepcopy(dict(settings)), schema)
+    for error in Draft202012Validator(schema).iter_errors(filled):
+        place = ".".join(str(step) for step in error.absolute_path)
+        if error.validator == "additionalProperties":
+            known = error.schema["properties"]
+            unknown = sorted(set(error.instance) - set(known))[0]
+            place = f"{place}.{unknown}" if place else str(unknown)
+            raise InputError("unknown key", file=file, place=place, fix=_suggest(unknown, known))
+        raise InputError(
+            _problem(error), file=file, place=place, fix=str(error.schema.get("description", ""))
+        )
+    return filled
+
+
+def _fill(settings: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill the schema's defaults into settings, at every depth."""
+    for key, entry in schema.get("properties", {}).items():
+        if "default" in entry:
+            settings.setdefault(key, deepcopy(entry["default"]))
+        if isinstance(settings.get(key), Mapping):
+            settings[key] = _fill(dict(settings[key]), entry)
+    return settings
+
+
+def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[str, Row]]:
+    """Read a table into (place, row) pairs, each cell checked against the schema."""
+    schema = row_schema(name)
+    validator = Draft202012Validator(schema)
+    result: list[tuple[str, Row]] = []
+    for place, cells in _read_cells(path, list(schema["properties"])):
+        values: dict[str, Any] = {
+            column: _parse(cells[column], entry["type"])
+            for column, entry in schema["properties"].items()
+        }
+        for error in sorted(validator.iter_errors(values), key=lambda e: str(e.absolute_path)):
+            column = str(error.absolute_path[0])
+            raise TableError(
+                _problem(error, cells[column]), file=path, place=f"{place}, column {column}",
+                fix=f"column {column} is the {error.schema.get('description', schema['properties'][column]['description'])}",
+            )  # fmt: skip
+        result.append(
+            (place, kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
+        )
+    return result
+
+
+def _read_cells(path: str | Path, columns: list[str]) -> list[tuple[str, dict[str, str]]]:
+    """Read a tab-separated file into (place, cells by column) pairs."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
+        raise TableError(f"not a readable table ({error.__class__.__name__})", file=path) from None
+    lines = list(csv.reader(text.splitlines(), delimiter="\t"))
+    header = [cell.strip() for cell in lines[0]] if lines else []
+    for column in header:
+        if column not in columns or header.count(column) > 1:
+            raise TableError(
+                f"unknown or repeated column {column!r}", file=path, place="row 0 (line 1)",
+                fix=_suggest(column, columns) if column else "remove the extra tab",
+            )  # fmt: skip
+    for column in columns:
+        if column not in header:
+            raise TableError(
+                f"column {column!r} is missing", file=path, place="row 0 (line 1)",
+                fix=f"the columns are {', '.join(columns)}, with a tab between",
+            )  # fmt: skip
+    result = []
+    seen: dict[str, str] = {}
+    for number, line in enumerate(lines[1:], 1):
+        if not any(cell.strip() for cell in line):
+            continue
+        place = f"row {number} (line {number + 1})"
+        if len(line) != len(header):
+            raise TableError(
+                f"{len(line)} cells found where {len(header)} are due", file=path, place=place,
+                fix="separate cells with one tab and write - for nothing",
+            )  # fmt: skip
+        cells = {column: cell.strip() for column, cell in zip(header, line, strict=True)}
+        name = cells[columns[0]]
+        if name in seen:
+            raise TableError(
+                f"{name!r} stands already in {seen[name]}", file=path,
+                place=f"{place}, column {columns[0]}", fix="give each row its own name",
+            )  # fmt: skip
+        seen[name] = place
+        result.append((place, cells))
+    return result
+
+
+def _parse(text: str, kind: str | list[str]) -> Any:
+    """Turn a cell into the schema's type; what cannot be turned stays text and is refused later."""
+    if kind == "string":
+        return text
+    if isinstance(kind, list):
+        if text in NOTHING:
+            return None
+        kind = kind[0]
+    if kind == "boolean":
+        return _WORDS.get(text.lower(), text)
+    if kind == "array":
+        return [_parse(part.strip(), "integer") for part in text.split(",")]
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() else text
+
+
+def _problem(error: ValidationError, cell: str | None = None) -> str:
+    """Say in a few words what a value breaks."""
+    value = repr(error.instance if cell is None else cell)
+    limit: Any = error.validator_value
+    if error.validator == "enum":
+        return f"{value} is none of {', '.join(str(word) for word in limit)}"
+    if error.validator == "minimum":
+        return f"{value} is below {limit}"
+    if error.validator == "pattern" and limit == NAME:
+        return f"{value} is no name of small letters, digits and single hyphens"
+    if error.validator == "type":
+        wanted = limit if isinstance(limit, str) else limit[0]
+        return f"{value} is not of type {wanted}"
+    if error.validator == "required":
+        return str(error.message)
+    return f"{value} breaks the rule {error.validator} {limit}"
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    """Return the likely fix for a misspelt word."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    choices = ", ".join(known) or "none"
+    return f"did you mean {near[0]}?" if near else f"known are {choices}"
+
+
+def _by_name(rows: list[tuple[str, Row]]) -> dict[str, Row]:
+    """Index rows by their first column."""
+    return {str(getattr(row, fields(row)[0].name)): row for _, row in rows}

@@ -1,0 +1,229 @@
+"""From the trace of one rank and a plan to the task graph of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+from trioflow.parallel.data_parallel import Bucket, build_buckets
+from trioflow.parallel.memory import estimate_peak_memory
+from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
+from trioflow.parallel.plan import check_plan, describe_plan
+from trioflow.parallel.program import OperatorTimes, ProgramBuilder, StageWork
+from trioflow.parallel.sizing import predict_operator_times, resize_batch
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded, split_operators
+from trioflow.tables import PHASES
+from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
+from trioflow.units import ns_to_s
+
+
+def extrapolate(
+    trace: Trace,
+    plan: Plan,
+    model: OperatorModel,
+    *,
+    batch: int | None = None,
+    host: Mapping[str, float] | None = None,
+    stages: Sequence[Sequence[str]] | None = None,
+) -> TaskGraph:
+    """Return what every rank does in one training step under a plan.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model on one rank.
+    plan : Plan
+        Degrees, schedule, micro-batches, bucket limits.
+    model : OperatorModel
+        Rescales recorded times to other sizes.
+    batch : int, optional
+        Samples of the whole step; by default every data-parallel replica runs
+        the trace's own batch.
+    host : mapping, optional
+        The platform's named host costs [s]; see ``program.HOST_COSTS``.
+    stages : sequence of sequence of str, optional
+        Units of each pipeline stage; balanced by recorded time by default.
+
+    Raises
+    ------
+    PlanError
+        When the plan does not fit the model or the batch.
+
+    Notes
+    -----
+    Input copies, the data loader and the first iteration are not part of the
+    step. Micro-batches must be equal.
+    """
+    traced = int(trace.facts["batch"])
+    batch = traced * plan.data if batch is None else batch
+    check_plan(plan, trace, batch)
+    factor = batch / (plan.data * plan.micro_batches) / traced
+    split = split_operators(trace, plan.tensor)
+    target = resize_batch(split.operators, factor)
+    device_s, extrapolated = predict_operator_times(trace.operators, target, model)
+    times = OperatorTimes(
+        device_s,
+        np.array([ns_to_s(t) for t in trace.operators["cpu_ns"]]),
+        trace.facts.get("device") == "cuda",
+    )
+    builder = ProgramBuilder(
+        plan, trace.operators, times, float(trace.facts.get("tail_s", 0.0)), dict(host or {})
+    )
+    builder.sharded_operators = {
+        i for i in split.split_operators if trace.operators.at[i, "phase"] == "optimizer"
+    }
+    cut = _choose_stages(trace, plan, stages)
+    builder.add_ranks(_build_stages(trace, plan, split, _Works(trace, plan, model, factor), cut))
+    rescaled = factor != 1.0 or plan.tensor > 1
+    interval = model.step_interval() if rescaled else (1.0, 1.0)
+    share = batch / traced / plan.ranks
+    return builder.graph.build(
+        {
+            "workload": trace.facts["workload"],
+            "plan": asdict(plan),
+            "plan_text": describe_plan(plan, batch),
+            "ranks": plan.ranks,
+            "batch": batch,
+            "traced_batch": traced,
+            "device_name": trace.facts["device_name"],
+            "traced_step_s": trace.facts["step_time_s"],
+            "baseline_step_time_s": float(trace.facts["step_time_s"]) * share,
+            "compute_interval": list(interval),
+            "compute_confidence": _confidence(rescaled, extrapolated),
+            "stages": [list(stage) for stage in cut],
+            "peak_memory_bytes": estimate_peak_memory(trace, plan, batch, cut),
+            "warnings": list(trace.facts.get("warnings", [])),
+        }
+    )
+
+
+def _confidence(rescaled: bool, extrapolated: bool) -> str:
+    if not rescaled:
+        return "measured"
+    return "extrapolated" if extrapolated else "interpolated"
+
+
+def _choose_stages(
+    trace: Trace, plan: Plan, stages: Sequence[Sequence[str]] | None
+) -> list[list[str]]:
+    """Return the units of each stage, checked against the model's."""
+    if plan.pipeline == 1:
+        return [list(pipeline_units(trace))]
+    if stages is None:
+        return partition(trace, plan.pipeline)
+    given = [list(stage) for stage in stages]
+    flat = [unit for stage in given for unit in stage]
+    if len(given) != plan.pipeline or flat != list(pipeline_units(trace)):
+        raise PlanError(
+            f"the {len(given)} given stages are not the model's units in order, cut into {plan.pipeline}",
+            fix=f"cut this list: {', '.join(pipeline_units(trace))}",
+        )
+    return given
+
+
+def _stage_of_operators(
+    trace: Trace, cut: list[list[str]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the stage and the unit of every operator."""
+    if len(cut) == 1:
+        nothing = np.zeros(len(trace.operators), dtype=np.int64)
+        return nothing, nothing
+    stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
+    unit_of = assign_units(trace)
+    return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of
+
+
+def _build_stages(
+    trace: Trace, plan: Plan, split: TensorSplit, works: _Works, cut: list[list[str]]
+) -> list[StageWork]:
+    """Return the work of each stage: its operators, messages, buckets and gradient upkeep."""
+    phases = trace.operators["phase"].to_numpy()
+    stage_of, unit_of = _stage_of_operators(trace, cut)
+    size = tensor_bytes(trace)
+    stages: list[StageWork] = []
+    for stage in range(plan.pipeline):
+        mine = stage_of == stage
+        forward, backward, optimizer = (np.flatnonzero(mine & (phases == p)) for p in PHASES)
+        work = StageWork(forward, backward, optimizer)
+        in_stage = set(np.flatnonzero(mine).tolist())
+        work.all_reduces = {
+            op: round(sum(size[i] for i in tensors) * works.factor)
+            for op, tensors in split.all_reduce_after.items()
+            if op in in_stage
+        }
+        works.add_gradients(work, in_stage)
+        if stage < plan.pipeline - 1:
+            boundary = sum(len(units) for units in cut[: stage + 1])
+            work.send_bytes = round(boundary_bytes(trace, unit_of, boundary) * works.factor)
+        stages.append(work)
+    return stages
+
+
+@dataclass
+class _Works:
+    """What the stages' gradient work is computed from."""
+
+    trace: Trace
+    plan: Plan
+    model: OperatorModel
+    factor: float
+
+    def add_gradients(self, work: StageWork, in_stage: set[int]) -> None:
+        """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
+        plan, rules = self.plan, self.trace.facts.get("tensor_split", {})
+        gradients = [
+            {
+                **g,
+                "size_bytes": int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1),
+            }
+            for g in self.trace.facts.get("gradients", [])
+            if int(g["ready_after_op_id"]) in in_stage
+        ]
+        if plan.data > 1:
+            work.buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
+            work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
+            work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+            work.buffer_bytes = self._buffer_bytes(in_stage)
+        sizes = [int(g["size_bytes"]) for g in gradients]
+        if plan.micro_batches > 1:
+            work.accumulate_s = elementwise_s(self.model, "aten::add_", sizes, reads=2)
+        if plan.pipeline > 1:
+            work.scale_s = elementwise_s(self.model, "aten::div_", sizes, reads=1)
+
+    def _copy_s(self, bucket: Bucket, name: str) -> float:
+        return elementwise_s(self.model, name, bucket.sizes_bytes, reads=1)
+
+    def _buffer_bytes(self, in_stage: set[int]) -> list[int]:
+        """Return the broadcasts of the stage's buffers, one an element type [bytes]."""
+        size, tensors = tensor_bytes(self.trace), self.trace.tensors
+        category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
+        dtype = tensors["dtype"].tolist()
+        groups: dict[str, dict[int, int]] = {}
+        for ids in self.trace.operators.loc[sorted(in_stage), "input_ids"]:
+            for index in ids:
+                if category[index] == "buffer":
+                    groups.setdefault(dtype[index], {})[storage[index]] = size[index]
+        return [sum(group.values()) for _, group in sorted(groups.items())]
+
+
+def elementwise_s(model: OperatorModel, name: str, sizes: Sequence[int], reads: int) -> float:
+    """Return the time of one element-wise operator over tensors of some sizes, summed [s]."""
+    if not sizes:
+        return 0.0
+    rows = pd.DataFrame(
+        {
+            "name": name, "phase": "backward", "module": "", "flop": 0, "kernels": 0,
+            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
+            "input_shapes": [[[size // 4]] * reads for size in sizes],
+            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
+        }
+    )  # fmt: skip
+    return float(model.predict(rows)["time_s"].sum())

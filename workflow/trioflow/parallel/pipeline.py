@@ -1,0 +1,155 @@
+"""Pipeline parallelism: units, stages, messages between them, and the GPipe order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.errors import PlanError
+from trioflow.provenance import write_json
+from trioflow.tables import records
+from trioflow.trace.store import Trace, load_trace, pipeline_units, tensor_bytes
+from trioflow.units import ns_to_s
+
+
+def assign_units(trace: Trace) -> NDArray[np.int64]:
+    """Return for each operator the unit that it belongs to, as an index.
+
+    A forward operator belongs to the unit whose module encloses it, or to the
+    unit before it (a flatten between modules); operators after the last
+    module (the loss) belong to the last unit. A backward operator follows its
+    forward, an optimizer operator its parameter's module.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not say where its model can be cut.
+    """
+    units = pipeline_units(trace)
+    if not units:
+        raise PlanError(
+            "the trace does not say where its model can be cut", fix="give trace.json the key units"
+        )
+    paths = [(path, index) for index, modules in enumerate(units.values()) for path in modules]
+    paths.sort(key=lambda item: -len(item[0]))
+    found: dict[str, int] = {}
+
+    def find(module: str) -> int:
+        if module not in found:
+            matches = (i for path, i in paths if module == path or module.startswith(f"{path}."))
+            found[module] = next(matches, -1)
+        return found[module]
+
+    result: list[int] = []
+    before = 0
+    for row in records(trace.operators, "phase", "module", "forward_op_id"):
+        if row["phase"] == "backward" and row["forward_op_id"] is not None:
+            unit = result[row["forward_op_id"]]
+        else:
+            unit = find(row["module"])
+        if unit < 0:
+            unit = before
+        result.append(unit)
+        before = unit
+    return np.array(result, dtype=np.int64)
+
+
+def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
+    """Cut a chain into stages so that the longest takes the least time.
+
+    Parameters
+    ----------
+    times_s : sequence of float
+        Time of each unit [s].
+    stages : int
+        Number of stages.
+
+    Returns
+    -------
+    list of int
+        Number of units in each stage, by exact dynamic programming; among
+        equal cuts the one with the earlier boundaries.
+
+    Raises
+    ------
+    PlanError
+        When there are fewer units than stages.
+    """
+    count = len(times_s)
+    if stages < 1 or count < stages:
+        raise PlanError(
+            f"{stages} pipeline stages: the model has only {count} units to cut between"
+        )
+    sums = np.concatenate([[0.0], np.cumsum(times_s)])
+    best = np.full((stages + 1, count + 1), np.inf)
+    cut = np.zeros((stages + 1, count + 1), dtype=int)
+    best[0, 0] = 0.0
+    for stage in range(1, stages + 1):
+        for end in range(stage, count + 1):
+            for start in range(stage - 1, end):
+                longest = max(best[stage - 1, start], sums[end] - sums[start])
+                if longest < best[stage, end]:
+                    best[stage, end], cut[stage, end] = longest, start
+    sizes, end = [], count
+    for stage in range(stages, 0, -1):
+        sizes.append(end - int(cut[stage, end]))
+        end = int(cut[stage, end])
+    return sizes[::-1]
+
+
+def partition(trace: Trace, stages: int) -> list[list[str]]:
+    """Return the units of each stage, balanced by the recorded time of the whole step."""
+    unit_of = assign_units(trace)
+    names = list(pipeline_units(trace))
+    total = (trace.operators["device_ns"] + trace.operators["cpu_ns"]).to_numpy(dtype=float)
+    times = [ns_to_s(float(total[unit_of == index].sum())) for index in range(len(names))]
+    result, start = [], 0
+    for size in balance_stages(times, stages):
+        result.append(names[start : start + size])
+        start += size
+    return result
+
+
+def partition_trace(
+    trace_folder: str | Path, stage_counts: Sequence[int], path: str | Path
+) -> None:
+    """Write the stages of a trace for several pipeline degrees as JSON.
+
+    The simulated and the real pipeline read the same file, so that both cut
+    the model in the same places.
+    """
+    trace = load_trace(trace_folder)
+    counts = [n for n in stage_counts if n > 1]
+    write_json(
+        path,
+        {
+            "workload": trace.facts["workload"],
+            "balanced_by": "recorded time of the whole step",
+            "stages": {str(count): partition(trace, count) for count in counts},
+        },
+    )
+
+
+def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
+    """Return what the traced batch sends from the units before ``cut`` to those after [bytes].
+
+    These are the activations made before the cut and read behind it; they
+    grow with the batch.
+    """
+    forward = trace.operators[trace.operators["phase"] == "forward"]
+    before: set[int] = set()
+    crossing: dict[int, int] = {}
+    storage = trace.tensors["storage_id"].tolist()
+    category = trace.tensors["category"].tolist()
+    size = tensor_bytes(trace)
+    for row in records(forward, "op_id", "input_ids", "output_ids"):
+        if unit_of[row["op_id"]] < cut:
+            before |= {storage[i] for i in row["output_ids"]}
+            continue
+        for index in row["input_ids"]:
+            if storage[index] in before and category[index] == "activation":
+                crossing[storage[index]] = max(size[index], crossing.get(storage[index], 0))
+    return sum(crossing.values())

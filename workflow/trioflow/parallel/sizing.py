@@ -1,0 +1,54 @@
+"""The work of operators at another batch or on a shard: what grows, what stays.
+
+Parameters, gradients, optimizer state and the operators on them never scale
+with the batch; activations do. The operator table keeps the two parts apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.units import ns_to_s
+
+WORK = ("flop", "read_bytes", "write_bytes")
+
+
+def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
+    """Return the operators with the work of ``factor`` times the batch.
+
+    Parameters
+    ----------
+    operators : DataFrame
+        Columns of ``tables.OPERATORS``.
+    factor : float
+        New batch over traced batch.
+
+    Returns
+    -------
+    DataFrame
+        A copy whose ``flop``, ``read_bytes``, ``write_bytes`` (and their
+        ``batch_`` parts) are those of the new batch.
+    """
+    target = operators.copy()
+    for column in WORK:
+        growing = operators[f"batch_{column}"]
+        target[column] = (operators[column] - growing + growing * factor).round().astype("int64")
+        target[f"batch_{column}"] = (growing * factor).round().astype("int64")
+    return target
+
+
+def predict_operator_times(
+    operators: pd.DataFrame, target: pd.DataFrame, model: OperatorModel
+) -> tuple[NDArray[np.float64], bool]:
+    """Return each operator's time at the target work [s], and whether any is out of range.
+
+    The recorded device time is rescaled by the model; the host time before an
+    operator does not depend on its size and stays as recorded.
+    """
+    predicted = model.rescale(operators, target)
+    host = operators["cpu_ns"].to_numpy(dtype=float)
+    times = predicted["time_s"].to_numpy(dtype=float) + np.array([ns_to_s(h) for h in host])
+    return times, bool(predicted["extrapolated"].any())
