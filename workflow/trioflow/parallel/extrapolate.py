@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.operators import load_operator_model
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
+from trioflow.hardware.platform import load_platform
 from trioflow.parallel.data_parallel import Bucket, build_buckets
 from trioflow.parallel.memory import estimate_peak_memory
 from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
@@ -20,8 +24,9 @@ from trioflow.parallel.program import OperatorTimes, ProgramBuilder, StageWork
 from trioflow.parallel.sizing import predict_operator_times, resize_batch
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded, split_operators
+from trioflow.provenance import read_json
 from trioflow.tables import PHASES
-from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
+from trioflow.trace.store import Trace, load_trace, pipeline_units, tensor_bytes
 from trioflow.units import ns_to_s
 
 
@@ -103,6 +108,39 @@ def extrapolate(
             "warnings": list(trace.facts.get("warnings", [])),
         }
     )
+
+
+def extrapolate_experiment(
+    trace_folder: str | Path,
+    operator_model: str | Path,
+    partition_file: str | Path,
+    platform: str | Path,
+    experiment: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    folder: str | Path,
+) -> None:
+    """Build the task graph of one experiment and write it into a folder.
+
+    Parameters
+    ----------
+    trace_folder, operator_model, partition_file, platform : path
+        Trace, fitted operator model, stages and platform file.
+    experiment, plan : mapping
+        Rows of ``experiments.tsv`` and ``plans.tsv``.
+    folder : path
+        Where ``tasks.parquet`` and ``dependencies.parquet`` go.
+    """
+    chosen = Plan(**plan)
+    graph = extrapolate(
+        load_trace(trace_folder),
+        chosen,
+        load_operator_model(operator_model),
+        batch=int(experiment["batch"]),
+        host=load_platform(Path(platform)).host,
+        stages=read_json(partition_file)["stages"].get(str(chosen.pipeline)),
+    )
+    graph.metadata["experiment"] = experiment["experiment"]
+    graph.save(folder)
 
 
 def _confidence(rescaled: bool, extrapolated: bool) -> str:

@@ -116,10 +116,11 @@ def partition(trace: Trace, stages: int) -> list[list[str]]:
 def partition_trace(
     trace_folder: str | Path, stage_counts: Sequence[int], path: str | Path
 ) -> None:
-    """Write the stages of a trace for several pipeline degrees as JSON.
+    """Write what a real run must know of a trace as JSON: the stages above all.
 
     The simulated and the real pipeline read the same file, so that both cut
-    the model in the same places.
+    the model in the same places. The traced batch and step time are there for
+    the session's anchor, the parameters' size for its sweep of collectives.
     """
     trace = load_trace(trace_folder)
     counts = [n for n in stage_counts if n > 1]
@@ -127,6 +128,9 @@ def partition_trace(
         path,
         {
             "workload": trace.facts["workload"],
+            "traced_batch": trace.facts["batch"],
+            "traced_step_s": trace.facts["step_time_s"],
+            "parameter_bytes": sum(int(g["size_bytes"]) for g in trace.facts["gradients"]),
             "balanced_by": "recorded time of the whole step",
             "stages": {str(count): partition(trace, count) for count in counts},
         },

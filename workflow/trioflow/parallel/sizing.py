@@ -11,7 +11,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.units import ns_to_s
 
 WORK = ("flop", "read_bytes", "write_bytes")
 
@@ -43,12 +42,10 @@ def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
 def predict_operator_times(
     operators: pd.DataFrame, target: pd.DataFrame, model: OperatorModel
 ) -> tuple[NDArray[np.float64], bool]:
-    """Return each operator's time at the target work [s], and whether any is out of range.
+    """Return each operator's device time at the target work [s], and whether any is out of range.
 
     The recorded device time is rescaled by the model; the host time before an
-    operator does not depend on its size and stays as recorded.
+    operator does not depend on its size and is not part of the result.
     """
     predicted = model.rescale(operators, target)
-    host = operators["cpu_ns"].to_numpy(dtype=float)
-    times = predicted["time_s"].to_numpy(dtype=float) + np.array([ns_to_s(h) for h in host])
-    return times, bool(predicted["extrapolated"].any())
+    return predicted["time_s"].to_numpy(dtype=np.float64), bool(predicted["extrapolated"].any())

@@ -72,6 +72,7 @@ class TensorTracker:
         self.tensors: list[_Tensor] = []
         self.uses: list[OperatorTensors] = []
         self._live: dict[int, int] = {}
+        self._made: set[tuple[int | None, int]] = set()
         self._known: dict[tuple[int, int, tuple[int, ...]], int] = {}
 
     def visit(
@@ -93,6 +94,9 @@ class TensorTracker:
         owned = {ref.storage for ref in inputs}
         use = OperatorTensors(name, phase, [], [], [], in_place)
         for ref in inputs:
+            if ref.shape == () and (self._live.get(ref.storage), ref.tensor) not in self._made:
+                # A number of the calling program, wrapped: its memory is in no operator's result.
+                self._live.pop(ref.storage, None)
             index = self._tensor(ref, op_id, None, "")
             storage = self.storages[self.tensors[index].storage]
             storage.read_in.add(phase)
@@ -106,6 +110,7 @@ class TensorTracker:
             if ref.storage not in owned and ref.storage not in returned:
                 self._live[ref.storage] = len(self.storages)
                 self.storages.append(_Storage(op_id, phase))
+            self._made.add((self._live.get(ref.storage), ref.tensor))
         for ref in outputs:
             alias = ref.storage in owned
             if not alias and not any(
@@ -113,6 +118,7 @@ class TensorTracker:
             ):
                 self._live.pop(ref.storage, None)
             use.outputs.append(self._tensor(ref, op_id, op_id, phase))
+            self._made.add((self._live[ref.storage], ref.tensor))
             use.aliases.append(alias)
         self.uses.append(use)
         return use
@@ -154,11 +160,14 @@ class TensorTracker:
             storage = self.storages[tensor.storage]
             if storage.category == "input" and tensor.shape and tensor.shape[0] == batch:
                 storage.scales = True
-        for use in self.uses:
+        made: dict[int | None, list[int]] = {}
+        for index, tensor in enumerate(self.tensors):
+            made.setdefault(self.storages[tensor.storage].producer, []).append(index)
+        for op_id, use in enumerate(self.uses):
             shapes = [self.tensors[i].shape for i in use.inputs if self.scales(i)]
-            for index, alias in zip(use.outputs, use.aliases, strict=True):
+            for index in made.get(op_id, []):  # also what it kept for backward without returning it
                 storage = self.storages[self.tensors[index].storage]
-                if not alias and storage.category in ("activation", "output"):
+                if storage.category in ("activation", "output"):
                     storage.scales |= _grows(self.tensors[index].shape, shapes, batch)
 
     def table(self, owners: dict[int, str]) -> pd.DataFrame:
@@ -214,7 +223,7 @@ def _grows(shape: tuple[int, ...], inputs: list[tuple[int, ...]], batch: int) ->
     """
     if not inputs or not shape:
         return False
-    if any(other[:1] == (batch,) and shape == other[1:] for other in inputs):
+    if any(other[:1] == (batch,) and shape in (other[1:], (1, *other[1:])) for other in inputs):
         return False
     if len(shape) == 1:
         return any(

@@ -1,0 +1,26 @@
+"""Small real captures that several tests read; made once a test session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+TRANSFORMER: dict[str, Any] = {
+    "workload": "test-transformer", "family": "transformer", "model": "gpt2", "hidden": 32,
+    "layers": 2, "heads": 4, "vocabulary": 128, "sequence": 16, "causal": True,
+    "optimizer": "adamw", "precision": "fp32",
+}  # fmt: skip
+BERT: dict[str, Any] = {**TRANSFORMER, "workload": "test-bert", "model": "bert", "causal": False}
+CNN: dict[str, Any] = {
+    "workload": "test-cnn", "family": "torchvision", "model": "resnet18", "image_size": 32,
+    "optimizer": "sgd", "precision": "fp32",
+}  # fmt: skip
+BATCH = 4
+
+
+def capture_raw(row: dict[str, Any], folder: Path, batch: int = BATCH) -> Path:
+    """Capture a workload quickly; the times are too few to mean anything."""
+    from trioflow.trace.capture import capture_workload
+
+    capture_workload(row, batch, folder, device="cpu", warm_up=1, timed_steps=2, profiled_steps=2)
+    return folder

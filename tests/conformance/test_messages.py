@@ -1,0 +1,96 @@
+"""The generated graph's messages are the real run's: number, order, kind and bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from captured import BATCH, BERT, CNN, TRANSFORMER
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import make_plan
+
+torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
+
+# Small limits, so that small models fill several buckets.
+DDP = replace(make_plan(data=2), plan="ddp2", first_bucket_bytes=2**20, bucket_bytes=25 * 2**20)
+TP = replace(make_plan(tensor=2), plan="tp2")
+GPIPE = replace(make_plan(pipeline=2, micro_batches=2), plan="gpipe2")
+CASES = [
+    ("cnn_trace", CNN, DDP), ("transformer_trace", TRANSFORMER, DDP), ("bert_trace", BERT, DDP),
+    ("transformer_trace", TRANSFORMER, TP), ("bert_trace", BERT, TP),
+    ("cnn_trace", CNN, GPIPE), ("transformer_trace", TRANSFORMER, GPIPE), ("bert_trace", BERT, GPIPE),
+]  # fmt: skip
+
+
+class Same:
+    """A model of operator cost that leaves every time as recorded."""
+
+    def predict(self, operators):
+        zero = [0.0] * len(operators)
+        return pd.DataFrame(
+            {"time_s": zero, "low_s": zero, "high_s": zero, "extrapolated": False},
+            index=operators.index,
+        )
+
+    def rescale(self, operators, target):
+        time_s = operators["device_ns"].astype(float) / 1e9
+        return pd.DataFrame(
+            {"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False}
+        )
+
+    def step_interval(self, kind="rescale"):
+        return (1.0, 1.0)
+
+
+def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int]]]:
+    """Run the plan for real and return each rank's messages in order."""
+    job = {
+        "row": row, "plan": asdict(plan), "batch": batch, "stages": stages, "ranks": plan.ranks,
+    }  # fmt: skip
+    (folder / "job.json").write_text(json.dumps(job))
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+    script = Path(__file__).with_name("real_rank.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder / "job.json"), str(rank)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(plan.ranks)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [p.returncode for p in ranks] == [0] * plan.ranks, outputs
+    return [
+        [tuple(m) for m in json.loads((folder / f"messages-{r}.json").read_text())]
+        for r in range(plan.ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trace", "row", "plan"), CASES, ids=lambda value: getattr(value, "plan", "")
+)
+def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request):
+    trace = request.getfixturevalue(trace)
+    batch = BATCH * plan.data
+    graph = extrapolate(trace, plan, Same(), batch=batch)
+    stages = graph.metadata["stages"] if plan.pipeline > 1 else None
+    real = run_real(row, plan, batch, stages, tmp_path)
+    for rank in range(plan.ranks):
+        tasks = graph.tasks[graph.tasks["rank"] == rank]
+        messages = tasks[tasks["message_bytes"].notna()]
+        name = messages["name"].where(messages["kind"] == "collective", messages["kind"])
+        generated = list(zip(name, messages["message_bytes"].astype(int), strict=True))
+        assert generated, "the graph sends nothing"
+        if plan.pipeline > 1:  # sends are not waited for, so only each direction has an order
+            for kind in ("send", "recv"):
+                assert [m for m in generated if m[0] == kind] == [
+                    m for m in real[rank] if m[0] == kind
+                ]
+            assert len(generated) == len(real[rank])
+        else:
+            assert generated == real[rank]

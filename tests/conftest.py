@@ -1,0 +1,54 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+for folder in ("", "unit/parallel"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
+
+from captured import BERT, CNN, TRANSFORMER, capture_raw  # noqa: E402
+
+
+def _make_raw(row, tmp_path_factory):
+    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
+    return capture_raw(row, tmp_path_factory.mktemp(row["workload"]))
+
+
+@pytest.fixture(scope="session")
+def raw_transformer(tmp_path_factory):
+    """Folder with the raw profile of a small transformer."""
+    return _make_raw(TRANSFORMER, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def raw_cnn(tmp_path_factory):
+    """Folder with the raw profile of a small CNN."""
+    return _make_raw(CNN, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def transformer_trace(raw_transformer):
+    """Trace of a small transformer."""
+    from trioflow.trace.merge import merge_trace
+
+    return merge_trace(raw_transformer)
+
+
+@pytest.fixture(scope="session")
+def bert_trace(tmp_path_factory):
+    """Trace of a small BERT-like transformer."""
+    from trioflow.trace.merge import merge_trace
+
+    return merge_trace(_make_raw(BERT, tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def cnn_trace(raw_cnn):
+    """Trace of a small CNN."""
+    from trioflow.trace.merge import merge_trace
+
+    return merge_trace(raw_cnn)

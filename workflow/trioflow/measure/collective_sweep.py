@@ -1,0 +1,81 @@
+"""Timing collectives and messages of many sizes between the ranks of a session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+REPEATS_BELOW_BYTES = ((65_536, 8), (1_048_576, 3))
+"""Small messages are timed several at a time: a single one is near the clock's noise."""
+
+COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "send")
+
+
+def repeats_of(size_bytes: int) -> int:
+    """Return how many messages of a size are timed together."""
+    return next((count for limit, count in REPEATS_BELOW_BYTES if size_bytes < limit), 1)
+
+
+def make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
+    """Return a function that runs one collective of a size and waits for it.
+
+    Parameters
+    ----------
+    name : str
+        One of ``COLLECTIVES``; send goes from rank 0 to rank 1, and back at
+        once, so that its time is half of a round trip.
+    size_bytes : int
+        Buffer of a rank; for all_gather the whole result [bytes].
+    device : torch.device
+        This rank's device.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    elements = max(size_bytes // 4, 1)
+    if name == "all_gather":
+        shard = torch.zeros(max(elements // world, 1), device=device)
+        whole = [torch.zeros_like(shard) for _ in range(world)]
+        return lambda: _finish(dist.all_gather(whole, shard, async_op=True))
+    buffer = torch.zeros(elements, device=device)
+    if name == "all_reduce":
+        return lambda: _finish(dist.all_reduce(buffer, async_op=True))
+    if name == "broadcast":
+        return lambda: _finish(dist.broadcast(buffer, 0, async_op=True))
+
+    def round_trip() -> None:
+        if rank == 0:
+            dist.send(buffer, 1)
+            dist.recv(buffer, 1)
+        elif rank == 1:
+            dist.recv(buffer, 0)
+            dist.send(buffer, 0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return round_trip
+
+
+def _finish(work: Any) -> None:
+    work.wait()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
+    """Return the time of one collective on this rank [ns].
+
+    The first call after setting up is not timed. A send counts half of its
+    round trip.
+    """
+    run = make_collective(name, size_bytes, device)
+    run()
+    count = repeats_of(size_bytes)
+    dist.barrier()
+    start = time.perf_counter_ns()
+    for _ in range(count):
+        run()
+    elapsed = time.perf_counter_ns() - start
+    return elapsed // (count * (2 if name == "send" else 1))

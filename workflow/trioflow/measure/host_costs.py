@@ -1,0 +1,158 @@
+"""What parallel wrappers cost the host, measured on models too small to compute.
+
+Each cost is the time of a tiny wrapped step less that of the same tiny step
+without the wrapper, less the tiny messages in between. None of it is measured
+on a workload, so nothing that is judged enters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trioflow.measure.collective_sweep import time_collective
+from trioflow.trace.workloads import Workload
+from trioflow.units import ns_to_s
+
+WIDTH, TOKENS, REPEATS, LAYERS = 16, 4, 8, 8
+MICRO_BATCHES = 4
+
+
+class _Count(TorchDispatchMode):
+    """Counts dispatched operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operators += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _time(run: Callable[[], object]) -> float:
+    """Return the mean time of a call over some repeats [s]."""
+    dist.barrier()
+    start = time.perf_counter_ns()
+    for _ in range(REPEATS):
+        run()
+    return ns_to_s((time.perf_counter_ns() - start) / REPEATS)
+
+
+class HostCosts:
+    """The tiny models of one rank and their timings.
+
+    Parameters
+    ----------
+    workload : Workload
+        Says which optimizer the tiny models use.
+    device : torch.device
+        This rank's device.
+    """
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        self.device, self.world, self.rank = device, dist.get_world_size(), dist.get_rank()
+        self.inputs = torch.zeros(TOKENS, WIDTH, device=device)
+        self.plain = self._model()
+        styles = {
+            str(i): (ColwiseParallel if i % 2 == 0 else RowwiseParallel)() for i in range(LAYERS)
+        }
+        mesh = DeviceMesh(device.type, list(range(self.world)))
+        self.split = parallelize_module(self._model(), mesh, styles)
+        self.wrapped = DistributedDataParallel(self._model())
+        stage = nn.Sequential(nn.Linear(WIDTH, WIDTH, device=device))
+        self.stage_optimizer = workload.make_optimizer(stage.parameters())
+        self.schedule = ScheduleGPipe(
+            PipelineStage(stage, self.rank, self.world, device), MICRO_BATCHES, loss_fn=_mean
+        )
+        self.optimizers = [
+            workload.make_optimizer(m.parameters()) for m in (self.plain, self.split)
+        ]
+
+    def _model(self) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(self.device)
+
+    def sample(self) -> dict[str, float]:
+        """Return one sample of every host cost on this rank [s]."""
+        tiny_s = ns_to_s(time_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
+        send_s = ns_to_s(time_collective("send", TOKENS * WIDTH * 4, self.device))
+        plain, split = self._phases(self.plain), self._phases(self.split)
+        # Each pair of layers completes one sum forward; backward, all but the first do.
+        forward_s = split[0] - plain[0] - tiny_s * LAYERS / 2
+        backward_s = split[1] - plain[1] - tiny_s * (LAYERS / 2 - 1)
+        update = [_time(optimizer.step) for optimizer in self.optimizers]
+        with _Count() as counter:
+            self.optimizers[0].step()
+        wrapped = self._phases(self.wrapped)
+        chunks = 2 * (MICRO_BATCHES + self.world - 1)
+        chunk_s = _time(self._pipeline) / chunks - send_s - sum(plain) / (2 * LAYERS)
+        return {
+            "tensor_parallel_forward_s": forward_s / (LAYERS / 2),
+            "tensor_parallel_backward_s": backward_s / (LAYERS / 2),
+            "tensor_parallel_update_s": (update[1] - update[0]) / counter.operators,
+            "pipeline_micro_batch_s": chunk_s,
+            "data_parallel_step_s": sum(wrapped) - sum(plain) - tiny_s,
+        }
+
+    def _phases(self, model: nn.Module) -> tuple[float, float]:
+        """Return the times of forward and backward, gradients already present [s]."""
+        forward_s = _time(lambda: model(self.inputs))
+        both_s = _time(lambda: model(self.inputs).sum().backward())
+        return forward_s, both_s - forward_s
+
+    def _pipeline(self) -> None:
+        if self.rank == 0:
+            self.schedule.step(self.inputs)
+        elif self.rank == self.world - 1:
+            self.schedule.step(target=self.inputs, losses=[])
+        else:
+            self.schedule.step()
+
+
+def _mean(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).mean()
+
+
+def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
+    """Return how much of an all-reduce hides behind compute, 0 for none, 1 for all.
+
+    Compute alone, the all-reduce alone and both at once are timed; the time
+    saved is taken relative to the shorter of the two.
+    """
+    buffer = torch.zeros(size_bytes // 4, device=device)
+    left = torch.zeros(512, 512, device=device)
+
+    def compute() -> None:
+        for _ in range(12):
+            torch.mm(left, left)
+
+    def reduce() -> None:
+        dist.all_reduce(buffer)
+
+    def both() -> None:
+        work = dist.all_reduce(buffer, async_op=True)
+        compute()
+        work.wait()
+
+    times = []
+    for run in (compute, reduce, both):
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        dist.barrier()
+        start = time.perf_counter_ns()
+        for _ in range(2):
+            run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter_ns() - start)
+    return (times[0] + times[1] - times[2]) / max(min(times[:2]), 1)

@@ -1,0 +1,103 @@
+"""The platform file of the machine that the sessions ran on."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trioflow.costmodel.collectives import load_collective_model
+from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.platform import save_platform
+from trioflow.provenance import read_json
+
+OVERLAP_COUNTS = 0.5
+"""Communication counts as running beside compute when this share of it hides there."""
+
+LARGE_BYTES = 16_000_000
+_SWEEP = "collective sweep of the sessions, median"
+
+
+def describe_machine(
+    sessions: Iterable[str | Path], collectives: str | Path, path: str | Path
+) -> None:
+    """Write the measured platform of this machine.
+
+    Links join every two ranks with the best measured rate and the shortest
+    measured message; collectives follow their own measured curves, and share
+    the links only when something else uses them too. Host costs and the
+    overlap of communication and compute are the medians over the sessions.
+
+    Parameters
+    ----------
+    sessions : iterable of path
+        ``session.json`` of each measuring session.
+    collectives : path
+        Fitted collective model.
+    path : path
+        Platform file to write.
+    """
+    facts = [read_json(session) for session in sessions]
+    ranks = max(int(f["ranks"]) for f in facts)
+    device = str(facts[0]["device"])
+    costs = _median_costs([f["host_costs"] for f in facts if f["host_costs"]])
+    overlap = costs.pop("overlap", 0.0)
+    save_platform(
+        Platform(
+            name="this-machine",
+            device=_describe_device(facts[0], device),
+            ranks=ranks,
+            links=_describe_links(load_collective_model(collectives), ranks),
+            communication_on_compute_stream=overlap < OVERLAP_COUNTS,
+            host=costs,
+            collectives=str(facts[0]["library"]),
+            sources={
+                "device.memory_bytes": _memory_source(device),
+                "links": _SWEEP,
+                "host": "tiny wrapped models of the sessions, median",
+            },
+            notes=f"measured by the workflow; {overlap:.0%} of an all-reduce hides behind compute",
+        ),
+        path,
+    )
+
+
+def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median over the sessions of each host cost [s]."""
+    names = samples[0] if samples else {}
+    return {name: statistics.median(s[name] for s in samples) for name in sorted(names)}
+
+
+def _memory_source(device: str) -> str:
+    return "driver" if device == "cuda" else "operating system, shared evenly by the ranks"
+
+
+def _describe_device(facts: dict[str, Any], device: str) -> Device:
+    ranks = int(facts["ranks"])
+    if device == "cuda":
+        import torch
+
+        memory = int(torch.cuda.get_device_properties(0).total_memory)
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+    name = str(facts["device_names"][0])
+    return Device(name, "gpu" if device == "cuda" else "cpu", memory, {})
+
+
+def _describe_links(model: Any, ranks: int) -> tuple[Link, ...]:
+    """Return a link in each direction between every two ranks."""
+    if ranks == 1:
+        return ()
+    latency_s = model.time_s("send", ranks, 1).time_s
+    rates = []
+    for collective, share in (("send", 1.0), ("all_reduce", 2 * (ranks - 1) / ranks)):
+        time_s = model.time_s(collective, ranks, LARGE_BYTES).time_s
+        rates.append(share * LARGE_BYTES / max(time_s - latency_s, 1e-9))
+    return tuple(
+        Link(f"rank{a}", f"rank{b}", max(rates), latency_s)
+        for a in range(ranks)
+        for b in range(ranks)
+        if a != b
+    )

@@ -1,0 +1,70 @@
+"""The timeline of one real step on one rank, from its profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trioflow.trace.kineto import Event, find_steps, nest, outermost_operators, read_events
+from trioflow.units import ns_to_s
+
+_COMMUNICATION = ("gloo:", "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+_KINDS = {"send": "send", "recv": "recv", "irecv": "recv", "isend": "send"}
+
+
+def build_rank_timeline(path: str | Path, experiment: str, rank: int) -> list[dict[str, Any]]:
+    """Return the events of one profiled step as rows of ``tables.RANK_TIMELINES``.
+
+    Operators of the rank's own thread are compute; what the communication
+    library reports is communication, on whichever thread it ran.
+
+    Parameters
+    ----------
+    path : path
+        Kineto trace with one annotated step.
+    experiment : str
+        Experiment that was profiled.
+    rank : int
+        Rank that the profile belongs to.
+    """
+    events = read_events(path)
+    nest(events)
+    step = find_steps(events, path)[0]
+    found = [(e, "compute", "compute") for e in outermost_operators(step) if not _communicates(e)]
+    for event in events:
+        inside = step.start_ns <= event.start_ns <= step.end_ns
+        if inside and event.name.startswith(("gloo:", "nccl:")):
+            word = event.name.partition(":")[2]
+            found.append((event, "communication", _KINDS.get(word, "collective")))
+    found.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
+    return [
+        {
+            "experiment": experiment,
+            "task_id": number,
+            "rank": rank,
+            "stream": stream,
+            "kind": kind,
+            "name": event.name,
+            "phase": _phase(event),
+            "start_s": ns_to_s(event.start_ns - step.start_ns),
+            "end_s": ns_to_s(event.end_ns - step.start_ns),
+            "message_bytes": None,
+            "match_id": None,
+            "micro_batch": None,
+            "stage": None,
+        }
+        for number, (event, stream, kind) in enumerate(found)
+    ]
+
+
+def _communicates(event: Event) -> bool:
+    return event.name.startswith(_COMMUNICATION)
+
+
+def _phase(event: Event) -> str:
+    for above in (event, *event.ancestors()):
+        if above.name.startswith("autograd::engine::evaluate_function"):
+            return "backward"
+        if above.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
+            return "optimizer"
+    return "" if event.name.startswith(("gloo:", "nccl:")) else "forward"

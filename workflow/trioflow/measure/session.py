@@ -1,0 +1,235 @@
+"""A measuring session: real single-rank, collective and distributed steps, interleaved."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import tables
+from trioflow.errors import MeasurementError
+from trioflow.provenance import host_environment, read_json, stamp, write_json
+from trioflow.trace.exclusive import exclusive_measurement
+
+TIMEOUT_S = 3600.0
+SMALL_BYTES = (1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
+LARGE_BYTES = (16_000_000, 64_000_000, 256_000_000, 512_000_000)
+"""Sizes of the sweep; a session stops at the first one above its model's gradients."""
+
+
+def sweep_sizes(parameter_bytes: int) -> dict[str, list[int]]:
+    """Return the message sizes to sweep for a model of some size [bytes].
+
+    All-reduce carries gradients and goes up to them; the others carry
+    activations and buffers, and stop earlier.
+    """
+    larger = [s for s in LARGE_BYTES if s >= parameter_bytes][:1]
+    large = [s for s in LARGE_BYTES if s < parameter_bytes] + larger
+    return {
+        "all_reduce": [*SMALL_BYTES, *large],
+        "all_gather": [*SMALL_BYTES[1::2], LARGE_BYTES[0]],
+        "broadcast": [*SMALL_BYTES[0::2]],
+        "send": [*SMALL_BYTES, LARGE_BYTES[0]],
+    }
+
+
+def measure_workload(
+    row: Mapping[str, Any],
+    experiments: Sequence[Mapping[str, Any]],
+    plans: Iterable[Mapping[str, Any]],
+    partition: str | Path,
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    warm_up: int = 2,
+    rounds: int = 15,
+    seed: int = 0,
+) -> None:
+    """Measure a workload's experiments for real, in one group of processes.
+
+    Every round runs, one after the other: the traced step on rank 0 alone,
+    the same on all ranks at once without communication, every experiment, a
+    sweep of collectives, and the host costs on tiny models. Writes
+    ``measurements.parquet``, ``collective_samples.parquet``,
+    ``rank_timelines.parquet`` and ``session.json``.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``workloads.tsv``.
+    experiments, plans : sequence and iterable of mapping
+        Rows of ``experiments.tsv`` and ``plans.tsv`` of the workload.
+    partition : path
+        JSON of ``parallel.pipeline.partition_trace`` for the trace that the
+        experiments extrapolate from.
+    folder : path
+        Where the files go.
+    device : str
+        ``cpu`` (gloo), ``cuda`` (NCCL) or ``auto``.
+    warm_up, rounds : int
+        Rounds that are not kept, and that are.
+    seed : int
+        Seed of weights and data.
+
+    Raises
+    ------
+    MeasurementError
+        When a rank fails, there are too few GPUs, or another measurement runs.
+    """
+    from trioflow.trace.capture import choose_device
+
+    device = choose_device(device)
+    by_name = {str(plan["plan"]): dict(plan) for plan in plans}
+    ranks = max((_ranks(by_name[str(e["plan"])]) for e in experiments), default=1)
+    _check_devices(device, ranks)
+    facts = read_json(partition)
+    job = {
+        "workload": dict(row),
+        "experiments": [dict(e) for e in experiments],
+        "plans": by_name,
+        "stages": facts["stages"],
+        "ranks": ranks,
+        "device": device,
+        "seed": seed,
+        "warm_up": warm_up,
+        "rounds": rounds,
+        "traced_batch": facts["traced_batch"],
+        "collectives": sweep_sizes(facts["parameter_bytes"]) if ranks > 1 else {},
+    }
+    with exclusive_measurement("measure"), tempfile.TemporaryDirectory() as temporary:
+        job["folder"] = temporary
+        write_json(Path(temporary) / "job.json", job)
+        _run_ranks(ranks, Path(temporary))
+        results = [read_json(Path(temporary) / f"result-{r}.json") for r in range(ranks)]
+    _save(job, results, facts, Path(folder))
+
+
+def _ranks(plan: Mapping[str, Any]) -> int:
+    return int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])
+
+
+def _check_devices(device: str, ranks: int) -> None:
+    if device == "cuda":
+        import torch
+
+        count = torch.cuda.device_count()
+        if count < ranks:
+            raise MeasurementError(
+                f"the experiments need {ranks} GPUs and {count} are present; "
+                "remove the larger plans from experiments.tsv or set device: cpu"
+            )
+
+
+def _run_ranks(ranks: int, folder: Path) -> None:
+    """Start one process a rank, wait for all, stop the others when one fails."""
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environment.setdefault("KINETO_LOG_LEVEL", "99")
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trioflow.measure.worker", str(folder / "job.json"), str(rank)],
+            env=environment,
+        )
+        for rank in range(ranks)
+    ]
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        while any(p.poll() is None for p in processes):
+            failed = [r for r, p in enumerate(processes) if p.poll() not in (None, 0)]
+            if failed or time.monotonic() > deadline:
+                what = f"rank {failed[0]} failed" if failed else f"no end after {TIMEOUT_S:.0f} s"
+                raise MeasurementError(f"{what}; its own message stands above")
+            time.sleep(0.2)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            process.wait()
+    failed = [r for r, p in enumerate(processes) if p.returncode != 0]
+    if failed:
+        raise MeasurementError(f"rank {failed[0]} failed; its own message stands above")
+
+
+def _save(
+    job: dict[str, Any], results: list[dict[str, Any]], facts: dict[str, Any], folder: Path
+) -> None:
+    """Write the tables and the session's facts."""
+    import torch
+
+    name = str(job["workload"]["workload"])
+    backend = "nccl" if job["device"] == "cuda" else "gloo"
+    library = f"{backend}, torch {torch.__version__}"
+    steps = pd.DataFrame([s for r in results for s in r["steps"]])
+    steps["workload"] = name
+    tables.write_table(
+        steps[tables.MEASUREMENTS.names], "measurements", folder / "measurements.parquet"
+    )
+    tables.write_table(
+        _slowest(results, job["ranks"], library), "collective_samples",
+        folder / "collective_samples.parquet",
+    )  # fmt: skip
+    timelines = pd.DataFrame(
+        [t for r in results for t in r["timelines"]], columns=tables.RANK_TIMELINES.names
+    )
+    for column in ("message_bytes", "match_id", "micro_batch", "stage"):
+        timelines[column] = timelines[column].astype("Int64")
+    tables.write_table(timelines, "rank_timelines", folder / "rank_timelines.parquet")
+    single = [s["step_ns"] / 1e9 for s in results[0]["steps"] if s["series"] == "single"]
+    both = [[s["step_ns"] / 1e9 for s in r["steps"] if s["series"] == "both_busy"] for r in results]
+    traced = float(facts["traced_step_s"])
+    write_json(
+        folder / "session.json",
+        {
+            **stamp(torch=str(torch.__version__), seed=job["seed"]),
+            "workload": name,
+            "library": library,
+            "device": job["device"],
+            "device_names": [r["device_name"] for r in results],
+            "ranks": job["ranks"],
+            "rounds": job["rounds"],
+            "cores": [r["core"] for r in results],
+            "stages": job["stages"],
+            "traced_batch": job["traced_batch"],
+            "traced_step_s": traced,
+            "single_step_s": statistics.median(single),
+            "single_anchor": statistics.median(single) / traced,
+            "busy_anchors": [statistics.median(times) / traced for times in both if times],
+            "host_costs": _median_costs([sample for r in results for sample in r["host"]]),
+            "host": host_environment(),
+            "warnings": sorted({w for r in results for w in r["warnings"]}),
+        },
+    )
+
+
+def _slowest(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:
+    """Return the collective samples with the slowest rank's time of each."""
+    columns = ["collective", "message_bytes", "round"]
+    samples = pd.DataFrame(
+        [s for r in results for s in r["collectives"]], columns=[*columns, "time_ns"]
+    )
+    frame = samples.groupby(columns, as_index=False, sort=True)["time_ns"].max()
+    frame["platform"], frame["library"], frame["ranks"] = "this-machine", library, ranks
+    for column in ("message_bytes", "round", "time_ns", "ranks"):
+        frame[column] = frame[column].astype("int64")
+    ordered: pd.DataFrame = frame[tables.COLLECTIVE_SAMPLES.names]
+    return ordered
+
+
+def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each host cost; below zero is noise and counts as none."""
+    names = samples[0] if samples else {}
+    costs = {name: statistics.median(s[name] for s in samples) for name in names}
+    return {name: max(value, 0.0) for name, value in costs.items()}

@@ -1,0 +1,159 @@
+"""One rank of a measuring session: runs every series round robin and writes what it timed.
+
+Started as ``python -m trioflow.measure.worker JOB RANK``; the job is a JSON file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from trioflow.measure.collective_sweep import time_collective
+from trioflow.measure.host_costs import HostCosts, sample_overlap
+from trioflow.measure.parallel_steps import Step, make_parallel_step, make_plain_step
+from trioflow.measure.rank_timeline import build_rank_timeline
+from trioflow.provenance import read_json, write_json
+from trioflow.trace.capture import device_name, pinned_to
+from trioflow.trace.kineto import STEP
+from trioflow.trace.workloads import build_workload
+
+
+class RankSession:
+    """The series of one rank and the samples that it collects."""
+
+    def __init__(self, job: dict[str, Any], rank: int) -> None:
+        self.job, self.rank = job, rank
+        self.device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.steps: list[dict[str, Any]] = []
+        self.collectives: list[dict[str, Any]] = []
+        self.host: list[dict[str, float]] = []
+        self.workload = build_workload(job["workload"], job["seed"])
+        self.workload.model.to(self.device)
+
+    def run(self) -> dict[str, Any]:
+        """Warm up, run every series round robin, profile one real step of each experiment."""
+        series = self._make_series()
+        costs = HostCosts(self.workload, self.device) if self.job["ranks"] > 1 else None
+        for _ in range(self.job["warm_up"]):
+            for _, step, ranks in series:
+                self._time(step, ranks)
+        if costs:
+            costs.sample()
+        for number in range(self.job["rounds"]):
+            for facts, step, ranks in series:
+                elapsed = self._time(step, ranks)
+                if elapsed is not None:
+                    self.steps.append(
+                        {**facts, "round": number, "rank": self.rank, "step_ns": elapsed}
+                    )
+            if costs:
+                self._sweep(number)
+                self.host.append({**costs.sample(), "overlap": sample_overlap(self.device)})
+            self._say(number, series)
+        timelines = []
+        for facts, step, _ in series:
+            if facts["series"] == "distributed" and facts["ranks"] > 1:
+                timelines += self._profile(facts["experiment"], step)
+        return {
+            "steps": self.steps,
+            "collectives": self.collectives,
+            "host": self.host,
+            "timelines": timelines,
+            "device_name": device_name(self.device.type),
+        }
+
+    def _say(self, number: int, series: list[tuple[dict[str, Any], Step, range]]) -> None:
+        if self.rank == 0:
+            done = [s["step_ns"] / 1e6 for s in self.steps if s["round"] == number]
+            print(
+                f"round {number + 1}/{self.job['rounds']}: {len(series)} series, "
+                f"median step {statistics.median(done):.0f} ms",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def _make_series(self) -> list[tuple[dict[str, Any], Step, range]]:
+        """Return (facts, step, ranks that run it) for every series of a round."""
+        world, seed = self.job["ranks"], self.job["seed"]
+        traced = int(self.job["traced_batch"])
+        plain = make_plain_step(self.workload, self.workload.model, traced, self.device, seed)
+        base = {"plan": "single", "batch": traced, "experiment": "", "ranks": 1}
+        series = [({**base, "series": "single"}, plain, range(1))]
+        if world > 1:
+            series.append(({**base, "series": "both_busy"}, plain, range(world)))
+        for row in self.job["experiments"]:
+            plan = self.job["plans"][row["plan"]]
+            ranks = int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])
+            stages = self.job["stages"].get(str(plan["pipeline"]))
+            facts = {
+                "series": "distributed", "plan": row["plan"], "batch": int(row["batch"]),
+                "experiment": row["experiment"], "ranks": ranks,
+            }  # fmt: skip
+            step = make_parallel_step(
+                self.workload, plan, int(row["batch"]), stages, self.device, seed
+            )
+            series.append((facts, step, range(ranks)))
+        return series
+
+    def _time(self, step: Step, ranks: range) -> int | None:
+        """Time one step on the ranks that take part, from a common start [ns]."""
+        if self.job["ranks"] > 1:
+            dist.barrier()
+        if self.rank not in ranks:
+            return None
+        start = time.perf_counter_ns()
+        step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns() - start
+
+    def _sweep(self, number: int) -> None:
+        for name, sizes in self.job["collectives"].items():
+            for size in sizes:
+                elapsed = time_collective(name, size, self.device)
+                self.collectives.append(
+                    {"collective": name, "message_bytes": size, "round": number, "time_ns": elapsed}
+                )
+
+    def _profile(self, experiment: str, step: Callable[[], None]) -> list[dict[str, Any]]:
+        """Profile one real step and return its events."""
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        step()
+        dist.barrier()
+        with profile(activities=activities) as profiler, record_function(STEP):
+            step()
+        path = Path(self.job["folder"]) / f"{experiment}-{self.rank}.json"
+        profiler.export_chrome_trace(str(path))
+        return build_rank_timeline(path, experiment, self.rank)
+
+
+def main() -> None:
+    """Run one rank of the job given on the command line."""
+    job, rank = read_json(sys.argv[1]), int(sys.argv[2])
+    with pinned_to(rank) as (core, warnings):
+        if job["ranks"] > 1:
+            store = dist.FileStore(str(Path(job["folder"]) / "store"), job["ranks"])
+            backend = "nccl" if job["device"] == "cuda" else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=job["ranks"])
+        result = RankSession(job, rank).run()
+        if job["ranks"] > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+    write_json(
+        Path(job["folder"]) / f"result-{rank}.json", {**result, "core": core, "warnings": warnings}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The words under each figure: what it shows, how to read it, one limit.
+
+``workflow/report/*.rst`` hold the same words for Snakemake's own report; a
+test compares them.
+"""
+
+from __future__ import annotations
+
+CAPTIONS: dict[str, tuple[str, str, str]] = {
+    "predicted_vs_measured": (
+        "Predicted and measured step time of every experiment, none left out.",
+        "Left, both times. Right, the same relative to the measured median: the grey bar holds the "
+        "middle half of the measured rounds, the blue dot is the prediction with its 80 % "
+        "interval, and the figures at the edge are its signed error (positive: predicted too slow).",
+        "Limit: the quartiles show how one session varied, not how another day or machine would.",
+    ),
+    "error_by_plan": (
+        "Signed error of every experiment by workload and parallel plan.",
+        "Blue cells were predicted too fast, red ones too slow; several batches of one cell stand "
+        "one under the other and the colour is their mean. The bars average the absolute error of "
+        "a column or a row.",
+        "Limit: a mean over few experiments says little about a workload that is not among them.",
+    ),
+    "collective_curve": (
+        "Measured collectives against the two ways to describe them.",
+        "Above, time against message size: every measured round, the piecewise table that the "
+        "simulation uses, and the best single line of start-up time plus bytes over bandwidth. "
+        "Below, how far rounds and line lie from the table.",
+        "Limit: the table goes through the medians of these very samples, so the lower panel shows "
+        "their spread and not the error at a size that was not measured.",
+    ),
+    "operator_fit": (
+        "The operator regressions: what each class of operators costs and how well it is predicted.",
+        "Left, the share of the fitted time. Right, the error on workloads that the fit never saw: "
+        "the bar is the mean absolute error of single operators weighted by time, the dot the error "
+        "of their sum, in which single errors cancel.",
+        "Limit: classes that only one workload has cannot be held out and show no error.",
+    ),
+    "timeline": (
+        "Predicted and measured timeline of each rank on one time axis.",
+        "One lane a stream, predicted above measured, coloured by phase with communication hatched; "
+        "the time that a lane is busy stands at its end. Operators too thin to see are merged with "
+        "their neighbours; the busy time is computed before merging.",
+        "Limit: the measured timeline is a profile of a single step, and profiling slows it; the "
+        "dashed line is the median of the steps without a profiler.",
+    ),
+}
+
+
+def caption_text(name: str) -> str:
+    """Return the caption of a figure as one paragraph.
+
+    Raises
+    ------
+    KeyError
+        When no figure has that name.
+    """
+    return " ".join(CAPTIONS[name])

@@ -1,0 +1,167 @@
+"""What the report reads: every file of a run, found by its name and place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import tables
+from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
+from trioflow.errors import InputError
+from trioflow.provenance import digest_file, read_json
+
+TABLE_FILES = {
+    "measurements.parquet": "measurements",
+    "rank_timelines.parquet": "rank_timelines",
+    "collective_samples.parquet": "collective_samples",
+    "timeline.parquet": "timeline",
+    "operator_fit.parquet": "operator_fit",
+}
+JSON_FILES = ("session.json", "summary.json", "trace.json")
+SINGLE_FILES = ("operator_fit.parquet", "collectives.json")
+"""Files that a run has one of; of the others it has one a workload, experiment or trace."""
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """Everything that one run left behind for its report.
+
+    Attributes
+    ----------
+    experiments, plans : DataFrame
+        Rows of the sample sheets.
+    measurements, rank_timelines, collective_samples : DataFrame
+        Tables of all workloads, one after the other.
+    operator_fit : DataFrame
+        Columns of ``tables.OPERATOR_FIT``.
+    collectives : CollectiveCostModel
+        Fitted collective costs.
+    sessions : dict of str to dict
+        ``session.json`` by workload.
+    timelines : dict of str to DataFrame
+        Predicted timeline by experiment.
+    summaries : dict of str to dict
+        ``summary.json`` by experiment.
+    traces : dict of str to dict
+        Facts (``trace.json``) by trace.
+    files : list of path
+        All files read.
+    """
+
+    experiments: pd.DataFrame
+    plans: pd.DataFrame
+    measurements: pd.DataFrame
+    rank_timelines: pd.DataFrame
+    collective_samples: pd.DataFrame
+    operator_fit: pd.DataFrame
+    collectives: CollectiveCostModel
+    sessions: dict[str, dict[str, Any]]
+    timelines: dict[str, pd.DataFrame]
+    summaries: dict[str, dict[str, Any]]
+    traces: dict[str, dict[str, Any]]
+    files: list[Path]
+
+    def digest_files(self) -> dict[str, str]:
+        """Return the SHA-256 (first 16 digits) of every file by folder and name."""
+        return {"/".join(file.parts[-3:]): digest_file(file)[:16] for file in self.files}
+
+    @property
+    def plan_kinds(self) -> dict[str, str]:
+        """Kind of every plan, by its name."""
+        return {str(row["plan"]): describe_plan_kind(row) for row in self.plans.to_dict("records")}
+
+
+def describe_plan_kind(plan: Mapping[Any, Any]) -> str:
+    """Name what a plan splits: nothing, the batch, operators, layers, or several of them."""
+    kinds = [
+        kind
+        for column, kind in (
+            ("data", "data parallel"), ("tensor", "tensor parallel"), ("pipeline", "pipeline"),
+        )
+        if int(plan[column]) > 1
+    ]  # fmt: skip
+    return " and ".join(kinds) or "one rank"
+
+
+def load_report_inputs(
+    files: Iterable[str | Path],
+    experiments: Sequence[Mapping[str, Any]],
+    plans: Sequence[Mapping[str, Any]],
+) -> ReportInputs:
+    """Read a run's files.
+
+    Parameters
+    ----------
+    files : iterable of path
+        In any order. The name tells what a file holds, its folder which
+        workload (``measurements/<workload>/``), experiment
+        (``timelines/<experiment>/``) or trace (``operator_tables/<trace>/``)
+        it belongs to; files of other names are ignored.
+    experiments, plans : sequence of mapping
+        Rows of ``experiments.tsv`` and ``plans.tsv``.
+
+    Raises
+    ------
+    InputError
+        When a kind of file is missing altogether, or given twice for one
+        place. What single experiments lack is found by ``build_error_table``.
+    TableError
+        When a table breaks its schema.
+    """
+    found = _find_files(files)
+    json = {
+        name: {place: read_json(path) for place, path in found[name].items()} for name in JSON_FILES
+    }
+    frames = {
+        name: {place: tables.read_table(path, schema) for place, path in found[name].items()}
+        for name, schema in TABLE_FILES.items()
+    }
+    return ReportInputs(
+        experiments=pd.DataFrame(list(experiments)),
+        plans=pd.DataFrame(list(plans)),
+        measurements=_concatenate(frames["measurements.parquet"]),
+        rank_timelines=_concatenate(frames["rank_timelines.parquet"]),
+        collective_samples=_concatenate(frames["collective_samples.parquet"]),
+        operator_fit=frames["operator_fit.parquet"][""],
+        collectives=load_collective_model(found["collectives.json"][""]),
+        sessions=json["session.json"],
+        timelines=frames["timeline.parquet"],
+        summaries=json["summary.json"],
+        traces=json["trace.json"],
+        files=sorted(path for places in found.values() for path in places.values()),
+    )
+
+
+def _find_files(files: Iterable[str | Path]) -> dict[str, dict[str, Path]]:
+    """Sort files by their name and their folder."""
+    found: dict[str, dict[str, Path]] = {
+        name: {} for name in (*TABLE_FILES, *JSON_FILES, "collectives.json")
+    }
+    for file in sorted(Path(file) for file in files):
+        if file.name not in found:
+            continue
+        place = "" if file.name in SINGLE_FILES else file.parent.name
+        if place in found[file.name]:
+            raise InputError(
+                f"{file.name} is given twice, also as {found[file.name][place]}", file=file
+            )
+        found[file.name][place] = file
+    missing = [name for name, places in found.items() if not places]
+    if missing:
+        raise InputError(
+            f"the report has no {missing[0]}", fix="give the files of the whole run as its input"
+        )
+    return found
+
+
+def _concatenate(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Put the tables of all places one after the other."""
+    parts = [frame.assign() for frame in frames.values()]
+    for part in parts:
+        # Provenance of one file is not that of the whole; unequal attributes would be dropped anyway.
+        part.attrs = {}
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,149 @@
+"""The report as one page that opens without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import __version__
+from trioflow.provenance import atomic_path
+from trioflow.report import sections
+from trioflow.report.captions import CAPTIONS, caption_text
+from trioflow.report.html import (
+    Cell,
+    Column,
+    render_figure,
+    render_links,
+    render_page,
+    render_paragraph,
+    render_table,
+)
+from trioflow.report.inputs import ReportInputs
+from trioflow.report.summary import describe_accuracy, describe_run
+from trioflow.report.wording import write_signed_percent, write_time
+
+TITLE = "trioflow: predicted and measured training steps"
+SECTIONS = {
+    "experiments": "Experiments",
+    "accuracy": "Accuracy",
+    "traces": "Traces",
+    "cost-models": "Cost models of operators",
+    "collectives": "Collectives",
+    "timelines": "Timelines",
+    "machine": "Machine and limits",
+    "glossary": "Glossary",
+    "provenance": "Where the numbers come from",
+}
+
+
+def write_page(
+    path: str | Path,
+    inputs: ReportInputs,
+    errors: pd.DataFrame,
+    metrics: pd.DataFrame,
+    figures: Mapping[str, str],
+) -> None:
+    """Write the page, atomically.
+
+    Parameters
+    ----------
+    path : path
+        Target file.
+    inputs : ReportInputs
+        What the run left behind.
+    errors : DataFrame
+        Columns of ``tables.ERRORS``.
+    metrics : DataFrame
+        From ``build_metrics_table``.
+    figures : mapping of str to str
+        Address of each picture relative to the page: those of ``CAPTIONS``,
+        and ``timelines/<experiment>`` for every experiment.
+    """
+    bodies = {
+        "experiments": _figure("predicted_vs_measured", figures)
+        + sections.render_experiments(errors),
+        "accuracy": render_paragraph(" ".join(describe_accuracy(errors)))
+        + _figure("error_by_plan", figures)
+        + sections.render_metrics(metrics),
+        "traces": render_paragraph(
+            "Each trace is one training step of one rank. Experiments extrapolate from a trace; the "
+            "operator regressions are fitted on all of them."
+        )
+        + sections.render_traces(inputs.traces),
+        "cost-models": _figure("operator_fit", figures)
+        + sections.render_operator_fit(inputs.operator_fit),
+        "collectives": _figure("collective_curve", figures) + sections.render_collectives(inputs),
+        "timelines": _render_timelines(errors, figures),
+        "machine": sections.render_machine(inputs),
+        "glossary": sections.render_glossary(),
+        "provenance": _render_provenance(inputs),
+    }
+    headline = render_paragraph(" ".join(describe_run(errors, inputs.traces)), "headline")
+    contents = render_links(SECTIONS.items(), "Contents")
+    body = "\n".join(
+        f'<section id="{name}"><h2>{escape(SECTIONS[name])}</h2>\n{text}</section>'
+        for name, text in bodies.items()
+    )
+    text = render_page(
+        TITLE,
+        f"<header><h1>{escape(TITLE)}</h1>\n{headline}\n{contents}</header>\n<main>\n{body}\n</main>\n"
+        f"<footer>Made by trioflow {escape(__version__)}.</footer>",
+    )
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _figure(name: str, figures: Mapping[str, str]) -> str:
+    """Return one of the captioned figures."""
+    return render_figure(figures[name], caption_text(name), CAPTIONS[name][0])
+
+
+def _render_timelines(errors: pd.DataFrame, figures: Mapping[str, str]) -> str:
+    """Return a figure for each experiment under links to all of them."""
+    names = [str(name) for name in errors["experiment"]]
+    parts = [
+        render_paragraph(caption_text("timeline")),
+        render_links([(f"timeline-{name}", name) for name in names], "Timelines", small=True),
+    ]
+    for row in errors.to_dict("records"):
+        name = str(row["experiment"])
+        parts.append(
+            f'<h3 id="timeline-{escape(name)}">{escape(name)}</h3>'
+            + render_figure(
+                figures[f"timelines/{name}"], _describe_experiment(row),
+                f"Predicted and measured timeline of each rank of {name}.",
+            )
+        )  # fmt: skip
+    return "\n".join(parts)
+
+
+def _describe_experiment(row: Mapping[Any, Any]) -> str:
+    """Say what an experiment was and how it came out."""
+    return (
+        f"{row['workload']}, plan {row['plan']}, batch {row['batch']}: predicted "
+        f"{write_time(row['simulated_s'])}, measured {write_time(row['measured_s'])}, error "
+        f"{write_signed_percent(row['relative_error'])}. Predicted for the busiest rank: compute "
+        f"{write_time(row['compute_s'])}, communication {write_time(row['communication_s'])}, of it "
+        f"exposed {write_time(row['exposed_communication_s'])}."
+    )
+
+
+def _render_provenance(inputs: ReportInputs) -> str:
+    """Return what was read, by name and digest."""
+    words = (
+        "Every number on this page is computed from the files below by the rule report; the table "
+        "of all experiments is error.parquet beside this page. Measured values come from "
+        "measurements.parquet, predicted ones from summary.json, profiles of real steps from "
+        "rank_timelines.parquet. Each predicted timeline is also written as perfetto.json.gz in its "
+        "experiment's folder, for the Perfetto trace viewer."
+    )
+    columns = [
+        Column("file", "", "folder and name", number=False),
+        Column("SHA-256", "first 16 digits", "digest of the content", number=False),
+    ]
+    rows = [[Cell(place), Cell(digest)] for place, digest in inputs.digest_files().items()]
+    return render_paragraph(words) + render_table(columns, rows, "Files read")

@@ -1,0 +1,363 @@
+"""The sections of the report's page, each one function from tables to HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.report.errors import WARNING_SEPARATOR
+from trioflow.report.html import (
+    Cell,
+    Column,
+    render_definitions,
+    render_list,
+    render_paragraph,
+    render_table,
+)
+from trioflow.report.inputs import ReportInputs
+from trioflow.report.metrics import METRICS
+from trioflow.report.wording import (
+    NOTHING,
+    count_words,
+    flatten_facts,
+    join_words,
+    write_label,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
+)
+from trioflow.units import format_bytes, format_count
+
+LIMITS = (
+    "Measured steps are those of this machine on one occasion. The quartiles show how the rounds "
+    "of one session varied; another day can differ by more.",
+    "The prediction is anchored on single-rank steps measured in the same session as the real "
+    "ones; the column trace only shows what the trace alone predicts.",
+    "All ranks ran on one machine. Nothing here was measured across machines.",
+    "The 80 % interval comes from held-out residuals of the cost models. It does not know of "
+    "causes that no calibration run has shown.",
+)
+
+
+def meaning_of(column: str) -> str:
+    """Return the meaning of a column of the error table, from its schema."""
+    return str(tables.ERRORS.field(column).metadata[b"meaning"].decode())
+
+
+def list_warnings(errors: pd.DataFrame) -> list[str]:
+    """Return the different warnings of the experiments, in order of appearance."""
+    texts = [
+        text for cell in errors["warnings"] for text in str(cell).split(WARNING_SEPARATOR) if text
+    ]
+    return list(dict.fromkeys(texts))
+
+
+def render_experiments(errors: pd.DataFrame) -> str:
+    """Return the table of all experiments with its footnotes."""
+    columns = [
+        Column("experiment", "", meaning_of("experiment"), number=False),
+        Column("error", "signed", meaning_of("relative_error")),
+        Column("measured", "median, quartiles", meaning_of("measured_s")),
+        Column("predicted", "80 % interval", meaning_of("simulated_s")),
+        Column("trace only", "signed error", meaning_of("trace_only_error")),
+        Column("baseline", "signed error", meaning_of("baseline_error")),
+        Column("exposed", "communication", meaning_of("exposed_communication_s")),
+        Column("plan", "", meaning_of("plan"), number=False),
+        Column("batch", "", meaning_of("batch")),
+        Column("confidence", "", meaning_of("confidence"), number=False),
+        Column("notes", "", meaning_of("warnings"), number=False),
+    ]
+    warnings = list_warnings(errors)
+    rows = [_experiment_row(row, warnings) for row in errors.to_dict("records")]
+    notes = render_list(warnings, ordered=True, prefix="note") if warnings else ""
+    mark = "\u2020 the measured median lies outside the predicted interval."
+    return (
+        render_table(columns, rows, "All experiments")
+        + render_paragraph(f"{mark} Press a heading to sort; rest on it for its meaning.")
+        + (render_paragraph("Notes:") + notes if notes else "")
+    )
+
+
+def _experiment_row(row: Mapping[Any, Any], warnings: Sequence[str]) -> list[Cell]:
+    """Return the cells of one experiment."""
+    outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
+    numbers = [
+        warnings.index(text) + 1 for text in str(row["warnings"]).split(WARNING_SEPARATOR) if text
+    ]
+    links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in numbers)
+    name = str(row["experiment"])
+    return [
+        Cell(name, html=f'<a href="#timeline-{escape(name)}">{escape(name)}</a>'),
+        Cell(
+            write_signed_percent(row["relative_error"]) + (" \u2020" if outside else ""),
+            float(row["relative_error"]),
+        ),
+        Cell(
+            write_time(row["measured_s"]), float(row["measured_s"]),
+            write_range(row["measured_low_s"], row["measured_high_s"]),
+        ),
+        Cell(
+            write_time(row["simulated_s"]), float(row["simulated_s"]),
+            write_range(row["low_s"], row["high_s"]),
+        ),
+        Cell(write_signed_percent(row["trace_only_error"]), float(row["trace_only_error"])),
+        Cell(write_signed_percent(row["baseline_error"]), float(row["baseline_error"])),
+        Cell(
+            write_time(row["exposed_communication_s"]), float(row["exposed_communication_s"]),
+            f"{write_percent(row['exposed_communication_s'] / row['simulated_s'], 0)} of the step",
+        ),
+        Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank")),
+        Cell(str(row["batch"]), float(row["batch"])),
+        Cell(str(row["confidence"])),
+        Cell(", ".join(map(str, numbers)), html=links),
+    ]  # fmt: skip
+
+
+def render_metrics(metrics: pd.DataFrame) -> str:
+    """Return the table of accuracy by group."""
+    columns = [
+        Column("group", "", "experiments averaged together", number=False),
+        Column("steps", "", METRICS["experiments"]),
+        Column("mean", "abs. error", METRICS["mean_absolute_error"]),
+        Column("median", "abs. error", METRICS["median_absolute_error"]),
+        Column("worst", "signed error", METRICS["worst_error"]),
+        Column("bias", "mean signed", METRICS["bias"]),
+        Column("coverage", "aim 80 %", METRICS["coverage"]),
+        Column("interval", "mean width", METRICS["mean_relative_width"]),
+        Column("score", "of the interval", METRICS["interval_score"]),
+        Column("in spread", "of the rounds", METRICS["within_spread"]),
+        Column("trace only", "abs. error", METRICS["trace_only_mean_absolute_error"]),
+        Column("baseline", "abs. error", METRICS["baseline_mean_absolute_error"]),
+    ]
+    rows = []
+    for row in metrics.to_dict("records"):
+        grouping = "" if row["grouping"] == "all" else str(row["grouping"])
+        cells = [
+            Cell(str(row["group"]), detail=grouping),
+            Cell(str(row["experiments"]), float(row["experiments"])),
+        ]
+        for name, write, digits in (
+            ("mean_absolute_error", write_percent, 1), ("median_absolute_error", write_percent, 1),
+            ("worst_error", write_signed_percent, 1), ("bias", write_signed_percent, 1),
+            ("coverage", write_percent, 0), ("mean_relative_width", write_percent, 0),
+            ("interval_score", write_percent, 0), ("within_spread", write_percent, 0),
+            ("trace_only_mean_absolute_error", write_percent, 1),
+            ("baseline_mean_absolute_error", write_percent, 1),
+        ):  # fmt: skip
+            detail = str(row["worst_experiment"]) if name == "worst_error" else ""
+            cells.append(Cell(write(row[name], digits), float(row[name]), detail))
+        rows.append(cells)
+    return render_table(columns, rows, "Accuracy by group")
+
+
+def render_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of captured traces, with their warnings below."""
+    columns = [
+        Column("trace", "", "folder of the trace", number=False),
+        Column("batch", "samples", "samples of the traced step"),
+        Column("parameters", "", "trainable numbers of the model"),
+        Column("work", "flop", "floating-point operations of the step"),
+        Column("operators", "", "operator occurrences of the step"),
+        Column("step time", "un-profiled median, range", "steps timed without a profiler"),
+        Column("profiled step", "", "the traced step itself"),
+        Column("profiler", "overhead", "profiled over un-profiled step less one"),
+        Column("device", "", "where the trace was captured", number=False),
+        Column("torch", "", "version of PyTorch", number=False),
+    ]
+    rows = [_trace_row(name, traces[name]) for name in sorted(traces)]
+    warnings = [
+        f"{name}: {text}" for name in sorted(traces) for text in traces[name].get("warnings", [])
+    ]
+    return render_table(columns, rows, "Captured traces") + (
+        render_paragraph("What the captures warn of:") + render_list(warnings) if warnings else ""
+    )
+
+
+def _trace_row(name: str, facts: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of one trace; facts that it does not have are dashes."""
+
+    def number(key: str, write: Any) -> Cell:
+        value = facts.get(key)
+        return Cell(NOTHING, "") if value is None else Cell(write(value), float(value))
+
+    parameters = count_parameters(facts.get("parameters"))
+    times = facts.get("step_times_s") or []
+    step = number("step_time_s", write_time)
+    spread = write_range(min(times), max(times)) if times else ""
+    return [
+        Cell(name),
+        number("batch", str),
+        Cell(format_count(parameters), float(parameters)) if parameters else Cell(NOTHING, ""),
+        number("flop", format_count),
+        number("operators", str),
+        Cell(step.text, step.sort, spread),
+        number("profiled_step_s", write_time),
+        number("profiler_overhead", write_signed_percent),
+        Cell(str(facts.get("device_name", NOTHING))),
+        Cell(str(facts.get("torch") or NOTHING)),
+    ]
+
+
+def count_parameters(parameters: Any) -> int:
+    """Count trainable numbers, from a count or from a list of parameters with their shapes."""
+    if isinstance(parameters, (int, float)):
+        return int(parameters)
+    return sum(int(np.prod(entry["shape"])) for entry in parameters or [])
+
+
+def render_operator_fit(fit: pd.DataFrame) -> str:
+    """Return the table of operator regressions."""
+    meaning = {field.name: field.metadata[b"meaning"].decode() for field in tables.OPERATOR_FIT}
+    columns = [
+        Column("class", "", meaning["operator_class"], number=False),
+        Column("phase", "", meaning["phase"], number=False),
+        Column("driver", "", meaning["driver"], number=False),
+        Column("operators", "fitted", meaning["operators"]),
+        Column("R\u00b2", "in the sample", meaning["r_squared"]),
+        Column("time", "share", meaning["time_share"]),
+        Column("held-out error", "of the sum, signed", meaning["held_out_error"]),
+        Column("held-out error", "mean absolute", meaning["held_out_absolute_error"]),
+    ]
+    order = ["time_share", "operator_class", "phase"]
+    rows = []
+    for row in fit.sort_values(order, ascending=[False, True, True]).to_dict("records"):
+        squared = float(row["r_squared"])
+        rows.append([
+            Cell(str(row["operator_class"])), Cell(str(row["phase"])), Cell(str(row["driver"])),
+            Cell(str(row["operators"]), float(row["operators"])),
+            Cell(NOTHING if np.isnan(squared) else f"{squared:.3f}", squared),
+            Cell(write_percent(row["time_share"]), float(row["time_share"])),
+            Cell(write_signed_percent(row["held_out_error"]), float(row["held_out_error"])),
+            Cell(write_percent(row["held_out_absolute_error"]), float(row["held_out_absolute_error"])),
+        ])  # fmt: skip
+    return render_table(columns, rows, "Operator regressions")
+
+
+def render_collectives(inputs: ReportInputs) -> str:
+    """Return the words and the table about the collectives."""
+    model = inputs.collectives
+    columns = [
+        Column("collective", "", "operation and ranks of the group", number=False),
+        Column("sizes", "", "message sizes measured"),
+        Column("message", "smallest to largest", "bytes as in the task table"),
+        Column("rounds", "", "samples of each size"),
+        Column("time", "smallest to largest", "median of the samples"),
+        Column(
+            "spread", "80 % of the rounds", "mean over the sizes of the 80 % range over the median"
+        ),
+        Column(
+            "left-out error", "root mean square", "table without one interior size, at that size"
+        ),
+        Column("one line", "start-up", "best alpha-beta line: time of an empty message"),
+        Column("one line", "bandwidth", "best alpha-beta line: bytes over time of a long message"),
+        Column("one line", "worst error", "error of the line at the size where it is worst"),
+    ]
+    rows = []
+    for (collective, ranks), curve in sorted(model.curves.items()):
+        line = curve.alpha_beta_errors()
+        worst = float(line[np.argmax(np.abs(line))])
+        width = float(np.mean(curve.high_factor - curve.low_factor))
+        beta = curve.beta_s_per_byte
+        sizes = curve.message_bytes
+        repeats = sorted({int(value) for value in curve.repeats})
+        rows.append([
+            Cell(f"{collective}, {count_words(ranks, 'rank')}"),
+            Cell(str(len(sizes)), float(len(sizes))),
+            Cell(f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}", float(sizes[-1])),
+            Cell(" to ".join(dict.fromkeys([str(repeats[0]), str(repeats[-1])])), float(repeats[0])),
+            Cell(write_range(curve.median_s[0], curve.median_s[-1]), float(curve.median_s[-1])),
+            Cell(write_percent(width, 0), width),
+            Cell(write_percent(curve.miss_factor - 1), curve.miss_factor - 1),
+            Cell(write_time(curve.alpha_s), curve.alpha_s),
+            Cell(f"{format_bytes(1 / beta)}/s" if beta > 0 else NOTHING, 1 / beta if beta > 0 else ""),
+            Cell(write_signed_percent(worst, 0), worst),
+        ])  # fmt: skip
+    left_out = model.comparison.get(model.interpolation)
+    line_error = model.comparison.get("alpha_beta")
+    words = (
+        f"Measured on {model.platform} with {model.library}. Between the measured sizes the table is "
+        f"straight in {'the logarithms of size and time' if model.interpolation == 'log' else 'size and time'}."
+    )
+    if left_out is not None:
+        words += f" At sizes left out of it, it misses by {write_percent(left_out)} on average."
+    if line_error is not None:
+        words += f" One alpha-beta line misses the medians that it was fitted to by {write_percent(line_error)}."
+    return render_paragraph(words) + render_table(columns, rows, "Collectives")
+
+
+LABELS = {
+    "traced_step_s": "traced step, un-profiled",
+    "single_step_s": "the same step, one rank busy",
+    "single_anchor": "one rank busy, over the traced step",
+    "busy_anchors": "all ranks busy, over the traced step",
+    "host_costs.overlap": "all-reduce hidden behind compute",
+}
+"""Words for facts of a session whose name does not say it all."""
+UNSHOWN_FACTS = ("warnings", "workload", "stages", "inputs", "trioflow_version")
+
+
+def render_machine(inputs: ReportInputs) -> str:
+    """Return the facts of every measuring session, its warnings and the limits of the report."""
+    names = sorted(inputs.sessions)
+    facts = {name: flatten_facts(inputs.sessions[name], skip=UNSHOWN_FACTS) for name in names}
+    keys = sorted({key for lines in facts.values() for key in lines}, key=_label)
+    common = {
+        key: facts[names[0]][key]
+        for key in keys
+        if len({facts[name].get(key) for name in names}) == 1
+    }
+    parts = [
+        render_paragraph("In every session:"),
+        render_definitions((_label(key), text) for key, text in common.items()),
+    ]
+    rows = [
+        [Cell(_label(key)), *(Cell(facts[name].get(key, NOTHING)) for name in names)]
+        for key in keys if key not in common
+    ]  # fmt: skip
+    if rows:
+        columns = [Column("fact", number=False), *(Column(name, number=False) for name in names)]
+        parts.append(render_table(columns, rows, "By session"))
+    warned = _group_warnings(
+        (text, name) for name in names for text in inputs.sessions[name].get("warnings", [])
+    )
+    parts.append(
+        render_paragraph("The sessions warn of:") + render_list(warned)
+        if warned
+        else render_paragraph("No session warned of anything.")
+    )
+    return "".join(parts) + render_paragraph("What this report cannot say:") + render_list(LIMITS)
+
+
+def _label(name: str) -> str:
+    return LABELS.get(name) or write_label(name)
+
+
+def _group_warnings(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Write each warning once, with the names that it belongs to."""
+    where: dict[str, list[str]] = {}
+    for text, name in pairs:
+        where.setdefault(text, []).append(name)
+    return [f"{text} ({join_words(found)})" for text, found in where.items()]
+
+
+def render_glossary() -> str:
+    """Return the meaning and unit of every column of the error table and of every metric."""
+    columns = [
+        (
+            field.name + (f" [{unit}]" if (unit := field.metadata[b"unit"].decode()) else ""),
+            field.metadata[b"meaning"].decode(),
+        )
+        for field in tables.ERRORS
+    ]
+    return (
+        "<h3>Columns of <code>error.parquet</code></h3>"
+        + render_definitions(columns)
+        + "<h3>Accuracy</h3>"
+        + render_definitions(METRICS.items())
+    )

@@ -1,0 +1,116 @@
+"""One look for all figures: palette, sizes, and files that are the same on every run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import seaborn as sns
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
+
+from trioflow.provenance import atomic_path
+
+BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#8C8C8C", "#222222"
+"""Palette of Okabe and Ito, whose colours stay apart under every common colour blindness."""
+SERIES_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+WIDTH_IN = 8.6
+"""Width of a figure [inch]; shown at 860 CSS pixels or less its text is about 9 points."""
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "axes.edgecolor": "#666666",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": "#DDDDDD",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "trioflow",
+    "path.simplify": False,
+}
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Apply the look of the report inside the block and nowhere else."""
+    with matplotlib.rc_context({**sns.axes_style("whitegrid"), **_STYLE}):
+        yield
+
+
+def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
+    """Return an empty figure [inch] that draws without a screen."""
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> list[Path]:
+    """Write a figure as SVG and PNG, atomically and without dates.
+
+    Parameters
+    ----------
+    figure : Figure
+        Made inside ``figure_style``.
+    path : path
+        Target without suffix.
+
+    Returns
+    -------
+    list of path
+        The two files.
+    """
+    written = []
+    with figure_style():
+        # Lay out once for both files: it takes longer than drawing.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for suffix, metadata in (
+            ("svg", {"Date": None, "Creator": None}),
+            ("png", {"Software": None}),
+        ):
+            target = Path(f"{path}.{suffix}")
+            with atomic_path(target) as temporary:
+                figure.savefig(temporary, format=suffix, dpi=160, metadata=metadata)
+            written.append(target)
+    return written
+
+
+def show_seconds(axis: Any) -> None:
+    """Label the ticks of an axis that holds seconds, with a prefix where one helps."""
+    axis.set_major_formatter(EngFormatter(unit="s"))
+
+
+def show_bytes(axis: Any) -> None:
+    """Label the ticks of an axis that holds bytes, with decimal prefixes."""
+    axis.set_major_formatter(EngFormatter(unit="B"))
+
+
+def spread_ticks(axis: Any, low: float, high: float, most: int = 5) -> None:
+    """Put 1-2-5 ticks on a logarithmic axis, at most ``most`` of them, so that labels never touch."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [step * 10.0**d for d in decades for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= most:
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())

@@ -1,0 +1,257 @@
+"""Predicted and measured timelines of each rank, one under the other on one time axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from trioflow.errors import InputError
+from trioflow.report import style
+from trioflow.report.wording import write_time
+
+COMMUNICATION_KINDS = ("collective", "send", "recv")
+COLOURS = {
+    "forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN,
+    "communication": style.VERMILLION, "other": style.GREY,
+}  # fmt: skip
+STREAM_ORDER = ("compute", "communication", "send", "receive", "copy", "host")
+MOST_RANKS = 8
+"""Ranks drawn; a figure of more is no longer readable."""
+RESOLUTION = 500
+"""Thinnest bar, as a fraction of the time axis: about 1.4 CSS pixels of a figure on the page."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The bars of one stream of one rank in one timeline.
+
+    Attributes
+    ----------
+    rank : int
+        Process.
+    source : str
+        predicted or measured.
+    stream : str
+        Queue of the rank.
+    bars : dict of str to array of float, shape (n, 2)
+        Start and length [s] of the bars of each colour.
+    busy_s : float
+        Time [s] in which the stream runs anything, before any merging.
+    """
+
+    rank: int
+    source: str
+    stream: str
+    bars: dict[str, np.ndarray[Any, Any]]
+    busy_s: float
+
+
+def merge_thin_bars(
+    start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any], thinnest_s: float
+) -> np.ndarray[Any, Any]:
+    """Merge bars too thin to see with their neighbours, and leave the others alone.
+
+    Parameters
+    ----------
+    start_s, end_s : array of float, shape (n,)
+        Bars [s] of one colour in one lane, in any order.
+    thinnest_s : float
+        Bars shorter than this [s] are merged when less than this lies
+        between them; so are bars that overlap.
+
+    Returns
+    -------
+    array of float, shape (m, 2)
+        Start and length [s], in order. No bar is lost: each lies inside one
+        of the result, and nothing is drawn further than ``thinnest_s`` from
+        a bar.
+    """
+    order = np.lexsort((end_s, start_s))
+    merged: list[list[float]] = []
+    last_thin = False
+    for start, end in zip(start_s[order].tolist(), end_s[order].tolist(), strict=True):
+        thin = end - start < thinnest_s
+        if merged and (
+            start < merged[-1][1] or (thin and last_thin and start - merged[-1][1] < thinnest_s)
+        ):
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+        last_thin = thin
+    bars = np.array(merged, dtype=float).reshape(-1, 2)
+    bars[:, 1] -= bars[:, 0]
+    return bars
+
+
+def busy_time(start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any]) -> float:
+    """Return the length [s] of the union of bars."""
+    order = np.argsort(start_s, kind="stable")
+    total, reach = 0.0, -np.inf
+    for start, end in zip(start_s[order].tolist(), end_s[order].tolist(), strict=True):
+        total += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return total
+
+
+def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[Lane]:
+    """Sort a timeline into lanes, by rank and stream.
+
+    Parameters
+    ----------
+    timeline : DataFrame
+        Columns of ``tables.TIMELINE``.
+    source : str
+        predicted or measured.
+    thinnest_s : float
+        As in ``merge_thin_bars`` [s].
+    """
+    colours = np.where(
+        timeline["kind"].isin(COMMUNICATION_KINDS),
+        "communication",
+        np.where(timeline["phase"] == "", "other", timeline["phase"]),
+    )
+    lanes = []
+    for key, part in timeline.assign(colour=colours).groupby(["rank", "stream"]):
+        rank, stream = cast(tuple[int, str], key)
+        bars = {
+            str(colour): merge_thin_bars(
+                group["start_s"].to_numpy(dtype=float),
+                group["end_s"].to_numpy(dtype=float),
+                thinnest_s,
+            )
+            for colour, group in part.groupby("colour")
+        }
+        busy_s = busy_time(
+            part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float)
+        )
+        lanes.append(Lane(int(rank), source, str(stream), bars, busy_s))
+    place = {stream: number for number, stream in enumerate(STREAM_ORDER)}
+    return sorted(lanes, key=lambda lane: (lane.rank, place.get(lane.stream, 99), lane.stream))
+
+
+def draw_timelines(
+    predicted: pd.DataFrame,
+    measured: pd.DataFrame,
+    *,
+    measured_s: float | None = None,
+    title: str = "",
+) -> Figure:
+    """Draw the predicted and the measured timeline of each rank on one time axis.
+
+    Parameters
+    ----------
+    predicted, measured : DataFrame
+        Columns of ``tables.TIMELINE``; the measured one, a profile of one
+        real step, may be empty.
+    measured_s : float, optional
+        Median of the un-profiled measured step [s], drawn as a line.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    Figure
+        One panel a rank, at most ``MOST_RANKS``; predicted lanes above
+        measured ones, coloured by phase, communication apart; the time [s]
+        that each lane is busy printed at its end.
+
+    Raises
+    ------
+    InputError
+        When the predicted timeline is empty.
+    """
+    if predicted.empty:
+        raise InputError(f"no predicted timeline to draw {title}".strip())
+    ends = [float(frame["end_s"].max()) for frame in (predicted, measured) if len(frame)]
+    span_s = max([*ends, measured_s or 0.0])
+    lanes = build_lanes(predicted, "predicted", span_s / RESOLUTION)
+    lanes += build_lanes(measured, "measured", span_s / RESOLUTION)
+    all_ranks = sorted({lane.rank for lane in lanes})
+    ranks = all_ranks[:MOST_RANKS]
+    heights = [max(2, sum(lane.rank == rank for lane in lanes)) for rank in ranks]
+    with style.figure_style():
+        figure = style.new_figure(1.25 + 0.26 * sum(heights) + 0.3 * len(ranks))
+        panels = figure.subplots(
+            len(ranks), 1, sharex=True, squeeze=False, height_ratios=heights
+        ).ravel()
+        for axes, rank in zip(panels, ranks, strict=True):
+            _draw_rank(axes, [lane for lane in lanes if lane.rank == rank], span_s)
+            _mark_ends(axes, predicted, measured_s)
+            axes.set_title(f"rank {rank}", fontsize=9.5)
+        panels[-1].set_xlim(0, span_s * 1.01)
+        panels[-1].set_xlabel("time after the start of the step")
+        style.show_seconds(panels[-1].xaxis)
+        if len(all_ranks) > len(ranks):
+            title = f"{title} (first {len(ranks)} of {len(all_ranks)} ranks)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        figure.legend(
+            handles=_legend({colour for lane in lanes for colour in lane.bars}, measured_s),
+            loc="outside lower center", ncols=3,
+        )  # fmt: skip
+    return figure
+
+
+def _draw_rank(axes: Any, lanes: list[Lane], span_s: float) -> None:
+    """Draw the lanes of one rank, predicted above measured."""
+    lanes = [
+        lane for source in ("predicted", "measured") for lane in lanes if lane.source == source
+    ]
+    edge_s = span_s / 150
+    for row, lane in enumerate(lanes):
+        # Communication last: a short message must not vanish under merged operators.
+        for colour in sorted(lane.bars, key=lambda name: (name == "communication", name)):
+            bars = lane.bars[colour]
+            # An edge would swallow a thin bar; wide ones need it to be told from their neighbour.
+            for wide in (False, True):
+                chosen = bars[(bars[:, 1] >= edge_s) == wide]
+                if len(chosen):
+                    axes.broken_barh(
+                        [tuple(bar) for bar in chosen.tolist()], (row - 0.4, 0.8),
+                        facecolors=COLOURS[colour], linewidth=0.5 if wide else 0.35,
+                        edgecolor="white" if wide else COLOURS[colour],
+                        hatch="////" if colour == "communication" and wide else None,
+                    )  # fmt: skip
+        axes.text(
+            1.01, row, write_time(lane.busy_s), ha="left", va="center", fontsize=8.5,
+            transform=axes.get_yaxis_transform(),
+        )  # fmt: skip
+    axes.text(1.01, -0.75, "busy", va="bottom", fontsize=8.5, transform=axes.get_yaxis_transform())
+    sources = [lane.source for lane in lanes]
+    if "measured" not in sources:
+        axes.text(span_s / 2, len(lanes), "no measured timeline", ha="center", va="center")
+    else:
+        axes.axhline(sources.index("measured") - 0.5, color=style.INK, linewidth=0.8)
+    axes.set_yticks(range(len(lanes)), [f"{lane.source} {lane.stream}" for lane in lanes])
+    axes.set_ylim(max(len(lanes), 2) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+
+
+def _mark_ends(axes: Any, predicted: pd.DataFrame, measured_s: float | None) -> None:
+    """Mark the end of the predicted step and the median of the measured one."""
+    axes.axvline(float(predicted["end_s"].max()), color=style.BLUE, linewidth=1.2)
+    if measured_s is not None:
+        axes.axvline(measured_s, color=style.INK, linewidth=1.2, linestyle="--")
+
+
+def _legend(colours: set[str], measured_s: float | None) -> list[Any]:
+    """Return the legend's entries for the colours in use."""
+    entries: list[Any] = [
+        Patch(
+            facecolor=COLOURS[colour], edgecolor="white", label=colour,
+            hatch="////" if colour == "communication" else None,
+        )
+        for colour in COLOURS if colour in colours
+    ]  # fmt: skip
+    entries.append(Line2D([], [], color=style.BLUE, linewidth=1.2, label="end of predicted step"))
+    if measured_s is not None:
+        entries.append(
+            Line2D([], [], color=style.INK, linewidth=1.2, linestyle="--",
+                   label="measured median, un-profiled")
+        )  # fmt: skip
+    return entries
