@@ -6,7 +6,7 @@ import pytest
 from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
-from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.extrapolate import combine_intervals, extrapolate, repeat_interval
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.task_graph import load_task_graph
 from trioflow.tables import records
@@ -26,7 +26,16 @@ def test_one_rank_at_the_traced_batch_is_the_trace(cnn_trace):
     )
     assert graph.tasks["kind"].isin(["compute", "host"]).all()
     assert graph.metadata["compute_confidence"] == "measured"
-    assert graph.metadata["compute_interval"] == [1.0, 1.0]
+    low, high = graph.metadata["compute_interval"]
+    assert low <= 1.0 <= high
+
+
+def test_intervals_of_independent_errors_add_in_quadrature():
+    assert combine_intervals((1.0, 1.0), (0.9, 1.2)) == pytest.approx((0.9, 1.2))
+    low, high = combine_intervals((0.9, 1.2), (0.9, 1.2))
+    assert low == pytest.approx(0.9**2**0.5) and high == pytest.approx(1.2**2**0.5)
+    assert repeat_interval({"step_times_s": [1.0] * 9}) == (1.0, 1.0)
+    assert repeat_interval({"step_times_s": [1.0, 2.0, 3.0]})[0] == pytest.approx(0.6)
 
 
 def test_fixed_parts_do_not_grow_with_the_batch(cnn_trace):

@@ -88,7 +88,9 @@ def extrapolate(
     cut = _choose_stages(trace, plan, stages)
     builder.add_ranks(_build_stages(trace, plan, split, _Works(trace, plan, model, factor), cut))
     rescaled = factor != 1.0 or plan.tensor > 1
-    interval = model.step_interval() if rescaled else (1.0, 1.0)
+    interval = combine_intervals(
+        repeat_interval(trace.facts), model.step_interval() if rescaled else (1.0, 1.0)
+    )
     share = batch / traced / plan.ranks
     return builder.graph.build(
         {
@@ -141,6 +143,21 @@ def extrapolate_experiment(
     )
     graph.metadata["experiment"] = experiment["experiment"]
     graph.save(folder)
+
+
+def repeat_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the 80 % interval of the traced step's repeats, relative to their median."""
+    times = facts.get("step_times_s") or []
+    if len(times) < 3:
+        return (1.0, 1.0)
+    low, middle, high = np.quantile(times, [0.1, 0.5, 0.9])
+    return (float(low / middle), float(high / middle))
+
+
+def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:
+    """Return the interval of a product of factors with independent errors, around one."""
+    spreads = [np.sqrt(sum(np.log(i[side]) ** 2 for i in intervals)) for side in (0, 1)]
+    return (float(np.exp(-spreads[0])), float(np.exp(spreads[1])))
 
 
 def _confidence(rescaled: bool, extrapolated: bool) -> str:

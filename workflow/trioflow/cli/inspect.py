@@ -1,0 +1,122 @@
+"""``trioflow show`` and ``trioflow fit``: what a trace holds, and what is learned from several."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from trioflow.cli.text import format_facts, format_table
+from trioflow.costmodel.features import classify
+from trioflow.costmodel.operators import fit_operator_model
+from trioflow.tables import PHASES, records
+from trioflow.trace.store import Trace, find_trace, load_trace
+from trioflow.units import format_bytes, format_count, format_time, ns_to_s
+
+
+def describe_trace(trace: Trace) -> dict[str, Any]:
+    """Return what a trace holds.
+
+    Returns
+    -------
+    dict
+        ``device_time_s``, ``step_time_s``, ``operators``, ``kernels``,
+        ``flop``, ``coverage`` (share of the step spent in operators),
+        ``classes`` (a row each phase and class), and the trace's facts.
+    """
+    operators = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
+    device_s = ns_to_s(float(operators["device_ns"].sum()))
+    rows: list[dict[str, Any]] = []
+    for phase in PHASES:
+        own = operators[operators["phase"] == phase]
+        for name, group in own.groupby("operator_class", sort=True):
+            time_s = ns_to_s(float(group["device_ns"].sum()))
+            rows.append(
+                {
+                    "phase": phase,
+                    "operator_class": str(name),
+                    "operators": len(group),
+                    "device_time_s": time_s,
+                    "share": time_s / device_s if device_s else 0.0,
+                    "flop": int(group["flop"].sum()),
+                    "bytes": int((group["read_bytes"] + group["write_bytes"]).sum()),
+                }
+            )
+    rows.sort(key=lambda row: (PHASES.index(row["phase"]), -row["device_time_s"]))
+    facts = trace.facts
+    kept = ("workload", "batch", "device_name", "precision", "optimizer", "torch", "warnings")
+    return {
+        **{key: facts.get(key) for key in kept},
+        "step_time_s": facts["step_time_s"],
+        "device_time_s": device_s,
+        "coverage": device_s / facts["step_time_s"],
+        "operators": len(operators),
+        "kernels": int(operators["kernels"].sum()),
+        "flop": int(operators["flop"].sum()),
+        "parameter_bytes": sum(int(g["size_bytes"]) for g in facts.get("gradients", [])),
+        "classes": rows,
+    }
+
+
+def run_show(options: argparse.Namespace) -> None:
+    """Print what a trace holds."""
+    told = describe_trace(load_trace(options.trace))
+    if options.json:
+        print(json.dumps(told, sort_keys=True))
+        return
+    print(
+        format_facts([
+            ("workload", f"{told['workload']}, batch {told['batch']}, {told['precision']}, {told['optimizer']}"),
+            ("device", str(told["device_name"])),
+            ("step", f"{format_time(told['step_time_s'])} un-profiled, {told['coverage']:.1%} of it in operators"),
+            ("operators", f"{told['operators']} operators, {told['kernels']} device kernels"),
+            ("work", f"{format_count(told['flop'])}FLOP, parameters {format_bytes(told['parameter_bytes'])}"),
+            ("warnings", "; ".join(told["warnings"] or [])),
+        ])
+    )  # fmt: skip
+    print()
+    rows = [
+        (
+            row["phase"], row["operator_class"], str(row["operators"]), format_time(row["device_time_s"]),
+            f"{row['share']:.1%}", format_count(row["flop"]).strip() if row["flop"] else "-",
+            format_bytes(row["bytes"]),
+        )
+        for row in told["classes"]
+    ]  # fmt: skip
+    head = ("phase", "class", "operators", "time", "share", "FLOP", "bytes")
+    print(format_table(head, rows, left=2))
+
+
+def run_fit(options: argparse.Namespace) -> None:
+    """Fit a model, write it, and print how well it predicts what it did not see."""
+    traces = [load_trace(name) for name in options.traces]
+    model, diagnostics = fit_operator_model(traces)
+    model.save(options.output, inputs=[find_trace(n) / "operators.parquet" for n in options.traces])
+    rows = records(diagnostics.sort_values("time_share", ascending=False))
+    low, high = model.step_interval()
+    if options.json:
+        print(json.dumps({"model": options.output, "step_interval": [low, high], "classes": rows}))
+        return
+    print(
+        format_table(
+            ("class", "phase", "driver", "operators", "time share", "R2", "held-out sum", "held-out each"),
+            [
+                (
+                    row["operator_class"], row["phase"], row["driver"], str(row["operators"]),
+                    f"{row['time_share']:.1%}", _optional(row["r_squared"], ".3f"),
+                    _optional(row["held_out_error"], "+.1%"),
+                    _optional(row["held_out_absolute_error"], ".1%"),
+                )
+                for row in rows
+            ],
+            left=3,
+        )
+    )  # fmt: skip
+    print(
+        f"\n80 % of left-out steps lie between {low:.2f} and {high:.2f} of their prediction"
+        f"\nwritten: {options.output}"
+    )
+
+
+def _optional(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

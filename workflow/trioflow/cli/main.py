@@ -1,0 +1,169 @@
+"""Arguments of the command, and errors turned into one sentence and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from trioflow import __version__
+from trioflow.cli import answer, capture, inspect
+from trioflow.errors import TrioflowError
+from trioflow.parallel.plan import NAMED
+
+EXAMPLE = """example, with a trace that ships with trioflow:
+  trioflow show gpt2-tiny-b8
+  trioflow simulate gpt2-tiny-b8 --plan ddp --ranks 2 --platform cpu2-gloo
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="trioflow",
+        description="Predict a training step on many devices from an operator trace of one.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"trioflow {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_simulate(commands)
+    _add_collective(commands)
+    _add_show(commands)
+    _add_fit(commands)
+    _add_capture(commands)
+    _add_import(commands)
+    return parser
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "simulate", help="predict the training step of a plan on a platform"
+    )
+    parser.set_defaults(run=answer.run_simulate)
+    parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
+    parser.add_argument(
+        "--platform", required=True, metavar="NAME|FILE",
+        help="shipped platform, this-machine (after `make reproduce`), or a YAML file",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="samples of the whole step, all ranks together"
+    )
+    parser.add_argument("--plan", choices=NAMED, help="plan by name, on --ranks ranks")
+    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
+    degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
+    degrees.add_argument(
+        "--data-parallel", type=int, metavar="D", help="replicas that share the batch"
+    )
+    degrees.add_argument(
+        "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
+    )
+    degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
+    degrees.add_argument("--schedule", choices=["gpipe"], help="pipeline schedule")
+    parser.add_argument(
+        "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
+    )
+    parser.add_argument("--cost-model", metavar="MODEL", help="operator model of `trioflow fit`")
+    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
+    parser.add_argument(
+        "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
+    )
+    _json(parser)
+
+
+def _add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("collective", help="predict one collective")
+    parser.set_defaults(run=answer.run_collective)
+    parser.add_argument("collective", metavar="NAME", help="all_reduce, all_gather, broadcast, ...")
+    parser.add_argument(
+        "--bytes",
+        type=float,
+        required=True,
+        metavar="B",
+        help="a rank's buffer [bytes], such as 100e6",
+    )
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks of the group")
+    parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
+    parser.add_argument(
+        "--algorithm",
+        choices=["measured", "ring"],
+        help="measured curve, or the ring's closed form",
+    )
+    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
+    _json(parser)
+
+
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("show", help="what a trace holds: operators by phase and class")
+    parser.set_defaults(run=inspect.run_show)
+    parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
+    _json(parser)
+
+
+def _add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("fit", help="fit an operator cost model to traces")
+    parser.set_defaults(run=inspect.run_fit)
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
+    _json(parser)
+
+
+def _add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "capture", help="capture one training step on this device (needs torch)"
+    )
+    parser.set_defaults(run=capture.run_capture)
+    parser.add_argument("workload", metavar="WORKLOAD", help="row of workloads.tsv")
+    parser.add_argument("--batch", type=int, required=True, metavar="N", help="samples of the step")
+    parser.add_argument(
+        "--workloads",
+        metavar="FILE",
+        help="table of workloads (default: config/workloads.tsv, else the shipped one)",
+    )
+    parser.add_argument(
+        "--sequence", type=int, metavar="N", help="tokens of a sample, instead of the row's"
+    )
+    parser.add_argument("--precision", choices=["fp32", "bf16"], help="instead of the row's")
+    parser.add_argument("--optimizer", choices=["sgd", "adamw"], help="instead of the row's")
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda", "auto"],
+        default="auto",
+        help="default: a GPU where present",
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
+    )
+
+
+def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("import", help="make a trace from a raw profile")
+    parser.set_defaults(run=capture.run_import)
+    parser.add_argument(
+        "source", metavar="SOURCE",
+        help="folder with kineto.json.gz, execution_trace.json.gz and environment.json",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 2 for bad input."""
+    options = build_parser().parse_args(arguments)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except TrioflowError as error:
+        print(f"trioflow: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
