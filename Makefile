@@ -1,0 +1,61 @@
+# Two commands, set-up included:  make reproduce   make test
+#
+# make            set up .venv from envs/requirements.lock
+# make reproduce  capture, measure, predict, compare: ends with results/report/index.html
+# make test       the tests, without the slow tier (.ci/run runs that too)
+# make lint       every check of form
+# make docs       write config/README.md and workflow/schemas/ again from their sources
+# make clean      remove results and caches; .venv stays
+#
+# PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
+
+.DEFAULT_GOAL := setup
+.PHONY: setup reproduce test lint docs clean
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+RESULTS := $(or $(shell sed -n 's/^results:[[:space:]]*\([^[:space:]\#]*\).*/\1/p' config/config.yaml),results)
+PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python
+
+setup: $(STAMP)
+
+$(STAMP): envs/requirements.lock pyproject.toml
+	@for python in $(PYTHONS); do \
+	  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "trioflow needs Python 3.11 or newer with venv; tried: $(PYTHONS). Set PYTHON=/path/to/python3." >&2; \
+	  exit 2; \
+	fi; \
+	echo "setting up .venv with $$($$found --version)"; \
+	$$found -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement envs/requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+reproduce: $(STAMP)
+	@$(BIN)/python workflow/unlock_stale.py
+	$(BIN)/snakemake --quiet reason $(ARGS)
+	@$(MAKE) --no-print-directory $(RESULTS)/report/snakemake.html
+	@echo "report: $(RESULTS)/report/index.html; Snakemake's own: $(RESULTS)/report/snakemake.html"
+
+# Snakemake's report shows what the workflow made: it is as old as the page that ends it.
+$(RESULTS)/report/snakemake.html: $(RESULTS)/report/index.html workflow/report/workflow.rst
+	$(BIN)/snakemake --report $@
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+docs: $(STAMP)
+	$(BIN)/python docs/build_reference.py
+
+clean:
+	rm -rf $(RESULTS) .snakemake .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

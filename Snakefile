@@ -1,0 +1,54 @@
+# trioflow: from an operator trace of one rank, predict the training step of many.
+#
+# snakemake            everything, up to results/report/index.html
+# snakemake traces     one stage and what it needs: traces, operator_tables, cost_models,
+#                      partitions, measurements, task_graphs, timelines
+
+from snakemake.utils import min_version
+from trioflow.experiments import check_settings
+from trioflow.provenance import read_json
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+config_schema = read_json(workflow.source_path("workflow/schemas/config.schema.json"))
+config.update(check_settings(config, config_schema, "config/config.yaml"))
+
+
+pathvars:
+    results=config["results"],
+    logs="<results>/logs",
+    benchmarks="<results>/benchmarks",
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "rules/common.smk"
+include: "rules/capture.smk"
+include: "rules/merge.smk"
+include: "rules/fit.smk"
+include: "rules/measure.smk"
+include: "rules/extrapolate.smk"
+include: "rules/simulate.smk"
+include: "rules/report.smk"
+
+
+localrules:
+    all,
+    traces,
+    operator_tables,
+    cost_models,
+    partitions,
+    measurements,
+    task_graphs,
+    timelines,
+
+
+rule all:
+    default_target: True
+    input:
+        "<results>/report/index.html",

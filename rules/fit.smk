@@ -1,0 +1,90 @@
+# Purpose: fit what a step is predicted from: operator times, collective times, the machine.
+# Inputs:  all traces (results/operator_tables/), all sessions (results/measurements/)
+# Outputs: results/cost_models/this-machine/: operators.json, operator_fit.parquet,
+#          collectives.json; results/platforms/this-machine.yaml
+
+
+rule fit_operators:
+    input:
+        facts=expand("<results>/operator_tables/{trace}/trace.json", trace=TRACES),
+        operators=expand(
+            "<results>/operator_tables/{trace}/operators.parquet", trace=TRACES
+        ),
+        tensors=expand(
+            "<results>/operator_tables/{trace}/tensors.parquet", trace=TRACES
+        ),
+    output:
+        model="<results>/cost_models/this-machine/operators.json",
+        diagnostics="<results>/cost_models/this-machine/operator_fit.parquet",
+    log:
+        "<logs>/fit_operators.log",
+    benchmark:
+        "<benchmarks>/fit_operators.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("fit_operators"),
+    message:
+        "fit operator times from all traces"
+    script:
+        "../scripts/fit_operators.py"
+
+
+rule fit_collectives:
+    input:
+        expand(
+            "<results>/measurements/{workload}/collective_samples.parquet",
+            workload=MEASURED,
+        ),
+    output:
+        "<results>/cost_models/this-machine/collectives.json",
+    log:
+        "<logs>/fit_collectives.log",
+    benchmark:
+        "<benchmarks>/fit_collectives.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("fit_collectives"),
+    message:
+        "fit collective times from all sessions"
+    script:
+        "../scripts/fit_collectives.py"
+
+
+rule describe_machine:
+    input:
+        sessions=expand(
+            "<results>/measurements/{workload}/session.json", workload=MEASURED
+        ),
+        collectives="<results>/cost_models/this-machine/collectives.json",
+    output:
+        "<results>/platforms/this-machine.yaml",
+    log:
+        "<logs>/describe_machine.log",
+    benchmark:
+        "<benchmarks>/describe_machine.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("describe_machine"),
+    message:
+        "describe this machine as a platform"
+    script:
+        "../scripts/describe_machine.py"
+
+
+rule cost_models:
+    input:
+        "<results>/cost_models/this-machine/operators.json",
+        "<results>/cost_models/this-machine/collectives.json",
+        "<results>/platforms/this-machine.yaml",

@@ -1,0 +1,73 @@
+# Purpose: the ground truth: cut a workload into pipeline stages and run its experiments for
+#          real, on all ranks, interleaved with the steps and messages they are predicted from.
+# Inputs:  the workload's first trace (results/operator_tables/), for the stages only; rows of
+#          workloads.tsv, plans.tsv and experiments.tsv; the settings under measure
+# Outputs: results/partitions/<workload>.json, results/measurements/<workload>/
+
+
+rule partition:
+    input:
+        facts=first_trace_file("trace.json"),
+        operators=first_trace_file("operators.parquet"),
+        tensors=first_trace_file("tensors.parquet"),
+    output:
+        "<results>/partitions/{workload}.json",
+    log:
+        "<logs>/partition/{workload}.log",
+    benchmark:
+        "<benchmarks>/partition/{workload}.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("partition"),
+        stages=stages_of_workload,
+    message:
+        "cut {wildcards.workload} into pipeline stages"
+    script:
+        "../scripts/partition.py"
+
+
+rule measure:
+    input:
+        partition="<results>/partitions/{workload}.json",
+    output:
+        measurements="<results>/measurements/{workload}/measurements.parquet",
+        collective_samples="<results>/measurements/{workload}/collective_samples.parquet",
+        rank_timelines="<results>/measurements/{workload}/rank_timelines.parquet",
+        session="<results>/measurements/{workload}/session.json",
+    log:
+        "<logs>/measure/{workload}.log",
+    benchmark:
+        "<benchmarks>/measure/{workload}.tsv"
+    conda:
+        "../envs/capture.yaml"
+    threads: 2
+    resources:
+        measurement=1,
+        mem_mb=8000,
+        runtime=30,
+    params:
+        library=library_digest("measure"),
+        row=workload_row,
+        experiments=experiments_of_workload,
+        plans=plans_of_workload,
+        device=config["device"],
+        seed=config["seed"],
+        settings=config["measure"],
+    message:
+        "measure the experiments of {wildcards.workload} on all ranks"
+    script:
+        "../scripts/measure.py"
+
+
+rule partitions:
+    input:
+        expand("<results>/partitions/{workload}.json", workload=MEASURED),
+
+
+rule measurements:
+    input:
+        expand("<results>/measurements/{workload}/session.json", workload=MEASURED),

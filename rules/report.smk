@@ -1,0 +1,90 @@
+# Purpose: put every prediction beside its measurement: error table, figures, page.
+# Inputs:  results/timelines/, results/measurements/, results/operator_tables/, cost models
+# Outputs: results/report/: error.parquet, index.html, figures/
+
+
+rule report:
+    input:
+        traces=expand("<results>/operator_tables/{trace}/trace.json", trace=TRACES),
+        measurements=expand(
+            "<results>/measurements/{workload}/{file}",
+            workload=MEASURED,
+            file=[
+                "measurements.parquet",
+                "collective_samples.parquet",
+                "rank_timelines.parquet",
+                "session.json",
+            ],
+        ),
+        predictions=expand(
+            "<results>/timelines/{experiment}/{file}",
+            experiment=EXPERIMENTS,
+            file=["timeline.parquet", "summary.json"],
+        ),
+        operator_fit="<results>/cost_models/this-machine/operator_fit.parquet",
+        collectives="<results>/cost_models/this-machine/collectives.json",
+    output:
+        errors="<results>/report/error.parquet",
+        page="<results>/report/index.html",
+        predicted_vs_measured=report(
+            "<results>/report/figures/predicted_vs_measured.svg",
+            caption="../workflow/report/predicted_vs_measured.rst",
+            category="Errors",
+            labels={"figure": "predicted and measured step time"},
+        ),
+        error_by_plan=report(
+            "<results>/report/figures/error_by_plan.svg",
+            caption="../workflow/report/error_by_plan.rst",
+            category="Errors",
+            labels={"figure": "error by workload and plan"},
+        ),
+        collective_curve=report(
+            "<results>/report/figures/collective_curve.svg",
+            caption="../workflow/report/collective_curve.rst",
+            category="Cost models",
+            labels={"figure": "collectives"},
+        ),
+        operator_fit=report(
+            "<results>/report/figures/operator_fit.svg",
+            caption="../workflow/report/operator_fit.rst",
+            category="Cost models",
+            labels={"figure": "operators"},
+        ),
+        timelines=report(
+            expand(
+                "<results>/report/figures/timelines/{experiment}.svg",
+                experiment=EXPERIMENTS,
+            ),
+            caption="../workflow/report/timeline.rst",
+            category="Timelines",
+        ),
+        pictures=expand(
+            "<results>/report/figures/{figure}.png",
+            figure=[
+                "predicted_vs_measured",
+                "error_by_plan",
+                "collective_curve",
+                "operator_fit",
+            ],
+        ),
+        timeline_pictures=expand(
+            "<results>/report/figures/timelines/{experiment}.png",
+            experiment=EXPERIMENTS,
+        ),
+    log:
+        "<logs>/report.log",
+    benchmark:
+        "<benchmarks>/report.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("report"),
+        experiments=as_rows(EXPERIMENTS.values()),
+        plans=as_rows(PLANS.values()),
+    message:
+        "write the report"
+    script:
+        "../scripts/report.py"

@@ -1,0 +1,38 @@
+# Purpose: run a task graph through the event engine and the network of the platform.
+# Inputs:  results/task_graphs/<experiment>/, the platform, the collective cost model,
+#          the session that measured the experiment (its anchor and its real timelines)
+# Outputs: results/timelines/<experiment>/: timeline.parquet, summary.json, perfetto.json.gz
+
+
+rule simulate:
+    input:
+        tasks="<results>/task_graphs/{experiment}/tasks.parquet",
+        dependencies="<results>/task_graphs/{experiment}/dependencies.parquet",
+        platform="<results>/platforms/this-machine.yaml",
+        collectives="<results>/cost_models/this-machine/collectives.json",
+        session=experiment_session_file("session.json"),
+        rank_timelines=experiment_session_file("rank_timelines.parquet"),
+    output:
+        timeline="<results>/timelines/{experiment}/timeline.parquet",
+        perfetto="<results>/timelines/{experiment}/perfetto.json.gz",
+        summary="<results>/timelines/{experiment}/summary.json",
+    log:
+        "<logs>/simulate/{experiment}.log",
+    benchmark:
+        "<benchmarks>/simulate/{experiment}.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("simulate"),
+    message:
+        "simulate {wildcards.experiment}"
+    script:
+        "../scripts/simulate.py"
+
+
+rule timelines:
+    input:
+        expand("<results>/timelines/{experiment}/summary.json", experiment=EXPERIMENTS),

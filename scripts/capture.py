@@ -1,0 +1,16 @@
+"""Capture one training step of a workload on one rank."""
+
+from pathlib import Path
+
+from trioflow.job_log import log_job
+from trioflow.trace.capture import capture_workload
+
+with log_job(snakemake.log[0]):
+    capture_workload(
+        snakemake.params.row,
+        int(snakemake.wildcards.batch),
+        Path(snakemake.output.environment).parent,
+        device=snakemake.params.device,
+        seed=snakemake.params.seed,
+        **snakemake.params.settings,
+    )

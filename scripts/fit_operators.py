@@ -1,0 +1,15 @@
+"""Fit the operator cost model from all captured traces."""
+
+from pathlib import Path
+
+from trioflow.costmodel.operators import fit_operator_model
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.tables import write_table
+from trioflow.trace.store import load_trace
+
+with log_job(snakemake.log[0]):
+    traces = [load_trace(Path(facts).parent) for facts in snakemake.input.facts]
+    model, diagnostics = fit_operator_model(traces)
+    model.save(snakemake.output.model, inputs=snakemake.input)
+    write_table(diagnostics, "operator_fit", snakemake.output.diagnostics, stamp(snakemake.input))

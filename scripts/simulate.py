@@ -1,0 +1,16 @@
+"""Simulate an experiment's task graph on this machine."""
+
+from pathlib import Path
+
+from trioflow.job_log import log_job
+from trioflow.report.experiment import simulate_experiment
+
+with log_job(snakemake.log[0]):
+    simulate_experiment(
+        Path(snakemake.input.tasks).parent,
+        snakemake.input.platform,
+        snakemake.input.collectives,
+        snakemake.input.session,
+        snakemake.input.rank_timelines,
+        Path(snakemake.output.summary).parent,
+    )

@@ -1,0 +1,205 @@
+"""The command, as a user types it: answers on stdout, errors in one sentence with status 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from trioflow.cli import main
+from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.cli.capture import SHIPPED_WORKLOADS
+from trioflow.trace.store import save_trace, shipped_traces
+
+TRACE = "gpt2-tiny-b8"
+PLATFORM = "cpu2-gloo"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys, *words):
+    status = main([str(word) for word in words])
+    told = capsys.readouterr()
+    return status, told.out, told.err
+
+
+def answer(capsys, *words):
+    status, out, err = run(capsys, *words, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def refuse(capsys, *words):
+    status, out, err = run(capsys, *words)
+    assert status == 2 and out == ""
+    assert err.startswith("trioflow: ") and err.count("\n") == 1
+    return err
+
+
+def test_the_quick_start_answers(capsys):
+    assert TRACE in shipped_traces()
+    status, out, err = run(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM)
+    assert status == 0 and err == ""
+    assert out.startswith("gpt2-tiny on cpu2-gloo: 2 ranks = 2 data, 8 samples a rank")
+    for words in ("step time", "80 % interval", "peak memory", "fits", "exposed"):
+        assert words in out
+
+
+def test_simulate_json_has_the_promised_keys(capsys):
+    told = answer(capsys, "simulate", TRACE, "--plan", "gpipe", "--ranks", 2, "--platform", PLATFORM)
+    keys = {"step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
+            "exposed_communication_s", "peak_memory_bytes", "ranks", "events", "simulator_wall_s",
+            "folded", "warnings"}  # fmt: skip
+    assert keys <= set(told)
+    assert told["low_s"] <= told["step_time_s"] <= told["high_s"]
+    assert told["ranks"] == 2 and told["folded"] is False and told["fits_memory"] is True
+
+
+def test_single_rank_at_the_traced_batch_is_the_recorded_step(capsys):
+    told = answer(capsys, "simulate", TRACE, "--platform", PLATFORM)
+    shown = answer(capsys, "show", TRACE)
+    assert told["step_time_s"] == pytest.approx(shown["step_time_s"], rel=1e-4)
+    assert told["confidence"] == "measured"
+    assert told["communication_s"] == 0
+
+
+def test_degrees_and_names_give_the_same_plan(capsys):
+    named = answer(capsys, "simulate", TRACE, "--plan", "tp", "--ranks", 2, "--platform", PLATFORM)
+    degrees = answer(capsys, "simulate", TRACE, "--tensor-parallel", 2, "--platform", PLATFORM)
+    assert named["step_time_s"] == degrees["step_time_s"]
+
+
+def test_a_larger_batch_takes_longer_but_not_in_proportion(capsys):
+    one = answer(capsys, "simulate", TRACE, "--platform", PLATFORM)
+    four = answer(capsys, "simulate", TRACE, "--batch", 32, "--platform", PLATFORM)
+    assert one["step_time_s"] < four["step_time_s"] < 4 * one["step_time_s"]
+    assert four["confidence"] in ("interpolated", "extrapolated")
+
+
+def test_another_device_is_said_to_be_uncalibrated(capsys):
+    told = answer(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 8, "--platform", "h100x8-nvlink")
+    assert told["confidence"] == "uncalibrated"
+    assert any("traced device" in warning for warning in told["warnings"])
+    assert any("no measured collectives" in warning for warning in told["warnings"])
+
+
+def test_show_sums_to_the_trace(capsys):
+    told = answer(capsys, "show", TRACE)
+    assert sum(row["device_time_s"] for row in told["classes"]) == pytest.approx(told["device_time_s"])
+    assert sum(row["flop"] for row in told["classes"]) == told["flop"]
+    assert 0.9 < told["coverage"] <= 1
+    status, out, _ = run(capsys, "show", TRACE)
+    assert status == 0 and "gemm" in out and "GFLOP" in out
+
+
+def test_fit_writes_a_model_that_simulate_takes(capsys, tmp_path):
+    status, out, _ = run(capsys, "fit", TRACE, "-o", "model.json")
+    assert status == 0 and "held-out" in out
+    told = answer(capsys, "simulate", TRACE, "--batch", 4, "--platform", PLATFORM, "--cost-model", "model.json")
+    assert told["cost_model"].startswith("model.json")
+
+
+def test_collectives_grow_with_their_bytes(capsys):
+    times = [
+        answer(capsys, "collective", "all_reduce", "--bytes", size, "--ranks", 2, "--platform", PLATFORM)
+        for size in ("1e3", "1e6", "1e8")
+    ]
+    assert [t["time_s"] for t in times] == sorted(t["time_s"] for t in times)
+    assert {t["algorithm"] for t in times} == {"measured curve"}
+    ring = answer(capsys, "collective", "all_reduce", "--bytes", "1e8", "--ranks", 8,
+                  "--platform", "h100x8-nvlink", "--algorithm", "ring")  # fmt: skip
+    # 14 steps: 7/4 of the bytes over 450 GB/s, and 14 latencies.
+    assert ring["bus_bandwidth_bytes_per_s"] < 450e9
+    assert ring["time_s"] > 1.75e8 / 450e9
+
+
+def test_timelines_are_written_in_the_asked_form(capsys):
+    for name in ("t.parquet", "t.json", "t.json.gz"):
+        words = ["simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM]
+        assert run(capsys, *words, "--timeline", name)[0] == 0
+    timeline = pd.read_parquet("t.parquet")
+    told = answer(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", PLATFORM)
+    assert timeline["end_s"].max() == pytest.approx(told["step_time_s"])
+    assert len(json.loads(open("t.json").read())["traceEvents"]) > len(timeline)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["simulate", "nowhere", "--platform", PLATFORM], "no trace here"),
+        (["simulate", TRACE, "--platform", "cpu2-glo"], "did you mean cpu2-gloo"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp"], "needs --ranks"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "2", "--batch", "3"], "does not divide"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "3"], "3 ranks"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--ranks", "2"], "without a plan"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--data-parallel", "2", "--ranks", "4"], "is not the product"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--plan", "tp", "--ranks", "2", "--data-parallel", "2"], "both given"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "t.png"], "unknown ending"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--batch", "0"], "batch 0"),
+        (["simulate", TRACE, "--platform", "this-machine"], "make reproduce"),
+        (["simulate", TRACE, "--platform", "mine.yaml"], "no such file"),
+        (["collective", "all_reduce", "--bytes", "0", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 or more"),
+        (["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "all_gossip"),
+        (["show", "nowhere"], "trace.json is missing"),
+        (["import", "nowhere", "-o", "out"], "no such file"),
+        (["capture", "gpt9", "--batch", "1", "-o", "out"], "no workload 'gpt9'"),
+        (["capture", "resnet18", "--batch", "1", "--sequence", "8", "-o", "out"], "has none"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence(capsys, tmp_path, words, said):
+    assert said in refuse(capsys, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_layers_to_split_is_refused(capsys, cnn_trace):
+    save_trace(cnn_trace, "cnn")
+    said = refuse(capsys, "simulate", "cnn", "--plan", "tp", "--ranks", 2, "--platform", PLATFORM)
+    assert "no layers that a tensor split cuts" in said
+
+
+def test_import_makes_what_capture_made(capsys, raw_transformer):
+    status, out, _ = run(capsys, "import", raw_transformer, "-o", "trace")
+    assert status == 0 and "trioflow show" in out
+    assert answer(capsys, "show", "trace")["workload"] == "test-transformer"
+
+
+@pytest.mark.slow
+def test_capture_from_the_command_line(capsys):
+    pytest.importorskip("torch")
+    status, out, _ = run(capsys, "capture", "gpt2-tiny", "--batch", "1", "--sequence", "16", "-o", "mine")
+    assert status == 0 and "next: trioflow show mine" in out
+    assert answer(capsys, "show", "mine")["batch"] == 1
+
+
+def test_a_broken_shipped_file_cannot_pass_unseen():
+    assert (SHIPPED_MODELS / PLATFORM / "operators.json").exists()
+    assert (SHIPPED_MODELS / PLATFORM / "collectives.json").exists()
+    assert SHIPPED_WORKLOADS.exists()
+
+
+def test_the_command_does_not_import_torch():
+    code = (
+        "import sys; from trioflow.cli import main; "
+        f"main(['simulate', '{TRACE}', '--platform', '{PLATFORM}']); "
+        "assert 'torch' not in sys.modules and 'seaborn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_shipped_workloads_are_the_configured_ones(request):
+    configured = request.config.rootpath / "config" / "workloads.tsv"
+    assert SHIPPED_WORKLOADS.read_bytes() == configured.read_bytes()
+
+
+def test_the_console_script_reports_bad_input_with_status_2(tmp_path):
+    script = shutil.which("trioflow", path=str(__import__("pathlib").Path(sys.executable).parent))
+    if script is None:
+        pytest.skip("the console script is not installed beside this Python")
+    done = subprocess.run([script, "show", "nowhere"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr

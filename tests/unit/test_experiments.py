@@ -1,0 +1,167 @@
+"""The tables that a user edits: every mistake is named with its place and its fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from trioflow.errors import InputError, TableError
+from trioflow.experiments import (
+    TABLES,
+    Experiment,
+    as_rows,
+    check_settings,
+    load_experiments,
+    load_plans,
+    load_workloads,
+    row_schema,
+)
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text())
+
+
+def edited(tmp_path: Path, table: str, old: str, new: str) -> Path:
+    """Copy a table of the project with one replacement."""
+    text = (ROOT / "config" / f"{table}.tsv").read_text()
+    assert old in text
+    path = tmp_path / f"{table}.tsv"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def load_all(folder: Path) -> dict[str, Experiment]:
+    def find(name: str) -> Path:
+        path = folder / name
+        return path if path.exists() else ROOT / "config" / name
+
+    workloads, plans = load_workloads(find("workloads.tsv")), load_plans(find("plans.tsv"))
+    return load_experiments(find("experiments.tsv"), workloads, plans)
+
+
+def test_the_projects_own_tables_are_read_into_typed_rows() -> None:
+    workloads = load_workloads(ROOT / "config/workloads.tsv")
+    plans = load_plans(ROOT / "config/plans.tsv")
+    experiments = load_experiments(ROOT / "config/experiments.tsv", workloads, plans)
+    gpt = workloads["gpt2-tiny"]
+    assert gpt.causal is True and workloads["bert-tiny"].causal is False
+    assert gpt.image_size is None and workloads["resnet18"].hidden is None
+    assert gpt.traces == tuple(f"gpt2-tiny-b{batch}" for batch in gpt.batches)
+    assert {plans[row.plan].ranks for row in experiments.values()} == {1, 2}
+    for name, rows in (("workloads", workloads), ("plans", plans), ("experiments", experiments)):
+        validator = Draft202012Validator(row_schema(name))
+        for row in as_rows(rows.values()):
+            validator.validate(json.loads(json.dumps(row)))
+
+
+def test_experiments_on_one_rank_run_at_batches_that_no_trace_has() -> None:
+    workloads = load_workloads(ROOT / "config/workloads.tsv")
+    for row in load_all(ROOT).values():
+        if row.plan == "single":
+            assert row.batch not in workloads[row.workload].batches
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new", "words"),
+    [
+        (
+            "experiments",
+            "\tddp2\t",
+            "\tdpd2\t",
+            ["row 2 (line 3)", "column plan", "'dpd2'", "ddp2?"],
+        ),
+        ("experiments", "\tresnet18\t", "\tresnet\t", ["row 1", "column workload", "resnet18?"]),
+        ("experiments", "\tddp2\t32", "\tddp2\t31", ["column batch", "31", "multiple of 2"]),
+        ("experiments", "\tgpipe2-m4\t16", "\tgpipe2-m4\t6", ["column batch", "multiple of 4"]),
+        ("experiments", "\tsingle\t8", "\ttp2\t8", ["column plan", "transformer"]),
+        ("experiments", "\tsingle\t8", "\tsingle\t8.5", ["column batch", "'8.5'", "integer"]),
+        ("experiments", "\tsingle\t8", "\tsingle\t0", ["column batch", "below 1"]),
+        ("experiments", "\tsingle\t8", "\tsingle", ["row 1 (line 2)", "4 cells", "5 are due"]),
+        ("experiments", "resnet18-ddp2", "resnet18-batch8", ["row 2", "row 1", "own name"]),
+        ("experiments", "resnet18-ddp2", "ResNet/ddp2", ["column experiment", "small letters"]),
+        ("experiments", "\tplan\t", "\tplans\t", ["line 1", "'plans'", "did you mean plan?"]),
+        ("experiments", "\tbatch\n", "\n", ["line 1", "'batch' is missing"]),
+        ("plans", "gpipe2-m2\t1\t1\t2\tgpipe", "gpipe2-m2\t1\t1\t2\tnone", ["column schedule"]),
+        ("plans", "ddp2\t2\t1\t1\tnone\t1", "ddp2\t2\t1\t1\tnone\t3", ["column micro_batches"]),
+        ("plans", "\tgpipe\t", "\tzigzag\t", ["column schedule", "'zigzag'", "none, gpipe"]),
+        ("workloads", "\ttorchvision\t", "\ttorchvison\t", ["column family", "torchvision, trans"]),
+        ("workloads", "resnet18\t16,4\t64", "resnet18\t16,4\t-", ["column image_size", "give the"]),
+        ("workloads", "\t64\t-\t", "\t64\t128\t", ["column sequence", "128", "write -"]),
+        ("workloads", "\t16,4\t", "\t16,x\t", ["column batches", "'16,x'"]),
+        ("workloads", "\t16,4\t", "\t4,4\t", ["column batches", "'4,4'"]),
+        ("workloads", "\ttrue\t", "\tmaybe\t", ["column causal", "'maybe'", "boolean"]),
+        ("workloads", "\t256\t4\t4\t", "\t256\t4\t3\t", ["column heads", "divisor of hidden"]),
+    ],
+)
+def test_a_mistake_is_refused_with_place_value_and_fix(
+    tmp_path: Path, table: str, old: str, new: str, words: list[str]
+) -> None:
+    path = edited(tmp_path, table, old, new)
+    with pytest.raises(TableError) as caught:
+        load_all(tmp_path)
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+
+
+def test_a_missing_table_and_an_empty_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"plans\.tsv: not a readable table"):
+        load_plans(tmp_path / "plans.tsv")
+    (tmp_path / "plans.tsv").write_text("")
+    with pytest.raises(TableError, match="'plan' is missing"):
+        load_plans(tmp_path / "plans.tsv")
+
+
+def test_a_table_without_rows_is_legal(tmp_path: Path) -> None:
+    header = (ROOT / "config/plans.tsv").read_text().splitlines()[0]
+    (tmp_path / "plans.tsv").write_text(header + "\n\n")
+    assert load_plans(tmp_path / "plans.tsv") == {}
+
+
+def test_defaults_are_filled_at_every_depth() -> None:
+    """Snakemake's own validation fills nested defaults only where the parent is given."""
+    settings = check_settings({"capture": {"warm_up": 9}}, SCHEMA, "config.yaml")
+    assert settings["capture"]["warm_up"] == 9
+    assert settings["capture"]["timed_steps"] == 15
+    assert settings["measure"]["rounds"] == 15
+    assert settings["tables"]["plans"] == "config/plans.tsv"
+
+
+def test_what_the_user_wrote_is_left_as_it_is() -> None:
+    written = {"capture": {"warm_up": 9}}
+    check_settings(written, SCHEMA, "x")
+    assert written == {"capture": {"warm_up": 9}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sed": 1}, ["config.yaml, sed", "unknown key", "did you mean seed?"]),
+        ({"capture": {"warmup": 3}}, ["capture.warmup", "did you mean warm_up?"]),
+        ({"capture": {"warm_up": 0}}, ["capture.warm_up", "0 is below 1"]),
+        ({"device": "tpu"}, ["device", "'tpu'", "auto, cpu, cuda"]),
+        ({"measure": {"rounds": "1M"}}, ["measure.rounds", "1M"]),
+        ({"capture": 3}, ["capture", "3", "object"]),
+        ({"results": "../elsewhere/"}, ["results", "pattern"]),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        check_settings(settings, SCHEMA, "config.yaml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_schema_is_closed_and_says_what_columns_mean() -> None:
+    for name in TABLES:
+        schema = row_schema(name)
+        Draft202012Validator.check_schema(schema)
+        assert schema["additionalProperties"] is False
+        assert all(entry["description"] for entry in schema["properties"].values())
+
+
+def test_the_written_settings_are_the_documented_defaults() -> None:
+    yaml = pytest.importorskip("yaml")
+    written = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    assert check_settings(written, SCHEMA, "x") == check_settings({}, SCHEMA, "x")

@@ -1,0 +1,142 @@
+"""The library's packages import only leftwards, and torch stays where it belongs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trioflow.imports import PACKAGE, imported_names, required_modules
+from trioflow.provenance import digest_modules
+
+ORDER = (
+    ("units", "tables", "errors", "provenance", "experiments", "imports", "job_log"),
+    ("hardware",),
+    ("trace",),
+    ("costmodel",),
+    ("parallel",),
+    ("network",),
+    ("engine",),
+    ("measure",),
+    ("report",),
+    ("cli", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+TORCH_AT_IMPORT = {
+    "trace/capture",
+    "trace/workloads",
+    "trace/transformer",
+    "trace/torchvision_compat",
+}
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def short_name(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+def room(path: Path) -> str:
+    """The package or top module that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports_at_import_time(path: Path) -> set[str]:
+    """Top names imported outside functions and outside ``if TYPE_CHECKING``."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").partition(".")[0])
+        todo.extend(ast.iter_child_nodes(node))
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short_name)
+def test_imports_go_leftwards_only(path: Path) -> None:
+    here = room(path)
+    if here == "__init__":
+        wanted: set[str] = set()
+    else:
+        assert here in LEVEL, f"{here} has no place in the order of packages"
+        wanted = {other for other, level in LEVEL.items() if level <= LEVEL[here]}
+    for name in imported_names(path):
+        parts = name.split(".")
+        if parts[0] == "trioflow" and len(parts) > 1 and parts[1] in LEVEL:
+            assert parts[1] in wanted, f"{short_name(path)} imports {name}, which lies to its right"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short_name)
+def test_torch_is_imported_by_capture_and_measure_only(path: Path) -> None:
+    everywhere = {name.partition(".")[0] for name in imported_names(path)} & {
+        "torch",
+        "torchvision",
+    }
+    if everywhere:
+        name = short_name(path)
+        assert name in TORCH_AT_IMPORT or room(path) == "measure" or room(path) == "cli"
+        if room(path) == "cli":
+            assert "torch" not in imports_at_import_time(path)
+
+
+def modules_after_import(module: str) -> set[str]:
+    code = (
+        f"import json, sys, {module}; print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout))
+
+
+def test_the_command_starts_without_torch() -> None:
+    heavy = modules_after_import("trioflow.cli") & {"torch", "torchvision", "seaborn", "matplotlib"}
+    assert not heavy
+
+
+def test_only_capture_and_measure_scripts_need_torch() -> None:
+    scripts = sorted((PACKAGE.parents[1] / "scripts").glob("*.py"))
+    assert scripts
+    for script in scripts:
+        files = [PACKAGE / f"{module}.py" for module in required_modules(script)]
+        needs = any("torch" in imports_at_import_time(file) for file in files)
+        assert needs <= (script.stem in ("capture", "measure")), script.name
+
+
+def test_required_modules_follow_imports_through_packages_and_functions(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f():\n    from trioflow.parallel import task_graph\nimport os\n")
+    found = required_modules(script)
+    assert {"__init__", "parallel/__init__", "parallel/task_graph"} <= set(found)
+    assert {"tables", "errors", "provenance"} <= set(found), "imports of imports count"
+    assert "units" not in found and "imports" not in found
+    assert digest_modules(*found) == digest_modules(*reversed(found))
+
+
+def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:
+    found = required_modules(PACKAGE.parents[1] / "scripts/measure.py")
+    assert {"measure/worker", "measure/host_costs", "trace/workloads"} <= set(found)
+
+
+def test_a_script_that_needs_nothing_of_the_library_requires_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nfrom pathlib import Path\nimport trioflowers\n")
+    assert required_modules(script) == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short_name)
+def test_imports_are_absolute(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        assert not (isinstance(node, ast.ImportFrom) and node.level)
+
+
+def test_imported_names_hold_the_module_and_what_is_taken_from_it() -> None:
+    names = imported_names(PACKAGE / "parallel" / "task_graph.py")
+    assert {"trioflow", "trioflow.tables", "trioflow.errors", "trioflow.errors.TableError"} <= names

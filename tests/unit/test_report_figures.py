@@ -1,0 +1,119 @@
+"""The figures: what they must show, and that their bytes never change by themselves."""
+
+import pytest
+from report_run import PLANS, experiments_of, write_run
+from trioflow.errors import InputError
+from trioflow.report import figures, style
+from trioflow.report.errors import build_error_table
+from trioflow.report.inputs import load_report_inputs
+from trioflow.report.timelines import draw_timelines
+
+SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    files = write_run(tmp_path_factory.mktemp("run"), SMALL, scale=0.05)
+    inputs = load_report_inputs(files, experiments_of(SMALL), PLANS)
+    errors = build_error_table(inputs.experiments, inputs.measurements, inputs.summaries)
+    return inputs, errors
+
+
+def texts(figure):
+    found = [text for axes in figure.axes for text in axes.texts]
+    ticks = [tick for axes in figure.axes for tick in axes.get_yticklabels()]
+    return [text.get_text() for text in (*found, *ticks)]
+
+
+def signed(value):
+    text = f"{100 * value:+.1f}".replace("-", "\u2212")
+    return "0.0" if text[1:] == "0.0" else text
+
+
+def test_predicted_and_measured_shows_every_experiment_and_error(run):
+    _, errors = run
+    shown = texts(figures.draw_predicted_and_measured(errors))
+    for row in errors.to_dict("records"):
+        assert row["experiment"] in shown
+        assert f"{signed(row['relative_error'])} %" in shown
+
+
+def test_error_table_shows_every_error_and_the_holes(run):
+    _, errors = run
+    shown = "\n".join(texts(figures.draw_error_by_plan(errors))).split("\n")
+    for value in errors["relative_error"]:
+        assert signed(value) in shown
+    assert shown.count("not run") == 1
+
+
+def test_collective_line_and_table_are_those_of_the_model(run):
+    inputs, _ = run
+    model = inputs.collectives
+    figure = figures.draw_collective_curve(inputs.collective_samples, model)
+    above = next(
+        axes for axes in figure.axes if axes.get_title(loc="left") == "all_reduce, 2 ranks"
+    )
+    samples, piecewise, line = above.lines
+    curve = model.curves["all_reduce", 2]
+    assert (
+        len(samples.get_xdata()) == (inputs.collective_samples["collective"] == "all_reduce").sum()
+    )
+    drawn = dict(zip(piecewise.get_xdata(), piecewise.get_ydata(), strict=True))
+    for size, time_s in zip(curve.message_bytes, curve.time_s, strict=True):
+        assert drawn[size] == pytest.approx(time_s)
+    assert line.get_ydata()[0] == pytest.approx(
+        curve.alpha_s + curve.beta_s_per_byte * line.get_xdata()[0]
+    )
+
+
+def test_operator_fit_is_ordered_by_share_and_says_what_was_not_held_out(run):
+    inputs, _ = run
+    figure = figures.draw_operator_fit(inputs.operator_fit)
+    widths = [patch.get_width() for patch in figure.axes[0].patches]
+    assert widths == sorted(widths, reverse=True) and len(widths) == len(inputs.operator_fit)
+    assert sum("not held out" in text for text in texts(figure)) == 1
+
+
+def test_bytes_are_the_same_every_time(run, tmp_path):
+    inputs, errors = run
+
+    def draw(folder):
+        measured = inputs.rank_timelines[inputs.rank_timelines["experiment"] == "gpt2-tiny-ddp2"]
+        drawn = {
+            "a": figures.draw_predicted_and_measured(errors),
+            "b": figures.draw_error_by_plan(errors),
+            "c": figures.draw_collective_curve(inputs.collective_samples, inputs.collectives),
+            "d": figures.draw_operator_fit(inputs.operator_fit),
+            "e": draw_timelines(inputs.timelines["gpt2-tiny-ddp2"], measured, title="e"),
+        }
+        files = [file for name in drawn for file in style.save_figure(drawn[name], folder / name)]
+        return {file.name: file.read_bytes() for file in files}
+
+    first, second = draw(tmp_path / "1"), draw(tmp_path / "2")
+    assert len(first) == 10
+    assert first == second
+    for content in (content for name, content in first.items() if name.endswith(".svg")):
+        assert b"<dc:date>" not in content and b'href="http' not in content
+
+
+def test_style_leaves_other_figures_alone(run):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figures.draw_error_by_plan(run[1])
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_nothing_to_draw_is_refused(run):
+    inputs, errors = run
+    with pytest.raises(InputError, match="no experiment"):
+        figures.draw_predicted_and_measured(errors.head(0))
+    with pytest.raises(InputError, match="no experiment"):
+        figures.draw_error_by_plan(errors.head(0))
+    with pytest.raises(InputError, match="no operator class"):
+        figures.draw_operator_fit(inputs.operator_fit.head(0))
+    with pytest.raises(InputError, match="no collective"):
+        figures.draw_collective_curve(inputs.collective_samples.head(0), inputs.collectives)
+    other = inputs.collective_samples.assign(ranks=4)
+    with pytest.raises(InputError, match="of 4 ranks was sampled but not fitted"):
+        figures.draw_collective_curve(other, inputs.collectives)

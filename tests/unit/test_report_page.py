@@ -1,0 +1,177 @@
+"""The whole report of a small made-up run."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from report_run import PLANS, experiments_of, write_run
+from trioflow import tables
+from trioflow.errors import InputError
+from trioflow.report.build import build_report
+from trioflow.report.captions import CAPTIONS, caption_text
+from trioflow.report.html import Cell, Column, escape_text, render_table
+from trioflow.report.inputs import describe_plan_kind, load_report_inputs
+
+SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
+EXPERIMENTS = experiments_of(SMALL)
+VOID = {"meta", "img", "br", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """Collects what the tests look at, and checks that tags are closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses, self.links, self.sources, self.rows = [], [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+        if "id" in values:
+            self.addresses.append(values["id"])
+        if "href" in values:
+            self.links.append(values["href"])
+        if "src" in values:
+            self.sources.append(values["src"])
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th") and "data-sort" in values:
+            self.rows[-1].append(values["data-sort"])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    files = write_run(folder, SMALL, scale=0.05)
+    errors = build_report(files, folder / "results/report", EXPERIMENTS, PLANS)
+    return folder, files, errors
+
+
+@pytest.fixture(scope="module")
+def page(built):
+    text = (built[0] / "results/report/index.html").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_every_experiment_stands_in_the_table_with_its_numbers(built, page):
+    stored = tables.read_table(built[0] / "results/report/error.parquet", "errors")
+    assert len(stored.attrs["files"]) == len(built[1])
+    assert list(stored["experiment"]) == [row["experiment"] for row in EXPERIMENTS]
+    rows = {row[0]: row for row in page[1].rows if row and row[0] in set(stored["experiment"])}
+    for expected in stored.to_dict("records"):
+        row = rows[expected["experiment"]]
+        assert float(row[1]) == expected["relative_error"]
+        assert float(row[2]) == expected["measured_s"]
+        assert float(row[3]) == expected["simulated_s"]
+        assert (row[7], row[9]) == (expected["plan"], expected["confidence"])
+
+
+def test_page_needs_nothing_from_outside(built, page):
+    text, parsed = page
+    assert not re.search(r"(?:https?:)?//[a-z]", text)
+    assert "@import" not in text and "url(" not in text
+    for source in parsed.sources:
+        assert (built[0] / "results/report" / source).is_file()
+    for link in parsed.links:
+        if link.startswith("#"):
+            assert link[1:] in parsed.addresses
+        else:
+            assert (built[0] / "results/report" / link).is_file()
+    assert len(parsed.addresses) == len(set(parsed.addresses))
+
+
+def test_headline_says_what_was_done_and_how_wrong_it_was(built, page):
+    errors = built[2]
+    headline = page[0].partition('class="headline">')[2].partition("</p>")[0].replace("&nbsp;", " ")
+    assert "2 training steps of 2 workloads were captured on one rank" in headline
+    assert f"the same {len(errors)} steps were measured on this machine" in headline
+    assert f"{100 * errors['relative_error'].abs().mean():.1f} %" in headline
+
+
+def test_warnings_and_units_reach_the_reader(page):
+    text = page[0].replace("&nbsp;", " ")
+    assert "could not pin the process to core 1: not permitted (vgg11)" in text
+    assert "measured_s [s]" in text
+    assert "<dt>host costs: data parallel step</dt><dd>310 \u00b5s</dd>" in text
+    for name, parts in CAPTIONS.items():
+        assert escape_text(caption_text(name)).replace("&nbsp;", " ") in text and len(parts) == 3
+
+
+def test_same_run_gives_the_same_bytes_and_drops_stale_pictures(built, tmp_path):
+    folder, files, _ = built
+    target = tmp_path / "results" / "report"
+    stale = target / "figures/timelines/gone.svg"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("old")
+    build_report(reversed(files), target, EXPERIMENTS, PLANS)
+    first = folder / "results/report"
+    names = sorted(file.relative_to(first) for file in first.rglob("*") if file.is_file())
+    assert names == sorted(file.relative_to(target) for file in target.rglob("*") if file.is_file())
+    assert len(names) == 2 + 2 * (4 + len(EXPERIMENTS))
+    for name in names:
+        assert (first / name).read_bytes() == (target / name).read_bytes(), name
+    assert [path.name for path in target.parent.iterdir()] == ["report"]
+
+
+def test_failure_leaves_the_old_report(built, tmp_path):
+    folder, files, _ = built
+    target = tmp_path / "report"
+    shutil.copytree(folder / "results/report", target)
+    before = {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
+    extra = {
+        "experiment": "vgg11-new",
+        "set": "live",
+        "workload": "vgg11",
+        "plan": "ddp2",
+        "batch": 4,
+    }
+    with pytest.raises(InputError, match="'vgg11-new' has no simulation"):
+        build_report(files, target, [*EXPERIMENTS, extra], PLANS)
+    assert before == {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_missing_and_doubled_files_are_named(built, tmp_path):
+    _, files, _ = built
+    without = [file for file in files if file.name != "collectives.json"]
+    with pytest.raises(InputError, match=r"the report has no collectives\.json"):
+        load_report_inputs(without, EXPERIMENTS, PLANS)
+    other = tmp_path / "vgg11" / "session.json"
+    other.parent.mkdir()
+    other.write_text("{}")
+    with pytest.raises(InputError, match=r"session\.json is given twice"):
+        load_report_inputs([*files, other], EXPERIMENTS, PLANS)
+    lost = [file for file in files if file.parts[-2:] != ("vgg11-ddp2", "timeline.parquet")]
+    with pytest.raises(InputError, match="'vgg11-ddp2' has no predicted timeline"):
+        build_report(lost, tmp_path / "report", EXPERIMENTS, PLANS)
+    assert not (tmp_path / "report").exists()
+
+
+def test_markup_in_names_is_escaped():
+    table = render_table([Column("a<b", "", 'say "x"')], [[Cell("<script>", detail="5 % & more")]])
+    assert "<script>" not in table and "a<b" not in table
+    assert "5&nbsp;% &amp; more" in table
+
+
+def test_cells_without_a_number_sort_last():
+    table = render_table([Column("a")], [[Cell("x", float("nan"))], [Cell("1.0 s", 1.0)]])
+    assert re.findall('data-sort="(.*?)"', table) == ["", "1.0"]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "kind"),
+    [
+        ((1, 1, 1), "one rank"), ((2, 1, 1), "data parallel"), ((1, 1, 2), "pipeline"),
+        ((2, 2, 1), "data parallel and tensor parallel"),
+    ],
+)  # fmt: skip
+def test_plan_kind_names_what_is_split(degrees, kind):
+    plan = dict(zip(("data", "tensor", "pipeline"), degrees, strict=True))
+    assert describe_plan_kind(plan) == kind

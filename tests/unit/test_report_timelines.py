@@ -1,0 +1,111 @@
+"""Merging of thin bars, busy times, lanes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_run import as_table
+from trioflow.errors import InputError
+from trioflow.report.timelines import (
+    MOST_RANKS,
+    build_lanes,
+    busy_time,
+    draw_timelines,
+    merge_thin_bars,
+)
+
+
+def event(rank, stream, kind, phase, start, end, number=0):
+    return {
+        "task_id": number, "rank": rank, "stream": stream, "kind": kind, "name": kind,
+        "phase": phase, "start_s": start, "end_s": end,
+    }  # fmt: skip
+
+
+def test_thin_neighbours_merge_and_wide_ones_stay():
+    start = np.array([0.0, 1.0, 5.0, 5.2, 5.4, 9.0])
+    end = np.array([1.0, 2.0, 5.1, 5.3, 5.5, 9.05])
+    bars = merge_thin_bars(start, end, 0.5)
+    assert bars.tolist() == pytest.approx(np.array([[0, 1], [1, 1], [5, 0.5], [9, 0.05]]))
+
+
+def test_overlapping_bars_merge_whatever_their_width():
+    bars = merge_thin_bars(np.array([0.0, 1.0]), np.array([5.0, 2.0]), 0.1)
+    assert bars.tolist() == [[0.0, 5.0]]
+
+
+spans = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 3)), min_size=1, max_size=60)
+
+
+@given(spans=spans, thinnest=st.floats(0.01, 2))
+def test_merging_loses_nothing_and_adds_only_slivers(spans, thinnest):
+    start = np.array([a for a, _ in spans])
+    end = start + np.array([length for _, length in spans])
+    bars = merge_thin_bars(start, end, thinnest)
+    ends = bars.sum(axis=1)
+    for a, b in zip(start, end, strict=True):
+        assert np.any((bars[:, 0] <= a + 1e-9) & (ends >= b - 1e-9))
+    assert np.all(bars[1:, 0] >= ends[:-1] - 1e-9)
+    # What is drawn beyond the bars lies in gaps shorter than the thinnest bar.
+    added = bars[:, 1].sum() - busy_time(start, end)
+    assert -1e-6 <= added <= thinnest * len(spans) + 1e-6
+
+
+def test_busy_time_is_the_union():
+    assert busy_time(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0])) == pytest.approx(4.0)
+    assert busy_time(np.array([]), np.array([])) == 0
+
+
+def test_lanes_are_by_rank_then_stream_and_keep_their_busy_time():
+    timeline = as_table(
+        [
+            event(1, "communication", "collective", "backward", 2.0, 3.0),
+            event(1, "compute", "compute", "forward", 0.0, 1.0),
+            event(0, "compute", "compute", "forward", 0.0, 1.0),
+            event(0, "compute", "compute", "backward", 1.5, 2.0),
+            event(0, "host", "host", "", 0.0, 0.1),
+        ],
+        "timeline",
+    )
+    lanes = build_lanes(timeline, "predicted", 0.01)
+    assert [(lane.rank, lane.stream) for lane in lanes] == [
+        (0, "compute"), (0, "host"), (1, "compute"), (1, "communication"),
+    ]  # fmt: skip
+    assert sorted(lanes[0].bars) == ["backward", "forward"]
+    assert lanes[0].busy_s == pytest.approx(1.5)
+    assert list(lanes[1].bars) == ["other"]
+    assert list(lanes[3].bars) == ["communication"]
+
+
+def test_one_panel_a_rank_with_one_time_axis():
+    predicted = as_table(
+        [event(r, "compute", "compute", "forward", 0, 1) for r in (0, 1)], "timeline"
+    )
+    measured = as_table(
+        [event(r, "compute", "compute", "forward", 0, 2) for r in (0, 1)], "timeline"
+    )
+    figure = draw_timelines(predicted, measured, measured_s=1.8, title="x")
+    panels = figure.axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["rank 0", "rank 1"]
+    assert panels[0].get_xlim() == panels[1].get_xlim() and panels[0].get_xlim()[1] >= 2
+    labels = [label.get_text() for label in panels[0].get_yticklabels()]
+    assert labels == ["predicted compute", "measured compute"]
+
+
+def test_missing_measured_timeline_is_said_and_missing_prediction_refused():
+    predicted = as_table([event(0, "compute", "compute", "forward", 0, 1)], "timeline")
+    nothing = as_table([], "timeline")
+    figure = draw_timelines(predicted, nothing)
+    assert "no measured timeline" in [text.get_text() for text in figure.axes[0].texts]
+    with pytest.raises(InputError, match="no predicted timeline to draw x"):
+        draw_timelines(nothing, predicted, title="x")
+
+
+def test_many_ranks_are_cut_and_counted():
+    ranks = MOST_RANKS + 3
+    predicted = as_table(
+        [event(r, "compute", "compute", "forward", 0, 1) for r in range(ranks)], "timeline"
+    )
+    figure = draw_timelines(predicted, as_table([], "timeline"), title="x")
+    assert len(figure.axes) == MOST_RANKS
+    assert f"first {MOST_RANKS} of {ranks} ranks" in figure.get_suptitle()

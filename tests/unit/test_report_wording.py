@@ -1,0 +1,63 @@
+"""Numbers, facts and captions as the reader sees them."""
+
+from pathlib import Path
+
+import pytest
+import trioflow
+from trioflow.report import wording
+from trioflow.report.captions import CAPTIONS, caption_text
+
+REPORT = Path(trioflow.__file__).parent.parent / "report"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1234, "+12.3 %"), (-0.05, "\u22125.0 %"), (-0.0001, "0.0 %"), (float("nan"), "\u2013")],
+)
+def test_signed_percent(value, text):
+    assert wording.write_signed_percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [
+        (0.0, "0 s"),
+        (0.9996, "1 s"),
+        (0.0123, "12.3 ms"),
+        (3e-6, "3 \u00b5s"),
+        (1234.0, "1.23e+03 s"),
+    ],
+)
+def test_time(time_s, text):
+    assert wording.write_time(time_s) == text
+
+
+def test_range_writes_a_common_unit_once():
+    assert wording.write_range(0.1, 0.12) == "100 to 120 ms"
+    assert wording.write_range(0.9, 1.2) == "900 ms to 1.2 s"
+
+
+def test_facts_take_their_unit_from_their_name():
+    facts = {
+        "environment": {"cpu_count": 2, "pinned": False}, "step_s": 0.25, "size_bytes": 2_000_000,
+        "drift": 0.061, "times_s": [0.1, 0.2, 0.3, 0.4, 0.5], "names": ["a", "b"], "devices": ["x", "x"], "none": None,
+        "warnings": ["left out"],
+    }  # fmt: skip
+    assert wording.flatten_facts(facts, skip=("warnings",)) == {
+        "environment.cpu_count": "2", "environment.pinned": "no", "step_s": "250 ms",
+        "size_bytes": "2 MB", "drift": "6.1 %", "times_s": "100 ms to 500 ms (5 values)",
+        "names": "a, b", "devices": "x (2 times)", "none": "\u2013",
+    }  # fmt: skip
+
+
+def test_lists_of_words():
+    assert wording.join_words(["a"]) == "a"
+    assert wording.join_words(["a", "b", "c"]) == "a, b and c"
+    assert wording.count_words(1, "rank") == "1 rank"
+
+
+@pytest.mark.parametrize("name", sorted(CAPTIONS))
+def test_snakemake_has_the_same_captions(name):
+    words = (REPORT / f"{name}.rst").read_text().split()
+    assert words == caption_text(name).split()
+    assert CAPTIONS[name][2].startswith("Limit: ")

@@ -1,0 +1,45 @@
+"""Copies of the project, in the states that the tests start from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from project_copy import STAND_IN, Project, copy_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A fresh copy, nothing run yet."""
+    return copy_project(tmp_path / "project")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Project:
+    """A fresh copy whose scripts are stand-ins."""
+    project = copy_project(tmp_path / "project")
+    for script in (project.folder / "scripts").glob("*.py"):
+        script.write_text(STAND_IN)
+    return project
+
+
+@pytest.fixture(scope="session")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy with real scripts whose outputs count as made; to be copied, not edited."""
+    project = copy_project(tmp_path_factory.mktemp("finished") / "project")
+    for line in project.snakemake("--summary").splitlines():
+        path = line.partition("\t")[0]
+        if path.startswith("results/"):
+            (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (project.folder / path).write_text(path)
+    project.snakemake("--touch", "--forceall")
+    return project
+
+
+@pytest.fixture
+def finished(finished_once: Project, tmp_path: Path) -> Project:
+    """A copy with real scripts in which everything is up to date."""
+    folder = tmp_path / "finished"
+    shutil.copytree(finished_once.folder, folder, copy_function=shutil.copy2)
+    return Project(folder)

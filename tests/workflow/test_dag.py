@@ -1,0 +1,159 @@
+"""Which jobs run, and which run again after an edit: asked of Snakemake itself."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from project_copy import ROOT, Project
+
+STAGES = {
+    "traces", "operator_tables", "cost_models", "partitions", "measurements", "task_graphs",
+    "timelines",
+}  # fmt: skip
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    with (ROOT / "config" / f"{name}.tsv").open() as stream:
+        return list(csv.DictReader(stream, delimiter="\t"))
+
+
+def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> None:
+    for name in ("workloads", "experiments"):
+        text = (ROOT / "config" / f"{name}.tsv").read_text()
+        (project.folder / "config" / f"{name}.tsv").write_text(text)
+    traces = sum(len(row["batches"].split(",")) for row in read_rows("workloads"))
+    experiments = read_rows("experiments")
+    measured = len({row["workload"] for row in experiments})
+    assert project.planned() == {
+        "capture": traces, "merge": traces, "fit_operators": 1,
+        "partition": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
+        "extrapolate": len(experiments), "simulate": len(experiments), "report": 1,
+    }  # fmt: skip
+
+
+def test_every_stage_is_a_target_and_together_they_leave_only_the_report(project: Project) -> None:
+    expected = {**project.planned(), **dict.fromkeys(STAGES, 1)}
+    expected.pop("report")
+    assert project.planned(*sorted(STAGES)) == expected
+    assert project.planned("traces") == {"traces": 1, "capture": 4}
+
+
+def test_stages_that_need_no_real_runs_ask_for_none(project: Project) -> None:
+    assert "measure" not in project.planned("operator_tables")
+    assert "measure" not in project.planned("partitions")
+    assert "fit_operators" not in project.planned("measurements"), "truth depends on no cost model"
+
+
+def test_when_all_is_made_nothing_is_done(finished: Project) -> None:
+    assert finished.planned() == {}
+    assert "Nothing to be done" in finished.snakemake()
+
+
+AFTER_SESSIONS = {
+    "fit_collectives": 1, "describe_machine": 1, "extrapolate": 3, "simulate": 3, "report": 1,
+}  # fmt: skip
+AFTER_TRACES = {
+    "merge": 4, "fit_operators": 1, "partition": 2, "measure": 2, "extrapolate": 3, **AFTER_SESSIONS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("edited", "expected"),
+    [
+        ("workflow/trioflow/report/page.py", {"report": 1}),
+        ("workflow/trioflow/network/fair_share.py", {"simulate": 3, "report": 1}),
+        ("workflow/trioflow/trace/merge.py", AFTER_TRACES),
+        ("workflow/trioflow/errors.py", {"capture": 4, **AFTER_TRACES}),
+        ("workflow/trioflow/imports.py", {}),
+        ("workflow/unlock_stale.py", {}),
+        ("scripts/report.py", {"report": 1}),
+        ("scripts/fit_collectives.py", AFTER_SESSIONS),
+        ("envs/requirements.lock", {}),
+        ("workflow/report/workflow.rst", {}),
+    ],
+)
+def test_an_edit_runs_again_just_what_depends_on_it(
+    finished: Project, edited: str, expected: dict[str, int]
+) -> None:
+    finished.append(edited, "\n# edited\n")
+    assert finished.planned() == expected
+
+
+def test_a_module_that_a_module_imports_counts_too(finished: Project) -> None:
+    """The engine's rule imports units through other modules only."""
+    finished.append("workflow/trioflow/units.py", "\n# edited\n")
+    assert finished.planned().keys() >= {"merge", "simulate", "report"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "expected"),
+    [
+        ("config/config.yaml", "timed_steps: 15", "timed_steps: 17", {"capture": 4, **AFTER_TRACES}),
+        ("config/config.yaml", "rounds: 15", "rounds: 17", {"measure": 2, **AFTER_SESSIONS}),
+        (
+            "config/workloads.tsv", "cnn\ttorchvision\tresnet18\t8,2\t32", "cnn\ttorchvision\tresnet18\t8,2\t64",
+            {"capture": 2, **AFTER_TRACES, "merge": 2, "partition": 1, "measure": 1},
+        ),
+        (
+            "config/experiments.tsv", "gpt-tp2\tlive\tgpt\ttp2\t4", "gpt-tp2\tlive\tgpt\ttp2\t2",
+            {"measure": 1, **AFTER_SESSIONS},
+        ),
+    ],
+)  # fmt: skip
+def test_a_changed_setting_runs_again_just_what_it_concerns(
+    finished: Project, file: str, old: str, new: str, expected: dict[str, int]
+) -> None:
+    finished.edit(file, old, new)
+    assert finished.planned() == expected
+
+
+def test_a_new_experiment_leaves_traces_and_other_graphs_alone(finished: Project) -> None:
+    finished.append("config/experiments.tsv", "cnn-gpipe\tlive\tcnn\tgpipe2-m2\t8\n")
+    jobs = finished.planned()
+    assert "capture" not in jobs and "merge" not in jobs and "fit_operators" not in jobs
+    assert jobs["measure"] == 1, "the session of its workload only"
+    assert jobs["partition"] == 1 and jobs["simulate"] == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("config/config.yaml", "seed: 0", "sed: 0", ["config/config.yaml, sed", "unknown key", "seed?"]),
+        ("config/config.yaml", "rounds: 15", "rounds: many", ["measure.rounds", "'many'"]),
+        (
+            "config/experiments.tsv", "\tddp2\t", "\tdpd2\t",
+            ["config/experiments.tsv, row 2 (line 3), column plan", "'dpd2'", "did you mean ddp2?"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_configuration_is_told_with_its_place_and_fix(
+    project: Project, file: str, old: str, new: str, words: list[str]
+) -> None:
+    project.edit(file, old, new)
+    text = project.snakemake("--dry-run", status=1)
+    for word in words:
+        assert word in text
+    assert not (project.folder / "results").exists()
+
+
+def test_the_workflow_can_be_imported_as_a_module(project: Project, tmp_path: Path) -> None:
+    user = tmp_path / "user"
+    user.mkdir()
+    (project.folder / "config").rename(user / "config")
+    (user / "Snakefile").write_text(
+        'configfile: "config/config.yaml"\n\n'
+        f'module trioflow:\n    snakefile: "{project.folder}/Snakefile"\n    config: config\n\n'
+        "use rule * from trioflow\n"
+    )
+    (user / "workflow").symlink_to(project.folder / "workflow")
+    jobs = Project(user).planned("all", "--cores", "2")
+    assert jobs["capture"] == 4 and jobs["simulate"] == 3
+
+
+def test_results_go_where_the_configuration_says(project: Project) -> None:
+    project.edit("config/config.yaml", "results: results", "results: elsewhere/run1")
+    text = project.snakemake("--summary")
+    assert "elsewhere/run1/report/index.html" in text
+    assert "results/" not in text

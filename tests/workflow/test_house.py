@@ -1,0 +1,213 @@
+"""The form of the house: rules, scripts, environments, generated files, Makefile."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from project_copy import ROOT, Project
+
+RULE_FILES = sorted((ROOT / "rules").glob("*.smk"))
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+WITH_TORCH = {"capture", "measure"}
+
+
+def read_rules() -> dict[str, str]:
+    """The text of every rule that runs a script, by its name."""
+    rules = {}
+    for file in RULE_FILES:
+        parts = re.split(r"^rule (\w+):$", file.read_text(), flags=re.MULTILINE)[1:]
+        rules |= dict(zip(parts[::2], parts[1::2], strict=True))
+    return {name: text for name, text in rules.items() if "    output:" in text}
+
+
+RULES = read_rules()
+
+
+def read_pins() -> dict[str, str]:
+    lines = (ROOT / "envs/requirements.lock").read_text().splitlines()
+    pins = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {name.lower().replace("_", "-"): version for name, version in pins}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_has_one_name_and_every_declaration(name: str) -> None:
+    text = RULES[name]
+    assert f'"../scripts/{name}.py"' in text
+    assert f'library_digest("{name}")' in text, "an edit of the library would go unseen"
+    assert f'"<logs>/{name}' in text and f'"<benchmarks>/{name}' in text
+    environment = "capture" if name in WITH_TORCH else "analysis"
+    assert f'"../envs/{environment}.yaml"' in text
+    for word in ("mem_mb=", "runtime=", "    message:"):
+        assert word in text
+    assert ("measurement=1" in text) == ("threads: 2" in text) == (name in WITH_TORCH)
+    assert "    run:" not in text and "    shell:" not in text
+
+
+def test_every_script_has_its_rule_and_stays_small() -> None:
+    assert {script.stem for script in SCRIPTS} == set(RULES)
+    for script in SCRIPTS:
+        text = script.read_text()
+        assert len(text.splitlines()) <= 30, script.name
+        assert "__future__" not in text, "Snakemake puts lines before it: a SyntaxError"
+        ast.parse(text)
+
+
+def test_the_snakefile_stays_small_and_rules_hold_no_code() -> None:
+    assert len((ROOT / "Snakefile").read_text().splitlines()) <= 60
+    for file in [ROOT / "Snakefile", *RULE_FILES]:
+        text = file.read_text()
+        assert "lambda" not in text
+        assert not re.search(r"^\s*(import|from) workflow", text, re.MULTILINE), (
+            "replaces Snakemake's own"
+        )
+    for file in RULE_FILES:
+        head = "\n".join(file.read_text().splitlines()[:8])
+        for word in ("Purpose", "Inputs", "Outputs"):
+            assert f"# {word}:" in head, f"{file.name} does not say its {word.lower()}"
+
+
+def test_snakemake_finds_nothing_to_complain_about(project: Project) -> None:
+    assert "good condition" in project.snakemake("--lint")
+
+
+def test_the_default_profile_limits_measurements_and_mends_killed_runs() -> None:
+    profile = yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())
+    assert profile["resources"] == ["measurement=1"] and profile["rerun-incomplete"] is True
+    assert profile["cores"] == 2, "capture and measure take two threads: both"
+    slurm = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
+    assert slurm["executor"] == "slurm" and slurm["resources"] == ["measurement=1"]
+
+
+def test_every_figure_of_snakemakes_report_has_a_caption() -> None:
+    captions = re.findall(r'caption="\.\./(workflow/report/\w+\.rst)"', RULES["report"])
+    assert len(captions) == RULES["report"].count("report(\n") >= 5
+    for caption in captions:
+        assert len((ROOT / caption).read_text().split()) > 10, caption
+
+
+def test_generated_files_have_not_drifted_from_their_sources() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "build_reference", ROOT / "docs/build_reference.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    files = module.build_files()
+    for path, text in files.items():
+        assert (ROOT / path).read_text() == text, f"{path} is out of date: make docs"
+    written = {path.relative_to(ROOT) for path in (ROOT / "workflow/schemas").glob("*.json")}
+    by_hand = {Path(f"workflow/schemas/{name}.schema.json") for name in ("config", "platform")}
+    assert written - by_hand == {path for path in files if path.suffix == ".json"}
+
+
+def test_the_lock_pins_everything_exactly_and_names_no_host() -> None:
+    text = (ROOT / "envs/requirements.lock").read_text()
+    for line in text.splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line), line
+    assert "://" not in text and "--" not in text
+    pins = read_pins()
+    assert (pins["torch"], pins["torchvision"]) == ("2.13.0", "0.28.0"), "the pair that match"
+    assert not any(name.startswith(("nvidia", "triton", "trioflow")) for name in pins)
+
+
+def test_the_lock_holds_every_dependency_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    pins = read_pins()
+    packaging = pytest.importorskip("packaging.requirements")
+    for line in itertools.chain.from_iterable(groups):
+        requirement = packaging.Requirement(line)
+        version = pins[requirement.name.lower().replace("_", "-")]
+        assert requirement.specifier.contains(version), f"{line} against {version}"
+
+
+@pytest.mark.parametrize("name", ["analysis", "capture"])
+def test_conda_environments_carry_the_locks_pins_and_install_the_library(name: str) -> None:
+    content = yaml.safe_load((ROOT / f"envs/{name}.yaml").read_text())
+    lines = next(entry for entry in content["dependencies"] if isinstance(entry, dict))["pip"]
+    found = dict(line.lower().split("==") for line in lines)
+    pins = read_pins()
+    assert {key: pins[key] for key in found} == found
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    core = {re.split(r"[>=<]", line)[0] for line in project["dependencies"]}
+    assert core <= set(found)
+    assert ({"torch", "torchvision"} <= set(found)) == (name == "capture")
+    install = ROOT / f"envs/{name}.post-deploy.sh"
+    assert "--editable ." in install.read_text()
+    subprocess.run(["bash", "-n", install], check=True)
+
+
+def test_ci_is_one_executable_script_that_calls_the_tests() -> None:
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+    text = script.read_text()
+    assert text.startswith("#!/usr/bin/env bash") and "set -euo pipefail" in text
+    for word in ("make test", "ruff check", "mypy", "snakefmt", "--lint", "make reproduce"):
+        assert word in text
+
+
+def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_make_without_a_fit_python_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "envs").mkdir()
+    for name in ("Makefile", "pyproject.toml", "envs/requirements.lock"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    run = run_make(tmp_path, f"PYTHONS={old} no-such-python")
+    assert run.returncode != 0
+    assert "trioflow needs Python 3.11 or newer" in run.stderr and "PYTHON=" in run.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_make_reproduce_ends_with_both_reports_and_does_nothing_twice(stand_in: Project) -> None:
+    """The real Makefile over stand-in scripts; Snakemake's report is made from real figures only."""
+    folder = stand_in.folder
+    tools = folder / ".venv/bin"
+    tools.mkdir(parents=True)
+    (folder / ".venv/.stamp").touch()
+    python = f'#!/bin/sh\nPYTHONPATH="{folder}/workflow" exec "{sys.executable}" "$@"\n'
+    snakemake = (
+        '#!/bin/sh\n[ "$1" = --report ] && { echo made > "$2"; exit; }\n'
+        f'exec "{tools}/python" -m snakemake "$@"\n'
+    )
+    for name, text in (("python", python), ("snakemake", snakemake)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    (folder / "envs/requirements.lock").touch()
+    for name in ("Makefile", "pyproject.toml"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+        os.utime(folder / name, (0, 0))
+    os.utime(folder / "envs/requirements.lock", (0, 0))
+
+    first = run_make(folder, "reproduce")
+    assert first.returncode == 0, first.stdout + first.stderr
+    report = folder / "results/report/snakemake.html"
+    assert report.read_text() == "made\n" and "results/report/index.html" in first.stdout
+    jobs, made = stand_in.ran(), report.stat().st_mtime_ns
+    second = run_make(folder, "reproduce")
+    assert second.returncode == 0
+    assert "Nothing to be done" in second.stdout + second.stderr
+    assert stand_in.ran() == jobs and report.stat().st_mtime_ns == made
