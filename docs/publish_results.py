@@ -1,0 +1,58 @@
+"""Carry a finished run into the repository: README's figure and table, and the shipped example.
+
+Reads ``results/`` as `make reproduce` left it. Writes README.md between its
+markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
+and the platform, under the name of the kind of machine they were measured on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from trioflow.hardware.platform import load_platform, save_platform
+from trioflow.provenance import read_json, write_json
+from trioflow.report.readme import update_readme
+from trioflow.tables import read_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+DATA = ROOT / "workflow" / "trioflow" / "data"
+TRACE = "gpt2-tiny-b8"
+NAME = "cpu2-gloo"
+
+
+def publish_readme() -> None:
+    """Copy the figure and rewrite the table of errors."""
+    figure = ROOT / "docs" / "figures" / "predicted_vs_measured.png"
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(RESULTS / "report" / "figures" / figure.name, figure)
+    errors = read_table(RESULTS / "report" / "error.parquet", "errors")
+    update_readme(ROOT / "README.md", errors, figure)
+
+
+def publish_example() -> None:
+    """Copy what the quick start reads: a trace, a platform, its cost models."""
+    source, target = RESULTS / "operator_tables" / TRACE, DATA / "traces" / TRACE
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("operators.parquet", "tensors.parquet"):
+        shutil.copyfile(source / name, target / name)
+    write_json(target / "trace.json", read_json(source / "trace.json"))
+    models = DATA / "cost_models" / NAME
+    models.mkdir(parents=True, exist_ok=True)
+    for name in ("operators.json", "collectives.json"):
+        shutil.copyfile(RESULTS / "cost_models" / "this-machine" / name, models / name)
+    machine = load_platform(RESULTS / "platforms" / "this-machine.yaml")
+    save_platform(replace(machine, name=NAME), DATA / "platforms" / f"{NAME}.yaml")
+    shutil.copyfile(ROOT / "config" / "workloads.tsv", DATA / "workloads.tsv")
+
+
+def main() -> None:
+    """Publish a finished run."""
+    publish_readme()
+    publish_example()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Max-min fairness against its definition and against an independent solver."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from trioflow.hardware.machine import Link
+from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
+
+RELATIVE = 1e-9
+
+
+@dataclass
+class Sharing:
+    routes: list[list[int]]
+    capacities: list[float]
+    max_rates: list[float]
+
+
+rates = st.integers(1, 1000).map(float)
+
+
+@st.composite
+def sharings(draw: st.DrawFn) -> Sharing:
+    links = draw(st.integers(1, 5))
+    routes = draw(
+        st.lists(st.lists(st.integers(0, links - 1), min_size=1, unique=True), min_size=1, max_size=6)
+    )  # fmt: skip
+    caps = st.one_of(st.just(math.inf), rates)
+    return Sharing(
+        routes,
+        draw(st.lists(rates, min_size=links, max_size=links)),
+        draw(st.lists(caps, min_size=len(routes), max_size=len(routes))),
+    )
+
+
+def link_loads(sharing: Sharing, found: list[float]) -> list[float]:
+    loads = [0.0] * len(sharing.capacities)
+    for route, rate in zip(sharing.routes, found, strict=True):
+        for link in route:
+            loads[link] += rate
+    return loads
+
+
+@settings(deadline=None)
+@given(sharings())
+def test_no_link_over_capacity_and_every_flow_has_its_bottleneck(sharing: Sharing) -> None:
+    found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
+    loads = link_loads(sharing, found)
+    for load, capacity in zip(loads, sharing.capacities, strict=True):
+        assert load <= capacity * (1 + RELATIVE)
+    for route, rate, cap in zip(sharing.routes, found, sharing.max_rates, strict=True):
+        assert 0 < rate <= cap
+        at_bottleneck = any(
+            loads[link] >= sharing.capacities[link] * (1 - RELATIVE)
+            and all(
+                other_rate <= rate * (1 + RELATIVE)
+                for other, other_rate in zip(sharing.routes, found, strict=True)
+                if link in other
+            )
+            for link in route
+        )
+        assert at_bottleneck or rate == cap
+
+
+def solve_by_linear_programs(sharing: Sharing) -> list[float]:
+    """Raise the smallest rate as far as possible, fix who cannot go on, and repeat."""
+    count = len(sharing.routes)
+    crossing = np.array(
+        [[float(link in route) for route in sharing.routes] for link in range(len(sharing.capacities))]
+    )  # fmt: skip
+    fixed: dict[int, float] = {}
+
+    def solve(target: np.ndarray, floor: float | None) -> float:
+        # Variables: the rates, then the common level that all free flows reach.
+        upper = np.hstack([crossing, np.zeros((len(crossing), 1))])
+        limits = list(sharing.capacities)
+        for flow in set(range(count)) - set(fixed):
+            row = np.zeros(count + 1)
+            row[flow], row[count] = -1.0, 1.0
+            upper, limits = np.vstack([upper, row]), [*limits, 0.0]
+        bounds: list[tuple[float, float | None]] = [
+            (fixed[flow], fixed[flow]) if flow in fixed
+            else (0.0, None if math.isinf(sharing.max_rates[flow]) else sharing.max_rates[flow])
+            for flow in range(count)
+        ]  # fmt: skip
+        level = (0.0, None) if floor is None else (floor, floor)
+        answer = linprog(-target, A_ub=upper, b_ub=limits, bounds=[*bounds, level], method="highs")
+        assert answer.status == 0, answer.message
+        return float(-answer.fun)
+
+    while len(fixed) < count:
+        common = np.zeros(count + 1)
+        common[count] = 1.0
+        level = solve(common, None)
+        stuck = []
+        for flow in set(range(count)) - set(fixed):
+            alone = np.zeros(count + 1)
+            alone[flow] = 1.0
+            if solve(alone, level * (1 - 1e-9)) <= level * (1 + 1e-6):
+                stuck.append(flow)
+        assert stuck, "at least one flow has reached its end"
+        for flow in stuck:
+            # A hair below, so that rounding leaves the next program feasible.
+            fixed[flow] = level * (1 - 1e-9)
+    return [fixed[flow] for flow in range(count)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(sharings())
+def test_rates_equal_those_of_a_linear_programming_solver(sharing: Sharing) -> None:
+    found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
+    np.testing.assert_allclose(found, solve_by_linear_programs(sharing), rtol=1e-5)
+
+
+@settings(deadline=None)
+@given(sharings(), st.integers(-30, 30))
+def test_scaling_by_powers_of_two_is_exact(sharing: Sharing, exponent: int) -> None:
+    factor = 2.0**exponent
+    found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
+    scaled = compute_max_min_rates(
+        sharing.routes,
+        [factor * capacity for capacity in sharing.capacities],
+        [factor * rate for rate in sharing.max_rates],
+    )
+    assert scaled == [factor * rate for rate in found]
+
+
+NODES = 4
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> tuple[list[Link], list[tuple[float, Flow]]]:
+    """Draw a ring of links of any width, and flows at any time."""
+    latencies = st.integers(0, 8).map(lambda k: k / 8)
+    links = [
+        Link(f"n{i}", f"n{(i + 1) % NODES}", draw(rates), draw(latencies)) for i in range(NODES)
+    ]
+    flows = []
+    for flow_id in range(draw(st.integers(1, 8))):
+        flow = Flow(
+            flow_id,
+            f"n{draw(st.integers(0, NODES - 1))}",
+            f"n{draw(st.integers(0, NODES - 1))}",
+            float(draw(st.integers(0, 5000))),
+            draw(latencies),
+            draw(st.one_of(st.just(math.inf), rates)),
+        )
+        flows.append((draw(st.integers(0, 40)) / 8, flow))
+    return links, sorted(flows, key=lambda entry: entry[0])
+
+
+def play(network: Network, flows: list[tuple[float, Flow]]) -> list[FlowEnd]:
+    """Start flows at their times and run to the end."""
+    ends: list[FlowEnd] = []
+    todo = list(flows)
+    while True:
+        now_s = min(todo[0][0] if todo else NEVER_S, network.next_event_s())
+        if now_s == NEVER_S:
+            return ends
+        ends += network.advance(now_s)
+        while todo and todo[0][0] <= now_s:
+            start_s, flow = todo.pop(0)
+            network.start(flow, start_s)
+
+
+@settings(deadline=None)
+@given(traffic())
+def test_flows_end_once_never_early_and_within_the_links(
+    case: tuple[list[Link], list[tuple[float, Flow]]],
+) -> None:
+    links, flows = case
+    network, twin = FairShareNetwork(links), ContentionFreeNetwork(links)
+    shared, free = play(network, flows), play(twin, flows)
+    assert sorted(end.flow.flow_id for end in shared) == list(range(len(flows)))
+    assert [end.time_s for end in shared] == sorted(end.time_s for end in shared)
+    alone_s = {end.flow.flow_id: end.time_s for end in free}
+    starts = {flow.flow_id: start_s for start_s, flow in flows}
+    for end in shared:
+        assert end.time_s >= starts[end.flow.flow_id] + end.flow.latency_s
+        assert end.time_s >= alone_s[end.flow.flow_id] * (1 - RELATIVE)
+    assert network.link_bytes == twin.link_bytes
+    last_s = max(end.time_s for end in shared)
+    for link in links:
+        moved_bytes = network.link_bytes[link.source, link.target]
+        assert moved_bytes <= link.bandwidth_bytes_per_s * last_s * (1 + RELATIVE)
+
+
+@settings(deadline=None)
+@given(traffic())
+def test_no_link_is_over_capacity_at_any_time(
+    case: tuple[list[Link], list[tuple[float, Flow]]],
+) -> None:
+    links, flows = case
+    network = FairShareNetwork(links)
+    for start_s, flow in flows:
+        network.start(flow, start_s)
+    by_id = {flow.flow_id: flow for _, flow in flows}
+    while (time_s := network.next_event_s()) < NEVER_S:
+        network.advance(time_s)
+        loads = dict.fromkeys((link.source for link in links), 0.0)
+        for flow_id, rate in network.rates_bytes_per_s.items():
+            node = int(by_id[flow_id].source[1:])
+            while f"n{node}" != by_id[flow_id].target:
+                loads[f"n{node}"] += rate
+                node = (node + 1) % NODES
+        for link in links:
+            assert loads[link.source] <= link.bandwidth_bytes_per_s * (1 + RELATIVE)
+
+
+@settings(deadline=None)
+@given(traffic(), st.integers(-20, 20))
+def test_times_scale_exactly_by_powers_of_two(
+    case: tuple[list[Link], list[tuple[float, Flow]]], exponent: int
+) -> None:
+    links, flows = case
+    factor = 2.0**exponent
+    slow_links = [
+        Link(e.source, e.target, e.bandwidth_bytes_per_s / factor, e.latency_s * factor)
+        for e in links
+    ]
+    slow_flows = [
+        (
+            start_s * factor,
+            Flow(
+                f.flow_id, f.source, f.target, f.size_bytes, f.latency_s * factor,
+                f.max_rate_bytes_per_s / factor,
+            ),
+        )
+        for start_s, f in flows
+    ]  # fmt: skip
+    before = [
+        (end.time_s * factor, end.flow.flow_id) for end in play(FairShareNetwork(links), flows)
+    ]
+    after = [
+        (end.time_s, end.flow.flow_id) for end in play(FairShareNetwork(slow_links), slow_flows)
+    ]
+    assert before == after

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from trioflow import tables
+from trioflow.engine.simulate import NETWORKS, simulate, simulate_interval
+from trioflow.errors import InputError, SimulationError
+from trioflow.hardware.machine import Device, Platform
+from trioflow.hardware.topology import BUILDERS
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+
+BANDWIDTH, LATENCY_S = 1e9, 1e-6
+
+
+def make_platform(ranks: int = 2, builder: str = "ring", **fields: Any) -> Platform:
+    links = BUILDERS[builder](ranks, BANDWIDTH, LATENCY_S)
+    return Platform(builder, Device("chip", "gpu", 10**9, {}), ranks, tuple(links), **fields)
+
+
+@dataclass
+class Measured:
+    time_s: float
+    low_s: float
+    high_s: float
+    confidence: str = "measured"
+
+
+class Cost:
+    """All-reduces take 1 s (0.5 to 3), and others, unmeasured, 2 s (1 to 4)."""
+
+    def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
+        if collective == "all_reduce":
+            return Measured(1.0, 0.5, 3.0)
+        return Measured(2.0, 1.0, 4.0, "extrapolated")
+
+
+def add_exchange(
+    builder: TaskGraphBuilder, name: str, ranks: list[int], size: int, after: dict[int, int]
+) -> dict[int, int]:
+    match = builder.new_match()
+    return {
+        rank: builder.add(
+            rank, "communication", "collective", name, message_bytes=size, match_id=match,
+            group=",".join(map(str, ranks)), after=[after.get(rank)],
+        )
+        for rank in ranks
+    }  # fmt: skip
+
+
+def data_parallel(forward_s: float = 2.0, backward_s: float = 4.0) -> TaskGraph:
+    """Forward, two halves of backward, an all-reduce after each, then the optimizer."""
+    builder = TaskGraphBuilder()
+    first: dict[int, int] = {}
+    second: dict[int, int] = {}
+    for rank in range(2):
+        builder.add(rank, "compute", "compute", "forward", phase="forward", duration_s=forward_s)
+        for made in (first, second):
+            made[rank] = builder.add(
+                rank, "compute", "compute", "backward", phase="backward", duration_s=backward_s / 2
+            )
+    one = add_exchange(builder, "all_reduce", [0, 1], 10**6, first)
+    two = add_exchange(builder, "all_reduce", [0, 1], 10**6, second)
+    for rank in range(2):
+        builder.add(
+            rank, "compute", "compute", "optimizer", phase="optimizer", duration_s=1.0,
+            after=[one[rank], two[rank]],
+        )  # fmt: skip
+    return builder.build()
+
+
+def spans(timeline: pd.DataFrame, rank: int, name: str) -> list[tuple[float, float]]:
+    rows = timeline[(timeline["rank"] == rank) & (timeline["name"] == name)]
+    return list(zip(rows["start_s"], rows["end_s"], strict=True))
+
+
+def test_communication_overlaps_compute() -> None:
+    result = simulate(data_parallel(), make_platform(), Cost())
+    for rank in range(2):
+        assert spans(result.timeline, rank, "all_reduce") == [(4.0, 5.0), (6.0, 7.0)]
+        assert spans(result.timeline, rank, "optimizer") == [(7.0, 8.0)]
+    summary = result.summary
+    assert summary["step_time_s"] == summary["busy_s"] == 8.0
+    assert summary["compute_s"] == 7.0
+    assert summary["communication_s"] == 2.0
+    assert summary["exposed_communication_s"] == 1.0
+    assert summary["ranks"] == 2
+    assert summary["events"] == 2 * 12 + 2 * 4
+    assert summary["confidence"] == "measured"
+    assert summary["warnings"] == []
+    assert summary["link_bytes"] == {"rank0->rank1": 2e6, "rank1->rank0": 2e6}
+    assert [row["rank"] for row in summary["per_rank"]] == [0, 1]
+    assert summary["per_rank"][1]["exposed_communication_s"] == 1.0
+    assert summary["simulator_wall_s"] > 0
+
+
+def test_collectives_queue_in_the_compute_stream_where_the_platform_says_so() -> None:
+    """As gloo on a pinned core; here their task_id puts them after all of backward."""
+    platform = make_platform(communication_on_compute_stream=True)
+    result = simulate(data_parallel(), platform, Cost())
+    assert set(result.timeline["stream"]) == {"compute"}
+    assert spans(result.timeline, 0, "all_reduce") == [(6.0, 7.0), (7.0, 8.0)]
+    assert result.summary["step_time_s"] == 9.0
+    assert result.summary["exposed_communication_s"] == 2.0
+
+
+def message(builder: TaskGraphBuilder, source: int, target: int, size: int, after: int) -> int:
+    match = builder.new_match()
+    builder.add(
+        source, "send", "send", "send forward", message_bytes=size, peer=target, match_id=match,
+        after=[after],
+    )  # fmt: skip
+    return builder.add(
+        target, "receive", "recv", "recv forward", message_bytes=size, peer=source, match_id=match
+    )
+
+
+def test_sends_keep_their_streams_on_such_a_platform() -> None:
+    builder = TaskGraphBuilder()
+    work = builder.add(0, "compute", "compute", "a", duration_s=1.0)
+    arrived = message(builder, 0, 1, 10**9, work)
+    builder.add(0, "compute", "compute", "b", duration_s=1.0)
+    builder.add(1, "compute", "compute", "c", duration_s=1.0, after=[arrived])
+    result = simulate(builder.build(), make_platform(communication_on_compute_stream=True))
+    assert set(result.timeline["stream"]) == {"compute", "send", "receive"}
+    assert spans(result.timeline, 0, "b") == [(1.0, 2.0)], "the send does not block compute"
+    [(start_s, end_s)] = spans(result.timeline, 1, "recv forward")
+    assert (start_s, end_s) == (1.0, 1.0 + LATENCY_S + 1.0), "it waits for the send"
+    assert spans(result.timeline, 0, "send forward") == [(start_s, end_s)]
+    assert result.summary["step_time_s"] == end_s + 1.0
+    assert result.summary["confidence"] == "uncalibrated"
+    assert result.summary["warnings"] == ["send on 2 ranks: its time is uncalibrated, not measured"]
+
+
+def test_two_messages_share_a_link_only_in_the_shared_network() -> None:
+    builder = TaskGraphBuilder()
+    for stream in ("send", "send 2"):
+        match = builder.new_match()
+        builder.add(0, stream, "send", "send", message_bytes=10**9, peer=1, match_id=match)
+        builder.add(1, stream, "recv", "recv", message_bytes=10**9, peer=0, match_id=match)
+    graph, platform = builder.build(), make_platform()
+    assert simulate(graph, platform).summary["step_time_s"] == LATENCY_S + 2.0
+    free = simulate(graph, platform, network="contention_free").summary
+    assert free["step_time_s"] == LATENCY_S + 1.0
+    assert free["network"] == "contention_free"
+
+
+@pytest.mark.parametrize("builder", ["ring", "switch", "fully_connected"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_ring_all_reduce_closed_form(builder: str, ranks: int) -> None:
+    graph = TaskGraphBuilder()
+    size = 12_000_000
+    add_exchange(graph, "all_reduce", list(range(ranks)), size, {})
+    result = simulate(graph.build(), make_platform(ranks, builder))
+    hop_s = LATENCY_S * (2 if builder == "switch" else 1)
+    expected_s = 2 * (ranks - 1) * hop_s + 2 * (ranks - 1) / ranks * size / BANDWIDTH
+    assert result.summary["step_time_s"] == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (2, 4), (4, 4), (4, 16)])
+def test_gpipe_bubble(stages: int, micro_batches: int) -> None:
+    """Equal stages and free messages: (m + p - 1) times forward and backward of one."""
+    forward_s, backward_s = 1.0, 2.0
+    builder = TaskGraphBuilder()
+    edge: dict[tuple[str, int, int], int] = {}
+
+    def run_stage(stage: int, phase: str, duration_s: float, step: int) -> None:
+        for micro in range(micro_batches):
+            before, after = stage - step, stage + step
+            arrived = None
+            if 0 <= before < stages:
+                arrived = builder.add(
+                    stage, "receive", "recv", "recv", message_bytes=0, peer=before,
+                    match_id=edge.setdefault((phase, min(stage, before), micro), len(edge)),
+                )  # fmt: skip
+            done = builder.add(
+                stage, "compute", "compute", phase, phase=phase, duration_s=duration_s,
+                after=[arrived], micro_batch=micro, stage=stage,
+            )  # fmt: skip
+            if 0 <= after < stages:
+                builder.add(
+                    stage, "send", "send", "send", message_bytes=0, peer=after, after=[done],
+                    match_id=edge.setdefault((phase, min(stage, after), micro), len(edge)),
+                )  # fmt: skip
+
+    for stage in range(stages):
+        run_stage(stage, "forward", forward_s, 1)
+        run_stage(stage, "backward", backward_s, -1)
+    platform = make_platform(stages)
+    links = tuple(replace(link, latency_s=0.0) for link in platform.links)
+    summary = simulate(builder.build(), replace(platform, links=links)).summary
+    ideal_s = (micro_batches + stages - 1) * (forward_s + backward_s)
+    assert summary["step_time_s"] == ideal_s
+    bubble = 1 - summary["compute_s"] / summary["step_time_s"]
+    assert bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+def test_scales() -> None:
+    platform = make_platform()
+    result = simulate(
+        data_parallel(), platform, Cost(), compute_scale=[1.0, 1.5], communication_scale=4.0
+    )
+    # Rank 1 is late: 3 s and 6 s of work, all-reduces of 4 s at 6 and 10 s.
+    assert spans(result.timeline, 0, "backward") == [(2.0, 4.0), (4.0, 6.0)]
+    assert spans(result.timeline, 0, "all_reduce") == [(6.0, 10.0), (10.0, 14.0)]
+    assert spans(result.timeline, 1, "optimizer") == [(14.0, 15.5)]
+    free = simulate(data_parallel(), platform, communication_scale=2.0).timeline
+    slow = simulate(data_parallel(), platform).timeline
+    for one, other in zip(spans(free, 0, "all_reduce"), spans(slow, 0, "all_reduce"), strict=True):
+        assert one[1] - one[0] == pytest.approx(2 * (other[1] - other[0]))
+
+
+def test_host_and_memcpy_tasks() -> None:
+    builder = TaskGraphBuilder()
+    launch = builder.add(0, "host", "host", "launch", duration_s=1.0)
+    builder.add(0, "compute", "compute", "work", duration_s=2.0, after=[launch])
+    builder.add(0, "compute", "host", "python", duration_s=0.5)
+    builder.add(0, "copy", "memcpy", "copy", duration_s=5.0)
+    summary = simulate(builder.build(), make_platform(), compute_scale=2.0).summary
+    assert summary["step_time_s"] == 10.0
+    assert summary["compute_s"] == 10.0
+    assert summary["communication_s"] == 0.0
+    assert summary["confidence"] == "measured"
+    assert summary["link_bytes"] == {"rank0->rank1": 0.0, "rank1->rank0": 0.0}
+
+
+def test_host_stream_is_no_compute_but_host_in_the_compute_stream_is() -> None:
+    builder = TaskGraphBuilder()
+    launch = builder.add(0, "host", "host", "launch", duration_s=1.0)
+    builder.add(0, "compute", "compute", "work", duration_s=2.0, after=[launch])
+    builder.add(0, "compute", "host", "python", duration_s=0.5)
+    summary = simulate(builder.build(), make_platform()).summary
+    assert (summary["step_time_s"], summary["busy_s"], summary["compute_s"]) == (3.5, 2.5, 2.5)
+
+
+def test_collective_with_a_duration_needs_no_network() -> None:
+    builder = TaskGraphBuilder()
+    match = builder.new_match()
+    for rank, duration_s in enumerate((1.0, 3.0)):
+        builder.add(
+            rank, "communication", "collective", "all_reduce", duration_s=duration_s, group="0,1",
+            match_id=match,
+        )  # fmt: skip
+    result = simulate(builder.build(), make_platform(), communication_scale=2.0)
+    assert result.timeline["end_s"].tolist() == [6.0, 6.0]
+
+
+def test_empty_graph() -> None:
+    result = simulate(TaskGraphBuilder().build(), make_platform())
+    assert result.summary["step_time_s"] == result.summary["busy_s"] == 0.0
+    assert result.summary["ranks"] == 0
+    tables.validate(tables.to_arrow(result.timeline, "timeline"), "timeline")
+
+
+def test_timeline_obeys_its_schema_and_survives_the_disk(tmp_path: Path) -> None:
+    graph = data_parallel()
+    graph.save(tmp_path / "graph")
+    from trioflow.parallel.task_graph import load_task_graph
+
+    loaded = load_task_graph(tmp_path / "graph")
+    direct, reread = (simulate(g, make_platform(), Cost()).timeline for g in (graph, loaded))
+    tables.write_table(direct, "timeline", tmp_path / "direct.parquet")
+    tables.write_table(reread, "timeline", tmp_path / "reread.parquet")
+    assert (tmp_path / "direct.parquet").read_bytes() == (tmp_path / "reread.parquet").read_bytes()
+
+
+def test_interval() -> None:
+    graph = data_parallel()
+    graph.metadata["compute_interval"] = [0.5, 2.0]
+    result = simulate_interval(graph, make_platform(), Cost())
+    assert result.summary["step_time_s"] == 8.0
+    # Compute of 3.5 s with half a second exposed; 14 s with 3 s exposed.
+    assert result.summary["low_s"] == 4.0
+    assert result.summary["high_s"] == 17.0
+    alone = simulate(graph, make_platform(), Cost())
+    pd.testing.assert_frame_equal(result.timeline, alone.timeline)
+
+
+def test_interval_collapses_without_spread() -> None:
+    summary = simulate_interval(data_parallel(), make_platform(), compute_scale=[1.0, 1.5]).summary
+    assert summary["low_s"] == summary["step_time_s"] == summary["high_s"]
+
+
+@pytest.mark.parametrize("interval", [[1.1, 0.9], [0.0, 1.0], [1.0], "ab", None])
+def test_interval_that_is_none(interval: object) -> None:
+    graph = data_parallel()
+    graph.metadata["compute_interval"] = interval
+    with pytest.raises(InputError, match="no interval of compute factors"):
+        simulate_interval(graph, make_platform(), Cost())
+
+
+def test_worst_confidence_and_warnings() -> None:
+    builder = TaskGraphBuilder()
+    add_exchange(builder, "all_reduce", [0, 1], 8, {})
+    add_exchange(builder, "all_gather", [0, 1], 8, {})
+    graph = builder.build({"warnings": ["from the graph"]})
+    summary = simulate(graph, make_platform(), Cost()).summary
+    assert summary["confidence"] == "extrapolated"
+    assert summary["warnings"] == [
+        "from the graph",
+        "all_gather on 2 ranks: its time is extrapolated, not measured",
+    ]
+
+
+def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:
+    """The model of costmodel.collectives, not a stand-in: a measured size takes its median."""
+    from trioflow.costmodel.collectives import fit_collective_model
+
+    samples = pd.DataFrame([
+        {"platform": "p", "library": "l", "collective": "all_reduce", "ranks": 2,
+         "message_bytes": size, "round": 0, "time_ns": time_ns}
+        for size, time_ns in ((1000, 100_000), (1_000_000, 2_000_000))
+    ])  # fmt: skip
+    model = fit_collective_model(samples)
+    builder = TaskGraphBuilder()
+    add_exchange(builder, "all_reduce", [0, 1], 1_000_000, {})
+    summary = simulate(builder.build(), make_platform(), model).summary
+    assert summary["step_time_s"] == pytest.approx(0.002, rel=1e-12)
+    assert summary["confidence"] == "measured"
+
+
+def test_unknown_network_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=f"choose one of {', '.join(NETWORKS)}"):
+        simulate(data_parallel(), make_platform(), network="packets")
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        ({"compute_scale": 0.0}, r"compute_scale is 0\.0"),
+        ({"compute_scale": [1.0]}, "compute_scale has 1 values for 2 ranks"),
+        ({"compute_scale": [1.0, float("nan")]}, "compute_scale is nan"),
+        ({"communication_scale": -1.0}, r"communication_scale is -1\.0"),
+    ],
+)
+def test_scales_that_make_no_sense(scales: dict[str, Any], message: str) -> None:
+    with pytest.raises(SimulationError, match=message):
+        simulate(data_parallel(), make_platform(), **scales)

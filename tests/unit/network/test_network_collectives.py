@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Device, Platform
+from trioflow.hardware.topology import BUILDERS
+from trioflow.network.collectives import (
+    COLLECTIVES,
+    CollectiveCost,
+    CollectivePlanner,
+    FlowSpec,
+    build_collective_flows,
+    compute_wire_bytes,
+    count_steps,
+)
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.interface import NEVER_S, Flow
+
+BANDWIDTH, LATENCY_S = 1e9, 3e-6
+
+
+def make_platform(ranks: int, builder: str = "ring", **extra: float) -> Platform:
+    links = BUILDERS[builder](ranks, BANDWIDTH, LATENCY_S, **extra)
+    return Platform(builder, Device("chip", "gpu", 10**9, {}), ranks, tuple(links))
+
+
+@dataclass
+class Measured:
+    time_s: float
+    low_s: float = 0.0
+    high_s: float = 0.0
+    confidence: str = "interpolated"
+
+
+class ConstantCost:
+    """Says the same about every collective, and remembers who asked."""
+
+    def __init__(self, time_s: float) -> None:
+        self.measured = Measured(time_s, time_s / 2, time_s * 2)
+        self.asked: list[tuple[str, int, int]] = []
+
+    def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
+        self.asked.append((collective, ranks, message_bytes))
+        return self.measured
+
+
+def last_end_s(platform: Platform, flows: Sequence[FlowSpec]) -> float:
+    network = FairShareNetwork(platform.links)
+    for number, spec in enumerate(flows):
+        network.start(
+            Flow(
+                number, spec.source, spec.target, spec.size_bytes, spec.latency_s,
+                spec.max_rate_bytes_per_s,
+            ),
+            0.0,
+        )  # fmt: skip
+    end_s = 0.0
+    while (time_s := network.next_event_s()) < NEVER_S:
+        network.advance(time_s)
+        end_s = time_s
+    return end_s
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor", "steps"),
+    [
+        ("all_reduce", 2 * 3 / 4, 6), ("all_gather", 3 / 4, 3), ("reduce_scatter", 3 / 4, 3),
+        ("broadcast", 1, 3), ("reduce", 1, 3), ("all_to_all", 3 / 4, 3),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("builder", ["ring", "fully_connected"])
+def test_ring_closed_form(collective: str, factor: float, steps: int, builder: str) -> None:
+    size = 8_000_000
+    platform = make_platform(4, builder)
+    assert compute_wire_bytes(collective, size, 4) == factor * size
+    assert count_steps(collective, 4) == steps
+    flows = build_collective_flows(collective, size, range(4), platform)
+    sent = dict.fromkeys(("rank0", "rank1", "rank2", "rank3"), 0.0)
+    for flow in flows:
+        sent[flow.source] += flow.size_bytes
+    assert max(sent.values()) == factor * size
+    if collective == "all_to_all":
+        # Its parts go to every partner at once; on direct links they share nothing.
+        expected_s = steps * LATENCY_S + size / 4 / BANDWIDTH
+        if builder == "ring":
+            return
+    else:
+        expected_s = steps * LATENCY_S + factor * size / BANDWIDTH
+    assert last_end_s(platform, flows) == expected_s
+
+
+def test_route_latency_of_a_switch_counts_both_links() -> None:
+    platform = make_platform(4, "switch")
+    flows = build_collective_flows("all_reduce", 4_000, range(4), platform)
+    assert last_end_s(platform, flows) == 6 * (2 * LATENCY_S) + 6_000 / BANDWIDTH
+
+
+def test_all_to_all_on_a_switch_takes_the_closed_form() -> None:
+    platform = make_platform(4, "switch")
+    flows = build_collective_flows("all_to_all", 8_000_000, range(4), platform)
+    assert len(flows) == 12
+    assert last_end_s(platform, flows) == pytest.approx(6 * LATENCY_S + 6_000_000 / BANDWIDTH)
+
+
+def test_send_is_one_flow() -> None:
+    flows = build_collective_flows("send", 500, (2, 0), make_platform(3))
+    assert flows == [FlowSpec("rank2", "rank0", 500.0, LATENCY_S)]
+
+
+def test_roots_of_broadcast_and_reduce() -> None:
+    platform = make_platform(4)
+    out = build_collective_flows("broadcast", 500, (2, 3, 0), platform)
+    assert [(flow.source, flow.target) for flow in out] == [("rank2", "rank3"), ("rank3", "rank0")]
+    back = build_collective_flows("reduce", 500, (2, 3, 0), platform)
+    assert [(flow.source, flow.target) for flow in back] == [("rank3", "rank0"), ("rank0", "rank2")]
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "send"])
+def test_group_of_one_moves_nothing(collective: str) -> None:
+    cost = ConstantCost(1.0)
+    assert build_collective_flows(collective, 500, (1,), make_platform(2), cost) == []
+    assert cost.asked == []
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("builder", ["ring", "switch", "fully_connected", "pcie_tree"])
+@pytest.mark.parametrize("time_s", [0.1, 0.004, 1e-6])
+def test_measured_time_is_kept_whatever_the_links(
+    collective: str, builder: str, time_s: float
+) -> None:
+    """Slower, faster than the links allow, and shorter than the latency of the links."""
+    tree = {"bridge_bandwidth_bytes_per_s": 1e8, "bridge_latency_s": 0.0, "ranks_per_bridge": 2}
+    platform = make_platform(4, builder, **(tree if builder == "pcie_tree" else {}))
+    group = (1, 3) if collective == "send" else (0, 2, 1, 3)
+    cost = ConstantCost(time_s)
+    flows = build_collective_flows(collective, 10_000_000, group, platform, cost)
+    assert last_end_s(platform, flows) == pytest.approx(time_s, rel=1e-12)
+    assert cost.asked == [(collective, len(group), 10_000_000)]
+
+
+def test_much_faster_than_the_links_is_said() -> None:
+    platform = make_platform(2)
+    slow = CollectivePlanner(platform, ConstantCost(1.0)).build("all_reduce", 10**6, (0, 1))
+    near = CollectivePlanner(platform, ConstantCost(8e-4)).build("all_reduce", 10**6, (0, 1))
+    fast = CollectivePlanner(platform, ConstantCost(1e-4)).build("all_reduce", 10**6, (0, 1))
+    assert slow.warning == near.warning == ""
+    assert {flow.size_bytes for flow in slow.flows} == {1e6}
+    assert "more than 2 times as fast as the links of ring allow" in fast.warning
+    assert slow.confidence == fast.confidence == "interpolated"
+
+
+@pytest.mark.parametrize("time_s", [1.0, 1e-6])
+def test_measured_collective_waits_for_its_latency_before_it_takes_bandwidth(time_s: float) -> None:
+    cost = ConstantCost(time_s)
+    flows = build_collective_flows("all_reduce", 10**6, range(4), make_platform(4), cost)
+    assert {flow.latency_s for flow in flows} == {min(6 * LATENCY_S, time_s)}
+
+
+def test_disturbed_collective_slows_down() -> None:
+    platform = make_platform(2)
+    flows = build_collective_flows("all_reduce", 10**7, (0, 1), platform, ConstantCost(0.0125))
+    # It needs 80 % of each link, so two of them at once take 1.6 times as long.
+    both = last_end_s(platform, [*flows, *flows])
+    assert both == pytest.approx(2 * LATENCY_S + 1.6 * (0.0125 - 2 * LATENCY_S), rel=1e-3)
+
+
+def test_bounds_are_reproduced_too() -> None:
+    platform = make_platform(2)
+    for bound, time_s in (("low_s", 0.05), ("time_s", 0.1), ("high_s", 0.2)):
+        planner = CollectivePlanner(platform, ConstantCost(0.1), bound)  # type: ignore[arg-type]
+        flows = planner.build("all_reduce", 1000, (0, 1)).flows
+        assert last_end_s(platform, flows) == pytest.approx(time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("collective", "group", "cost", "message"),
+    [
+        ("all_redcue", (0, 1), None, "no collective is called 'all_redcue'; known are all_reduce"),
+        ("all_reduce", (0, 0), None, "the group .0, 0. does not fit"),
+        ("send", (0, 1, 2), None, "does not fit"),
+        ("all_reduce", (0, 9), None, "no route leads from rank0 to rank9"),
+        ("all_reduce", (0, 1), ConstantCost(math.nan), "the cost model says nan s"),
+        ("all_reduce", (0, 1), ConstantCost(-1.0), "the cost model says -1.0 s"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    collective: str, group: tuple[int, ...], cost: CollectiveCost | None, message: str
+) -> None:
+    with pytest.raises(SimulationError, match=message):
+        build_collective_flows(collective, 1000, group, make_platform(3), cost)

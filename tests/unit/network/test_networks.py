@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Link
+from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
+from trioflow.network.interface import NEVER_S, Flow, Network
+
+LINE = [Link(f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3)]
+BOTH = pytest.mark.parametrize("kind", [FairShareNetwork, ContentionFreeNetwork])
+
+
+def drain(network: Network) -> dict[int, float]:
+    """Run a network until nothing flows and return when each flow ended."""
+    ends: dict[int, float] = {}
+    while (time_s := network.next_event_s()) < NEVER_S:
+        for end in network.advance(time_s):
+            assert end.time_s == time_s
+            ends[end.flow.flow_id] = end.time_s
+    return ends
+
+
+@BOTH
+def test_lone_flow_takes_latency_plus_size_over_bandwidth(
+    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+) -> None:
+    network = kind([*LINE[:2], Link("n2", "n3", 10.0, 0.0)])
+    network.start(Flow(0, "n0", "n3", 50.0, 0.25), 2.0)
+    assert drain(network) == {0: 2.0 + 0.25 + 50.0 / 10.0}
+    assert network.link_bytes[("n0", "n1")] == network.link_bytes[("n2", "n3")] == 50.0
+
+
+@BOTH
+def test_cap_below_the_link_holds(
+    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+) -> None:
+    network = kind(LINE)
+    network.start(Flow(0, "n0", "n1", 64.0, 0.0, max_rate_bytes_per_s=4.0), 0.0)
+    assert drain(network) == {0: 16.0}
+
+
+@BOTH
+def test_flow_without_bytes_or_links_takes_its_latency(
+    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+) -> None:
+    network = kind(LINE)
+    network.start(Flow(0, "n0", "n1", 0.0, 0.5), 0.0)
+    network.start(Flow(1, "n0", "n0", 1e9, 0.25), 0.0)
+    network.start(Flow(2, "n0", "n1", 0.0, 0.0), 0.0)
+    assert drain(network) == {2: 0.0, 1: 0.25, 0: 0.5}
+
+
+def test_shared_link_halves_and_the_rest_speeds_up() -> None:
+    network = FairShareNetwork(LINE)
+    network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
+    network.start(Flow(1, "n0", "n1", 300.0, 0.0), 0.0)
+    # Both at 50 until 2 s, then the second one alone with 200 bytes left.
+    assert drain(network) == {0: 2.0, 1: 4.0}
+    assert network.link_bytes[("n0", "n1")] == 400.0
+
+
+def test_contention_free_twin_does_not_share() -> None:
+    network = ContentionFreeNetwork(LINE)
+    network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
+    network.start(Flow(1, "n0", "n1", 300.0, 0.0), 0.0)
+    assert drain(network) == {0: 1.0, 1: 3.0}
+
+
+def test_opposite_directions_do_not_share() -> None:
+    network = FairShareNetwork([Link("a", "b", 100.0, 0.0), Link("b", "a", 100.0, 0.0)])
+    network.start(Flow(0, "a", "b", 100.0, 0.0), 0.0)
+    network.start(Flow(1, "b", "a", 100.0, 0.0), 0.0)
+    assert drain(network) == {0: 1.0, 1: 1.0}
+
+
+def test_latency_takes_no_bandwidth() -> None:
+    network = FairShareNetwork(LINE)
+    network.start(Flow(0, "n0", "n1", 100.0, 0.0), 0.0)
+    network.start(Flow(1, "n0", "n1", 100.0, 1.0), 0.0)
+    assert drain(network) == {0: 1.0, 1: 2.0}
+
+
+def test_parking_lot() -> None:
+    """A long flow across three links and one short flow on each: all get half."""
+    network = FairShareNetwork(LINE)
+    network.start(Flow(0, "n0", "n3", 100.0, 0.0), 0.0)
+    for i in range(3):
+        network.start(Flow(i + 1, f"n{i}", f"n{i + 1}", 100.0, 0.0), 0.0)
+    assert drain(network) == {0: 2.0, 1: 2.0, 2: 2.0, 3: 2.0}
+
+
+def test_parking_lot_with_a_narrow_link() -> None:
+    rates = compute_max_min_rates([[0, 1], [0], [1]], [12.0, 30.0], [math.inf] * 3)
+    assert rates == [6.0, 6.0, 24.0]
+    rates = compute_max_min_rates([[0, 1], [0], [1]], [12.0, 30.0], [2.0, math.inf, 5.0])
+    assert rates == [2.0, 10.0, 5.0]
+
+
+def test_starting_a_flow_can_speed_up_another() -> None:
+    """A new flow on the first link slows the long one, which frees the second link."""
+    links = [Link("a", "b", 10.0, 0.0), Link("b", "c", 12.0, 0.0)]
+    network = FairShareNetwork(links)
+    network.start(Flow(0, "a", "c", 1000.0, 0.0), 0.0)
+    network.start(Flow(1, "b", "c", 1000.0, 0.0), 0.0)
+    assert dict(network.rates_bytes_per_s) == {}
+    network.advance(0.0)
+    assert dict(network.rates_bytes_per_s) == {0: 6.0, 1: 6.0}
+    network.start(Flow(2, "a", "b", 1000.0, 3.0), 0.0)
+    assert network.next_event_s() == 3.0, "a change of rates is an event, too"
+    network.advance(3.0)
+    assert dict(network.rates_bytes_per_s) == {0: 5.0, 1: 7.0, 2: 5.0}
+
+
+def test_ties_end_in_the_order_of_flow_id() -> None:
+    network = FairShareNetwork(LINE)
+    for flow_id in (2, 0, 1):
+        network.start(Flow(flow_id, f"n{flow_id}", f"n{flow_id + 1}", 100.0, 0.0), 0.0)
+    assert [end.flow.flow_id for end in network.advance(5.0)] == [0, 1, 2]
+
+
+def test_undisturbed_flow_keeps_its_bits() -> None:
+    """Traffic elsewhere must not even change the rounding of a flow's end."""
+    for size in range(1, 30):
+        alone, beside = FairShareNetwork(LINE), FairShareNetwork(LINE)
+        for network in (alone, beside):
+            network.start(Flow(0, "n0", "n1", 10 * size / 7, 0.1), 0.3)
+        for flow_id in range(1, 20):
+            beside.start(Flow(flow_id, "n1", "n3", 0.7 * flow_id, 0.03 * flow_id), 0.0)
+        assert drain(alone)[0] == drain(beside)[0]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "flow",
+    [
+        Flow(0, "n0", "n1", -1.0, 0.0),
+        Flow(0, "n0", "n1", math.nan, 0.0),
+        Flow(0, "n0", "n1", math.inf, 0.0),
+        Flow(0, "n0", "n1", 1.0, -0.1),
+        Flow(0, "n0", "n1", 1.0, 0.0, 0.0),
+        Flow(0, "n1", "n0", 1.0, 0.0),
+    ],
+)
+def test_flow_that_could_not_end_is_refused(
+    kind: type[FairShareNetwork] | type[ContentionFreeNetwork], flow: Flow
+) -> None:
+    with pytest.raises(SimulationError, match="from n"):
+        kind(LINE).start(flow, 0.0)
+
+
+@BOTH
+def test_flow_cannot_start_in_the_past(
+    kind: type[FairShareNetwork] | type[ContentionFreeNetwork],
+) -> None:
+    network = kind(LINE)
+    network.advance(2.0)
+    with pytest.raises(SimulationError, match=r"starts at 1\.0 s and it is 2\.0 s already"):
+        network.start(Flow(0, "n0", "n1", 1.0, 0.0), 1.0)

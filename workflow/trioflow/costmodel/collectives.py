@@ -1,0 +1,350 @@
+"""How long a collective takes: curves measured on one platform, and what lies between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.message_curve import (
+    INTERPOLATIONS,
+    MessageCurve,
+    curve_from_json,
+    fit_message_curve,
+    left_out_errors,
+)
+from trioflow.errors import InputError, TableError
+from trioflow.provenance import read_json, stamp, write_json
+from trioflow.tables import COLLECTIVE_SAMPLES
+
+KIND = "collective_cost_model"
+FORMAT = 1
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "send",
+)
+"""Known collectives; one that was not measured is derived from the first measured one in this order."""
+
+UNCALIBRATED_FACTOR = 2.0
+"""Factor either way of the interval of a derived time: a convention, nothing measured backs it."""
+
+
+@dataclass(frozen=True)
+class CollectiveTime:
+    """Duration of one collective.
+
+    Attributes
+    ----------
+    time_s : float
+        Expected time [s].
+    low_s, high_s : float
+        80 % interval [s].
+    confidence : str
+        measured, interpolated, extrapolated or uncalibrated.
+    """
+
+    time_s: float
+    low_s: float
+    high_s: float
+    confidence: str
+
+
+def wire_factor(collective: str, ranks: int) -> float:
+    """Return the bytes that each rank puts on the wire per byte of the message.
+
+    Parameters
+    ----------
+    collective : str
+        One of ``COLLECTIVES``.
+    ranks : int
+        Ranks of the group, at least two.
+
+    Notes
+    -----
+    Bandwidth-optimal algorithms; the message is counted as in
+    ``tables.TASKS`` (the whole result of an all_gather, the whole input of a
+    reduce_scatter).
+
+    References
+    ----------
+    NVIDIA/nccl-tests, ``doc/PERFORMANCE.md``: bus bandwidth factors.
+    """
+    if collective == "all_reduce":
+        return 2.0 * (ranks - 1) / ranks
+    if collective in ("reduce_scatter", "all_gather", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def step_count(collective: str, ranks: int) -> int:
+    """Return how many messages follow one another: ring, tree (broadcast, reduce) or one send."""
+    if collective == "send":
+        return 1
+    if collective in ("broadcast", "reduce"):
+        return math.ceil(math.log2(ranks))
+    return (ranks - 1) * (2 if collective == "all_reduce" else 1)
+
+
+@dataclass(frozen=True)
+class CollectiveCostModel:
+    """Measured curves of one platform and library.
+
+    Attributes
+    ----------
+    platform, library : str
+        What was measured.
+    interpolation : str
+        ``log`` or ``linear`` between sizes, whichever missed left-out sizes less.
+    curves : dict of (collective, ranks) to MessageCurve
+        Monotone times over message sizes.
+    comparison : dict
+        Mean absolute relative error over the left-out interior sizes of every
+        interpolation, and of the single alpha-beta lines over all sizes.
+    """
+
+    platform: str
+    library: str
+    interpolation: str
+    curves: Mapping[tuple[str, int], MessageCurve]
+    comparison: Mapping[str, float | None] = field(default_factory=dict)
+
+    def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
+        """Predict one collective.
+
+        Parameters
+        ----------
+        collective : str
+            One of ``COLLECTIVES``.
+        ranks : int
+            Ranks of the group; one rank moves nothing and takes no time.
+        message_bytes : float
+            As in ``tables.TASKS`` [bytes].
+
+        Raises
+        ------
+        InputError
+            When the collective is unknown, an argument is out of range, or
+            the model holds nothing to derive the time from.
+
+        Notes
+        -----
+        A group or collective that was not measured takes the time of a
+        measured one whose message puts as many bytes on the wire, with the
+        shortest measured time, taken for latency, multiplied by the ratio of
+        the steps that follow one another.
+        """
+        if collective not in COLLECTIVES:
+            raise InputError(
+                f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
+            )
+        if ranks < 1 or not (math.isfinite(message_bytes) and message_bytes >= 0):
+            raise InputError(
+                f"{collective} of {message_bytes} bytes over {ranks} ranks is impossible",
+                fix="give at least one rank and a size that is not negative",
+            )
+        if ranks == 1:
+            return CollectiveTime(0.0, 0.0, 0.0, "measured")
+        curve = self.curves.get((collective, ranks))
+        if curve is not None:
+            return CollectiveTime(*curve.predict(message_bytes, self.interpolation))
+        return self._derive(collective, ranks, message_bytes)
+
+    def _derive(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
+        """Derive a time from the nearest measured curve."""
+        source = self._nearest(collective, ranks)
+        curve = self.curves[source]
+        ratio = wire_factor(collective, ranks) / wire_factor(*source)
+        like = curve.predict(message_bytes * ratio, self.interpolation)
+        latency_s = float(curve.time_s[0])
+        steps = step_count(collective, ranks) / step_count(*source)
+        time_s = latency_s * steps + (like[0] - latency_s)
+        return CollectiveTime(
+            time_s,
+            time_s * min(like[1] / like[0], 1 / UNCALIBRATED_FACTOR),
+            time_s * max(like[2] / like[0], UNCALIBRATED_FACTOR),
+            "uncalibrated",
+        )
+
+    def _nearest(self, collective: str, ranks: int) -> tuple[str, int]:
+        """Choose a measured curve: same collective first, then the nearest group, the smaller on ties."""
+        if not self.curves:
+            raise InputError(
+                f"no collective was measured, so {collective} over {ranks} ranks has no time",
+                fix="measure collectives, or simulate over the platform's links",
+            )
+        return min(
+            self.curves,
+            key=lambda key: (
+                key[0] != collective,
+                abs(math.log(key[1] / ranks)),
+                COLLECTIVES.index(key[0]),
+                key[1],
+            ),
+        )
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Write the model as JSON; equal models and inputs give equal bytes.
+
+        Parameters
+        ----------
+        path : path
+            Target file.
+        inputs : iterable of path
+            Files it was fitted from; their digests are kept.
+        """
+        write_json(
+            path,
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "platform": self.platform,
+                "library": self.library,
+                "interpolation": self.interpolation,
+                "comparison": dict(self.comparison),
+                "curves": [
+                    {"collective": key[0], "ranks": key[1], **self.curves[key].to_json()}
+                    for key in sorted(self.curves)
+                ],
+                "provenance": stamp(inputs, platform=self.platform, library=self.library),
+            },
+        )
+
+
+def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
+    """Fit curves to a sweep of measured collectives.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        Columns of ``tables.COLLECTIVE_SAMPLES``, repeats of each size.
+
+    Returns
+    -------
+    CollectiveCostModel
+        One curve for every (collective, ranks). The interpolation is one for
+        the whole model, so that a curve of few sizes does not choose it alone.
+
+    Raises
+    ------
+    TableError
+        When a column is missing, or a value is out of range.
+    InputError
+        When there is no sample, or several platforms or libraries are mixed.
+
+    Notes
+    -----
+    Assumes that the sweep ran undisturbed and that a collective's time
+    depends on the size of its message alone. A single line alpha + beta x
+    bytes is fitted for comparison only.
+    """
+    _check_samples(samples)
+    curves: dict[tuple[str, int], MessageCurve] = {}
+    for key, rows in samples.groupby(["collective", "ranks"], sort=True):
+        collective, ranks = cast(tuple[str, int], key)
+        curves[str(collective), int(ranks)] = fit_message_curve(
+            rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
+        )
+    comparison: dict[str, float | None] = {}
+    for interpolation in INTERPOLATIONS:
+        misses = [left_out_errors(curve, interpolation)[1:-1] for curve in curves.values()]
+        comparison[interpolation] = _mean_absolute(np.concatenate(misses))
+    lines = [curve.alpha_beta_errors() for curve in curves.values()]
+    comparison["alpha_beta"] = _mean_absolute(np.concatenate(lines))
+    chosen = min(INTERPOLATIONS, key=lambda name: comparison[name] or 0.0)
+    return CollectiveCostModel(
+        platform=str(samples["platform"].iloc[0]),
+        library=str(samples["library"].iloc[0]),
+        interpolation=chosen,
+        curves={key: curve.with_residuals(chosen) for key, curve in curves.items()},
+        comparison=comparison,
+    )
+
+
+def _mean_absolute(errors: Floats) -> float | None:
+    """Return the mean absolute error, or None of nothing."""
+    errors = errors[np.isfinite(errors)]
+    return float(np.mean(np.abs(errors))) if len(errors) else None
+
+
+def _check_samples(samples: pd.DataFrame) -> None:
+    """Refuse samples that cannot make one model."""
+    missing = [name for name in COLLECTIVE_SAMPLES.names if name not in samples.columns]
+    if missing:
+        raise TableError(f"collective samples have no column {', '.join(missing)}")
+    if samples.empty:
+        raise InputError("no collective sample to fit", fix="measure at least one collective")
+    for name in ("platform", "library"):
+        found = sorted(samples[name].astype(str).unique())
+        if len(found) > 1:
+            raise InputError(
+                f"samples of several values of {name} in one fit: {', '.join(found)}",
+                fix="fit a model for each",
+            )
+    for row, (collective, ranks, size, time_ns) in enumerate(
+        samples[["collective", "ranks", "message_bytes", "time_ns"]].itertuples(index=False)
+    ):
+        if collective not in COLLECTIVES:
+            raise TableError(
+                f"unknown collective {collective!r}",
+                place=f"row {row}, column collective",
+                fix=f"use one of {', '.join(COLLECTIVES)}",
+            )
+        for name, value, least in (
+            ("ranks", ranks, 2),
+            ("message_bytes", size, 0),
+            ("time_ns", time_ns, 1),
+        ):
+            if not value >= least:
+                raise TableError(f"{value} is below {least}", place=f"row {row}, column {name}")
+
+
+def load_collective_model(path: str | Path) -> CollectiveCostModel:
+    """Read a model that :meth:`CollectiveCostModel.save` wrote.
+
+    Raises
+    ------
+    InputError
+        When the file is missing, is not such a model, or is incomplete.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        raise InputError(
+            "not a collective cost model", file=path, fix="give a file of `collectives.json`"
+        )
+    if content.get("format") != FORMAT:
+        raise InputError(
+            f"format {content.get('format')!r} is not known",
+            file=path, place="format", fix="fit the model again with this version of trioflow",
+        )  # fmt: skip
+    try:
+        if content["interpolation"] not in INTERPOLATIONS:
+            raise ValueError(f"interpolation {content['interpolation']!r}")
+        return CollectiveCostModel(
+            platform=str(content["platform"]),
+            library=str(content["library"]),
+            interpolation=str(content["interpolation"]),
+            curves={
+                (str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry)
+                for entry in content["curves"]
+            },
+            comparison=_optional_numbers(content["comparison"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"incomplete or damaged ({error!r})", file=path, fix="fit the model again"
+        ) from None
+
+
+def _optional_numbers(content: Mapping[str, Any]) -> dict[str, float | None]:
+    return {str(k): None if v is None else float(v) for k, v in content.items()}

@@ -1,0 +1,262 @@
+"""What decides an operator's cost: its class, its phase and three sizes.
+
+An operator belongs to a class by its own name, and a convolution also by its
+shapes, never by the workload that it was traced in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from trioflow.errors import TableError
+
+Floats = npt.NDArray[np.float64]
+
+FEATURES = ("flop", "read_bytes", "write_bytes")
+"""Columns of the operator table that a regression may use."""
+
+HOST_ONLY = frozenset({"view"})
+"""Classes whose operators leave the data where they are; their cost does not follow any size."""
+
+SMALL_CHANNELS = 4
+"""A convolution over this many channels or fewer is an image's first layer."""
+
+_WEIGHT_INPUT = {"convolution": 1, "convolution_backward": 2}
+"""Which tensor input of a convolution is its weight."""
+
+# Whole names without namespace, overload, leading and trailing underscores and "_backward"; a
+# star stands for any ending. Whole names win over stars, longer stars over shorter ones.
+_NAMES: dict[str, str] = {
+    "gemm": "mm addmm bmm baddbmm addbmm mv addmv addr outer dot inner linear mkldnn_linear*"
+    " matmul einsum bilinear tensordot addmm_activation scaled_mm",
+    "convolution": "conv1d conv2d conv3d conv_transpose* conv_depthwise* convolution* slow_conv*"
+    " thnn_conv* mkldnn_convolution* cudnn_convolution* miopen_convolution*",
+    "attention": "scaled_dot_product_* flash_attention* efficient_attention* cudnn_attention*"
+    " native_multi_head_attention fused_sdp_choice",
+    "embedding": "embedding*",
+    "norm": "batch_norm* layer_norm group_norm instance_norm rms_norm fused_rms_norm"
+    " native_batch_norm* native_layer_norm native_group_norm cudnn_batch_norm miopen_batch_norm"
+    " local_response_norm weight_norm*",
+    "softmax": "softmax log_softmax safe_softmax masked_softmax logsumexp",
+    "loss": "nll_loss* cross_entropy* mse_loss l1_loss smooth_l1_loss huber_loss kl_div*"
+    " binary_cross_entropy* ctc_loss soft_margin_loss",
+    "pooling": "avg_pool* max_pool* adaptive_avg_pool* adaptive_max_pool* mkldnn_max_pool*"
+    " mkldnn_adaptive_avg_pool* upsample*",
+    "memory": "copy clone contiguous cat concat* stack hstack vstack fill full zero zeros ones"
+    " full_like zeros_like ones_like new_zeros new_ones new_full arange to_copy pad"
+    " constant_pad_nd reflection_pad* replication_pad* repeat* tile roll flip index index_* gather"
+    " scatter* masked_fill masked_select masked_scatter take* tril triu one_hot resize* eye"
+    " split_with_sizes_copy slice_scatter select_scatter unfold_copy pin_memory"
+    " value_selecting_reduction",
+    "reshape": "reshape reshape_as flatten unflatten ravel to type_as float half bfloat16 double"
+    " unsafe_view",
+    "view": "t T mT mH adjoint view view_as* transpose permute detach expand* unsqueeze squeeze"
+    " select slice narrow split* unsafe_split* chunk tensor_split unbind as_strided alias movedim"
+    " swapaxes lift* empty* new_empty* item local_scalar_dense is_nonzero reshape_alias diagonal"
+    " unfold real imag set set_data resolve_* record_stream result_type size stride numel",
+    "optimizer": "foreach_* fused_adam* fused_sgd* fused_adagrad* amp_*",
+    "reduction": "sum sum_to_size mean max min amax amin aminmax argmax argmin norm"
+    " linalg_vector_norm var var_mean std std_mean any all cumsum cumprod prod count_nonzero equal"
+    " median topk sort nansum",
+    "transcendental": "pow exp expm1 log log1p log2 sin cos erf tanh sigmoid gelu silu mish elu celu"
+    " selu softplus logit log_sigmoid* xlogy atan2 glu",
+    "random": "dropout native_dropout feature_dropout alpha_dropout bernoulli uniform normal random"
+    " rand randn rand_like randn_like randint multinomial",
+    "elementwise": "add radd sub rsub mul div neg sqrt rsqrt abs sign relu relu6 leaky_relu prelu"
+    " hardtanh hardswish hardsigmoid threshold where clamp* maximum minimum lerp addcmul addcdiv"
+    " reciprocal square eq ne lt gt le ge logical_* bitwise_* isfinite isnan isinf nan_to_num"
+    " floor* ceil round trunc remainder fmod hypot true_divide multiply subtract negative and or"
+    " xor",
+}
+
+
+def _split_names() -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return whole names and, longest first, beginnings of names, each with its class."""
+    whole, beginnings = {}, []
+    for operator_class, names in _NAMES.items():
+        for name in names.split():
+            if name.endswith("*"):
+                beginnings.append((name.removesuffix("*"), operator_class))
+            else:
+                whole[name] = operator_class
+    return whole, sorted(beginnings, key=lambda item: (-len(item[0]), item))
+
+
+_WHOLE, _BEGINNINGS = _split_names()
+_BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
+
+
+@lru_cache(maxsize=4096)
+def class_of_name(name: str) -> str:
+    """Return the class that an operator's name alone tells.
+
+    Parameters
+    ----------
+    name : str
+        ATen name with or without its namespace, overload or in-place
+        underscore: ``aten::add_``, ``aten::add.Tensor``.
+
+    Returns
+    -------
+    str
+        One of gemm, convolution, convolution_backward, attention, norm,
+        softmax, loss, elementwise, transcendental (element-wise too, but bound
+        by arithmetic), random, reduction, pooling, embedding, memory, reshape
+        (a view or a copy, the name does not tell), view (no data moves),
+        optimizer (one call over a list of tensors) and other.
+    """
+    base = name.rpartition("::")[2].partition(".")[0].strip("_")
+    for ending in _BACKWARD_ENDINGS:
+        if base.endswith(ending):
+            found = _class_of_base(base.removesuffix(ending))
+            # A view's gradient is written into a zeroed tensor of the full size.
+            return {"convolution": "convolution_backward", "view": "memory"}.get(found, found)
+    found = _class_of_base(base)
+    return "convolution_backward" if found == "convolution" and "_backward" in base else found
+
+
+def _class_of_base(base: str) -> str:
+    """Look a stripped name up."""
+    if base in _WHOLE:
+        return _WHOLE[base]
+    for beginning, operator_class in _BEGINNINGS:
+        if base.startswith(beginning):
+            return operator_class
+    return "other"
+
+
+def classify(operators: pd.DataFrame) -> pd.Series[str]:
+    """Return the class of every operator, index-aligned.
+
+    Parameters
+    ----------
+    operators : DataFrame
+        Needs ``name`` of ``tables.OPERATORS``; ``input_shapes`` and
+        ``output_shapes`` where convolutions are to be told apart.
+
+    Returns
+    -------
+    Series of str
+        As :func:`class_of_name`, with the kind of a convolution appended
+        (:func:`convolution_kind`): ``convolution/pointwise``.
+
+    Raises
+    ------
+    TableError
+        When the column ``name`` is missing.
+    """
+    if "name" not in operators.columns:
+        raise TableError("operator table has no column name", fix="give the columns of operators")
+    classes = [class_of_name(str(name)) for name in operators["name"]]
+    if "input_shapes" in operators.columns:
+        outputs: Iterable[object] = (
+            operators["output_shapes"]
+            if "output_shapes" in operators.columns
+            else [None] * len(operators)
+        )
+        for row, (inputs, output) in enumerate(
+            zip(operators["input_shapes"], outputs, strict=True)
+        ):
+            if classes[row] in _WEIGHT_INPUT:
+                classes[row] = _detailed(classes[row], _shapes(inputs), _shapes(output))
+    return pd.Series(classes, index=operators.index, dtype=object, name="operator_class")
+
+
+def base_class(operator_class: str) -> str:
+    """Return the class without the kind of convolution."""
+    return operator_class.partition("/")[0]
+
+
+def _shapes(value: object) -> list[list[int]]:
+    """Read a cell of nested lists or arrays."""
+    if value is None or isinstance(value, float):
+        return []
+    return [[int(size) for size in shape] for shape in value]  # type: ignore[attr-defined]
+
+
+def _detailed(
+    operator_class: str, inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> str:
+    """Append the kind of convolution to the class where the shapes are known."""
+    position = _WEIGHT_INPUT[operator_class]
+    if len(inputs) <= position or len(inputs[position]) < 3:
+        return operator_class
+    data = inputs[position - 1]
+    if len(data) != len(inputs[position]):
+        return operator_class
+    result: Sequence[int] = inputs[0] if operator_class == "convolution_backward" else []
+    if operator_class == "convolution" and outputs:
+        result = outputs[0]
+    return f"{operator_class}/{convolution_kind(data, inputs[position], result)}"
+
+
+def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> str:
+    """Tell apart the convolutions that a library runs in different kernels.
+
+    Parameters
+    ----------
+    data : sequence of int
+        Shape of the input, (batch, channels, ...).
+    weight : sequence of int
+        Shape of the weight, (output channels, channels per group, ...).
+    result : sequence of int
+        Shape of the output; may be empty where unknown.
+
+    Returns
+    -------
+    str
+        grouped, small_channels (an image's first layer), pointwise (kernel of
+        one element), strided or dense.
+    """
+    if weight[1] and data[1] != weight[1]:
+        return "grouped"
+    if weight[1] <= SMALL_CHANNELS:
+        return "small_channels"
+    if all(size == 1 for size in weight[2:]):
+        return "pointwise"
+    # Padding changes an output by a few elements; a stride at least halves it.
+    if len(result) == len(data) and any(
+        2 * after <= before + 1 for before, after in zip(data[2:], result[2:], strict=True)
+    ) and any(after > 1 for after in result[2:]):  # fmt: skip
+        return "strided"
+    return "dense"
+
+
+def feature_matrix(operators: pd.DataFrame) -> Floats:
+    """Return the features of every operator.
+
+    Returns
+    -------
+    ndarray
+        Shape (operators, 3): flop [flop], read_bytes [bytes], write_bytes
+        [bytes].
+
+    Raises
+    ------
+    TableError
+        When a column is missing, or a value is missing, negative or not a
+        number; it names the row.
+    """
+    missing = [name for name in FEATURES if name not in operators.columns]
+    if missing:
+        raise TableError(f"operator table has no column {', '.join(missing)}")
+    matrix = np.column_stack(
+        [
+            pd.to_numeric(operators[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+            for name in FEATURES
+        ]
+    )
+    wrong = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
+    if len(wrong):
+        row, column = (int(value) for value in wrong[0])
+        raise TableError(
+            f"{operators[FEATURES[column]].iloc[row]} is negative or not a number",
+            place=f"row {row}, column {FEATURES[column]}",
+            fix="count flop and bytes again with this version of trioflow",
+        )
+    return matrix

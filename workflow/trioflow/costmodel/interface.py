@@ -1,0 +1,102 @@
+"""What a model of operator cost must offer, and how models of other packages are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pandas as pd
+
+from trioflow.errors import InputError
+
+ENTRY_POINTS = "trioflow.operator_models"
+"""Group under which a package registers a fit function (:class:`OperatorModelFit`) by its name."""
+
+
+@runtime_checkable
+class TraceLike(Protocol):
+    """The parts of a trace that a fit reads."""
+
+    @property
+    def operators(self) -> pd.DataFrame:
+        """Columns of ``tables.OPERATORS``."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """At least ``workload``, ``batch`` and ``device_name``."""
+        ...
+
+
+@runtime_checkable
+class OperatorModel(Protocol):
+    """A fitted model of operator cost.
+
+    Frames of predictions have the columns ``time_s``, ``low_s``, ``high_s``
+    (80 % interval) [s] and ``extrapolated``, and the index of the operators.
+    """
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Predict operators from their names and sizes alone."""
+        ...
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Predict recorded operators at other sizes; unchanged sizes keep the recorded time."""
+        ...
+
+    def step_interval(self, kind: str = "rescale") -> tuple[float, float]:
+        """Return the 80 % interval of a step's compute over its prediction."""
+        ...
+
+    def step_interval_basis(self, kind: str = "rescale") -> str:
+        """Say in words what the step interval was estimated from."""
+        ...
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Write the model as JSON."""
+        ...
+
+
+class OperatorModelFit(Protocol):
+    """A fit function as registered under ``trioflow.operator_models``."""
+
+    def __call__(self, traces: Sequence[TraceLike]) -> tuple[OperatorModel, pd.DataFrame]:
+        """Fit traces; return the model and a table of ``tables.OPERATOR_FIT``."""
+        ...
+
+
+def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModelFit:
+    """Return the fit function that a package registered under a name.
+
+    Parameters
+    ----------
+    method : str
+        Name of the entry point.
+    known : iterable of str
+        Built-in methods, for the error's text.
+
+    Raises
+    ------
+    InputError
+        When no package registers the name, several do, or it cannot be loaded.
+    """
+    found = entry_points(group=ENTRY_POINTS, name=method)
+    if not found:
+        names = sorted({*known, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
+        raise InputError(f"unknown operator model {method!r}", fix=f"use one of {', '.join(names)}")
+    if len({entry.value for entry in found}) > 1:
+        raise InputError(
+            f"operator model {method!r} is registered {len(found)} times",
+            fix="remove all but one of the packages that register it",
+        )
+    entry = next(iter(found))
+    try:
+        fit: OperatorModelFit = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"operator model {method!r} ({entry.value}) cannot be loaded: {error}",
+            fix="install the package that offers it again",
+        ) from None
+    return fit

@@ -1,0 +1,262 @@
+"""How far predictions miss what they were not fitted to, and the intervals that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from trioflow.costmodel.class_curves import (
+    ANY,
+    Key,
+    fit_class_curves,
+    lookup_order,
+    predict_rows,
+    rescale_times,
+)
+from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.operator_rows import IDENTITY, pair_rows
+
+COVERAGE = (0.1, 0.9)
+"""Quantiles at the ends of an 80 % interval."""
+
+MIN_RESIDUALS = 8
+"""A class with fewer residuals takes the quantiles of a wider one."""
+
+FOLDS = 5
+"""Parts that the operators of a lone workload are left out in."""
+
+SHORTEST_S = 1e-9
+"""Times are clipped to the clock's nanosecond before a logarithm is taken."""
+
+WIDEST_FACTOR = 100.0
+"""Intervals end here; two orders of magnitude either way already say that nothing is known."""
+
+NEAREST_DISTANCE = math.log(2.0)
+"""Sizes nearer than twofold show a capture's noise, which does not grow with the distance."""
+
+LEFT_OUT_WORKLOADS = "whole workloads left out"
+LEFT_OUT_OPERATORS = "one workload only: fifths of its operators left out, spread doubled"
+ASSUMED = "assumed: nothing to estimate it from"
+
+ASSUMED_FACTOR = 2.0
+"""Either way, where nothing was held out: a convention, nothing measured backs it."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Quantiles of the logarithm of recorded over predicted time.
+
+    Attributes
+    ----------
+    low_log, high_log : float
+        Ends of the 80 % interval; not above and not below 0.
+    residuals : int
+        How many residuals they come from.
+    distance : float
+        Median absolute logarithm of the ratio between the two sizes'
+        predictions, for rescaling; 0 otherwise. The band widens and narrows in
+        proportion with it.
+    """
+
+    low_log: float
+    high_log: float
+    residuals: int
+    distance: float = 0.0
+
+    def factors(self, distances: Floats) -> tuple[Floats, Floats]:
+        """Return low and high factors at some logarithmic distances from the recorded size."""
+        scale = np.ones_like(distances)
+        if self.distance > 0:
+            scale = distances / max(self.distance, NEAREST_DISTANCE)
+        limit = math.log(WIDEST_FACTOR)
+        low = np.exp(np.maximum(self.low_log * scale, -limit))
+        return low, np.exp(np.minimum(self.high_log * scale, limit))
+
+
+@dataclass(frozen=True)
+class StepBand:
+    """Interval of a whole step's compute, from the errors of step sums.
+
+    Attributes
+    ----------
+    half_log : float
+        Half width of the 80 % interval of the logarithm.
+    workloads, steps : int
+        Workloads and steps (captures, or pairs of them) that it comes from.
+    mean_absolute_error : float or None
+        Of the held-out step sums.
+    basis : str
+        What was left out, in words.
+    """
+
+    half_log: float
+    workloads: int
+    steps: int
+    mean_absolute_error: float | None
+    basis: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows and pairs, with predictions by models that did not see their workload.
+
+    Attributes
+    ----------
+    rows : DataFrame
+        As ``operator_rows.collect_rows``, with ``held_out_s`` [s].
+    pairs : DataFrame
+        One row a pair: ``workload``, ``recorded``, ``target`` (labels of
+        ``rows``), traces, ``operator_class``, ``phase``, ``time_s`` (the
+        target's recorded time), ``held_out_s`` (rescaled from the recorded
+        size), ``distance``, ``unchanged``.
+    basis : str
+        What was left out, in words.
+    """
+
+    rows: pd.DataFrame
+    pairs: pd.DataFrame
+    basis: str
+
+
+def hold_out(rows: pd.DataFrame, form: str) -> HeldOut:
+    """Predict every operator with a model fitted without its workload.
+
+    With one workload, fifths of its operators are left out instead; an
+    operator's captures at all batches are left out together.
+    """
+    groups, basis = rows["workload"], LEFT_OUT_WORKLOADS
+    if groups.nunique() < 2:
+        groups, basis = rows.groupby(["workload", *IDENTITY]).ngroup() % FOLDS, LEFT_OUT_OPERATORS
+    predicted = np.zeros(len(rows))
+    for name in sorted(groups.unique()):
+        left_out = (groups == name).to_numpy()
+        kept = rows[~left_out]
+        # A lone operator has nothing else to be predicted from.
+        curves = fit_class_curves(kept if len(kept) else rows, form)
+        predicted[left_out] = predict_rows(curves, rows[left_out])
+    held = rows.assign(held_out_s=predicted)
+    return HeldOut(held, _rescale_pairs(held), basis)
+
+
+def _rescale_pairs(held: pd.DataFrame) -> pd.DataFrame:
+    """Rescale every pair's recorded row to its target's size with the held-out predictions."""
+    pairs = pair_rows(held)
+    recorded, target = held.loc[pairs["recorded"]], held.loc[pairs["target"]]
+    features = list(FEATURES)
+    unchanged = (recorded[features].to_numpy() == target[features].to_numpy()).all(axis=1)
+    before, after = recorded["held_out_s"].to_numpy(), target["held_out_s"].to_numpy()
+    return pairs.assign(
+        operator_class=recorded["operator_class"].to_numpy(),
+        phase=recorded["phase"].to_numpy(),
+        time_s=target["time_s"].to_numpy(),
+        held_out_s=rescale_times(recorded["time_s"].to_numpy(), before, after, unchanged),
+        distance=log_distance(before, after),
+        unchanged=unchanged,
+    )
+
+
+def log_distance(before_s: Floats, after_s: Floats) -> Floats:
+    """Return the absolute logarithm of the ratio of two times [s]."""
+    before, after = np.maximum(before_s, SHORTEST_S), np.maximum(after_s, SHORTEST_S)
+    return np.asarray(np.abs(np.log(after / before)), np.float64)
+
+
+def _log_residuals(frame: pd.DataFrame, doubled: bool) -> Floats:
+    recorded = np.maximum(frame["time_s"].to_numpy(np.float64), SHORTEST_S)
+    predicted = np.maximum(frame["held_out_s"].to_numpy(np.float64), SHORTEST_S)
+    return np.asarray(np.log(recorded / predicted) * (2.0 if doubled else 1.0), np.float64)
+
+
+def fit_bands(frame: pd.DataFrame, basis: str) -> dict[Key, Band]:
+    """Return a band for every class and phase with enough residuals, and for wider ones.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``operator_class``, ``phase``, ``time_s``, ``held_out_s`` and, for
+        pairs, ``distance``; may be empty.
+    basis : str
+        As in :class:`HeldOut`.
+    """
+    doubled = basis == LEFT_OUT_OPERATORS
+    work = pd.DataFrame(
+        {
+            "residual": _log_residuals(frame, doubled),
+            "distance": frame["distance"].to_numpy() if "distance" in frame.columns else 0.0,
+        }
+    )
+    members: dict[Key, list[int]] = {}
+    keys = zip(frame["operator_class"], frame["phase"], strict=True)
+    for position, (operator_class, phase) in enumerate(keys):
+        for key in lookup_order(operator_class, phase):
+            members.setdefault(key, []).append(position)
+    bands = {}
+    for key, positions in members.items():
+        if len(positions) >= MIN_RESIDUALS or key == (ANY, ANY):
+            chosen = work.iloc[positions]
+            low, high = np.quantile(chosen["residual"], COVERAGE)
+            bands[key] = Band(
+                min(float(low), 0.0),
+                max(float(high), 0.0),
+                len(positions),
+                float(chosen["distance"].median()),
+            )
+    return bands
+
+
+def find_band(bands: Mapping[Key, Band], operator_class: str, phase: str) -> Band:
+    """Return the band of a class or of the narrowest wider one; an assumed one where there is none."""
+    for key in lookup_order(operator_class, phase):
+        if key in bands:
+            return bands[key]
+    return Band(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
+
+
+def fit_step_band(frame: pd.DataFrame, by: list[str], basis: str) -> StepBand:
+    """Estimate the error of a whole step's sum from held-out steps.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        ``workload``, ``time_s``, ``held_out_s`` and the columns ``by`` that
+        tell steps apart; may be empty.
+    by : list of str
+        Columns whose values make one step.
+    basis : str
+        As in :class:`HeldOut`.
+
+    Notes
+    -----
+    Root mean square of the logarithmic error, every workload with the same
+    weight, times Student's 90 % quantile with as many degrees of freedom as
+    there are workloads: steps of one workload are not independent. Errors are
+    taken around 0, so that a bias widens the interval.
+    """
+    if frame.empty:
+        return StepBand(math.log(ASSUMED_FACTOR), 0, 0, None, ASSUMED)
+    sums = frame.groupby(["workload", *by], sort=True)[["time_s", "held_out_s"]].sum()
+    errors = _log_residuals(sums.reset_index(), basis == LEFT_OUT_OPERATORS)
+    squares = pd.Series(errors**2, index=sums.index).groupby(level="workload").mean()
+    workloads = len(squares)
+    half = float(student.ppf(COVERAGE[1], workloads)) * math.sqrt(float(squares.mean()))
+    relative = sums["held_out_s"] / sums["time_s"].clip(lower=SHORTEST_S) - 1.0
+    return StepBand(half, workloads, len(sums), float(relative.abs().mean()), basis)
+
+
+def relative_errors(frame: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Return the error of the sum and the absolute error weighted by time, held out."""
+    total = float(frame["time_s"].sum()) if len(frame) else 0.0
+    if total <= 0:
+        return None, None
+    differences = frame["held_out_s"] - frame["time_s"]
+    return float(differences.sum()) / total, float(differences.abs().sum()) / total

@@ -1,0 +1,161 @@
+"""The rows that operator models are fitted to: operators of all traces, and pairs of batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.costmodel.features import FEATURES, classify, feature_matrix
+from trioflow.costmodel.interface import TraceLike
+from trioflow.errors import InputError, TableError, TraceError
+from trioflow.units import ns_to_s
+
+IDENTITY = ["name", "phase", "module", "occurrence"]
+"""What tells that operators of two captures of one workload are the same one."""
+
+
+def collect_rows(traces: Sequence[TraceLike]) -> pd.DataFrame:
+    """Join the operators of all traces.
+
+    Parameters
+    ----------
+    traces : sequence of trace
+        Of one device; their order does not matter.
+
+    Returns
+    -------
+    DataFrame
+        ``workload``, ``batch`` [samples], ``trace`` (number after sorting),
+        ``op_id``, ``name``, ``phase``, ``module``, ``occurrence``,
+        ``operator_class``, the ``FEATURES`` and ``time_s`` [s].
+
+    Raises
+    ------
+    InputError
+        When there is no operator at all, or several devices are mixed.
+    TraceError
+        When a trace lacks a fact.
+    TableError
+        When an operator table lacks a column, or a value is out of range.
+    """
+    frames = []
+    ordered = sorted(traces, key=lambda trace: (_fact(trace, "workload"), _batch(trace)))
+    devices = sorted({_fact(trace, "device_name") for trace in ordered})
+    if len(devices) > 1:
+        raise InputError(
+            f"traces of several devices in one fit: {'; '.join(devices)}",
+            fix="fit a model for each device",
+        )
+    for number, trace in enumerate(ordered):
+        frame = trace_rows(trace.operators)
+        frame.insert(0, "workload", _fact(trace, "workload"))
+        frame.insert(1, "batch", _batch(trace))
+        frame.insert(2, "trace", number)
+        frames.append(frame)
+    if not frames or not sum(len(frame) for frame in frames):
+        raise InputError("no operator to fit", fix="give at least one trace with operators")
+    return pd.concat(frames, ignore_index=True)
+
+
+def trace_rows(operators: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that a fit needs of one operator table, rows numbered from 0."""
+    needed = ("op_id", "name", "phase", "module", "device_ns", *FEATURES)
+    missing = [name for name in needed if name not in operators.columns]
+    if missing:
+        raise TableError(f"operator table has no column {', '.join(missing)}")
+    rows = operators[["op_id", "name", "phase", "module"]].reset_index(drop=True)
+    wrong = rows.index[~rows["phase"].isin(tables.PHASES)]
+    if len(wrong):
+        raise TableError(
+            f"{rows['phase'].iloc[wrong[0]]!r} is none of {', '.join(tables.PHASES)}",
+            place=f"row {wrong[0]}, column phase",
+        )
+    rows["occurrence"] = rows.groupby(["name", "phase", "module"]).cumcount()
+    rows["operator_class"] = classify(operators).to_numpy()
+    rows[list(FEATURES)] = feature_matrix(operators)
+    rows["time_s"] = recorded_times(operators)
+    return rows
+
+
+def recorded_times(operators: pd.DataFrame) -> pd.Series[float]:
+    """Return ``device_ns`` as seconds [s], index-aligned.
+
+    Raises
+    ------
+    TableError
+        When the column is missing, or a time is missing or negative.
+    """
+    if "device_ns" not in operators.columns:
+        raise TableError("operator table has no column device_ns")
+    times = pd.to_numeric(operators["device_ns"], errors="coerce").astype("float64")
+    wrong = np.flatnonzero(~(times.to_numpy() >= 0))
+    if len(wrong):
+        raise TableError(
+            f"{operators['device_ns'].iloc[wrong[0]]} is negative or not a number",
+            place=f"row {wrong[0]}, column device_ns",
+        )
+    return times.map(ns_to_s).astype("float64")
+
+
+def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Pair the rows of the same operator of one workload at two batches, in both directions.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        As :func:`collect_rows` returns them.
+
+    Returns
+    -------
+    DataFrame
+        ``workload``, ``recorded`` and ``target`` (row labels of ``rows``),
+        ``recorded_trace`` and ``target_trace``. Empty where no workload was
+        captured at two batches.
+    """
+    columns = ["workload", "recorded", "target", "recorded_trace", "target_trace"]
+    found = []
+    for workload, group in rows.groupby("workload", sort=True):
+        captures = list(group.groupby("trace", sort=True))
+        for (first, a), (second, b) in itertools.permutations(captures, 2):
+            if a["batch"].iloc[0] == b["batch"].iloc[0]:
+                continue
+            joined = _join(a, b)
+            found.append(
+                joined[["recorded", "target"]].assign(
+                    workload=workload, recorded_trace=first, target_trace=second
+                )
+            )
+    if not found:
+        return pd.DataFrame({name: pd.Series(dtype="int64") for name in columns})
+    return pd.concat(found, ignore_index=True)[columns]
+
+
+def _join(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Join two captures: row by row where both ran the same operators, else by identity."""
+    sequence = ["name", "phase"]
+    if len(a) == len(b) and (a[sequence].to_numpy() == b[sequence].to_numpy()).all():
+        return pd.DataFrame({"recorded": a.index, "target": b.index})
+    left = a[IDENTITY].assign(recorded=a.index)
+    return left.merge(b[IDENTITY].assign(target=b.index), on=IDENTITY)
+
+
+def _fact(trace: TraceLike, name: str) -> str:
+    if name not in trace.facts:
+        raise TraceError(f"a trace lacks the fact {name!r}", fix="capture or import it again")
+    return str(trace.facts[name])
+
+
+def _batch(trace: TraceLike) -> int:
+    text = _fact(trace, "batch")
+    if not text.isdigit() or int(text) < 1:
+        raise TraceError(f"a trace's batch is {text!r}", fix="give a positive number of samples")
+    return int(text)
+
+
+def trace_names(traces: Iterable[TraceLike]) -> list[str]:
+    """Return workload and batch of each trace, sorted, for the stamp of a model."""
+    return sorted(f"{_fact(trace, 'workload')}-b{_batch(trace)}" for trace in traces)

@@ -1,0 +1,379 @@
+"""The cost model of operators: how long one takes that was not measured, or not at this size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.costmodel.class_curves import (
+    ClassCurve,
+    Key,
+    class_positions,
+    find_class,
+    fit_class_curves,
+    predict_rows,
+    rescale_times,
+)
+from trioflow.costmodel.features import FEATURES, Floats, classify, feature_matrix
+from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
+from trioflow.costmodel.intervals import (
+    LEFT_OUT_WORKLOADS,
+    Band,
+    HeldOut,
+    StepBand,
+    find_band,
+    fit_bands,
+    fit_step_band,
+    hold_out,
+    log_distance,
+    relative_errors,
+)
+from trioflow.costmodel.model_file import read_model, write_model
+from trioflow.costmodel.operator_rows import collect_rows, recorded_times, trace_names
+from trioflow.errors import InputError, TableError
+
+METHODS = {
+    "regression": "linear",
+    "li": "driver",
+    "roofline": "roofline",
+    "power": "power",
+}
+"""Built-in methods and the form that each fits to every class."""
+
+PREDICTION = ("time_s", "low_s", "high_s", "extrapolated")
+
+
+@dataclass(frozen=True)
+class OperatorCostModel:
+    """Curves of every class and phase of operators on one device.
+
+    Attributes
+    ----------
+    method : str
+        Name in ``METHODS``.
+    device_name : str
+        Device of the traces.
+    curves : dict of (class, phase) to ClassCurve
+        With the wider classes that stand in for unknown ones.
+    predict_bands, rescale_bands : dict of (class, phase) to Band
+        Spread of held-out residuals of :meth:`predict` and :meth:`rescale`.
+    steps : dict of str to StepBand
+        Held-out error of step sums, for ``predict`` and ``rescale``.
+    class_errors : dict of (class, phase) to dict
+        Held-out relative errors of each class, for the reader.
+    facts : dict
+        Traces that it was fitted to.
+    """
+
+    method: str
+    device_name: str
+    curves: Mapping[Key, ClassCurve]
+    predict_bands: Mapping[Key, Band]
+    rescale_bands: Mapping[Key, Band]
+    steps: Mapping[str, StepBand]
+    class_errors: Mapping[Key, Mapping[str, float | None]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Predict operators from their names, shapes and sizes alone.
+
+        Parameters
+        ----------
+        operators : DataFrame
+            Columns of ``tables.OPERATORS``; times are not read.
+
+        Returns
+        -------
+        DataFrame
+            ``time_s``, ``low_s``, ``high_s`` [s] (80 % of held-out residuals)
+            and ``extrapolated`` (a size outside the fitted range of its class,
+            or a class never fitted); index as ``operators``.
+
+        Raises
+        ------
+        TableError
+            When a column is missing or a size is out of range.
+        """
+        rows = _sized_rows(operators)
+        time_s = predict_rows(self.curves, rows)
+        low, high = self._factors(self.predict_bands, rows, np.ones(len(rows)))
+        outside = self._outside(rows, rows)
+        return _prediction(operators.index, time_s, time_s * low, time_s * high, outside)
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Predict recorded operators at other sizes.
+
+        Parameters
+        ----------
+        operators : DataFrame
+            Recorded rows, columns of ``tables.OPERATORS``.
+        target : DataFrame
+            The same rows, same index, with other ``flop``, ``read_bytes`` and
+            ``write_bytes``; nothing else of it is read.
+
+        Returns
+        -------
+        DataFrame
+            As :meth:`predict`. An operator of unchanged size has exactly its
+            recorded time, an interval of no width, and is not extrapolated.
+
+        Raises
+        ------
+        TableError
+            When a column is missing, a value is out of range, or the two
+            tables have different rows.
+
+        Notes
+        -----
+        Recorded time x predict(target) / predict(recorded): what makes one
+        operator faster or slower than its class stays with it. The interval
+        grows in proportion with the logarithm of that ratio; its size comes
+        from captures of one workload at two batches, predicted one from the
+        other by models that did not see the workload.
+        """
+        if not operators.index.equals(target.index):
+            raise TableError(
+                "recorded and target operators have different rows",
+                fix="give the same operators in the same order, with other sizes",
+            )
+        rows = _sized_rows(operators)
+        resized = rows.copy()
+        resized[list(FEATURES)] = feature_matrix(target)
+        recorded_s: Floats = np.asarray(recorded_times(operators), dtype=np.float64)
+        unchanged = (rows[list(FEATURES)] == resized[list(FEATURES)]).all(axis=1).to_numpy()
+        before, after = predict_rows(self.curves, rows), predict_rows(self.curves, resized)
+        time_s = rescale_times(recorded_s, before, after, unchanged)
+        distances = np.where(unchanged, 0.0, log_distance(before, after))
+        low, high = self._factors(self.rescale_bands, rows, distances)
+        low_s, high_s = time_s * low, time_s * high
+        low_s[unchanged] = high_s[unchanged] = time_s[unchanged]
+        outside = self._outside(rows, resized) & ~unchanged
+        return _prediction(operators.index, time_s, low_s, high_s, outside)
+
+    def step_interval(self, kind: str = "rescale") -> tuple[float, float]:
+        """Return the 80 % interval of a step's summed compute, relative to its prediction.
+
+        Parameters
+        ----------
+        kind : str
+            ``rescale`` or ``predict``: how the step's times were made.
+
+        Returns
+        -------
+        low, high : float
+            Factors below and above 1. :meth:`step_interval_basis` says what
+            they rest on; with little data they are wide.
+
+        Raises
+        ------
+        InputError
+            When the kind is unknown.
+        """
+        half = self._step(kind).half_log
+        return float(np.exp(-half)), float(np.exp(half))
+
+    def step_interval_basis(self, kind: str = "rescale") -> str:
+        """Say in words what :meth:`step_interval` was estimated from."""
+        band = self._step(kind)
+        return f"{band.basis}; {band.workloads} workloads, {band.steps} steps"
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Write the model as JSON; equal models and inputs give equal bytes.
+
+        Parameters
+        ----------
+        path : path
+            Target file.
+        inputs : iterable of path
+            Files it was fitted from; their digests are kept.
+        """
+        write_model(self, path, inputs)
+
+    def _step(self, kind: str) -> StepBand:
+        if kind not in self.steps:
+            raise InputError(
+                f"unknown kind of step interval {kind!r}", fix=f"use {' or '.join(self.steps)}"
+            )
+        return self.steps[kind]
+
+    def _factors(
+        self, bands: Mapping[Key, Band], rows: pd.DataFrame, distances: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return low and high factors of every row."""
+        low, high = np.ones(len(rows)), np.ones(len(rows))
+        for operator_class, phase, positions in class_positions(rows):
+            band = find_band(bands, operator_class, phase)
+            low[positions], high[positions] = band.factors(distances[positions])
+        return low, high
+
+    def _outside(self, rows: pd.DataFrame, resized: pd.DataFrame) -> Any:
+        """Tell which resized rows lie outside the fitted range of their class."""
+        features = resized[list(FEATURES)].to_numpy(np.float64)
+        outside = np.zeros(len(rows), dtype=bool)
+        for operator_class, phase, positions in class_positions(rows):
+            key, found = find_class(self.curves, operator_class, phase)
+            known = key == (operator_class, phase)
+            outside[positions] = ~found.covers(features[positions]) if known else True
+        return outside
+
+
+def _sized_rows(operators: pd.DataFrame) -> pd.DataFrame:
+    """Return class, phase and features of operators, rows numbered from 0."""
+    if "phase" not in operators.columns:
+        raise TableError("operator table has no column phase")
+    rows = pd.DataFrame(feature_matrix(operators), columns=list(FEATURES))
+    rows["operator_class"] = classify(operators).to_numpy()
+    rows["phase"] = operators["phase"].to_numpy()
+    return rows
+
+
+def _prediction(
+    index: pd.Index, time_s: Floats, low_s: Floats, high_s: Floats, outside: Any
+) -> pd.DataFrame:
+    columns = dict(zip(PREDICTION, (time_s, low_s, high_s, outside), strict=True))
+    return pd.DataFrame(columns, index=index)
+
+
+def fit_operator_model(
+    traces: Sequence[TraceLike], *, method: str = "regression"
+) -> tuple[OperatorModel, pd.DataFrame]:
+    """Fit a model of operator cost to traces of one device.
+
+    Parameters
+    ----------
+    traces : sequence of trace
+        Several workloads, each at two batches or more, for errors and
+        intervals that mean something; one trace is enough for a fit.
+    method : str
+        ``regression`` (constant and slopes over FLOPs, read and written bytes
+        together), ``li`` (constant and the slope of the driver alone),
+        ``roofline`` (constant and the larger of compute and memory),
+        ``power`` (power law), or a method that a package registers under the
+        entry point group ``trioflow.operator_models``.
+
+    Returns
+    -------
+    model : OperatorModel
+        ``OperatorCostModel`` for the built-in methods.
+    fit : DataFrame
+        Columns of ``tables.OPERATOR_FIT``, a row for every class and phase.
+
+    Raises
+    ------
+    InputError
+        When there is nothing to fit, several devices are mixed, or the method
+        is unknown.
+    TraceError, TableError
+        When a trace lacks a fact or a column, or a value is out of range.
+
+    Notes
+    -----
+    Coefficients are not negative and minimise squared relative errors
+    (weights 1/time, non-negative least squares); see ``fit_class_curves``. The workload's name serves to
+    leave whole workloads out, never as a feature. Held-out errors are null
+    where only one workload is given.
+
+    The default form was chosen by rescaling the step sums of four workloads
+    (two CNNs, two transformers; one CPU core; batches two and four times
+    apart) with the workload left out, on two sets of captures. Mean absolute
+    errors in per cent, first and second set:
+
+    ======================================================  =====  =====
+    regression                                                6.2    6.1
+    roofline                                                  5.6    7.8
+    roofline, one curve for all kinds of convolution           12    6.0
+    power                                                      29     12
+    li                                                         57     14
+    exponents fitted to the pairs of batches alone             33     15
+    regression, predicted difference added, not the ratio      12    5.7
+    regression, the pairs' differences as further rows        7.2    6.5
+    regression, a further slope above 32 MiB [1]_             8.1    8.9
+    regression, outliers weighted down                        6.5    6.4
+    ======================================================  =====  =====
+
+    Four workloads do not separate what lies within a point or two.
+    ``diagnostics.compare_methods`` repeats the comparison of the built-in
+    methods on any traces.
+
+    .. [1] Where glibc maps fresh, unbacked pages for every tensor.
+    """
+    if method not in METHODS:
+        fit = find_operator_model(method, METHODS)
+        return fit(traces)
+    rows = collect_rows(traces)
+    form = METHODS[method]
+    held = hold_out(rows, form)
+    curves = fit_class_curves(rows, form)
+    resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
+    model = OperatorCostModel(
+        method=method,
+        device_name=str(traces[0].facts["device_name"]),
+        curves=curves,
+        predict_bands=fit_bands(held.rows, held.basis),
+        rescale_bands=fit_bands(resized, held.basis),
+        steps={
+            "predict": fit_step_band(held.rows, ["trace"], held.basis),
+            "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis),
+        },
+        class_errors=_class_errors(held, resized),
+        facts={"traces": trace_names(traces), "basis": held.basis},
+    )
+    return model, _fit_table(curves, held)
+
+
+def _class_errors(held: HeldOut, resized: pd.DataFrame) -> dict[Key, dict[str, float | None]]:
+    """Return the held-out errors of every class for predicting and for rescaling."""
+    errors: dict[Key, dict[str, float | None]] = {}
+    for kind, frame in (("predict", held.rows), ("rescale", resized)):
+        for key, group in frame.groupby(["operator_class", "phase"], sort=True):
+            total, absolute = relative_errors(group)
+            entry = errors.setdefault(cast(Key, key), {})
+            entry[f"{kind}_error"], entry[f"{kind}_absolute_error"] = total, absolute
+    return errors
+
+
+def _fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
+    """Return the rows of ``tables.OPERATOR_FIT``."""
+    total_s = float(held.rows["time_s"].sum())
+    entries = []
+    for key, group in held.rows.groupby(["operator_class", "phase"], sort=True):
+        operator_class, phase = cast(Key, key)
+        found = curves[operator_class, phase]
+        times = group["time_s"].to_numpy(np.float64)
+        left = times - found.curve.predict(group[list(FEATURES)].to_numpy(np.float64))
+        spread = float(np.sum((times - times.mean()) ** 2))
+        error, absolute = relative_errors(group)
+        judged = held.basis == LEFT_OUT_WORKLOADS
+        entries.append(
+            {
+                "operator_class": operator_class,
+                "phase": phase,
+                "driver": found.driver,
+                "operators": found.rows,
+                "r_squared": 1.0 - float(np.sum(left**2)) / spread if spread > 0 else None,
+                "time_share": float(times.sum()) / total_s if total_s > 0 else 0.0,
+                "held_out_error": error if judged else None,
+                "held_out_absolute_error": absolute if judged else None,
+            }
+        )
+    frame = pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names)
+    for name in ("r_squared", "held_out_error", "held_out_absolute_error"):
+        frame[name] = frame[name].astype("float64")
+    return frame
+
+
+def load_operator_model(path: str | Path) -> OperatorCostModel:
+    """Read a model that :meth:`OperatorCostModel.save` wrote.
+
+    Raises
+    ------
+    InputError
+        When the file is missing, is not such a model, or is incomplete.
+    """
+    return OperatorCostModel(**read_model(path))

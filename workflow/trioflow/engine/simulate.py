@@ -1,0 +1,270 @@
+"""Simulate one training step: task graph and platform in, timeline and summary out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from trioflow import tables
+from trioflow.engine.program import Program, build_program
+from trioflow.engine.reference import run_reference
+from trioflow.engine.timeline import summarize_timeline
+from trioflow.errors import InputError, SimulationError
+from trioflow.hardware.machine import Link, Platform
+from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
+from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.interface import Network
+from trioflow.parallel.task_graph import TaskGraph
+
+NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
+    "fair_share": FairShareNetwork,
+    "contention_free": ContentionFreeNetwork,
+}
+"""Networks by name."""
+
+CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
+"""From the best to the worst."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a simulation says.
+
+    Attributes
+    ----------
+    timeline : DataFrame
+        Columns of ``tables.TIMELINE``, one row a task, in the order of
+        ``task_id``; ``stream`` is the one in which the task ran.
+    summary : dict
+        See ``simulate``.
+    """
+
+    timeline: pd.DataFrame
+    summary: dict[str, Any]
+
+
+def simulate(
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None = None,
+    *,
+    compute_scale: float | Sequence[float] = 1.0,
+    communication_scale: float = 1.0,
+    network: str = "fair_share",
+) -> Result:
+    """Simulate a task graph on a platform.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        One training step of all ranks.
+    platform : Platform
+        Devices and links; at least as many ranks as the graph.
+    collectives : CollectiveCost, optional
+        Measured durations of collectives; the ring closed form over the
+        platform's links without.
+    compute_scale : float or sequence of float
+        Factor on the durations of compute, memcpy and host tasks: one for
+        all, or one for each rank of the platform.
+    communication_scale : float
+        Factor on every communication time.
+    network : {"fair_share", "contention_free"}
+        How flows share links.
+
+    Returns
+    -------
+    Result
+        Its summary holds what ``timeline.summarize_timeline`` says, and
+        ``events`` (starts and ends of tasks and flows), ``link_bytes`` by
+        ``source->target`` [bytes], ``confidence`` (the worst of the
+        collectives'; measured where nothing communicates), ``warnings``
+        (the graph's first), ``network``, and ``simulator_wall_s``, the wall
+        time of the event loop [s] and the only entry that differs between
+        two runs.
+
+    Raises
+    ------
+    SimulationError
+        When tasks wait for each other for ever, an exchange lacks a member,
+        a task has no duration, or no route joins two ranks; see
+        ``program.build_program``. There is no number then.
+    InputError
+        When the network is unknown.
+
+    Notes
+    -----
+    Tasks of one (rank, stream) run in the order of ``task_id``; a collective
+    starts when all members could start and ends for all at once; a message
+    moves when its send and its recv could both start. On a platform with
+    ``communication_on_compute_stream`` collectives queue in the ``compute``
+    stream of their rank, in the order of ``task_id``.
+    """
+    return _simulate(
+        graph,
+        platform,
+        collectives,
+        compute_scale=compute_scale,
+        communication_scale=communication_scale,
+        network=network,
+        bound="time_s",
+    )
+
+
+def simulate_interval(
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None = None,
+    *,
+    compute_scale: float | Sequence[float] = 1.0,
+    communication_scale: float = 1.0,
+    network: str = "fair_share",
+) -> Result:
+    """Simulate a task graph, and the ends of its 80 % interval beside it.
+
+    Parameters
+    ----------
+    graph, platform, collectives, compute_scale, communication_scale, network
+        As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
+        factors, low and high, on the compute times; ``[1, 1]`` without.
+
+    Returns
+    -------
+    Result
+        The nominal one of ``simulate``; its summary has ``low_s`` and
+        ``high_s`` besides, and ``simulator_wall_s`` of all three runs.
+
+    Raises
+    ------
+    SimulationError, InputError
+        As in ``simulate``; InputError also when the factors make no interval.
+
+    Notes
+    -----
+    The low run takes the low ends of compute and of collectives together, the
+    high run the high ends: the errors of compute and communication are taken
+    as fully correlated, which makes the interval wide rather than narrow.
+    Without a measured cost, communication has no interval of its own.
+    """
+    low, high = _read_interval(graph.metadata.get("compute_interval", [1.0, 1.0]))
+
+    def run(factor: float, bound: Bound) -> Result:
+        scale: float | list[float]
+        if isinstance(compute_scale, int | float):
+            scale = compute_scale * factor
+        else:
+            scale = [value * factor for value in compute_scale]
+        return _simulate(
+            graph,
+            platform,
+            collectives,
+            compute_scale=scale,
+            communication_scale=communication_scale,
+            network=network,
+            bound=bound,
+        )
+
+    nominal, lower, upper = run(1.0, "time_s"), run(low, "low_s"), run(high, "high_s")
+    step_time_s = nominal.summary["step_time_s"]
+    summary = {
+        **nominal.summary,
+        # Shared links can turn a faster part into a slower whole; the interval still holds it.
+        "low_s": min(lower.summary["step_time_s"], step_time_s),
+        "high_s": max(upper.summary["step_time_s"], step_time_s),
+        "simulator_wall_s": sum(r.summary["simulator_wall_s"] for r in (nominal, lower, upper)),
+    }
+    return Result(nominal.timeline, summary)
+
+
+def _read_interval(interval: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(value) for value in interval)
+    except (TypeError, ValueError):
+        low, high = 1.0, 0.0
+    if not 0 < low <= high < float("inf"):
+        raise InputError(
+            f"{interval!r} is no interval of compute factors", place="metadata compute_interval",
+            fix="give a low and a high factor, such as [0.9, 1.1]",
+        )  # fmt: skip
+    return low, high
+
+
+def _simulate(
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None,
+    *,
+    compute_scale: float | Sequence[float],
+    communication_scale: float,
+    network: str,
+    bound: Bound,
+) -> Result:
+    if network not in NETWORKS:
+        raise InputError(
+            f"no network is called {network!r}", fix=f"choose one of {', '.join(NETWORKS)}"
+        )
+    program = build_program(
+        graph,
+        CollectivePlanner(platform, collectives, bound),
+        ranks=platform.ranks,
+        communication_on_compute_stream=platform.communication_on_compute_stream,
+        compute_scale=compute_scale,
+        communication_scale=communication_scale,
+    )
+    links = [
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / communication_scale)
+        for link in platform.links
+    ]
+    mover = NETWORKS[network](links)
+    begin_s = time.perf_counter()
+    execution = run_reference(program, mover)
+    wall_s = time.perf_counter() - begin_s
+    timeline = _build_timeline(graph, program, execution.start_s, execution.end_s)
+    warnings = [*graph.metadata.get("warnings", []), *program.warnings, *_warn(program)]
+    summary = {
+        **summarize_timeline(timeline),
+        "events": execution.events,
+        "link_bytes": {f"{a}->{b}": moved for (a, b), moved in sorted(mover.link_bytes.items())},
+        "confidence": _worst_confidence(program),
+        "warnings": list(dict.fromkeys(warnings)),
+        "network": network,
+        "simulator_wall_s": wall_s,
+    }
+    return Result(timeline, summary)
+
+
+def _build_timeline(
+    graph: TaskGraph, program: Program, start_s: list[float], end_s: list[float]
+) -> pd.DataFrame:
+    timeline: pd.DataFrame = graph.tasks.reset_index(drop=True).assign(
+        stream=pd.Series([stream for _, stream in program.streams], dtype="str"),
+        start_s=pd.Series(start_s, dtype="float64"),
+        end_s=pd.Series(end_s, dtype="float64"),
+    )[tables.TIMELINE.names]
+    timeline.attrs = {}
+    return timeline
+
+
+def _worst_confidence(program: Program) -> str:
+    found = {confidence for _, _, confidence in program.confidences}
+    unknown = sorted(found - set(CONFIDENCES))
+    if unknown:
+        raise SimulationError(
+            f"the cost model states the confidence {unknown[0]!r}; "
+            f"known are {', '.join(CONFIDENCES)}"
+        )
+    return max(found, key=CONFIDENCES.index, default=CONFIDENCES[0])
+
+
+def _warn(program: Program) -> list[str]:
+    """Name the collectives whose times nothing measured backs."""
+    doubtful = sorted(set(program.confidences))
+    return [
+        f"{collective} on {ranks} ranks: its time is {confidence}, not measured"
+        for collective, ranks, confidence in doubtful
+        if confidence in CONFIDENCES[2:]
+    ]

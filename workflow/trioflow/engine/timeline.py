@@ -1,0 +1,194 @@
+"""What a timeline says: who was busy, what communication was exposed, what the step waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from trioflow.engine.program import COMPUTE_STREAM
+from trioflow.errors import SimulationError
+from trioflow.parallel.task_graph import TaskGraph
+
+COMMUNICATION_KINDS = ("collective", "send", "recv")
+"""Kinds of task that move data between ranks."""
+
+Intervals = list[tuple[float, float]]
+
+
+def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    """Return the union of intervals [s] as ascending ones that do not touch; empty ones vanish."""
+    merged: Intervals = []
+    for start_s, end_s in sorted(intervals):
+        if end_s <= start_s:
+            continue
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end_s))
+        else:
+            merged.append((start_s, end_s))
+    return merged
+
+
+def subtract_intervals(minuend: Intervals, subtrahend: Intervals) -> Intervals:
+    """Return the parts of merged intervals that other merged intervals do not cover [s]."""
+    rest: Intervals = []
+    first = 0
+    for start_s, end_s in minuend:
+        while first < len(subtrahend) and subtrahend[first][1] <= start_s:
+            first += 1
+        open_s, position = start_s, first
+        while position < len(subtrahend) and subtrahend[position][0] < end_s:
+            if subtrahend[position][0] > open_s:
+                rest.append((open_s, subtrahend[position][0]))
+            open_s = subtrahend[position][1]
+            position += 1
+        if open_s < end_s:
+            rest.append((open_s, end_s))
+    return rest
+
+
+def measure_intervals(intervals: Intervals) -> float:
+    """Return the total length of merged intervals [s]."""
+    return sum((end_s - start_s for start_s, end_s in intervals), 0.0)
+
+
+def select_communication(timeline: pd.DataFrame) -> Intervals:
+    """Return when data moves: collectives, sends and receives, from when both ends are ready [s]."""
+    return _unite(timeline[timeline["kind"].isin(COMMUNICATION_KINDS)])
+
+
+def select_compute(timeline: pd.DataFrame) -> Intervals:
+    """Return when devices work: compute and memcpy tasks, and host tasks in a compute stream [s].
+
+    A host task in the compute stream keeps the device from its next operator
+    (on a CPU the two are one); one in a stream of its own does not.
+    """
+    kind = timeline["kind"]
+    in_the_way = (kind == "host") & (timeline["stream"] == COMPUTE_STREAM)
+    return _unite(timeline[kind.isin(("compute", "memcpy")) | in_the_way])
+
+
+def _unite(timeline: pd.DataFrame) -> Intervals:
+    return merge_intervals(
+        zip(timeline["start_s"].tolist(), timeline["end_s"].tolist(), strict=True)
+    )
+
+
+def summarize_rank(timeline: pd.DataFrame, rank: int) -> dict[str, Any]:
+    """Sum up one rank of a timeline.
+
+    Parameters
+    ----------
+    timeline : DataFrame
+        Columns of ``tables.TIMELINE``.
+    rank : int
+        The rank.
+
+    Returns
+    -------
+    dict
+        ``rank``; ``step_time_s``, the end of its last task; ``compute_s``, as
+        ``select_compute``; ``communication_s``, as ``select_communication``;
+        ``exposed_communication_s``, the part of it that no compute of this
+        rank hides; ``busy_s``, time with either. All but the first in seconds.
+    """
+    own = timeline[timeline["rank"] == rank]
+    compute = select_compute(own)
+    communication = select_communication(own)
+    return {
+        "rank": int(rank),
+        "step_time_s": float(own["end_s"].max()) if len(own) else 0.0,
+        "busy_s": measure_intervals(merge_intervals(compute + communication)),
+        "compute_s": measure_intervals(compute),
+        "communication_s": measure_intervals(communication),
+        "exposed_communication_s": measure_intervals(subtract_intervals(communication, compute)),
+    }
+
+
+def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
+    """Sum up a timeline.
+
+    Parameters
+    ----------
+    timeline : DataFrame
+        Columns of ``tables.TIMELINE``.
+
+    Returns
+    -------
+    dict
+        ``step_time_s``, the end of the last task of all (the makespan);
+        ``busy_s``, time in which any rank computes or moves data;
+        ``compute_s``, ``communication_s``, ``exposed_communication_s`` of the
+        busiest rank; ``per_rank``, ``summarize_rank`` of each; ``ranks``.
+
+    Notes
+    -----
+    The busiest rank is the one with the largest ``busy_s``, the lowest among
+    equals.
+    """
+    ranks = sorted(int(rank) for rank in timeline["rank"].unique())
+    per_rank = [summarize_rank(timeline, rank) for rank in ranks]
+    busy = select_compute(timeline) + select_communication(timeline)
+    nothing = {"compute_s": 0.0, "communication_s": 0.0, "exposed_communication_s": 0.0}
+    busiest = max(per_rank, key=lambda row: row["busy_s"], default=nothing)
+    return {
+        "step_time_s": float(timeline["end_s"].max()) if len(timeline) else 0.0,
+        "busy_s": measure_intervals(merge_intervals(busy)),
+        **{key: busiest[key] for key in nothing},
+        "per_rank": per_rank,
+        "ranks": len(ranks),
+    }
+
+
+def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:
+    """Return the chain of tasks that the step waits for, from its start to its end.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        What was simulated.
+    timeline : DataFrame
+        Its simulated timeline, rows in the order of ``task_id``.
+
+    Returns
+    -------
+    list of int
+        ``task_id`` of tasks, each of which starts when the one before it
+        ends. Of an exchange, the member that was ready last stands for it.
+
+    Raises
+    ------
+    SimulationError
+        When the timeline is not that of the graph.
+
+    Notes
+    -----
+    Walks back from the task that ends last. Ties go to the lowest ``task_id``.
+    """
+    if timeline["task_id"].tolist() != graph.tasks["task_id"].tolist():
+        raise SimulationError("the timeline and the task graph have different tasks")
+    start_s, end_s = timeline["start_s"].tolist(), timeline["end_s"].tolist()
+    before: list[list[int]] = [[] for _ in start_s]
+    edges = graph.dependencies
+    for task, other in zip(edges["task_id"].tolist(), edges["depends_on"].tolist(), strict=True):
+        before[task].append(other)
+    last: dict[tuple[int, str], int] = {}
+    for task, stream in enumerate(zip(timeline["rank"], timeline["stream"], strict=True)):
+        if stream in last:
+            before[task].append(last[stream])
+        last[stream] = task
+    members: dict[int, list[int]] = {}
+    matches = timeline["match_id"].tolist()
+    for task, match in enumerate(matches):
+        if not pd.isna(match):
+            members.setdefault(match, []).append(task)
+    path: list[int] = []
+    task = min(range(len(end_s)), key=lambda one: (-end_s[one], one), default=None)
+    while task is not None:
+        group = [task] if pd.isna(matches[task]) else members[matches[task]]
+        found = [(-end_s[other], other, member) for member in group for other in before[member]]
+        latest = min(found, default=None)
+        path.append(task if latest is None else latest[2])
+        task = None if latest is None else latest[1]
+    return path[::-1]

@@ -1,0 +1,113 @@
+"""What one machine is made of, as frozen values.
+
+A platform is data. It says what every rank's device can do, which directed
+links join the ranks, and what the host costs; where each number comes from
+travels with it in ``sources``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of every rank.
+
+    Attributes
+    ----------
+    name : str
+        Product name.
+    kind : {"cpu", "gpu"}
+        What it is.
+    memory_bytes : int
+        Memory of one device [bytes].
+    peak_flop_per_s : mapping of str to float
+        Peak dense arithmetic rate for each precision [flop/s].
+    memory_bandwidth_bytes_per_s : float or None
+        Peak bandwidth of its memory [bytes/s]; None where unknown.
+    """
+
+    name: str
+    kind: str
+    memory_bytes: int
+    peak_flop_per_s: Mapping[str, float]
+    memory_bandwidth_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A directed link between two network nodes; full duplex is two links.
+
+    Attributes
+    ----------
+    source, target : str
+        Nodes at its ends.
+    bandwidth_bytes_per_s : float
+        Bytes that it moves in a second [bytes/s].
+    latency_s : float
+        Delay before the first byte arrives [s].
+    """
+
+    source: str
+    target: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A machine: devices, links, host costs, and where the numbers come from.
+
+    Attributes
+    ----------
+    name : str
+        Name of the platform.
+    device : Device
+        The device of every rank; all ranks have the same.
+    ranks : int
+        Ranks of the job, at most the devices of the machine.
+    links : tuple of Link
+        Directed links. Rank r is the node ``rank<r>``; every other node
+        (a switch, a host bridge) has any other name.
+    communication_on_compute_stream : bool
+        Whether a collective keeps the device from computing.
+    host : mapping of str to float
+        Named costs of the host, such as ``tensor_parallel_operator_s`` [s].
+    collectives : str or None
+        Communication library whose measured curves fit, with its version.
+    sources : mapping of str to str
+        Source of every number, by dotted key: ``device.memory_bytes``,
+        ``device.peak_flop_per_s.bf16``,
+        ``links.rank0->rank1.bandwidth_bytes_per_s``, ``host.<name>``. A key
+        covers all keys below it, so ``links`` may speak for every link.
+    notes : str
+        What a reader of a prediction must know.
+    """
+
+    name: str
+    device: Device
+    ranks: int
+    links: tuple[Link, ...]
+    communication_on_compute_stream: bool = False
+    host: Mapping[str, float] = field(default_factory=dict)
+    collectives: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    notes: str = ""
+
+
+def name_rank_node(rank: int) -> str:
+    """Return the name of the network node that a rank is."""
+    return f"rank{rank}"
+
+
+def is_rank_node(node: str) -> bool:
+    """Tell whether a network node is a rank."""
+    return re.fullmatch(r"rank\d+", node) is not None
+
+
+def name_link(link: Link) -> str:
+    """Return the key of a link in statistics and sources, such as ``rank0->rank1``."""
+    return f"{link.source}->{link.target}"

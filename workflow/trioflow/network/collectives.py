@@ -1,0 +1,272 @@
+"""Collectives as flows: what one collective of a group puts on the links.
+
+With a measured cost the flows take, undisturbed, exactly the measured time;
+without one they follow the closed form of the ring algorithm. Either way they
+are ordinary flows, so traffic that shares their links slows them down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Platform, name_rank_node
+from trioflow.network.fair_share import compute_max_min_rates
+from trioflow.network.routing import Router
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send",
+)  # fmt: skip
+UNCALIBRATED = "uncalibrated"
+Bound = Literal["time_s", "low_s", "high_s"]
+_SUSPICIOUS = 2.0
+"""A time this many times shorter than the links allow is of another machine, or they are."""
+
+
+class CollectiveTime(Protocol):
+    """What a measured cost says about one collective."""
+
+    @property
+    def time_s(self) -> float:
+        """Most likely duration [s]."""
+        ...
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the interval [s]."""
+        ...
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the interval [s]."""
+        ...
+
+    @property
+    def confidence(self) -> str:
+        """One of measured, interpolated, extrapolated, uncalibrated."""
+        ...
+
+
+class CollectiveCost(Protocol):
+    """A measured cost of collectives, such as ``costmodel.collectives`` fits."""
+
+    def time_s(self, collective: str, ranks: int, message_bytes: int) -> CollectiveTime:
+        """Return the duration of a collective that nothing disturbs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSpec:
+    """A flow that has no identity yet; see ``interface.Flow`` for the fields."""
+
+    source: str
+    target: str
+    size_bytes: float
+    latency_s: float
+    max_rate_bytes_per_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFlows:
+    """Flows of one collective and how far their times can be trusted."""
+
+    flows: tuple[FlowSpec, ...]
+    confidence: str
+    warning: str = ""
+
+
+def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> float:
+    """Return the bytes that one rank sends in a collective of the ring algorithm.
+
+    Parameters
+    ----------
+    collective : str
+        One of ``COLLECTIVES``.
+    message_bytes : float
+        As in ``tables.TASKS``: the whole result for all_gather, the whole
+        input for reduce_scatter, otherwise one rank's buffer [bytes].
+    ranks : int
+        Members of the group.
+
+    Raises
+    ------
+    SimulationError
+        When the collective is unknown.
+
+    References
+    ----------
+    R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective
+    Communication Operations in MPICH, IJHPCA 19(1), 2005,
+    doi:10.1177/1094342005051521: ring all-reduce 2S(n-1)/n, ring all-gather
+    and reduce-scatter S(n-1)/n.
+    """
+    _check_collective(collective)
+    if ranks < 2:
+        return 0.0
+    if collective in ("broadcast", "reduce", "send"):
+        return float(message_bytes)
+    passes = 2 if collective == "all_reduce" else 1
+    return passes * message_bytes * (ranks - 1) / ranks
+
+
+def count_steps(collective: str, ranks: int) -> int:
+    """Return the messages that follow one another in a ring collective.
+
+    Raises
+    ------
+    SimulationError
+        When the collective is unknown.
+    """
+    _check_collective(collective)
+    if ranks < 2:
+        return 0
+    return {"all_reduce": 2 * (ranks - 1), "send": 1}.get(collective, ranks - 1)
+
+
+def build_collective_flows(
+    collective: str,
+    message_bytes: int,
+    group: Sequence[int],
+    platform: Platform,
+    cost: CollectiveCost | None = None,
+) -> list[FlowSpec]:
+    """Turn one collective of a group into flows; see ``CollectivePlanner.build``."""
+    return list(CollectivePlanner(platform, cost).build(collective, message_bytes, group).flows)
+
+
+class CollectivePlanner:
+    """Turns collectives into flows over one platform, remembering what it has made.
+
+    Parameters
+    ----------
+    platform : Platform
+        Its links are the network.
+    cost : CollectiveCost, optional
+        Measured durations; the ring closed form without.
+    bound : {"time_s", "low_s", "high_s"}
+        Which of the measured durations to reproduce.
+    """
+
+    def __init__(
+        self, platform: Platform, cost: CollectiveCost | None = None, bound: Bound = "time_s"
+    ) -> None:
+        self._platform, self._cost, self._bound = platform, cost, bound
+        self._router = Router(platform.links)
+        self._capacities = [link.bandwidth_bytes_per_s for link in platform.links]
+        self._known: dict[tuple[str, int, tuple[int, ...]], CollectiveFlows] = {}
+
+    def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows:
+        """Return the flows of one collective.
+
+        Parameters
+        ----------
+        collective : str
+            One of ``COLLECTIVES``.
+        message_bytes : int
+            As in ``tables.TASKS`` [bytes].
+        group : sequence of int
+            Ranks in ring order. The first is the root of a broadcast or
+            reduce and the sender of a send. A group of one makes no flows.
+
+        Raises
+        ------
+        SimulationError
+            When the collective is unknown, the group does not fit it, no
+            route joins two members, or the measured time is no time.
+
+        Notes
+        -----
+        Flows run between ring neighbours (all_to_all: between all pairs) and
+        carry the ring algorithm's bytes. Their latency is the number of steps
+        times the slowest neighbour's route latency.
+
+        With a measured time T, latency is L = min(that latency, T) and each
+        flow's cap is size / (T - L), so that it lasts T when undisturbed.
+        Where the measured time is shorter than the links allow, the size is
+        cut to what the collective's own max-min share moves in T - L: the
+        measured time stands, and the bytes counted on the links are too few.
+        A time less than half of what the links allow draws a warning. What
+        runs beside a collective slows it by sharing the rate that it was
+        measured to need and no more.
+        """
+        key = (collective, int(message_bytes), tuple(group))
+        if key not in self._known:
+            self._known[key] = self._build(*key)
+        return self._known[key]
+
+    def _build(
+        self, collective: str, message_bytes: int, group: tuple[int, ...]
+    ) -> CollectiveFlows:
+        _check_collective(collective)
+        ranks = len(group)
+        if len(set(group)) != ranks or (collective == "send" and ranks != 2):
+            raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
+        pairs = [(name_rank_node(a), name_rank_node(b)) for a, b in _pair(collective, group)]
+        if not pairs:
+            return CollectiveFlows((), "measured")
+        wire_bytes = compute_wire_bytes(collective, message_bytes, ranks)
+        if collective == "all_to_all":
+            wire_bytes /= ranks - 1  # one rank's bytes go to its partners in equal parts
+        steps_s = count_steps(collective, ranks) * max(
+            self._router.latency_s(source, target) for source, target in pairs
+        )
+        if self._cost is None:
+            flows = [FlowSpec(a, b, wire_bytes, steps_s) for a, b in pairs]
+            return CollectiveFlows(tuple(flows), UNCALIBRATED)
+        measured = self._cost.time_s(collective, ranks, message_bytes)
+        time_s = float(getattr(measured, self._bound))
+        if not 0 <= time_s < math.inf:
+            raise SimulationError(
+                f"{collective} of {message_bytes} bytes on {ranks} ranks: "
+                f"the cost model says {time_s!r} s"
+            )
+        routes = [self._router.route(a, b) for a, b in pairs]
+        rates = compute_max_min_rates(routes, self._capacities, [math.inf] * len(pairs))
+        flows = _fit(pairs, rates, wire_bytes, min(steps_s, time_s), time_s)
+        warning = ""
+        if steps_s + wire_bytes / min(rates) > _SUSPICIOUS * time_s:
+            warning = (
+                f"{collective} on {ranks} ranks was measured more than {_SUSPICIOUS:g} times as fast "
+                f"as the links of {self._platform.name} allow; the measured time is kept"
+            )
+        return CollectiveFlows(tuple(flows), measured.confidence, warning)
+
+
+def _fit(
+    pairs: list[tuple[str, str]],
+    rates: list[float],
+    wire_bytes: float,
+    latency_s: float,
+    time_s: float,
+) -> list[FlowSpec]:
+    """Give flows the sizes and caps that make them last a time where nothing disturbs them."""
+    moving_s = time_s - latency_s
+    if moving_s <= 0 or wire_bytes == 0:
+        return [FlowSpec(a, b, 0.0, time_s) for a, b in pairs]
+    flows = []
+    for (source, target), rate in zip(pairs, rates, strict=True):
+        size_bytes = min(wire_bytes, rate * moving_s)
+        flows.append(FlowSpec(source, target, size_bytes, latency_s, size_bytes / moving_s))
+    return flows
+
+
+def _check_collective(collective: str) -> None:
+    if collective not in COLLECTIVES:
+        raise SimulationError(
+            f"no collective is called {collective!r}; known are {', '.join(COLLECTIVES)}"
+        )
+
+
+def _pair(collective: str, group: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return who sends to whom: ring neighbours, a chain from or to the root, or everyone."""
+    if len(group) < 2:
+        return []
+    if collective == "all_to_all":
+        return [(a, b) for a in group for b in group if a != b]
+    ring = list(zip(group, (*group[1:], group[0]), strict=True))
+    if collective in ("broadcast", "send"):
+        return ring[:-1]
+    return ring[1:] if collective == "reduce" else ring

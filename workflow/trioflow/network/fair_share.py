@@ -1,0 +1,184 @@
+"""A network whose links are shared in a max-min fair way."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trioflow.hardware.machine import Link
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
+from trioflow.network.routing import Router
+
+
+def compute_max_min_rates(
+    routes: Sequence[Sequence[int]],
+    capacities: Mapping[int, float] | Sequence[float],
+    max_rates: Sequence[float],
+) -> list[float]:
+    """Share links among flows so that no flow can gain but at a slower one's cost.
+
+    Parameters
+    ----------
+    routes : sequence of sequence of int
+        For each flow, the links that it crosses.
+    capacities : mapping or sequence of float
+        Bandwidth of each link [bytes/s], all positive.
+    max_rates : sequence of float
+        Rate that each flow never exceeds [bytes/s]; may be infinite.
+
+    Returns
+    -------
+    list of float
+        Rate of each flow [bytes/s]; infinite for one without links and cap.
+
+    Notes
+    -----
+    Progressive filling: all rates rise together; the links that fill first
+    and the caps that are reached first freeze their flows; the others rise
+    on. Each round freezes at least one flow, so it ends. Every link's share
+    is computed from that link alone, so flows that share nothing get the same
+    bits whether or not the others are there.
+
+    References
+    ----------
+    D. Bertsekas, R. Gallager, Data Networks, 2nd edition, 1992, section 6.5.2.
+    """
+    rates = [0.0] * len(routes)
+    crossing: dict[int, list[int]] = {}
+    for flow, route in enumerate(routes):
+        for link in route:
+            crossing.setdefault(link, []).append(flow)
+    free = {link: float(capacities[link]) for link in crossing}
+    rising = {link: len(flows) for link, flows in crossing.items()}
+    unfrozen = list(range(len(routes)))
+    while unfrozen:
+        shares = {link: free[link] / count for link, count in rising.items() if count}
+        level = min([*shares.values(), *(max_rates[flow] for flow in unfrozen)])
+        full = {link for link, share in shares.items() if share <= level}
+        frozen = {flow for flow in unfrozen if max_rates[flow] <= level}
+        frozen.update(flow for flow in unfrozen if not full.isdisjoint(routes[flow]))
+        for flow in unfrozen:
+            if flow in frozen:
+                rates[flow] = level
+                for link in routes[flow]:
+                    free[link] -= level
+                    rising[link] -= 1
+        unfrozen = [flow for flow in unfrozen if flow not in frozen]
+    return rates
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A flow whose bytes move: its state at the last change of its rate."""
+
+    flow: Flow
+    route: tuple[int, ...]
+    since_s: float
+    left_bytes: float
+    rate_bytes_per_s: float = 0.0
+    end_s: float = NEVER_S
+
+
+class FairShareNetwork:
+    """Moves flows over routed links at max-min fair rates.
+
+    Parameters
+    ----------
+    links : sequence of Link
+        Directed links; full duplex is two.
+
+    Notes
+    -----
+    Fluid model: rates change only when a flow begins to move bytes or ends,
+    and at once for all. There are no packets, buffers or start-up of
+    congestion control; a flow takes bandwidth on all links of its route at
+    the same time. A flow's end is computed from its last change of rate, so
+    flows that nobody disturbs end at exactly start + latency + size / rate.
+
+    Events at one time: latencies that end first, then the ends of flows, both
+    in the order of ``flow_id``.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._router = Router(links)
+        self._capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
+        self._waiting: list[tuple[float, int, Flow]] = []
+        self._moving: dict[int, _Moving] = {}
+        self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
+        self._now_s = 0.0
+        self._stale = False
+
+    @property
+    def link_bytes(self) -> Mapping[tuple[str, str], float]:
+        """Bytes that ended flows have moved over each directed link [bytes]."""
+        return dict(self._link_bytes)
+
+    @property
+    def rates_bytes_per_s(self) -> Mapping[int, float]:
+        """Current rate of every flow whose bytes move, by ``flow_id`` [bytes/s]."""
+        self._share()
+        return {key: moving.rate_bytes_per_s for key, moving in self._moving.items()}
+
+    def start(self, flow: Flow, time_s: float) -> None:
+        """Let a flow start; see ``Network.start``."""
+        check_flow(flow, time_s, self._now_s)
+        self._router.route(flow.source, flow.target)
+        heapq.heappush(self._waiting, (time_s + flow.latency_s, flow.flow_id, flow))
+
+    def next_event_s(self) -> float:
+        """Return when a latency or a flow next ends; see ``Network.next_event_s``."""
+        self._share()
+        moving_s = min((moving.end_s for moving in self._moving.values()), default=NEVER_S)
+        return min(moving_s, self._waiting[0][0]) if self._waiting else moving_s
+
+    def advance(self, time_s: float) -> list[FlowEnd]:
+        """Move the clock and return the ended flows; see ``Network.advance``."""
+        ends: list[FlowEnd] = []
+        while (event_s := self.next_event_s()) <= time_s and event_s < NEVER_S:
+            self._now_s = max(self._now_s, event_s)
+            while self._waiting and self._waiting[0][0] <= self._now_s:
+                self._begin(heapq.heappop(self._waiting)[2])
+            done = [key for key, moving in self._moving.items() if moving.end_s <= self._now_s]
+            ends += [FlowEnd(self._now_s, self._finish(key)) for key in sorted(done)]
+        self._now_s = max(self._now_s, time_s)
+        return ends
+
+    def _begin(self, flow: Flow) -> None:
+        """Let the bytes of a flow move; one without bytes is at its end at once."""
+        route = self._router.route(flow.source, flow.target)
+        moving = _Moving(flow, route, self._now_s, flow.size_bytes)
+        if flow.size_bytes == 0:
+            moving.route, moving.end_s = (), self._now_s
+        else:
+            self._stale = True
+        self._moving[flow.flow_id] = moving
+
+    def _finish(self, flow_id: int) -> Flow:
+        moving = self._moving.pop(flow_id)
+        for link in moving.route:
+            ends = self._router.links[link]
+            self._link_bytes[ends.source, ends.target] += moving.flow.size_bytes
+        self._stale = self._stale or bool(moving.route)
+        return moving.flow
+
+    def _share(self) -> None:
+        """Compute the rates anew where flows came or went, from the current time on."""
+        if not self._stale:
+            return
+        self._stale = False
+        sharing = [moving for _, moving in sorted(self._moving.items()) if moving.flow.size_bytes]
+        rates = compute_max_min_rates(
+            [moving.route for moving in sharing],
+            self._capacities,
+            [moving.flow.max_rate_bytes_per_s for moving in sharing],
+        )
+        for moving, rate in zip(sharing, rates, strict=True):
+            # A flow whose rate stays is left alone: its end keeps its exact bits.
+            if rate != moving.rate_bytes_per_s:
+                gone_s = self._now_s - moving.since_s
+                if gone_s > 0:
+                    moved_bytes = gone_s * moving.rate_bytes_per_s
+                    moving.left_bytes = max(0.0, moving.left_bytes - moved_bytes)
+                moving.since_s, moving.rate_bytes_per_s = self._now_s, rate
+                moving.end_s = self._now_s + moving.left_bytes / rate

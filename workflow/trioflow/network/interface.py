@@ -1,0 +1,110 @@
+"""What a network is to the engine: flows go in, the ends of flows come out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from trioflow.errors import SimulationError
+
+NEVER_S = math.inf
+"""Time of an event that does not happen [s]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Bytes on their way from one node to another.
+
+    Attributes
+    ----------
+    flow_id : int
+        Identity; also the order in which ties are broken.
+    source, target : str
+        Nodes; equal ones use no link.
+    size_bytes : float
+        Bytes to move [bytes]; zero means that only the latency passes.
+    latency_s : float
+        Delay before the bytes move [s]. The flow takes no bandwidth during
+        it, and the network adds no latency of its own: who makes the flow
+        counts the route's latency in, once.
+    max_rate_bytes_per_s : float
+        Rate that the flow never exceeds [bytes/s].
+    """
+
+    flow_id: int
+    source: str
+    target: str
+    size_bytes: float
+    latency_s: float
+    max_rate_bytes_per_s: float = math.inf
+
+
+class FlowEnd(NamedTuple):
+    """A flow that has arrived, and when [s]."""
+
+    time_s: float
+    flow: Flow
+
+
+class Network(Protocol):
+    """Moves flows; the engine drives it from event to event.
+
+    Notes
+    -----
+    The clock only moves forward. Several flows may start at one time before
+    the network is asked for its next event, and then share from that time on.
+    """
+
+    def start(self, flow: Flow, time_s: float) -> None:
+        """Let a flow start at a time [s] that is not in the past.
+
+        Raises
+        ------
+        SimulationError
+            When no route joins its ends or its numbers make no sense.
+        """
+        ...
+
+    def next_event_s(self) -> float:
+        """Return when something next happens [s]; ``NEVER_S`` when nothing flows.
+
+        It is the next end of a flow or an earlier moment at which rates
+        change, because a latency is over.
+        """
+        ...
+
+    def advance(self, time_s: float) -> list[FlowEnd]:
+        """Move the clock to a time [s] and return the flows that ended until then.
+
+        Ends are ordered by time; ties by ``flow_id``.
+        """
+        ...
+
+    @property
+    def link_bytes(self) -> Mapping[tuple[str, str], float]:
+        """Bytes that ended flows have moved over each directed link [bytes]."""
+        ...
+
+
+def check_flow(flow: Flow, start_s: float, now_s: float) -> None:
+    """Refuse a flow that no network could finish.
+
+    Raises
+    ------
+    SimulationError
+        When a number is negative, not a number or, where it may not be,
+        infinite; or when the flow would start in the past.
+    """
+    problem = ""
+    if not 0 <= flow.size_bytes < math.inf:
+        problem = f"size_bytes is {flow.size_bytes!r}"
+    elif not 0 <= flow.latency_s < math.inf:
+        problem = f"latency_s is {flow.latency_s!r}"
+    elif not flow.max_rate_bytes_per_s > 0:
+        problem = f"max_rate_bytes_per_s is {flow.max_rate_bytes_per_s!r}"
+    elif not start_s >= now_s:
+        problem = f"starts at {start_s!r} s and it is {now_s!r} s already"
+    if problem:
+        raise SimulationError(f"flow {flow.flow_id} from {flow.source} to {flow.target}: {problem}")
