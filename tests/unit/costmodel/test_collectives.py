@@ -16,6 +16,7 @@ from trioflow.costmodel.collectives import (
     step_count,
     wire_factor,
 )
+from trioflow.costmodel.message_curve import left_out_errors
 from trioflow.errors import InputError, TableError
 
 # Medians of a gloo all_reduce over two ranks, with the knee that one line misses (FACTS 13).
@@ -82,7 +83,10 @@ def test_one_line_is_compared_and_fits_worse_beyond_a_knee() -> None:
     knee = {2**k: round(300_000 + 2**k * 0.2 + max(0, 2**k - 2**21) * 1.1) for k in range(10, 27)}
     model = fit_collective_model(make_samples(knee))
     best = min(model.comparison["log"] or 1, model.comparison["linear"] or 1)
-    assert (model.comparison["alpha_beta"] or 0) > 2 * best
+    assert (model.comparison["alpha_beta_left_out"] or 0) > 2 * best
+    assert (
+        0 < (model.comparison["alpha_beta"] or 0) < (model.comparison["alpha_beta_left_out"] or 0)
+    )
     errors = model.curves["all_reduce", 2].alpha_beta_errors()
     assert errors.min() < -0.1
     assert errors.max() > 0.1
@@ -103,6 +107,17 @@ def test_out_of_order_medians_are_pooled() -> None:
     assert list(curve.median_s) == pytest.approx([1e-4, 4e-4, 1e-4, 5e-4])
     pooled = math.sqrt(4e-4 * 1e-4)
     assert list(curve.time_s) == pytest.approx([1e-4, pooled, pooled, 5e-4])
+
+
+def test_left_out_errors_compare_with_the_measured_median() -> None:
+    model = fit_collective_model(
+        make_samples({1000: 100_000, 2000: 400_000, 3000: 100_000, 4000: 500_000})
+    )
+    errors = left_out_errors(model.curves["all_reduce", 2], "linear")
+    # Without 2000 bytes, 1000 and 3000 both took 0.1 ms where 0.4 ms was measured.
+    assert errors[1] == pytest.approx(0.1 / 0.4 - 1)
+    # Without 3000 bytes the others ascend: half-way between 0.4 and 0.5 ms, not 0.1 ms.
+    assert errors[2] == pytest.approx(0.45 / 0.1 - 1)
 
 
 def test_flat_end_extends_with_the_last_rising_slope() -> None:
@@ -131,11 +146,11 @@ def test_unmeasured_collective_is_derived_from_the_same_collective_first(
     like = model.time_s("all_reduce", 2, 25 << 20).time_s
     assert gather.time_s == pytest.approx(like - GLOO_NS[1024] * 1e-9 / 2)
     assert gather.confidence == "uncalibrated"
-    both = pd.concat(
-        [make_samples(GLOO_NS), make_samples({1000: 7_000, 10_000_000: 8_000}, "all_gather", 4)]
-    )
-    known = fit_collective_model(both)
-    assert known.time_s("all_gather", 8, 1000).time_s < 1e-4
+    gathers = make_samples({1000: 7_000, 100_000_000: 80_000_000}, "all_gather", 2)
+    known = fit_collective_model(pd.concat([make_samples(GLOO_NS, ranks=4), gathers]))
+    # Four ranks gather in three steps where two need one; all_reduce over four was measured.
+    tiny = known.time_s("all_gather", 4, 8)
+    assert tiny.time_s == pytest.approx(3 * 7e-6)
 
 
 def test_one_rank_moves_nothing(model: CollectiveCostModel) -> None:

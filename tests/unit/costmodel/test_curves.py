@@ -7,7 +7,16 @@ import pandas as pd
 import pytest
 from trioflow.costmodel.class_curves import ANY, find_class, fit_class_curves, lookup_order
 from trioflow.costmodel.curves import FORMS, Curve, driver_of, fit_curve
-from trioflow.costmodel.intervals import ASSUMED_FACTOR, find_band, fit_bands, fit_step_band
+from trioflow.costmodel.intervals import (
+    ASSUMED_FACTOR,
+    LEFT_OUT_OPERATORS,
+    NEAREST_DISTANCE,
+    WIDEST_FACTOR,
+    Band,
+    find_band,
+    fit_bands,
+    fit_step_band,
+)
 from trioflow.errors import InputError
 
 RANDOM = np.random.default_rng(5)
@@ -131,6 +140,8 @@ def test_bands_are_quantiles_around_zero_and_fall_back() -> None:
     band = find_band(bands, "gemm", "forward")
     assert (band.low_log, band.high_log) == pytest.approx((-0.42, 0.22))
     assert find_band(bands, "unheard/of", "forward") == bands[ANY, "forward"]
+    doubled = find_band(fit_bands(held(residuals), LEFT_OUT_OPERATORS), "gemm", "forward")
+    assert (doubled.low_log, doubled.high_log) == pytest.approx((-0.84, 0.44))
     always_late = fit_bands(held([0.2] * 20), "whole workloads left out")
     assert find_band(always_late, "gemm", "forward").low_log == 0.0
 
@@ -156,3 +167,13 @@ def test_step_band_weighs_workloads_and_not_their_captures() -> None:
     nothing = fit_step_band(held([]), ["trace"], "whole workloads left out")
     assert (nothing.workloads, nothing.mean_absolute_error) == (0, None)
     assert nothing.basis.startswith("assumed")
+
+
+def test_band_grows_with_the_distance_and_ends_somewhere() -> None:
+    band = Band(-0.1, 0.2, 10, distance=np.log(4))
+    low, high = band.factors(np.log([1.0, 2.0, 4.0, 16.0]))
+    assert np.log(low) == pytest.approx([0.0, -0.05, -0.1, -0.2])
+    assert np.log(high) == pytest.approx([0.0, 0.1, 0.2, 0.4])
+    near = Band(-0.1, 0.2, 10, distance=0.001)
+    assert near.factors(np.array([NEAREST_DISTANCE]))[1] == pytest.approx(np.exp(0.2))
+    assert near.factors(np.array([1e6]))[1] == pytest.approx(WIDEST_FACTOR)

@@ -87,6 +87,7 @@ def test_collective_diagnostics_show_residuals_by_size() -> None:
     assert list(table["repeats"]) == [3] * 4
     assert table["model_error"].abs().max() < 1e-12
     assert list(table["left_out_error"].isna()) == [True, False, False, True]
+    assert list(table["alpha_beta_left_out_error"].isna()) == [True, False, False, True]
     assert table["alpha_beta_error"].abs().max() > 0.01
     # Two ranks: an all_reduce puts one message's bytes on the wire.
     first = table.iloc[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.costmodel.operator_rows import collect_rows, pair_rows
 from trioflow.costmodel.operators import (
     METHODS,
     OperatorCostModel,
@@ -66,7 +67,8 @@ def test_rescaling_does_not_make_the_constant_part_grow(model: OperatorCostModel
 
 
 def test_unchanged_sizes_return_the_recorded_time_exactly(noisy: OperatorCostModel) -> None:
-    operators = make_operators([64, 1000], 5, noise=0.3)
+    operators = make_operators([64, 4000], 16, noise=0.3)
+    assert noisy.predict(operators)["extrapolated"].any()
     target = operators.copy()
     target.loc[3:, "flop"] = target.loc[3:, "flop"] * 2
     found = noisy.rescale(operators, target)
@@ -77,6 +79,7 @@ def test_unchanged_sizes_return_the_recorded_time_exactly(noisy: OperatorCostMod
     for column in ("time_s", "low_s", "high_s"):
         assert (found.loc[same, column] == exact).all()
     assert not found.loc[same, "extrapolated"].any()
+    assert found.loc[~same & (operators["flop"] > 0), "extrapolated"].any()
     assert (found.loc[~same, "low_s"] < found.loc[~same, "high_s"]).all()
 
 
@@ -153,7 +156,32 @@ def test_step_interval_is_wide_and_labelled_with_little_data(noisy: OperatorCost
     assert single.step_interval_basis().startswith("assumed")
     target = pair[0].operators.assign(flop=pair[0].operators["flop"] * 2)
     found = single.rescale(pair[0].operators, target)
-    assert (found["high_s"] >= found["time_s"]).all()
+    changed = target["flop"] != pair[0].operators["flop"]
+    assert (found["high_s"] > found["time_s"])[changed].all()
+    assert (found["high_s"] == found["low_s"])[~changed].all()
+
+
+def test_rescale_bands_come_from_sizes_that_changed(noisy: OperatorCostModel) -> None:
+    assert ("gemm", "forward") in noisy.rescale_bands
+    assert ("view", "forward") in noisy.predict_bands
+    assert ("view", "forward") not in noisy.rescale_bands
+
+
+def test_captures_of_one_batch_are_no_pair() -> None:
+    twice = [make_trace("one", [64, 128], 4, noise=0.1, seed=seed) for seed in (1, 2)]
+    assert pair_rows(collect_rows(twice)).empty
+    thrice = collect_rows([*twice, make_trace("one", [64, 128], 8)])
+    pairs = pair_rows(thrice)
+    # Two captures against the third, both ways, sixteen operators each.
+    assert len(pairs) == 2 * 2 * 16
+    batches = set(
+        zip(
+            thrice.loc[pairs["recorded"], "batch"],
+            thrice.loc[pairs["target"], "batch"],
+            strict=True,
+        )
+    )
+    assert batches == {(4, 8), (8, 4)}
 
 
 def test_fit_table_reports_every_class() -> None:

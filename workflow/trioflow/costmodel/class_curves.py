@@ -96,7 +96,7 @@ def fit_class_curves(rows: pd.DataFrame, form: str) -> dict[Key, ClassCurve]:
     whatever their size. Every curve is then scaled so that its sum over the
     class's rows is the recorded one: relative errors decide the shape, which
     is all that rescaling uses, and sums decide the level. (Held-out sums of
-    steps came out 6 to 10 points nearer than without the scaling.)
+    steps came out 6 to 11 points nearer than without the scaling.)
     """
     times = rows["time_s"].to_numpy(np.float64)
     features = rows[list(FEATURES)].to_numpy(np.float64)

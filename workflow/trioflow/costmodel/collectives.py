@@ -14,6 +14,7 @@ import pandas as pd
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.message_curve import (
     INTERPOLATIONS,
+    LINE,
     MessageCurve,
     curve_from_json,
     fit_message_curve,
@@ -109,8 +110,9 @@ class CollectiveCostModel:
     curves : dict of (collective, ranks) to MessageCurve
         Monotone times over message sizes.
     comparison : dict
-        Mean absolute relative error over the left-out interior sizes of every
-        interpolation, and of the single alpha-beta lines over all sizes.
+        Mean absolute relative errors, None without any: ``log``, ``linear``
+        and ``alpha_beta_left_out`` (single lines) over the left-out interior
+        sizes, ``alpha_beta`` over the sizes that the lines were fitted to.
     """
 
     platform: str
@@ -256,11 +258,12 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
             rows["message_bytes"].to_numpy(np.float64), rows["time_ns"].to_numpy(np.float64)
         )
     comparison: dict[str, float | None] = {}
-    for interpolation in INTERPOLATIONS:
-        misses = [left_out_errors(curve, interpolation)[1:-1] for curve in curves.values()]
-        comparison[interpolation] = _mean_absolute(np.concatenate(misses))
+    for method in (*INTERPOLATIONS, LINE):
+        misses = [left_out_errors(curve, method)[1:-1] for curve in curves.values()]
+        name = f"{LINE}_left_out" if method == LINE else method
+        comparison[name] = _mean_absolute(np.concatenate(misses))
     lines = [curve.alpha_beta_errors() for curve in curves.values()]
-    comparison["alpha_beta"] = _mean_absolute(np.concatenate(lines))
+    comparison[LINE] = _mean_absolute(np.concatenate(lines))
     chosen = min(INTERPOLATIONS, key=lambda name: comparison[name] or 0.0)
     return CollectiveCostModel(
         platform=str(samples["platform"].iloc[0]),

@@ -13,7 +13,7 @@ from trioflow.costmodel.curves import FORMS
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.intervals import fit_step_band, hold_out
-from trioflow.costmodel.message_curve import left_out_errors
+from trioflow.costmodel.message_curve import LINE, left_out_errors
 from trioflow.costmodel.operator_rows import collect_rows
 from trioflow.costmodel.operators import METHODS, OperatorCostModel
 from trioflow.errors import InputError
@@ -133,10 +133,10 @@ def collective_diagnostics(model: CollectiveCostModel, samples: pd.DataFrame) ->
     DataFrame
         One row a (collective, ranks, message_bytes): ``repeats``,
         ``median_s``, ``low_s`` and ``high_s`` (80 % of the repeats),
-        ``model_s``, ``model_error``, ``confidence``, ``left_out_error`` (from
-        the samples' other sizes with the model's interpolation; missing at
-        both ends), ``alpha_beta_s``, ``alpha_beta_error`` (the samples' single
-        line) and ``bus_bandwidth_bytes_per_s``. Errors are predicted over
+        ``model_s``, ``model_error``, ``confidence``, ``left_out_error`` and
+        ``alpha_beta_left_out_error`` (from the samples' other sizes, with the
+        model's interpolation and with one line; missing at both ends),
+        ``alpha_beta_s``, ``alpha_beta_error`` (the line through all sizes) and ``bus_bandwidth_bytes_per_s``. Errors are predicted over
         median less one.
 
     Raises
@@ -164,6 +164,7 @@ def collective_diagnostics(model: CollectiveCostModel, samples: pd.DataFrame) ->
                     "model_error": [time.time_s for time in times] / curve.median_s - 1.0,
                     "confidence": [time.confidence for time in times],
                     "left_out_error": left_out_errors(curve, model.interpolation),
+                    "alpha_beta_left_out_error": left_out_errors(curve, LINE),
                     "alpha_beta_s": line,
                     "alpha_beta_error": line / curve.median_s - 1.0,
                     "bus_bandwidth_bytes_per_s": sizes

@@ -16,6 +16,9 @@ from trioflow.units import ns_to_s
 INTERPOLATIONS = ("log", "linear")
 """Straight between the logarithms of size and time, or between size and time themselves."""
 
+LINE = "alpha_beta"
+"""One line alpha + beta x bytes over all sizes, for comparison only."""
+
 COVERAGE = (0.1, 0.9)
 """Quantiles at the ends of an 80 % interval."""
 
@@ -109,7 +112,7 @@ class MessageCurve:
             "alpha_beta_errors": self.alpha_beta_errors().tolist(),
             "left_out_errors": {
                 name: [None if math.isnan(e) else e for e in left_out_errors(self, name).tolist()]
-                for name in INTERPOLATIONS
+                for name in (*INTERPOLATIONS, LINE)
             },
         }
 
@@ -154,10 +157,7 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
     groups = [times_s[sizes_bytes == size] for size in sizes]
     medians = np.array([float(np.median(group)) for group in groups])
     quantiles = np.array([np.quantile(group, COVERAGE) for group in groups])
-    # Relative errors of a line that may not run negative anywhere.
-    columns = np.column_stack([np.ones_like(sizes), sizes])
-    scale = columns.max(axis=0, initial=1.0)
-    line = nnls(columns / scale / medians[:, None], np.ones(len(sizes)))[0] / scale
+    alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
     return MessageCurve(
         message_bytes=sizes,
         median_s=medians,
@@ -165,9 +165,17 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
         low_factor=np.minimum(quantiles[:, 0] / medians, 1.0),
         high_factor=np.maximum(quantiles[:, 1] / medians, 1.0),
         repeats=np.array([float(len(group)) for group in groups]),
-        alpha_s=float(line[0]),
-        beta_s_per_byte=float(line[1]),
+        alpha_s=alpha_s,
+        beta_s_per_byte=beta_s_per_byte,
     )
+
+
+def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
+    """Return alpha [s] and beta [s/byte], not negative, of least squared relative error."""
+    columns = np.column_stack([np.ones_like(sizes), sizes])
+    scale = columns.max(axis=0, initial=1.0)
+    line = nnls(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
+    return float(line[0]), float(line[1])
 
 
 def _monotone(times_s: Floats) -> Floats:
@@ -177,8 +185,15 @@ def _monotone(times_s: Floats) -> Floats:
     return np.asarray(np.exp(isotonic_regression(np.log(times_s)).x), np.float64)
 
 
-def left_out_errors(curve: MessageCurve, interpolation: str) -> Floats:
+def left_out_errors(curve: MessageCurve, method: str) -> Floats:
     """Return the relative error at every size, predicted from the other sizes.
+
+    Parameters
+    ----------
+    curve : MessageCurve
+        Its medians are used as measured.
+    method : str
+        One of ``INTERPOLATIONS``, or ``LINE`` for one alpha-beta line.
 
     Returns
     -------
@@ -189,9 +204,13 @@ def left_out_errors(curve: MessageCurve, interpolation: str) -> Floats:
     errors = np.full(len(curve.message_bytes), np.nan)
     for position in range(1, len(errors) - 1):
         sizes = np.delete(curve.message_bytes, position)
-        times = _monotone(np.delete(curve.median_s, position))
+        medians = np.delete(curve.median_s, position)
         size = float(curve.message_bytes[position])
-        predicted_s = _interpolate(sizes, times, size, interpolation)
+        if method == LINE:
+            alpha_s, beta_s_per_byte = _fit_line(sizes, medians)
+            predicted_s = alpha_s + beta_s_per_byte * size
+        else:
+            predicted_s = _interpolate(sizes, _monotone(medians), size, method)
         errors[position] = predicted_s / curve.median_s[position] - 1.0
     return errors
 
