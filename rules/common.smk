@@ -60,22 +60,26 @@ def stages_of_workload(wildcards):
     return sorted({row["pipeline"] for row in plans_of_workload(wildcards)} - {1})
 
 
-def first_trace_file(name):
-    """Find a file of the trace that the workload's experiments extrapolate from."""
+def workload_trace_files(name):
+    """Find a file of every trace of the workload, the one that plans start from first."""
 
     def find(wildcards):
-        trace = WORKLOADS[wildcards.workload].traces[0]
-        return f"<results>/operator_tables/{trace}/{name}"
+        return expand(
+            "<results>/operator_tables/{trace}/" + name,
+            trace=WORKLOADS[wildcards.workload].traces,
+        )
 
     return find
 
 
-def experiment_trace_file(name):
-    """Find a file of the trace that the experiment extrapolates from."""
+def experiment_trace_files(name):
+    """Find a file of every trace of the experiment's workload, in the same order."""
 
     def find(wildcards):
-        trace = WORKLOADS[EXPERIMENTS[wildcards.experiment].workload].traces[0]
-        return f"<results>/operator_tables/{trace}/{name}"
+        return expand(
+            "<results>/operator_tables/{trace}/" + name,
+            trace=WORKLOADS[EXPERIMENTS[wildcards.experiment].workload].traces,
+        )
 
     return find
 

@@ -1,14 +1,14 @@
 # Purpose: turn one rank's trace into the task graph of all ranks of a plan and batch.
-# Inputs:  the workload's first trace, the operator cost model, the stages, the
+# Inputs:  the workload's traces, the operator cost model, the stages, the
 #          platform (its host costs), a row of plans.tsv
 # Outputs: results/task_graphs/<experiment>/: tasks.parquet, dependencies.parquet
 
 
 rule extrapolate:
     input:
-        facts=experiment_trace_file("trace.json"),
-        operators=experiment_trace_file("operators.parquet"),
-        tensors=experiment_trace_file("tensors.parquet"),
+        facts=experiment_trace_files("trace.json"),
+        operators=experiment_trace_files("operators.parquet"),
+        tensors=experiment_trace_files("tensors.parquet"),
         operator_model="<results>/cost_models/this-machine/operators.json",
         partition=experiment_partition,
         platform="<results>/platforms/this-machine.yaml",

@@ -1,15 +1,15 @@
 # Purpose: the ground truth: cut a workload into pipeline stages and run its experiments for
 #          real, on all ranks, interleaved with the steps and messages they are predicted from.
-# Inputs:  the workload's first trace (results/operator_tables/), for the stages only; rows of
+# Inputs:  the workload's traces (results/operator_tables/), for stages, batches and step times; rows of
 #          workloads.tsv, plans.tsv and experiments.tsv; the settings under measure
 # Outputs: results/partitions/<workload>.json, results/measurements/<workload>/
 
 
 rule partition:
     input:
-        facts=first_trace_file("trace.json"),
-        operators=first_trace_file("operators.parquet"),
-        tensors=first_trace_file("tensors.parquet"),
+        facts=workload_trace_files("trace.json"),
+        operators=workload_trace_files("operators.parquet"),
+        tensors=workload_trace_files("tensors.parquet"),
     output:
         "<results>/partitions/{workload}.json",
     log:

@@ -7,7 +7,7 @@ from trioflow.parallel.extrapolate import extrapolate_experiment
 
 with log_job(snakemake.log[0]):
     extrapolate_experiment(
-        Path(snakemake.input.facts).parent,
+        [Path(facts).parent for facts in snakemake.input.facts],
         snakemake.input.operator_model,
         snakemake.input.partition,
         snakemake.input.platform,

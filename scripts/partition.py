@@ -7,5 +7,7 @@ from trioflow.parallel.pipeline import partition_trace
 
 with log_job(snakemake.log[0]):
     partition_trace(
-        Path(snakemake.input.facts).parent, snakemake.params.stages, snakemake.output[0]
+        [Path(facts).parent for facts in snakemake.input.facts],
+        snakemake.params.stages,
+        snakemake.output[0],
     )

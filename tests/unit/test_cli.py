@@ -6,12 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from trioflow.cli import main
-from trioflow.cli.choices import SHIPPED_MODELS
 from trioflow.cli.capture import SHIPPED_WORKLOADS
+from trioflow.cli.choices import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 
 TRACE = "gpt2-tiny-b8"
@@ -44,7 +45,9 @@ def refuse(capsys, *words):
 
 def test_the_quick_start_answers(capsys):
     assert TRACE in shipped_traces()
-    status, out, err = run(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM)
+    status, out, err = run(
+        capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", "2", "--platform", PLATFORM
+    )
     assert status == 0 and err == ""
     assert out.startswith("gpt2-tiny on cpu2-gloo: 2 ranks = 2 data, 8 samples a rank")
     for words in ("step time", "80 % interval", "peak memory", "fits", "exposed"):
@@ -52,7 +55,9 @@ def test_the_quick_start_answers(capsys):
 
 
 def test_simulate_json_has_the_promised_keys(capsys):
-    told = answer(capsys, "simulate", TRACE, "--plan", "gpipe", "--ranks", 2, "--platform", PLATFORM)
+    told = answer(
+        capsys, "simulate", TRACE, "--plan", "gpipe", "--ranks", 2, "--platform", PLATFORM
+    )
     keys = {"step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
             "exposed_communication_s", "peak_memory_bytes", "ranks", "events", "simulator_wall_s",
             "folded", "warnings"}  # fmt: skip
@@ -83,7 +88,9 @@ def test_a_larger_batch_takes_longer_but_not_in_proportion(capsys):
 
 
 def test_another_device_is_said_to_be_uncalibrated(capsys):
-    told = answer(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 8, "--platform", "h100x8-nvlink")
+    told = answer(
+        capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 8, "--platform", "h100x8-nvlink"
+    )
     assert told["confidence"] == "uncalibrated"
     assert any("traced device" in warning for warning in told["warnings"])
     assert any("no measured collectives" in warning for warning in told["warnings"])
@@ -91,7 +98,9 @@ def test_another_device_is_said_to_be_uncalibrated(capsys):
 
 def test_show_sums_to_the_trace(capsys):
     told = answer(capsys, "show", TRACE)
-    assert sum(row["device_time_s"] for row in told["classes"]) == pytest.approx(told["device_time_s"])
+    assert sum(row["device_time_s"] for row in told["classes"]) == pytest.approx(
+        told["device_time_s"]
+    )
     assert sum(row["flop"] for row in told["classes"]) == told["flop"]
     assert 0.9 < told["coverage"] <= 1
     status, out, _ = run(capsys, "show", TRACE)
@@ -101,13 +110,33 @@ def test_show_sums_to_the_trace(capsys):
 def test_fit_writes_a_model_that_simulate_takes(capsys, tmp_path):
     status, out, _ = run(capsys, "fit", TRACE, "-o", "model.json")
     assert status == 0 and "held-out" in out
-    told = answer(capsys, "simulate", TRACE, "--batch", 4, "--platform", PLATFORM, "--cost-model", "model.json")
+    told = answer(
+        capsys,
+        "simulate",
+        TRACE,
+        "--batch",
+        4,
+        "--platform",
+        PLATFORM,
+        "--cost-model",
+        "model.json",
+    )
     assert told["cost_model"].startswith("model.json")
 
 
 def test_collectives_grow_with_their_bytes(capsys):
     times = [
-        answer(capsys, "collective", "all_reduce", "--bytes", size, "--ranks", 2, "--platform", PLATFORM)
+        answer(
+            capsys,
+            "collective",
+            "all_reduce",
+            "--bytes",
+            size,
+            "--ranks",
+            2,
+            "--platform",
+            PLATFORM,
+        )
         for size in ("1e3", "1e6", "1e8")
     ]
     assert [t["time_s"] for t in times] == sorted(t["time_s"] for t in times)
@@ -126,7 +155,7 @@ def test_timelines_are_written_in_the_asked_form(capsys):
     timeline = pd.read_parquet("t.parquet")
     told = answer(capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", PLATFORM)
     assert timeline["end_s"].max() == pytest.approx(told["step_time_s"])
-    assert len(json.loads(open("t.json").read())["traceEvents"]) > len(timeline)
+    assert len(json.loads(Path("t.json").read_text())["traceEvents"]) > len(timeline)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +201,9 @@ def test_import_makes_what_capture_made(capsys, raw_transformer):
 @pytest.mark.slow
 def test_capture_from_the_command_line(capsys):
     pytest.importorskip("torch")
-    status, out, _ = run(capsys, "capture", "gpt2-tiny", "--batch", "1", "--sequence", "16", "-o", "mine")
+    status, out, _ = run(
+        capsys, "capture", "gpt2-tiny", "--batch", "1", "--sequence", "16", "-o", "mine"
+    )
     assert status == 0 and "next: trioflow show mine" in out
     assert answer(capsys, "show", "mine")["batch"] == 1
 
@@ -198,7 +229,7 @@ def test_the_shipped_workloads_are_the_configured_ones(request):
 
 
 def test_the_console_script_reports_bad_input_with_status_2(tmp_path):
-    script = shutil.which("trioflow", path=str(__import__("pathlib").Path(sys.executable).parent))
+    script = shutil.which("trioflow", path=str(Path(sys.executable).parent))
     if script is None:
         pytest.skip("the console script is not installed beside this Python")
     done = subprocess.run([script, "show", "nowhere"], capture_output=True, text=True, check=False)

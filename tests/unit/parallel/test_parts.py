@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from captured import BATCH
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.errors import PlanError
@@ -74,9 +75,10 @@ def test_every_operator_has_a_unit_in_order(cnn_trace):
 
 def test_the_partition_file_says_what_a_real_run_needs(tmp_path, cnn_trace):
     save_trace(cnn_trace, tmp_path / "trace")
-    partition_trace(tmp_path / "trace", [1, 2, 3], tmp_path / "partition.json")
+    partition_trace([tmp_path / "trace"], [1, 2, 3], tmp_path / "partition.json")
     content = read_json(tmp_path / "partition.json")
     assert set(content["stages"]) == {"2", "3"}
     assert content["stages"]["3"] == partition(cnn_trace, 3)
     assert [u for stage in content["stages"]["2"] for u in stage] == list(pipeline_units(cnn_trace))
+    assert content["traced_steps_s"] == {str(BATCH): cnn_trace.facts["step_time_s"]}
     assert content["parameter_bytes"] == sum(g["size_bytes"] for g in cnn_trace.facts["gradients"])

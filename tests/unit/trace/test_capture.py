@@ -20,7 +20,7 @@ def test_the_environment_says_what_ran_where(raw_transformer):
 
 
 def test_pinning_is_undone():
-    from trioflow.trace.capture import pinned_to
+    from trioflow.trace.rank_process import pinned_to
 
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     with pinned_to(0) as (core, warnings):
@@ -32,7 +32,7 @@ def test_pinning_is_undone():
 
 
 def test_too_few_cores_are_said_not_refused():
-    from trioflow.trace.capture import pinned_to
+    from trioflow.trace.rank_process import pinned_to
 
     cores = os.sched_getaffinity(0)
     try:
@@ -45,7 +45,7 @@ def test_too_few_cores_are_said_not_refused():
 
 
 def test_missing_affinity_is_said_not_refused(monkeypatch):
-    from trioflow.trace.capture import pinned_to
+    from trioflow.trace.rank_process import pinned_to
 
     monkeypatch.delattr(os, "sched_getaffinity")
     with pinned_to(0) as (core, warnings):
@@ -55,10 +55,9 @@ def test_missing_affinity_is_said_not_refused(monkeypatch):
 
 def test_a_second_measurement_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with exclusive_measurement("first"):
-        with pytest.raises(MeasurementError, match="another capture or measurement"):
-            with exclusive_measurement("second"):
-                pass
+    refused = pytest.raises(MeasurementError, match="another capture or measurement")
+    with exclusive_measurement("first"), refused, exclusive_measurement("second"):
+        pass
     with exclusive_measurement("third"):
         pass
 
@@ -104,3 +103,26 @@ def test_stages_compute_what_the_whole_model_computes():
         for part in (names[:2], names[2:]):
             value = workload.make_stage(part)(value)
         torch.testing.assert_close(value, workload.model(inputs))
+
+
+def test_freed_memory_stays_mapped():
+    import subprocess
+    import sys
+
+    code = """
+import resource, torch
+from trioflow.trace.rank_process import keep_freed_memory
+print(keep_freed_memory())
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(16_000_000).add_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(); faults()
+print(faults())
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    if out[0] != "[]":
+        pytest.skip(f"this allocator cannot keep freed memory: {out[0]}")
+    assert int(out[1]) < 1000  # 64 MB on fresh pages would be 15,625 faults

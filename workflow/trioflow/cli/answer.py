@@ -29,14 +29,15 @@ from trioflow.units import format_bytes, format_time
 
 def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Return the answer of ``trioflow simulate`` and its timeline."""
-    trace = load_trace(options.trace)
+    traces = [load_trace(name) for name in options.trace]
+    trace = traces[0]
     plan = choose_plan(options)
     platform = choose_platform(options.platform, plan.ranks)
     collectives = choose_collectives(options, platform)
     choices = Choices(warnings=[])
     model, model_text = choose_model(options, trace, choices)
     batch = options.batch or int(trace.facts["batch"]) * plan.data
-    graph = extrapolate(trace, plan, model, batch=batch, host=platform.host)
+    graph = extrapolate(traces, plan, model, batch=batch, host=platform.host)
     if str(trace.facts["device_name"]) != platform.device.name:
         choices.warnings.append(
             f"compute times are those of the traced device ({trace.facts['device_name']}), "

@@ -46,7 +46,11 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "simulate", help="predict the training step of a plan on a platform"
     )
     parser.set_defaults(run=answer.run_simulate)
-    parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
+    parser.add_argument(
+        "trace", metavar="TRACE", nargs="+",
+        help="folder of a trace, or a shipped one's name; more of the same workload at other batches "
+        "make other batches more certain",
+    )  # fmt: skip
     parser.add_argument(
         "--platform", required=True, metavar="NAME|FILE",
         help="shipped platform, this-machine (after `make reproduce`), or a YAML file",

@@ -19,6 +19,7 @@ from trioflow import tables
 from trioflow.errors import MeasurementError
 from trioflow.provenance import host_environment, read_json, stamp, write_json
 from trioflow.trace.exclusive import exclusive_measurement
+from trioflow.units import ns_to_s
 
 TIMEOUT_S = 3600.0
 SMALL_BYTES = (1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
@@ -56,7 +57,7 @@ def measure_workload(
 ) -> None:
     """Measure a workload's experiments for real, in one group of processes.
 
-    Every round runs, one after the other: the traced step on rank 0 alone,
+    Every round runs, one after the other: each traced step on rank 0 alone,
     the same on all ranks at once without communication, every experiment, a
     sweep of collectives, and the host costs on tiny models. Writes
     ``measurements.parquet``, ``collective_samples.parquet``,
@@ -102,7 +103,7 @@ def measure_workload(
         "seed": seed,
         "warm_up": warm_up,
         "rounds": rounds,
-        "traced_batch": facts["traced_batch"],
+        "traced_batches": [int(b) for b in facts["traced_steps_s"]],
         "collectives": sweep_sizes(facts["parameter_bytes"]) if ranks > 1 else {},
     }
     with exclusive_measurement("measure"), tempfile.TemporaryDirectory() as temporary:
@@ -187,9 +188,6 @@ def _save(
     for column in ("message_bytes", "match_id", "micro_batch", "stage"):
         timelines[column] = timelines[column].astype("Int64")
     tables.write_table(timelines, "rank_timelines", folder / "rank_timelines.parquet")
-    single = [s["step_ns"] / 1e9 for s in results[0]["steps"] if s["series"] == "single"]
-    both = [[s["step_ns"] / 1e9 for s in r["steps"] if s["series"] == "both_busy"] for r in results]
-    traced = float(facts["traced_step_s"])
     write_json(
         folder / "session.json",
         {
@@ -202,16 +200,36 @@ def _save(
             "rounds": job["rounds"],
             "cores": [r["core"] for r in results],
             "stages": job["stages"],
-            "traced_batch": job["traced_batch"],
-            "traced_step_s": traced,
-            "single_step_s": statistics.median(single),
-            "single_anchor": statistics.median(single) / traced,
-            "busy_anchors": [statistics.median(times) / traced for times in both if times],
+            "anchors": {
+                batch: _anchors(results, int(batch), float(traced))
+                for batch, traced in facts["traced_steps_s"].items()
+            },
             "host_costs": _median_costs([sample for r in results for sample in r["host"]]),
             "host": host_environment(),
             "warnings": sorted({w for r in results for w in r["warnings"]}),
         },
     )
+
+
+def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict[str, Any]:
+    """Return the session's single-rank steps of a traced batch over the traced step.
+
+    ``single`` with one rank busy, ``busy`` of each rank with all busy at once.
+    """
+
+    def median(result: dict[str, Any], series: str) -> float | None:
+        times = [
+            ns_to_s(s["step_ns"])
+            for s in result["steps"]
+            if s["series"] == series and s["batch"] == batch
+        ]
+        return statistics.median(times) / traced_s if times else None
+
+    return {
+        "traced_step_s": traced_s,
+        "single": median(results[0], "single"),
+        "busy": [median(r, "both_busy") for r in results] if len(results) > 1 else [],
+    }
 
 
 def _slowest(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:

@@ -21,8 +21,9 @@ from trioflow.measure.host_costs import HostCosts, sample_overlap
 from trioflow.measure.parallel_steps import Step, make_parallel_step, make_plain_step
 from trioflow.measure.rank_timeline import build_rank_timeline
 from trioflow.provenance import read_json, write_json
-from trioflow.trace.capture import device_name, pinned_to
+from trioflow.trace.capture import device_name
 from trioflow.trace.kineto import STEP
+from trioflow.trace.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.workloads import build_workload
 
 
@@ -84,12 +85,13 @@ class RankSession:
     def _make_series(self) -> list[tuple[dict[str, Any], Step, range]]:
         """Return (facts, step, ranks that run it) for every series of a round."""
         world, seed = self.job["ranks"], self.job["seed"]
-        traced = int(self.job["traced_batch"])
-        plain = make_plain_step(self.workload, self.workload.model, traced, self.device, seed)
-        base = {"plan": "single", "batch": traced, "experiment": "", "ranks": 1}
-        series = [({**base, "series": "single"}, plain, range(1))]
-        if world > 1:
-            series.append(({**base, "series": "both_busy"}, plain, range(world)))
+        series: list[tuple[dict[str, Any], Step, range]] = []
+        for traced in self.job["traced_batches"]:
+            plain = make_plain_step(self.workload, self.workload.model, traced, self.device, seed)
+            base = {"plan": "single", "batch": traced, "experiment": "", "ranks": 1}
+            series.append(({**base, "series": "single"}, plain, range(1)))
+            if world > 1:
+                series.append(({**base, "series": "both_busy"}, plain, range(world)))
         for row in self.job["experiments"]:
             plan = self.job["plans"][row["plan"]]
             ranks = int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])
@@ -142,6 +144,7 @@ def main() -> None:
     """Run one rank of the job given on the command line."""
     job, rank = read_json(sys.argv[1]), int(sys.argv[2])
     with pinned_to(rank) as (core, warnings):
+        warnings.extend(keep_freed_memory())
         if job["ranks"] > 1:
             store = dist.FileStore(str(Path(job["folder"]) / "store"), job["ranks"])
             backend = "nccl" if job["device"] == "cuda" else "gloo"

@@ -21,6 +21,7 @@ from trioflow.parallel.memory import estimate_peak_memory
 from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.plan import check_plan, describe_plan
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, StageWork
+from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.sizing import predict_operator_times, resize_batch
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded, split_operators
@@ -31,7 +32,7 @@ from trioflow.units import ns_to_s
 
 
 def extrapolate(
-    trace: Trace,
+    traces: Trace | Sequence[Trace],
     plan: Plan,
     model: OperatorModel,
     *,
@@ -43,15 +44,16 @@ def extrapolate(
 
     Parameters
     ----------
-    trace : Trace
-        One step of the whole model on one rank.
+    traces : Trace or sequence of Trace
+        One step of the whole model on one rank; further ones of the same
+        workload at other batches help where micro-batches are smaller.
     plan : Plan
         Degrees, schedule, micro-batches, bucket limits.
     model : OperatorModel
         Rescales recorded times to other sizes.
     batch : int, optional
         Samples of the whole step; by default every data-parallel replica runs
-        the trace's own batch.
+        the (first) trace's own batch.
     host : mapping, optional
         The platform's named host costs [s]; see ``program.HOST_COSTS``.
     stages : sequence of sequence of str, optional
@@ -67,16 +69,19 @@ def extrapolate(
     Input copies, the data loader and the first iteration are not part of the
     step. Micro-batches must be equal.
     """
-    traced = int(trace.facts["batch"])
-    batch = traced * plan.data if batch is None else batch
-    check_plan(plan, trace, batch)
-    factor = batch / (plan.data * plan.micro_batches) / traced
+    given = [traces] if isinstance(traces, Trace) else list(traces)
+    batch = int(given[0].facts["batch"]) * plan.data if batch is None else batch
+    check_plan(plan, given[0], batch)
+    samples = batch / (plan.data * plan.micro_batches)
+    reference = choose_reference(given, samples)
+    trace = reference.trace
+    factor = samples / int(trace.facts["batch"])
     split = split_operators(trace, plan.tensor)
     target = resize_batch(split.operators, factor)
-    device_s, extrapolated = predict_operator_times(trace.operators, target, model)
+    device_s, extrapolated = predict_operator_times(reference.operators, target, model)
     times = OperatorTimes(
         device_s,
-        np.array([ns_to_s(t) for t in trace.operators["cpu_ns"]]),
+        np.array([ns_to_s(t) for t in reference.operators["cpu_ns"]]),
         trace.facts.get("device") == "cuda",
     )
     builder = ProgramBuilder(
@@ -88,10 +93,11 @@ def extrapolate(
     cut = _choose_stages(trace, plan, stages)
     builder.add_ranks(_build_stages(trace, plan, split, _Works(trace, plan, model, factor), cut))
     rescaled = factor != 1.0 or plan.tensor > 1
+    beyond = reference.batch != samples
     interval = combine_intervals(
         repeat_interval(trace.facts), model.step_interval() if rescaled else (1.0, 1.0)
     )
-    share = batch / traced / plan.ranks
+    share = batch / int(given[0].facts["batch"]) / plan.ranks
     return builder.graph.build(
         {
             "workload": trace.facts["workload"],
@@ -99,12 +105,12 @@ def extrapolate(
             "plan_text": describe_plan(plan, batch),
             "ranks": plan.ranks,
             "batch": batch,
-            "traced_batch": traced,
+            "traced_batches": sorted(reference.shares),
+            "trace_shares": {str(b): part for b, part in reference.shares.items()},
             "device_name": trace.facts["device_name"],
-            "traced_step_s": trace.facts["step_time_s"],
-            "baseline_step_time_s": float(trace.facts["step_time_s"]) * share,
+            "baseline_step_time_s": float(given[0].facts["step_time_s"]) * share,
             "compute_interval": list(interval),
-            "compute_confidence": _confidence(rescaled, extrapolated),
+            "compute_confidence": _confidence(rescaled, beyond or extrapolated),
             "stages": [list(stage) for stage in cut],
             "peak_memory_bytes": estimate_peak_memory(trace, plan, batch, cut),
             "warnings": list(trace.facts.get("warnings", [])),
@@ -113,7 +119,7 @@ def extrapolate(
 
 
 def extrapolate_experiment(
-    trace_folder: str | Path,
+    trace_folders: Sequence[str | Path],
     operator_model: str | Path,
     partition_file: str | Path,
     platform: str | Path,
@@ -125,8 +131,10 @@ def extrapolate_experiment(
 
     Parameters
     ----------
-    trace_folder, operator_model, partition_file, platform : path
-        Trace, fitted operator model, stages and platform file.
+    trace_folders : sequence of path
+        Traces of the workload, the one that plans start from first.
+    operator_model, partition_file, platform : path
+        Fitted operator model, stages and platform file.
     experiment, plan : mapping
         Rows of ``experiments.tsv`` and ``plans.tsv``.
     folder : path
@@ -134,7 +142,7 @@ def extrapolate_experiment(
     """
     chosen = Plan(**plan)
     graph = extrapolate(
-        load_trace(trace_folder),
+        [load_trace(folder) for folder in trace_folders],
         chosen,
         load_operator_model(operator_model),
         batch=int(experiment["batch"]),

@@ -114,22 +114,23 @@ def partition(trace: Trace, stages: int) -> list[list[str]]:
 
 
 def partition_trace(
-    trace_folder: str | Path, stage_counts: Sequence[int], path: str | Path
+    trace_folders: Sequence[str | Path], stage_counts: Sequence[int], path: str | Path
 ) -> None:
     """Write what a real run must know of a trace as JSON: the stages above all.
 
     The simulated and the real pipeline read the same file, so that both cut
-    the model in the same places. The traced batch and step time are there for
-    the session's anchor, the parameters' size for its sweep of collectives.
+    the model in the same places; the first trace decides. The traced batches
+    and step times are there for the session's anchors, the parameters' size
+    for its sweep of collectives.
     """
-    trace = load_trace(trace_folder)
+    traces = [load_trace(folder) for folder in trace_folders]
+    trace = traces[0]
     counts = [n for n in stage_counts if n > 1]
     write_json(
         path,
         {
             "workload": trace.facts["workload"],
-            "traced_batch": trace.facts["batch"],
-            "traced_step_s": trace.facts["step_time_s"],
+            "traced_steps_s": {str(t.facts["batch"]): t.facts["step_time_s"] for t in traces},
             "parameter_bytes": sum(int(g["size_bytes"]) for g in trace.facts["gradients"]),
             "balanced_by": "recorded time of the whole step",
             "stages": {str(count): partition(trace, count) for count in counts},

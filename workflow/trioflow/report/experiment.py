@@ -15,16 +15,31 @@ from trioflow.provenance import read_json, write_json
 from trioflow.report.perfetto import write_perfetto
 
 
-def choose_anchor(session: Mapping[str, Any], ranks: int) -> float | list[float]:
+def choose_anchor(
+    session: Mapping[str, Any], ranks: int, shares: Mapping[str, float]
+) -> float | list[float]:
     """Return the factor from traced compute to the session's, for all ranks or each.
 
     The machine's speed drifts between capture and measurement, and ranks that
     compute at the same time slow each other down. Both show in the session's
     own single-rank steps, which run the traced step without communication.
+
+    Parameters
+    ----------
+    session : mapping
+        ``session.json``; its ``anchors`` hold a factor for each traced batch.
+    ranks : int
+        Ranks of the experiment; one runs with the others idle.
+    shares : mapping
+        Share of the step's time that each traced batch decides.
     """
+    anchors = session["anchors"]
     if ranks == 1:
-        return float(session["single_anchor"])
-    return [float(anchor) for anchor in session["busy_anchors"]]
+        return float(sum(share * anchors[batch]["single"] for batch, share in shares.items()))
+    return [
+        float(sum(share * anchors[batch]["busy"][rank] for batch, share in shares.items()))
+        for rank in range(ranks)
+    ]
 
 
 def simulate_experiment(
@@ -52,7 +67,7 @@ def simulate_experiment(
     machine = load_platform(Path(platform))
     model = load_collective_model(collectives)
     ranks = int(graph.metadata["ranks"])
-    anchor = choose_anchor(read_json(session), ranks)
+    anchor = choose_anchor(read_json(session), ranks, graph.metadata["trace_shares"])
     result = simulate_interval(graph, machine, model, compute_scale=anchor)
     trace_only = simulate(graph, machine, model)
     target = Path(folder)

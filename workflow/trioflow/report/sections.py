@@ -292,14 +292,27 @@ def render_collectives(inputs: ReportInputs) -> str:
 
 
 LABELS = {
-    "traced_step_s": "traced step, un-profiled",
-    "single_step_s": "the same step, one rank busy",
-    "single_anchor": "one rank busy, over the traced step",
-    "busy_anchors": "all ranks busy, over the traced step",
     "host_costs.overlap": "all-reduce hidden behind compute",
 }
 """Words for facts of a session whose name does not say it all."""
-UNSHOWN_FACTS = ("warnings", "workload", "stages", "inputs", "trioflow_version")
+UNSHOWN_FACTS = ("anchors", "warnings", "workload", "stages", "inputs", "trioflow_version")
+
+
+def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
+    """Return the traced steps as each session found them again, alone and with all ranks busy."""
+    rows = []
+    for name in names:
+        for batch, anchor in inputs.sessions[name]["anchors"].items():
+            busy = ", ".join(f"{factor:.3f}" for factor in anchor["busy"]) or NOTHING
+            traced = Cell(write_time(anchor["traced_step_s"]), anchor["traced_step_s"])
+            alone = Cell(f"{anchor['single']:.3f}", anchor["single"])
+            rows.append([Cell(name), Cell(batch, int(batch)), traced, alone, Cell(busy)])
+    columns = [
+        Column("workload", number=False), Column("batch"), Column("traced step"),
+        Column("one rank busy, over the traced step"),
+        Column("all ranks busy, over the traced step, by rank", number=False),
+    ]  # fmt: skip
+    return render_table(columns, rows, "Anchors: the traced step again, without communication")
 
 
 def render_machine(inputs: ReportInputs) -> str:
@@ -323,6 +336,7 @@ def render_machine(inputs: ReportInputs) -> str:
     if rows:
         columns = [Column("fact", number=False), *(Column(name, number=False) for name in names)]
         parts.append(render_table(columns, rows, "By session"))
+    parts.append(_render_anchors(inputs, names))
     warned = _group_warnings(
         (text, name) for name in names for text in inputs.sessions[name].get("warnings", [])
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import statistics
 import tempfile
@@ -20,41 +19,8 @@ from trioflow.errors import InputError
 from trioflow.provenance import atomic_path, host_environment, stamp, write_json
 from trioflow.trace.exclusive import exclusive_measurement
 from trioflow.trace.kineto import MODULE, STEP
+from trioflow.trace.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.workloads import Workload, build_workload
-
-
-@contextmanager
-def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
-    """Run one thread on one core of its own, where the system allows it.
-
-    Yields
-    ------
-    core : int or None
-        The core, or None when the process could not be pinned.
-    warnings : list of str
-        What is missing, in words for the report.
-    """
-    warnings: list[str] = []
-    threads, core, before = torch.get_num_threads(), None, None
-    torch.set_num_threads(1)
-    if hasattr(os, "sched_getaffinity"):
-        before = sorted(os.sched_getaffinity(0))
-        core = before[core_index % len(before)]
-        if core_index >= len(before):
-            warnings.append(f"only {len(before)} core(s) available: ranks share core {core}")
-        try:
-            os.sched_setaffinity(0, {core})
-        except OSError as error:
-            warnings.append(f"could not pin the process to core {core}: {error.strerror}")
-            core = None
-    else:
-        warnings.append("this system has no processor affinity: the process is not pinned")
-    try:
-        yield core, warnings
-    finally:
-        torch.set_num_threads(threads)
-        if before is not None and core is not None:
-            os.sched_setaffinity(0, set(before))
 
 
 @contextmanager
@@ -231,6 +197,7 @@ def capture_workload(
     device = choose_device(device)
     folder = Path(folder)
     with exclusive_measurement("capture"), pinned_to(0) as (core, warnings):
+        warnings.extend(keep_freed_memory())
         workload = build_workload(row, seed)
         model_facts = describe_model(workload)
         step = make_step(workload, batch, device, seed)
