@@ -5,12 +5,14 @@
 # make test       the tests, without the slow tier (.ci/run runs that too)
 # make lint       every check of form
 # make docs       write config/README.md and workflow/schemas/ again from their sources
+# make bench     measure speeds and write docs/bench.md
+# make publish   carry results/ of a finished run into README.md and the shipped example
 # make clean      remove results and caches; .venv stays
 #
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce test lint docs clean
+.PHONY: setup reproduce test lint docs bench publish clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -56,6 +58,12 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/build_reference.py
+
+bench: $(STAMP)
+	$(BIN)/python bench/run_bench.py
+
+publish: $(STAMP)
+	$(BIN)/python docs/publish_results.py
 
 clean:
 	rm -rf $(RESULTS) .snakemake .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

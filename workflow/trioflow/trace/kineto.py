@@ -18,6 +18,12 @@ MODULE = "module: "
 """Prefix of the annotation that encloses one module's forward."""
 
 
+HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+"""Categories of what runs on a host thread and can enclose one another."""
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what runs on the device."""
+
+
 @dataclass(eq=False)
 class Event:
     """One timed event; children are the events that it encloses on its thread."""
@@ -30,6 +36,7 @@ class Event:
     record_id: int | None
     external_id: int | None
     sequence_number: int | None
+    correlation: int | None = None
     children: list[Event] = field(default_factory=list)
     parent: Event | None = None
 
@@ -90,6 +97,7 @@ def read_events(path: str | Path) -> list[Event]:
                     str(raw["name"]), str(raw["cat"]), us_to_ns(start), us_to_ns(start + duration),
                     thread, arguments.get("Record function id"), arguments.get("External id"),
                     arguments.get("Sequence number"),
+                    arguments.get("correlation"),
                 )
             )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
@@ -105,10 +113,12 @@ def read_events(path: str | Path) -> list[Event]:
 
 
 def nest(events: list[Event]) -> list[Event]:
-    """Fill ``children`` by containment in time on each thread; return the outermost events."""
+    """Fill ``children`` by containment in time on each host thread; return the outermost events."""
     roots: list[Event] = []
     open_events: dict[int, list[Event]] = {}
     for event in events:
+        if event.category not in HOST:
+            continue
         stack = open_events.setdefault(event.thread, [])
         while stack and event.start_ns >= stack[-1].end_ns:
             stack.pop()

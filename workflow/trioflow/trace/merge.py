@@ -18,7 +18,9 @@ from trioflow.provenance import read_json, stamp
 from trioflow.trace.execution_trace import Node, read_nodes
 from trioflow.trace.flops import count_flop
 from trioflow.trace.gradients import join_gradients, own_optimizer_operators
+from trioflow.trace.kernels import index_kernels, kernels_of
 from trioflow.trace.kineto import (
+    DEVICE,
     MODULE,
     Event,
     find_steps,
@@ -77,7 +79,10 @@ def merge_trace(folder: str | Path) -> Trace:
     warnings = list(environment.get("warnings", []))
     if unjoined:
         warnings.append(f"{unjoined} of {len(uses)} operators are not in the execution trace")
-    times = _choose_times(folder, step, [e.name for e in uses], warnings)
+    kernels = index_kernels(e for e in events if e.category in DEVICE)
+    for row, use in zip(rows, uses, strict=True):
+        row["kernels"] = len(kernels_of(use, kernels))
+    times = _choose_times(folder, [e.name for e in uses], times_of_step(step, kernels), warnings)
     _place(rows, times.without_overhead(environment["step_time_s"]))
     gradients = join_gradients(step, uses, rows, tracker, environment.get("parameters", []))
     own_optimizer_operators(rows, tracker, gradients)
@@ -105,15 +110,17 @@ def merge_trace(folder: str | Path) -> Trace:
     return Trace(frame, tracker.table(_owners(rows, tracker)), facts)
 
 
-def _choose_times(folder: Path, step: Event, names: list[str], warnings: list[str]) -> StepTimes:
-    """Return the median of the lightly profiled steps, or the one step where they do not fit."""
+def _choose_times(
+    folder: Path, names: list[str], single: StepTimes, warnings: list[str]
+) -> StepTimes:
+    """Return the median of the lightly profiled steps, or the single one where they do not fit."""
     light = folder / "kineto_steps.json.gz"
     if light.exists():
         times = median_step_times(light, names)
         if times is not None:
             return times
         warnings.append("the lightly profiled steps ran other operators: one profiled step is used")
-    return times_of_step(step)
+    return single
 
 
 def _place(rows: list[dict[str, Any]], times: StepTimes) -> None:

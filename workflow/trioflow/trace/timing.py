@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.trace.kineto import Event, find_steps, nest, outermost_operators, read_events
+from trioflow.trace.kernels import Kernels, busy_ns, index_kernels, kernels_of
+from trioflow.trace.kineto import DEVICE, Event, find_steps, nest, outermost_operators, read_events
 from trioflow.units import s_to_ns
 
 KEPT_SHARE = 0.2
@@ -35,6 +36,9 @@ class StepTimes:
         what the profiler's own time is proportional to.
     total_ns : float
         The whole profiled step [ns].
+    on_device : bool
+        Whether device times are those of kernels, which the profiler does not
+        stretch; they and the host's overlap and sum to no step.
     """
 
     device_ns: NDArray[np.float64]
@@ -43,6 +47,7 @@ class StepTimes:
     events: NDArray[np.float64]
     host_events: NDArray[np.float64]
     total_ns: float
+    on_device: bool = False
 
     def without_overhead(self, step_s: float) -> StepTimes:
         """Take the profiler's time off, so that the parts sum to the un-profiled step.
@@ -60,6 +65,8 @@ class StepTimes:
         back, and a profiled step that was faster than the un-profiled one are
         drift of the machine's speed and are settled in proportion.
         """
+        if self.on_device:
+            return self
         target = s_to_ns(step_s)
         count = float(self.events.sum() + self.host_events.sum())
         each = min(max(self.total_ns - target, 0.0) / count, EVENT_NS) if count else 0.0
@@ -75,9 +82,26 @@ class StepTimes:
         )
 
 
-def times_of_step(step: Event) -> StepTimes:
-    """Return the times of one profiled step's outermost operators."""
+def times_of_step(step: Event, kernels: Kernels | None = None) -> StepTimes:
+    """Return the times of one profiled step's outermost operators.
+
+    Parameters
+    ----------
+    step : Event
+        The annotated step, with children.
+    kernels : mapping, optional
+        Device kernels by correlation. With them an operator's device time is
+        the union of its kernels' and its host time its own duration.
+    """
     operators = outermost_operators(step)
+    if kernels:
+        device = [busy_ns(kernels_of(e, kernels)) for e in operators]
+        host = [e.end_ns - e.start_ns for e in operators]
+        nothing = np.zeros(len(operators))
+        return StepTimes(
+            np.array(device, dtype=float), np.array(host, dtype=float), 0.0, nothing, nothing,
+            float(step.end_ns - step.start_ns), on_device=True,
+        )  # fmt: skip
     starts = np.array([e.start_ns for e in operators], dtype=float)
     ends = np.array([e.end_ns for e in operators], dtype=float)
     before = (
@@ -115,7 +139,8 @@ def median_step_times(path: str | Path, names: list[str]) -> StepTimes | None:
     steps = find_steps(events, path)
     if any([e.name for e in outermost_operators(step)] != names for step in steps):
         return None
-    times = [times_of_step(step) for step in steps]
+    kernels = index_kernels(e for e in events if e.category in DEVICE)
+    times = [times_of_step(step, kernels) for step in steps]
     return StepTimes(
         np.median([t.device_ns for t in times], axis=0),
         np.median([t.cpu_ns for t in times], axis=0),
@@ -123,4 +148,5 @@ def median_step_times(path: str | Path, names: list[str]) -> StepTimes | None:
         times[0].events,
         times[0].host_events,
         float(np.median([t.total_ns for t in times])),
+        times[0].on_device,
     )

@@ -1,0 +1,105 @@
+"""A real, short session of two gloo ranks; what it writes, not how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from captured import BATCH, TRANSFORMER
+from trioflow.errors import MeasurementError
+from trioflow.measure.session import measure_workload, sweep_sizes
+from trioflow.parallel.pipeline import partition_trace
+from trioflow.parallel.plan import make_plan
+from trioflow.provenance import read_json
+from trioflow.tables import read_table
+from trioflow.trace.store import save_trace
+
+torch = pytest.importorskip("torch", reason="measuring needs torch (extra [capture])")
+
+PLANS = [
+    replace(make_plan(), plan="single"), replace(make_plan(data=2), plan="ddp2"),
+    replace(make_plan(tensor=2), plan="tp2"), replace(make_plan(pipeline=2), plan="gpipe2"),
+]  # fmt: skip
+EXPERIMENTS = [
+    {"experiment": f"t-{plan.plan}", "set": "live", "workload": "t", "plan": plan.plan,
+     "batch": 2 * BATCH}
+    for plan in PLANS
+]  # fmt: skip
+ROUNDS = 2
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory, transformer_trace):
+    folder = tmp_path_factory.mktemp("session")
+    save_trace(transformer_trace, folder / "trace")
+    partition_trace([folder / "trace"], [2], folder / "partition.json")
+    measure_workload(
+        TRANSFORMER, EXPERIMENTS, [asdict(p) for p in PLANS], folder / "partition.json",
+        folder, device="cpu", warm_up=1, rounds=ROUNDS,
+    )  # fmt: skip
+    return folder
+
+
+def test_every_series_of_every_round_and_rank_is_there(session):
+    steps = read_table(session / "measurements.parquet", "measurements")
+    counts = steps.groupby(["series", "plan", "batch", "rank"]).size()
+    expected = {("single", "single", BATCH, 0), ("distributed", "single", 2 * BATCH, 0)}
+    for rank in (0, 1):
+        expected.add(("both_busy", "single", BATCH, rank))
+        expected |= {("distributed", p, 2 * BATCH, rank) for p in ("ddp2", "tp2", "gpipe2")}
+    assert set(counts.index) == expected
+    assert (counts == ROUNDS).all()
+    assert (steps["step_ns"] > 0).all()
+
+
+def test_the_sweep_covers_the_model(session, transformer_trace):
+    samples = read_table(session / "collective_samples.parquet", "collective_samples")
+    assert (samples["ranks"] == 2).all()
+    assert set(samples["round"]) == set(range(ROUNDS))
+    size = sum(g["size_bytes"] for g in transformer_trace.facts["gradients"])
+    reduce = samples[samples["collective"] == "all_reduce"]
+    assert reduce["message_bytes"].max() >= size
+    for collective, sizes in sweep_sizes(size).items():
+        found = samples[samples["collective"] == collective]
+        assert sorted(found["message_bytes"].unique()) == sizes
+
+
+def test_the_sweep_stops_above_the_gradients():
+    assert sweep_sizes(1)["all_reduce"][-1] == 16_000_000
+    assert sweep_sizes(100_000_000)["all_reduce"][-1] == 256_000_000
+    assert sweep_sizes(10**12)["all_reduce"][-1] == 512_000_000
+
+
+def test_the_anchors_and_host_costs_are_stated(session):
+    facts = read_json(session / "session.json")
+    anchor = facts["anchors"][str(BATCH)]
+    assert anchor["single"] > 0 and len(anchor["busy"]) == 2
+    assert set(facts["host_costs"]) == {
+        "tensor_parallel_forward_s", "tensor_parallel_backward_s", "tensor_parallel_update_s",
+        "pipeline_micro_batch_s", "data_parallel_step_s", "overlap",
+    }  # fmt: skip
+    assert all(cost >= 0 for cost in facts["host_costs"].values())
+
+
+def test_each_rank_s_real_step_is_a_timeline(session):
+    timelines = read_table(session / "rank_timelines.parquet", "rank_timelines")
+    found = timelines.groupby(["experiment", "rank"])
+    assert set(found.groups) == {(f"t-{p}", r) for p in ("ddp2", "tp2", "gpipe2") for r in (0, 1)}
+    for (name, rank), timeline in found:
+        assert (timeline["end_s"] >= timeline["start_s"]).all()
+        assert (timeline["stream"] == "communication").any(), (name, rank)
+        assert {"forward", "backward", "optimizer"} <= set(timeline["phase"])
+    sends = timelines[timelines["experiment"] == "t-gpipe2"]["kind"]
+    assert {"send", "recv"} <= set(sends)
+
+
+def test_a_failing_rank_is_an_error_and_leaves_nothing(tmp_path, transformer_trace):
+    save_trace(transformer_trace, tmp_path / "trace")
+    partition_trace([tmp_path / "trace"], [2], tmp_path / "partition.json")
+    experiments = [{**EXPERIMENTS[1], "batch": 1}]  # one sample for two replicas
+    with pytest.raises(MeasurementError, match=r"rank \d failed"):
+        measure_workload(
+            TRANSFORMER, experiments, [asdict(p) for p in PLANS], tmp_path / "partition.json",
+            tmp_path / "out", device="cpu", warm_up=1, rounds=1,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
