@@ -192,3 +192,28 @@ def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:
         path.append(task if latest is None else latest[2])
         task = None if latest is None else latest[1]
     return path[::-1]
+
+
+def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
+    """Return for each rank how many of the other ranks compute while it does.
+
+    Parameters
+    ----------
+    timeline : DataFrame
+        Columns of ``tables.TIMELINE``.
+
+    Returns
+    -------
+    list of float
+        Of each rank in order, the mean over its compute time of the share of
+        other ranks that compute at the same moment: 0 none, 1 all.
+    """
+    ranks = sorted(int(rank) for rank in timeline["rank"].unique())
+    compute = [select_compute(timeline[timeline["rank"] == rank]) for rank in ranks]
+    shares = []
+    for own in compute:
+        total = measure_intervals(own)
+        others = [other for other in compute if other is not own]
+        shared = sum(total - measure_intervals(subtract_intervals(own, other)) for other in others)
+        shares.append(shared / (total * len(others)) if total and others else 0.0)
+    return shares

@@ -8,7 +8,8 @@ from typing import Any
 from trioflow.trace.kineto import Event, find_steps, nest, outermost_operators, read_events
 from trioflow.units import ns_to_s
 
-_COMMUNICATION = ("gloo:", "nccl:", "c10d::", "_c10d_functional::", "record_param_comms")
+_SPANS = ("gloo:", "nccl:")
+_COMMUNICATION = (*_SPANS, "c10d::", "_c10d_functional::", "record_param_comms")
 _KINDS = {"send": "send", "recv": "recv", "irecv": "recv", "isend": "send"}
 
 
@@ -28,12 +29,13 @@ def build_rank_timeline(path: str | Path, experiment: str, rank: int) -> list[di
         Rank that the profile belongs to.
     """
     events = read_events(path)
-    nest(events)
+    # The library's spans outlast the call that began them, so they enclose nothing.
+    nest([event for event in events if not event.name.startswith(_SPANS)])
     step = find_steps(events, path)[0]
     found = [(e, "compute", "compute") for e in outermost_operators(step) if not _communicates(e)]
     for event in events:
         inside = step.start_ns <= event.start_ns <= step.end_ns
-        if inside and event.name.startswith(("gloo:", "nccl:")):
+        if inside and event.name.startswith(_SPANS):
             word = event.name.partition(":")[2]
             found.append((event, "communication", _KINDS.get(word, "collective")))
     found.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
@@ -67,4 +69,4 @@ def _phase(event: Event) -> str:
             return "backward"
         if above.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
             return "optimizer"
-    return "" if event.name.startswith(("gloo:", "nccl:")) else "forward"
+    return "" if event.name.startswith(_SPANS) else "forward"

@@ -278,12 +278,16 @@ class _Works:
 
 
 def elementwise_s(model: OperatorModel, name: str, sizes: Sequence[int], reads: int) -> float:
-    """Return the time of one element-wise operator over tensors of some sizes, summed [s]."""
+    """Return the time of one element-wise operator over tensors of some sizes, summed [s].
+
+    Gradients are as large as parameters, and what happens to them is what the
+    optimizer's own element-wise operators do: its class predicts them.
+    """
     if not sizes:
         return 0.0
     rows = pd.DataFrame(
         {
-            "name": name, "phase": "backward", "module": "", "flop": 0, "kernels": 0,
+            "name": name, "phase": "optimizer", "module": "", "flop": 0, "kernels": 0,
             "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
             "input_shapes": [[[size // 4]] * reads for size in sizes],
             "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
