@@ -166,7 +166,7 @@ def write_measurements(results, workload, batch, step_s, experiments, operators,
     )  # fmt: skip
     write_json(home / "session.json", {
         "trioflow_version": "0.1.0", "torch": "2.13.0+cpu", "seed": 0, "workload": workload,
-        "library": "gloo, torch 2.13.0+cpu", "device": "cpu", "ranks": 2, "rounds": 12,
+        "library": "gloo, torch 2.13.0+cpu", "device": "cpu", "ranks": 2, "rounds": 12, "memory_bytes": 8_000_000_000,
         "device_names": ["Example CPU, one core"] * 2, "cores": [0, 1],
         "stages": {"2": [0, 1, 1]},
         "anchors": {str(batch): {"traced_step_s": step_s, "single": 1.02, "busy": [1.1, 1.12]}},

@@ -64,14 +64,16 @@ def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:
     Parameters
     ----------
     inputs : iterable of path
-        Files whose digests are recorded under their names (not their
-        folders, so that equal inputs give equal stamps anywhere).
+        Files whose digests are recorded under the last folder's and their own
+        name, so that equal inputs give equal stamps anywhere.
     **facts
         Anything else worth keeping: seeds, device, driver.
     """
     return {
         "trioflow_version": __version__,
-        "inputs": {Path(path).name: digest_file(path)[:16] for path in inputs},
+        "inputs": {
+            f"{Path(path).parent.name}/{Path(path).name}": digest_file(path)[:16] for path in inputs
+        },
         **facts,
     }
 

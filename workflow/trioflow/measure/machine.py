@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,15 +74,8 @@ def _memory_source(device: str) -> str:
 
 
 def _describe_device(facts: dict[str, Any], device: str) -> Device:
-    ranks = int(facts["ranks"])
-    if device == "cuda":
-        import torch
-
-        memory = int(torch.cuda.get_device_properties(0).total_memory)
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
-    name = str(facts["device_names"][0])
-    return Device(name, "gpu" if device == "cuda" else "cpu", memory, {})
+    kind = "gpu" if device == "cuda" else "cpu"
+    return Device(str(facts["device_names"][0]), kind, int(facts["memory_bytes"]), {})
 
 
 def _describe_links(model: Any, ranks: int) -> tuple[Link, ...]:

@@ -196,6 +196,7 @@ def _save(
             "library": library,
             "device": job["device"],
             "device_names": [r["device_name"] for r in results],
+            "memory_bytes": min(r["memory_bytes"] for r in results),
             "ranks": job["ranks"],
             "rounds": job["rounds"],
             "cores": [r["core"] for r in results],

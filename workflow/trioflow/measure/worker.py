@@ -5,6 +5,7 @@ Started as ``python -m trioflow.measure.worker JOB RANK``; the job is a JSON fil
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -71,7 +72,14 @@ class RankSession:
             "host": self.host,
             "timelines": timelines,
             "device_name": device_name(self.device.type),
+            "memory_bytes": self._memory_bytes(),
         }
+
+    def _memory_bytes(self) -> int:
+        """Return the memory of this rank's device: its own, or its share of the machine's."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(self.job["ranks"])
 
     def _say(self, number: int, series: list[tuple[dict[str, Any], Step, range]]) -> None:
         if self.rank == 0:

@@ -114,7 +114,9 @@ def own_optimizer_operators(
     updates = [row for row in rows if row["phase"] == "optimizer"]
     for _ in range(2):  # the second pass knows the states that the first one met late
         for row in updates:
-            storages = {tracker.tensors[i].storage for i in (*row["input_ids"], *row["output_ids"])}
+            used = (tracker.tensors[i] for i in (*row["input_ids"], *row["output_ids"]))
+            # Step counts and wrapped numbers belong to no parameter.
+            storages = {tensor.storage for tensor in used if tensor.shape != ()}
             modules = {owner[s] for s in storages if s in owner}
             if len(modules) == 1:
                 row["module"] = modules.pop()

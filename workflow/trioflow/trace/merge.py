@@ -14,7 +14,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import TraceError
-from trioflow.provenance import read_json, stamp
+from trioflow.provenance import digest_file, read_json, stamp
 from trioflow.trace.execution_trace import Node, read_nodes
 from trioflow.trace.flops import count_flop
 from trioflow.trace.gradients import join_gradients, own_optimizer_operators
@@ -93,10 +93,13 @@ def merge_trace(folder: str | Path) -> Trace:
     facts = {
         **environment,
         **stamp(
-            [folder / name for name in RAW_FILES if (folder / name).exists()],
             torch=environment.get("torch"),
             seed=environment.get("seed"),
         ),
+        # Under their bare names: the same profile is the same trace wherever it lies.
+        "inputs": {
+            name: digest_file(folder / name)[:16] for name in RAW_FILES if (folder / name).exists()
+        },
         "profiled_step_s": profiled_s,
         "profiler_overhead": profiled_s / environment["step_time_s"] - 1,
         "tail_s": ns_to_s(times.without_overhead(environment["step_time_s"]).tail_ns),
