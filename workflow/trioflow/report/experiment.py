@@ -110,9 +110,9 @@ def simulate_experiment(
         Where ``timeline.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
     """
     graph = load_task_graph(graph_folder)
-    machine = load_platform(Path(platform))
-    model = load_collective_model(collectives)
     ranks = int(graph.metadata["ranks"])
+    machine = load_platform(Path(platform), ranks)
+    model = load_collective_model(collectives)
     anchor = choose_anchor(read_json(session), ranks, graph.metadata["trace_shares"])
     scale = settle_contention(graph, machine, model, anchor)
     result = simulate_interval(graph, machine, model, compute_scale=scale)
