@@ -169,13 +169,25 @@ def write_measurements(results, workload, batch, step_s, experiments, operators,
         "library": "gloo, torch 2.13.0+cpu", "device": "cpu", "ranks": 2, "rounds": 12, "memory_bytes": 8_000_000_000,
         "device_names": ["Example CPU, one core"] * 2, "cores": [0, 1],
         "stages": {"2": [0, 1, 1]},
-        "anchors": {str(batch): {"traced_step_s": step_s, "single": 1.02, "busy": [1.1, 1.12]}},
+        "anchors": {str(batch): {
+            "traced_step_s": step_s, "single": phases(step_s * 1.02),
+            "busy": [phases(step_s * 1.1), phases(step_s * 1.12)],
+        }},
         "host_costs": {"data_parallel_step_s": 3.1e-4, "overlap": 0.03}, "host": ENVIRONMENT,
         "warnings": ["could not pin the process to core 1: not permitted"]
         if workload == "vgg11" else [],
     })  # fmt: skip
     names = ("measurements", "rank_timelines", "collective_samples")
     return [*(home / f"{name}.parquet" for name in names), home / "session.json"]
+
+
+def phases(step_s):
+    return {
+        "step": step_s,
+        "forward": 0.3 * step_s,
+        "backward": 0.6 * step_s,
+        "optimizer": 0.1 * step_s,
+    }
 
 
 def write_trace(results, workload, batch, step_s, operators, parameters, rng):

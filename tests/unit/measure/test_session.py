@@ -73,7 +73,10 @@ def test_the_sweep_stops_above_the_gradients():
 def test_the_anchors_and_host_costs_are_stated(session):
     facts = read_json(session / "session.json")
     anchor = facts["anchors"][str(BATCH)]
-    assert anchor["single"] > 0 and len(anchor["busy"]) == 2
+    assert len(anchor["busy"]) == 2
+    for found in (anchor["single"], *anchor["busy"]):
+        assert set(found) == {"step", "forward", "backward", "optimizer"}
+        assert all(time_s > 0 for time_s in found.values())
     assert set(facts["host_costs"]) == {
         "tensor_parallel_forward_s", "tensor_parallel_backward_s", "tensor_parallel_update_s",
         "pipeline_micro_batch_s", "data_parallel_step_s", "overlap",

@@ -5,30 +5,62 @@ import pytest
 from trioflow.engine.timeline import measure_concurrency
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.parallel.task_graph import TaskGraphBuilder
-from trioflow.report.experiment import Anchor, choose_anchor, settle_contention
+from trioflow.report.experiment import Anchor, apply_factors, choose_anchor, settle_contention
+
+
+def phases(forward, backward, optimizer):
+    return {"forward": forward, "backward": backward, "optimizer": optimizer}
+
 
 SESSION = {
     "anchors": {
-        "4": {"traced_step_s": 1.0, "single": 1.1, "busy": [1.2, 1.3]},
-        "16": {"traced_step_s": 3.0, "single": 1.5, "busy": [1.6, 1.8]},
+        "4": {
+            "single": phases(1.1, 1.1, 1.1),
+            "busy": [phases(1.2, 1.2, 1.2), phases(1.3, 1.3, 2.6)],
+        },
+        "16": {
+            "single": phases(3.0, 3.0, 3.0),
+            "busy": [phases(3.2, 3.2, 3.2), phases(3.6, 3.6, 3.6)],
+        },
     }
 }
+TRACED = {"4": phases(1.0, 1.0, 1.0), "16": phases(2.0, 2.0, 2.0)}
+
+
+def anchor_of(ranks, **shares):
+    shares = {batch.removeprefix("b"): share for batch, share in shares.items()}
+    metadata = {"ranks": ranks, "trace_shares": shares, "traced_phases_s": TRACED}
+    return choose_anchor(SESSION, metadata)
+
+
 LINKS = (Link("rank0", "rank1", 1e9, 0.0), Link("rank1", "rank0", 1e9, 0.0))
 PLATFORM = Platform("two", Device("d", "cpu", 10**9, {}), 2, LINKS)
 
 
 def test_one_rank_is_anchored_on_the_quiet_step():
-    assert choose_anchor(SESSION, 1, {"4": 1.0}) == Anchor(1.1, [1.1])
+    assert anchor_of(1, b4=1.0) == Anchor(phases(1.1, 1.1, 1.1), [phases(1.1, 1.1, 1.1)])
 
 
-def test_several_ranks_have_their_own_busy_steps():
-    assert choose_anchor(SESSION, 2, {"16": 1.0}) == Anchor(1.5, [1.6, 1.8])
+def test_several_ranks_have_their_own_busy_phases():
+    anchor = anchor_of(2, b4=1.0)
+    assert anchor.quiet == phases(1.1, 1.1, 1.1)
+    assert anchor.busy == [phases(1.2, 1.2, 1.2), phases(1.3, 1.3, 2.6)]
 
 
 def test_between_two_traces_the_anchors_mix_by_their_share_of_time():
-    anchor = choose_anchor(SESSION, 2, {"4": 0.25, "16": 0.75})
-    assert anchor.quiet == pytest.approx(1.4)
-    assert anchor.busy == pytest.approx([1.5, 1.675])
+    anchor = anchor_of(2, b4=0.25, b16=0.75)
+    assert anchor.quiet["forward"] == pytest.approx(0.25 * 1.1 + 0.75 * 1.5)
+    assert anchor.busy[1]["optimizer"] == pytest.approx(0.25 * 2.6 + 0.75 * 1.8)
+
+
+def test_factors_go_to_their_rank_and_phase():
+    builder = TaskGraphBuilder()
+    for rank in (0, 1):
+        builder.add(rank, "compute", "compute", "a", duration_s=1.0, phase="forward")
+        builder.add(rank, "compute", "memcpy", "b", duration_s=1.0, phase="backward")
+        builder.add(rank, "compute", "host", "c", duration_s=1.0)
+    graph = apply_factors(builder.build(), [phases(2.0, 3.0, 5.0), phases(7.0, 11.0, 13.0)])
+    assert graph.tasks["duration_s"].tolist() == [2.0, 5.0, 5.0, 7.0, 13.0, 13.0]
 
 
 def timeline(*tasks):
@@ -52,5 +84,6 @@ def test_ranks_slow_each_other_only_while_both_compute(chained, factor):
     builder = TaskGraphBuilder()
     first = builder.add(0, "compute", "compute", "a", duration_s=1.0)
     builder.add(1, "compute", "compute", "b", duration_s=1.0, after=[first] if chained else [])
-    scale = settle_contention(builder.build(), PLATFORM, None, Anchor(1.0, [2.0, 2.0]))
-    assert scale == [factor, factor]
+    anchor = Anchor(phases(1.0, 1.0, 1.0), [phases(2.0, 2.0, 2.0)] * 2)
+    factors = settle_contention(builder.build(), PLATFORM, None, anchor)
+    assert factors == [phases(factor, factor, factor)] * 2

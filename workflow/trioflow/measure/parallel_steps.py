@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from trioflow.errors import MeasurementError
+from trioflow.tables import PHASES
 from trioflow.trace.workloads import Workload
 
 Step = Callable[[], None]
@@ -70,22 +73,50 @@ def make_parallel_step(
     return make_plain_step(workload, workload.model, batch, device, seed)
 
 
+class PlainStep:
+    """One training step of a model on this rank alone (or of a parallel wrapper of it).
+
+    Attributes
+    ----------
+    phases_ns : dict of str to int
+        How long forward (the loss included), backward and optimizer of the
+        last step took on the host's clock [ns].
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        batch: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.workload, self.model, self.device = workload, model, device
+        self.inputs, self.targets = workload.make_batch(batch, seed, str(device))
+        self.optimizer = workload.make_optimizer(model.parameters())
+        self.mixed = str(workload.row.get("precision", "fp32")) == "bf16"
+        self.phases_ns: dict[str, int] = {}
+
+    def __call__(self) -> None:
+        """Run the step."""
+        marks = [time.perf_counter_ns()]
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.mixed):
+            loss = self.workload.loss(self.model(self.inputs), self.targets)
+        marks.append(time.perf_counter_ns())
+        loss.backward()
+        marks.append(time.perf_counter_ns())
+        self.optimizer.step()
+        marks.append(time.perf_counter_ns())
+        spans = [after - before for before, after in itertools.pairwise(marks)]
+        self.phases_ns = dict(zip(PHASES, spans, strict=True))
+
+
 def make_plain_step(
     workload: Workload, model: torch.nn.Module, batch: int, device: torch.device, seed: int
-) -> Step:
+) -> PlainStep:
     """Return a step of a whole model on this rank alone (or of a parallel wrapper of it)."""
-    inputs, targets = workload.make_batch(batch, seed, str(device))
-    optimizer = workload.make_optimizer(model.parameters())
-    mixed = str(workload.row.get("precision", "fp32")) == "bf16"
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
-            loss = workload.loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-
-    return step
+    return PlainStep(workload, model, batch, device, seed)
 
 
 def _make_data_parallel_step(

@@ -213,23 +213,24 @@ def _save(
 
 
 def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict[str, Any]:
-    """Return the session's single-rank steps of a traced batch over the traced step.
+    """Return the session's single-rank steps of a traced batch, whole and by phase.
 
-    ``single`` with one rank busy, ``busy`` of each rank with all busy at once.
+    ``single`` with one rank busy, ``busy`` of each rank with all busy at once:
+    medians [s] of the ``step`` and of its ``forward``, ``backward`` and ``optimizer``.
     """
 
-    def median(result: dict[str, Any], series: str) -> float | None:
-        times = [
-            ns_to_s(s["step_ns"])
-            for s in result["steps"]
-            if s["series"] == series and s["batch"] == batch
-        ]
-        return statistics.median(times) / traced_s if times else None
+    def medians(result: dict[str, Any], series: str) -> dict[str, float]:
+        own = [s for s in result["steps"] if s["series"] == series and s["batch"] == batch]
+        phases = {
+            phase: statistics.median(ns_to_s(s["phases_ns"][phase]) for s in own)
+            for phase in tables.PHASES
+        }
+        return {"step": statistics.median(ns_to_s(s["step_ns"]) for s in own), **phases}
 
     return {
         "traced_step_s": traced_s,
-        "single": median(results[0], "single"),
-        "busy": [median(r, "both_busy") for r in results] if len(results) > 1 else [],
+        "single": medians(results[0], "single"),
+        "busy": [medians(r, "both_busy") for r in results] if len(results) > 1 else [],
     }
 
 

@@ -55,9 +55,8 @@ class RankSession:
             for facts, step, ranks in series:
                 elapsed = self._time(step, ranks)
                 if elapsed is not None:
-                    self.steps.append(
-                        {**facts, "round": number, "rank": self.rank, "step_ns": elapsed}
-                    )
+                    row = {**facts, "round": number, "rank": self.rank, "step_ns": elapsed}
+                    self.steps.append({**row, "phases_ns": getattr(step, "phases_ns", {})})
             if costs:
                 self._sweep(number)
                 self.host.append({**costs.sample(), "overlap": sample_overlap(self.device)})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,75 +18,110 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
 from trioflow.provenance import read_json, write_json
 from trioflow.report.perfetto import write_perfetto
+from trioflow.tables import PHASES
 
 CONTENTION_ROUNDS = 4
 """Passes that settle how long ranks compute at the same time."""
 
+Factors = Mapping[str, float]
+"""Phase to the factor from traced to measured compute."""
+
 
 @dataclass(frozen=True)
 class Anchor:
-    """Factors from traced compute to the session's.
+    """Factors from traced compute to the session's, for each phase.
 
     Attributes
     ----------
-    quiet : float
+    quiet : mapping
         With one rank busy.
-    busy : list of float
+    busy : list of mapping
         Of each rank, with all ranks busy at once.
     """
 
-    quiet: float
-    busy: list[float]
+    quiet: Factors
+    busy: list[Factors]
 
-    def scale(self, concurrency: Sequence[float]) -> list[float]:
-        """Return each rank's factor when others compute beside it for a share of its time."""
+    def mix(self, concurrency: Sequence[float]) -> list[Factors]:
+        """Return each rank's factors when others compute beside it for a share of its time."""
         return [
-            self.quiet + share * (busy - self.quiet)
+            {
+                phase: self.quiet[phase] + share * (busy[phase] - self.quiet[phase])
+                for phase in PHASES
+            }
             for busy, share in zip(self.busy, concurrency, strict=True)
         ]
 
 
-def choose_anchor(session: Mapping[str, Any], ranks: int, shares: Mapping[str, float]) -> Anchor:
+def choose_anchor(session: Mapping[str, Any], metadata: Mapping[str, Any]) -> Anchor:
     """Return the anchor of an experiment from the session's own single-rank steps.
 
     The machine's speed drifts between capture and measurement, and ranks that
-    compute at the same time slow each other down. Both show in the session's
-    repeats of the traced step, which communicate nothing.
+    compute at the same time slow each other down, memory-bound phases most.
+    Both show in the session's repeats of the traced steps, which communicate
+    nothing.
 
     Parameters
     ----------
     session : mapping
-        ``session.json``; its ``anchors`` hold the factors of each traced batch.
-    ranks : int
-        Ranks of the experiment.
-    shares : mapping
-        Share of the step's time that each traced batch decides.
+        ``session.json``; its ``anchors`` hold the repeats of each traced batch.
+    metadata : mapping
+        Of the task graph: ``ranks``, ``trace_shares`` (share of the step's time
+        that each traced batch decides) and ``traced_phases_s``.
     """
-    anchors = session["anchors"]
-    quiet = float(sum(share * anchors[batch]["single"] for batch, share in shares.items()))
+    ranks, shares = int(metadata["ranks"]), metadata["trace_shares"]
+
+    def factors(find: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> Factors:
+        return {
+            phase: float(
+                sum(
+                    share * find(session["anchors"][batch])[phase]
+                    / metadata["traced_phases_s"][batch][phase]
+                    for batch, share in shares.items()
+                )
+            )
+            for phase in PHASES
+        }  # fmt: skip
+
+    quiet = factors(lambda anchor: anchor["single"])
     if ranks == 1:
         return Anchor(quiet, [quiet])
-    busy = [
-        float(sum(share * anchors[batch]["busy"][rank] for batch, share in shares.items()))
-        for rank in range(ranks)
-    ]
-    return Anchor(quiet, busy)
+    return Anchor(quiet, [factors(partial(_busy_of, rank)) for rank in range(ranks)])
+
+
+def _busy_of(rank: int, anchor: Mapping[str, Any]) -> Mapping[str, float]:
+    busy: Mapping[str, float] = anchor["busy"][rank]
+    return busy
+
+
+def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:
+    """Return a graph whose compute takes each rank's and phase's factor as long.
+
+    Copies of gradients and tasks of no phase are bound by memory and the host
+    and take the optimizer's factor.
+    """
+    tasks = graph.tasks.copy()
+    known = tasks["phase"].isin(PHASES) & (tasks["kind"] != "memcpy")
+    phases = tasks["phase"].where(known, "optimizer")
+    scale = [factors[rank][phase] for rank, phase in zip(tasks["rank"], phases, strict=True)]
+    tasks["duration_s"] = tasks["duration_s"] * scale
+    return TaskGraph(tasks, graph.dependencies, graph.metadata)
 
 
 def settle_contention(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost, anchor: Anchor
-) -> list[float]:
-    """Return each rank's factor on compute, given how long the ranks compute together.
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, anchor: Anchor
+) -> list[Factors]:
+    """Return each rank's factors on compute, given how long the ranks compute together.
 
     Ranks of a pipeline wait for each other and then compute alone, at the
     quiet speed; replicas compute side by side all the time. The simulated
     overlap and the factors that cause it are iterated a few times.
     """
-    scale = anchor.scale([1.0] * len(anchor.busy))
+    factors = anchor.mix([1.0] * len(anchor.busy))
     for _ in range(CONTENTION_ROUNDS if len(anchor.busy) > 1 else 0):
-        result = simulate(graph, platform, collectives, compute_scale=scale)
-        scale = anchor.scale(measure_concurrency(result.timeline))
-    return scale
+        result = simulate(apply_factors(graph, factors), platform, collectives)
+        factors = anchor.mix(measure_concurrency(result.timeline))
+    return factors
 
 
 def simulate_experiment(
@@ -113,9 +149,9 @@ def simulate_experiment(
     ranks = int(graph.metadata["ranks"])
     machine = load_platform(Path(platform), ranks)
     model = load_collective_model(collectives)
-    anchor = choose_anchor(read_json(session), ranks, graph.metadata["trace_shares"])
-    scale = settle_contention(graph, machine, model, anchor)
-    result = simulate_interval(graph, machine, model, compute_scale=scale)
+    anchor = choose_anchor(read_json(session), graph.metadata)
+    factors = settle_contention(graph, machine, model, anchor)
+    result = simulate_interval(apply_factors(graph, factors), machine, model)
     trace_only = simulate(graph, machine, model)
     target = Path(folder)
     tables.write_table(result.timeline, "timeline", target / "timeline.parquet")
@@ -132,7 +168,7 @@ def simulate_experiment(
             "trace_only_step_time_s": trace_only.summary["step_time_s"],
             "baseline_step_time_s": graph.metadata["baseline_step_time_s"],
             "peak_memory_bytes": graph.metadata["peak_memory_bytes"],
-            "compute_scale": scale,
+            "compute_factors": factors,
             "anchor_quiet": anchor.quiet,
             "anchor_busy": anchor.busy,
             "confidence": max(confidences, key=CONFIDENCES.index),

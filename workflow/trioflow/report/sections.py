@@ -303,14 +303,18 @@ def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
     rows = []
     for name in names:
         for batch, anchor in inputs.sessions[name]["anchors"].items():
-            busy = ", ".join(f"{factor:.3f}" for factor in anchor["busy"]) or NOTHING
             traced = Cell(write_time(anchor["traced_step_s"]), anchor["traced_step_s"])
-            alone = Cell(f"{anchor['single']:.3f}", anchor["single"])
-            rows.append([Cell(name), Cell(batch, int(batch)), traced, alone, Cell(busy)])
+            cases = [("rank 0 alone", anchor["single"])]
+            cases += [(f"rank {r}, all busy", busy) for r, busy in enumerate(anchor["busy"])]
+            for case, found in cases:
+                times = [
+                    Cell(write_time(found[key]), found[key]) for key in ("step", *tables.PHASES)
+                ]
+                rows.append([Cell(name), Cell(batch, int(batch)), traced, Cell(case), *times])
     columns = [
         Column("workload", number=False), Column("batch"), Column("traced step"),
-        Column("one rank busy, over the traced step"),
-        Column("all ranks busy, over the traced step, by rank", number=False),
+        Column("in the session", number=False), Column("step"),
+        *(Column(phase) for phase in tables.PHASES),
     ]  # fmt: skip
     return render_table(columns, rows, "Anchors: the traced step again, without communication")
 
