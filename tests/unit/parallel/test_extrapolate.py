@@ -178,6 +178,11 @@ def test_plans_that_do_not_fit_are_refused(cnn_trace, plan, batch, words):
         extrapolate(cnn_trace, plan, MODEL, batch=batch)
 
 
+def test_heads_are_not_cut(transformer_trace):
+    with pytest.raises(PlanError, match="4 attention heads cannot be shared by 8"):
+        extrapolate(transformer_trace, make_plan(tensor=8), MODEL)
+
+
 def test_plan_names_and_descriptions():
     assert (
         describe_plan(make_plan(data=2, tensor=4), 64)

@@ -91,6 +91,12 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
             f"plan {plan.plan}: workload {trace.facts['workload']} has no layers that a tensor split cuts",
             fix="use data or pipeline parallelism",
         )
+    heads = str(trace.facts.get("row", {}).get("heads", ""))
+    if heads.isdigit() and int(heads) % plan.tensor:
+        raise PlanError(
+            f"plan {plan.plan}: {heads} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
+            fix=f"use a degree that divides {heads}",
+        )
     units = len(trace.facts.get("units", []))
     if plan.pipeline > max(units, 1):
         raise PlanError(
