@@ -64,10 +64,8 @@ def workload_trace_files(name):
     """Find a file of every trace of the workload, the one that plans start from first."""
 
     def find(wildcards):
-        return expand(
-            "<results>/operator_tables/{trace}/" + name,
-            trace=WORKLOADS[wildcards.workload].traces,
-        )
+        traces = WORKLOADS[wildcards.workload].traces
+        return [f"<results>/operator_tables/{trace}/{name}" for trace in traces]
 
     return find
 
@@ -76,10 +74,8 @@ def experiment_trace_files(name):
     """Find a file of every trace of the experiment's workload, in the same order."""
 
     def find(wildcards):
-        return expand(
-            "<results>/operator_tables/{trace}/" + name,
-            trace=WORKLOADS[EXPERIMENTS[wildcards.experiment].workload].traces,
-        )
+        traces = WORKLOADS[EXPERIMENTS[wildcards.experiment].workload].traces
+        return [f"<results>/operator_tables/{trace}/{name}" for trace in traces]
 
     return find
 

@@ -27,6 +27,7 @@ ORDER = (
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
     "trace/capture",
+    "trace/rank_process",
     "trace/workloads",
     "trace/transformer",
     "trace/torchvision_compat",

@@ -254,7 +254,7 @@ def test_file_is_stamped_and_readable(model: OperatorCostModel, tmp_path: Path) 
     source.write_bytes(b"rows")
     model.save(tmp_path / "model.json", inputs=[source])
     content = json.loads((tmp_path / "model.json").read_text())
-    assert list(content["provenance"]["inputs"]) == ["operators.parquet"]
+    assert list(content["provenance"]["inputs"]) == [f"{tmp_path.name}/operators.parquet"]
     assert content["facts"]["traces"] == [
         f"{name}-b{batch}" for name in ("middle", "narrow", "wide") for batch in (16, 4)
     ]

@@ -36,7 +36,7 @@ def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     collectives = choose_collectives(options, platform)
     choices = Choices(warnings=[])
     model, model_text = choose_model(options, trace, choices)
-    batch = options.batch or int(trace.facts["batch"]) * plan.data
+    batch = int(trace.facts["batch"]) * plan.data if options.batch is None else options.batch
     graph = extrapolate(traces, plan, model, batch=batch, host=platform.host)
     if str(trace.facts["device_name"]) != platform.device.name:
         choices.warnings.append(
