@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,12 @@ for folder in ("", "unit/parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from captured import BERT, CNN, TRANSFORMER, capture_raw  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_measurement_lock(tmp_path_factory):
+    """Let tests capture while a workflow measures: nobody looks at their times."""
+    os.environ["TRIOFLOW_LOCK_FOLDER"] = str(tmp_path_factory.mktemp("lock"))
 
 
 def _make_raw(row, tmp_path_factory):

@@ -96,6 +96,15 @@ def test_another_device_is_said_to_be_uncalibrated(capsys):
     assert any("no measured collectives" in warning for warning in told["warnings"])
 
 
+def test_a_model_of_another_device_is_said_to_be_one(capsys):
+    model = SHIPPED_MODELS / PLATFORM / "operators.json"
+    content = json.loads(model.read_text()) | {"device_name": "another"}
+    Path("other.json").write_text(json.dumps(content))
+    told = answer(capsys, "simulate", TRACE, "--platform", PLATFORM, "--cost-model", "other.json")
+    assert told["confidence"] == "uncalibrated"
+    assert any("no cost model of" in warning for warning in told["warnings"])
+
+
 def test_show_sums_to_the_trace(capsys):
     told = answer(capsys, "show", TRACE)
     assert sum(row["device_time_s"] for row in told["classes"]) == pytest.approx(
@@ -174,6 +183,10 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", "this-machine"], "make reproduce"),
         (["simulate", TRACE, "--platform", "mine.yaml"], "no such file"),
         (["collective", "all_reduce", "--bytes", "0", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 or more"),
+        (["collective", "all_reduce", "--bytes", "nan", "--ranks", "2", "--platform", PLATFORM], "--bytes of 1 or more"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--timeline", "no/where.json"], "no folder no"),
+        (["simulate", TRACE, "--platform", "/"], "cannot be read"),
+        (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "/"], "cannot be read"),
         (["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "all_gossip"),
         (["show", "nowhere"], "trace.json is missing"),
         (["import", "nowhere", "-o", "out"], "no such file"),

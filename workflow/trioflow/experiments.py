@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_type_hints
 from jsonschema import Draft202012Validator, ValidationError
 
 from trioflow.errors import InputError, TableError
+from trioflow.units import BYTES_PER_MIB
 
 NAME = "^[a-z0-9]+(-[a-z0-9]+)*$"
 """Names become parts of file names: small letters, digits and single hyphens."""
@@ -167,11 +168,19 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
     Raises
     ------
     TableError
-        When a cell is wrong, or a schedule is given without a pipeline or
-        missing with one.
+        When a cell is wrong, a schedule is given without a pipeline or
+        missing with one, or the bucket limits are none that PyTorch can have.
     """
     rows = _load(path, "plans", Plan)
     for place, row in rows:
+        limits = (row.first_bucket_bytes, row.bucket_bytes)
+        # Given a limit, PyTorch gives the first bucket the same one; only its defaults differ.
+        if limits[0] != limits[1] and limits != (BYTES_PER_MIB, 25 * BYTES_PER_MIB):
+            raise TableError(
+                f"PyTorch cannot have a first bucket of {limits[0]} and others of {limits[1]} bytes",
+                file=path, place=f"{place}, column first_bucket_bytes",
+                fix=f"write the same limit twice, or {BYTES_PER_MIB} and {25 * BYTES_PER_MIB}",
+            )  # fmt: skip
         if (row.schedule == "none") != (row.pipeline == 1):
             raise TableError(
                 f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
@@ -203,7 +212,8 @@ def load_experiments(
     TableError
         When a cell is wrong, a workload or a plan is unknown, the batch does
         not divide over the replicas and micro-batches, or a tensor-parallel
-        plan meets a model without a split.
+        plan meets a model without a split, or a single rank runs a batch that
+        is captured: its prediction would be its own measurement.
     """
     rows = _load(path, "experiments", Experiment)
     for place, row in rows:
@@ -221,6 +231,11 @@ def load_experiments(
                 f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas"
                 f" times {plan.micro_batches} micro-batches, of the plan {row.plan}",
                 file=path, place=f"{place}, column batch", fix=f"use a multiple of {pieces}",
+            )  # fmt: skip
+        if plan.ranks == 1 and row.batch in workloads[row.workload].batches:
+            raise TableError(
+                f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
+                file=path, place=f"{place}, column batch", fix="use a batch that is not captured",
             )  # fmt: skip
         if plan.tensor > 1 and workloads[row.workload].family != "transformer":
             raise TableError(

@@ -138,6 +138,8 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise InputError("no such file", file=path) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
     except (ValueError, UnicodeDecodeError) as error:
         raise InputError(
             f"not valid JSON: {error}", file=path, fix="write the file again"

@@ -127,7 +127,7 @@ COLLECTIVE_SAMPLES = pa.schema([
     _column("ranks", INT, "ranks of the group"),
     _column("message_bytes", INT, "as in the task table", "bytes"),
     _column("round", INT, "repeat"),
-    _column("time_ns", INT, "what it adds to a rank that computes before it, the slowest rank's", "ns"),
+    _column("time_ns", INT, "what it adds to the rank that reaches it last, out of compute; of a send half a round trip", "ns"),
 ])  # fmt: skip
 
 OPERATOR_FIT = pa.schema([

@@ -96,6 +96,22 @@ def test_each_rank_s_real_step_is_a_timeline(session):
     assert {"send", "recv"} <= set(sends)
 
 
+@pytest.mark.parametrize(
+    ("plans", "words"),
+    [
+        ([make_plan(data=2), make_plan(data=3)], "same number of ranks"),
+        ([make_plan(data=2, tensor=2)], "data x tensor together"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(tmp_path, plans, words):
+    rows = [{**EXPERIMENTS[0], "experiment": p.plan, "plan": p.plan, "batch": 12} for p in plans]
+    with pytest.raises(MeasurementError, match=words):
+        measure_workload(
+            TRANSFORMER, rows, [asdict(p) for p in plans], tmp_path / "none.json", tmp_path,
+            device="cpu",
+        )  # fmt: skip
+
+
 def test_a_failing_rank_is_an_error_and_leaves_nothing(tmp_path, transformer_trace):
     save_trace(transformer_trace, tmp_path / "trace")
     partition_trace([tmp_path / "trace"], [2], tmp_path / "partition.json")

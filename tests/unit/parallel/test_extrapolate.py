@@ -119,7 +119,8 @@ def test_tensor_parallel_shards_hold_the_bytes_of_a_smaller_model(transformer_tr
 
 def test_ranks_of_a_product_have_matching_groups(transformer_trace):
     plan = make_plan(data=2, tensor=2, pipeline=2, micro_batches=2)
-    graph = extrapolate(transformer_trace, plan, MODEL, batch=2 * BATCH)
+    stages = [["embedding", "blocks.0"], ["blocks.1", "head"]]
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=2 * BATCH, stages=stages)
     assert sorted(graph.tasks["rank"].unique()) == list(range(8))
     collectives = graph.tasks[graph.tasks["kind"] == "collective"]
     for _, members in collectives.groupby("match_id"):
@@ -176,6 +177,30 @@ def test_given_stages_must_be_the_model_s(transformer_trace):
 def test_plans_that_do_not_fit_are_refused(cnn_trace, plan, batch, words):
     with pytest.raises(PlanError, match=words):
         extrapolate(cnn_trace, plan, MODEL, batch=batch)
+
+
+def test_gradients_are_scaled_after_the_last_send(cnn_trace):
+    tasks = extrapolate(cnn_trace, make_plan(pipeline=2, micro_batches=2), MODEL).tasks
+    stage = tasks[tasks["rank"] == 1]
+    scaling = stage[stage["name"] == "gradient scaling"]["task_id"].iloc[0]
+    assert scaling > stage[stage["kind"] == "send"]["task_id"].max()
+    alone = extrapolate(cnn_trace, make_plan(pipeline=2, micro_batches=1), MODEL).tasks
+    assert "gradient scaling" not in set(alone["name"])
+
+
+def test_what_is_only_predicted_is_not_called_measured(cnn_trace):
+    single = extrapolate(cnn_trace, make_plan(), MODEL)
+    assert single.metadata["compute_confidence"] == "measured"
+    assert (
+        extrapolate(cnn_trace, make_plan(data=2), MODEL).metadata["compute_confidence"]
+        == "interpolated"
+    )
+
+
+def test_a_trace_without_gradients_cannot_be_data_parallel(cnn_trace):
+    facts = {k: v for k, v in cnn_trace.facts.items() if k != "gradients"}
+    with pytest.raises(PlanError, match="which gradients there are"):
+        extrapolate(replace(cnn_trace, facts=facts), make_plan(data=2), MODEL)
 
 
 def test_heads_are_not_cut(transformer_trace):

@@ -54,7 +54,7 @@ def test_missing_affinity_is_said_not_refused(monkeypatch):
 
 
 def test_a_second_measurement_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TRIOFLOW_LOCK_FOLDER", str(tmp_path))
     refused = pytest.raises(MeasurementError, match="another capture or measurement")
     with exclusive_measurement("first"), refused, exclusive_measurement("second"):
         pass
@@ -117,12 +117,12 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.zeros(16_000_000).add_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults(); faults()
-print(faults())
+print(min(faults() for _ in range(10)))
 """
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     if out[0] != "[]":
         pytest.skip(f"this allocator cannot keep freed memory: {out[0]}")
-    assert int(out[1]) < 1000  # 64 MB on fresh pages would be 15,625 faults
+    # 64 MB on fresh pages are 15,625 faults each time; a kept block is found again sooner or later.
+    assert int(out[1]) < 1000

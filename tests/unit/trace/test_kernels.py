@@ -4,7 +4,14 @@ import json
 
 import pytest
 from trioflow.trace.kernels import busy_ns, index_kernels, kernels_of
-from trioflow.trace.kineto import DEVICE, Event, find_steps, nest, read_events
+from trioflow.trace.kineto import (
+    DEVICE,
+    Event,
+    find_steps,
+    nest,
+    outermost_operators,
+    read_events,
+)
 from trioflow.trace.timing import times_of_step
 
 
@@ -62,3 +69,34 @@ def test_kernels_go_to_the_operator_that_launched_them(tmp_path):
     assert times.cpu_ns.tolist() == [10_000, 5_000]
     assert [len(kernels_of(e, kernels)) for e in step.children] == [2, 1]
     assert times.without_overhead(1.0) is times  # kernels are not stretched to the step
+
+
+def test_backward_on_a_thread_of_its_own_belongs_to_the_step(tmp_path):
+    def event(name, category, ts, dur, tid):
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "ts": ts,
+            "dur": dur,
+            "tid": tid,
+            "args": {},
+        }
+
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    events = [
+        event("aten::before", "cpu_op", -20, 5, 2),
+        event("trioflow: step", "user_annotation", 0, 100, 1),
+        event("aten::mm", "cpu_op", 1, 10, 1),
+        event(node, "cpu_op", 20, 30, 2),
+        event("aten::mm", "cpu_op", 22, 20, 2),
+        event("aten::add_", "cpu_op", 60, 5, 1),
+        event("aten::after", "cpu_op", 120, 5, 2),
+    ]
+    path = tmp_path / "kineto.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    read = read_events(path)
+    nest(read)
+    found = outermost_operators(find_steps(read, path)[0])
+    assert [e.name for e in found] == ["aten::mm", "aten::mm", "aten::add_"]
+    assert any(above.name == node for above in found[1].ancestors())

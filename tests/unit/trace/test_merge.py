@@ -105,6 +105,34 @@ def test_what_grows_with_the_batch_is_what_grows(tmp_path_factory, transformer_t
         assert predicted.tolist() == two[column].tolist(), column
 
 
+def test_a_trace_of_one_sample_grows_too(tmp_path_factory):
+    from captured import TRANSFORMER, capture_raw
+
+    one = merge_trace(capture_raw(TRANSFORMER, tmp_path_factory.mktemp("one"), 1)).operators
+    four = merge_trace(capture_raw(TRANSFORMER, tmp_path_factory.mktemp("four"), 4)).operators
+    assert (one["flop"] + 3 * one["batch_flop"]).tolist() == four["flop"].tolist()
+    grown = (one["read_bytes"] + 3 * one["batch_read_bytes"]).sum()
+    assert grown == pytest.approx(four["read_bytes"].sum(), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch": "4"}, "no number of samples"),
+        ({"step_time_s": 0}, "no time of a step"),
+        ({"device_name": None}, "device_name"),
+    ],
+)
+def test_an_environment_that_misleads_is_refused(tmp_path, raw_cnn, change, words):
+    shutil.copytree(raw_cnn, tmp_path / "raw")
+    path = tmp_path / "raw" / "environment.json"
+    content = json.loads(path.read_text()) | change
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    with pytest.raises(TraceError, match=words):
+        merge_trace_folder(tmp_path / "raw", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_trace_survives_saving(tmp_path, raw_transformer, transformer_trace):
     merge_trace_folder(raw_transformer, tmp_path / "a")
     merge_trace_folder(raw_transformer, tmp_path / "b")

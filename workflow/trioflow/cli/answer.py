@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,8 @@ def choose_writer(path: str | None) -> Any:
     """
     if path is None:
         return None
+    if not Path(path).parent.is_dir():
+        raise InputError(f"--timeline {path}: no folder {Path(path).parent}", fix="make it first")
     if path.endswith(".parquet"):
         return lambda timeline: tables.write_table(timeline, "timeline", path)
     if path.endswith((".json", ".json.gz")):
@@ -129,7 +132,7 @@ def choose_writer(path: str | None) -> Any:
 
 def run_collective(options: argparse.Namespace) -> None:
     """Predict one collective and print it."""
-    size = round(options.bytes)
+    size = round(options.bytes) if isfinite(options.bytes) else 0
     if size < 1 or options.ranks < 2:
         raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
     platform = choose_platform(options.platform, options.ranks)

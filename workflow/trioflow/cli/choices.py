@@ -109,9 +109,10 @@ def choose_model(
     """
     device = str(trace.facts["device_name"])
     if options.cost_model:
-        return load_operator_model(
-            options.cost_model
-        ), f"{options.cost_model}, anchored on the recorded times"
+        own = load_operator_model(options.cost_model)
+        if own.device_name != device:
+            _say_other_device(choices, device, own.device_name)
+        return own, f"{options.cost_model}, anchored on the recorded times"
     candidates = [MEASURED / "cost_models" / THIS_MACHINE / "operators.json"]
     candidates += sorted(SHIPPED_MODELS.glob("*/operators.json"))
     found = [(path, load_operator_model(path)) for path in candidates if path.exists()]
@@ -121,12 +122,17 @@ def choose_model(
         if model.device_name == device:
             return model, f"{path.parent.name} ({model.method}), anchored on the recorded times"
     path, model = found[-1]
-    choices.confidence = "uncalibrated"
-    choices.warnings.append(
-        f"no cost model of {device}: recorded times are rescaled with the shape of {model.device_name}'s; "
-        "fit one with `trioflow fit`"
-    )
+    _say_other_device(choices, device, model.device_name)
     return (
         model,
         f"{path.parent.name} ({model.method}), of another device, anchored on the recorded times",
+    )
+
+
+def _say_other_device(choices: Choices, device: str, other: str) -> None:
+    """Note that a model of another device only lends its shape."""
+    choices.confidence = "uncalibrated"
+    choices.warnings.append(
+        f"no cost model of {device}: recorded times are rescaled with the shape of {other}'s; "
+        "fit one with `trioflow fit`"
     )

@@ -170,4 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"trioflow: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0

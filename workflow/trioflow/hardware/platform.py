@@ -66,6 +66,8 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
         content = yaml.load(path.read_text(), Loader=StrictLoader)
     except FileNotFoundError:
         raise PlatformError("no such file", file=path) from None
+    except OSError as error:
+        raise PlatformError(f"cannot be read: {error.strerror}", file=path) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
         raise PlatformError(f"not readable as YAML: {problem}", file=path) from None

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trioflow.measure.collective_sweep import time_collective
+from trioflow.measure.collective_sweep import make_collective, time_collective
 from trioflow.trace.workloads import Workload
 from trioflow.units import ns_to_s
 
@@ -86,7 +86,7 @@ class HostCosts:
 
     def sample(self) -> dict[str, float]:
         """Return one sample of every host cost on this rank [s]."""
-        tiny_s = ns_to_s(time_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
+        tiny_s = _time(make_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
         send_s = ns_to_s(time_collective("send", TOKENS * WIDTH * 4, self.device))
         plain, split = self._phases(self.plain), self._phases(self.split)
         forward_s, backward_s = split[0] - plain[0], split[1] - plain[1]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from trioflow import tables
@@ -90,7 +91,7 @@ def measure_workload(
 
     device = choose_device(device)
     by_name = {str(plan["plan"]): dict(plan) for plan in plans}
-    ranks = max((_ranks(by_name[str(e["plan"])]) for e in experiments), default=1)
+    ranks = _check_plans(experiments, by_name)
     _check_devices(device, ranks)
     facts = read_json(partition)
     job = {
@@ -116,6 +117,29 @@ def measure_workload(
 
 def _ranks(plan: Mapping[str, Any]) -> int:
     return int(plan["data"]) * int(plan["tensor"]) * int(plan["pipeline"])
+
+
+def _check_plans(
+    experiments: Sequence[Mapping[str, Any]], plans: Mapping[str, Mapping[str, Any]]
+) -> int:
+    """Return the session's number of ranks; refuse plans that it cannot measure."""
+    sizes: dict[int, str] = {}
+    for experiment in experiments:
+        plan = plans[str(experiment["plan"])]
+        degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
+        if len(degrees) > 1:
+            raise MeasurementError(
+                f"{experiment['experiment']}: {' x '.join(degrees)} together is not measured yet"
+            )
+        sizes.setdefault(_ranks(plan), str(experiment["experiment"]))
+    several = {count: name for count, name in sizes.items() if count > 1}
+    if len(several) > 1:
+        named = ", ".join(f"{name} on {count}" for count, name in sorted(several.items()))
+        raise MeasurementError(
+            f"the experiments of one workload need the same number of ranks, not {named}; "
+            "give them workloads of their own"
+        )
+    return max(sizes, default=1)
 
 
 def _check_devices(device: str, ranks: int) -> None:
@@ -179,7 +203,7 @@ def _save(
         steps[tables.MEASUREMENTS.names], "measurements", folder / "measurements.parquet"
     )
     tables.write_table(
-        _slowest(results, job["ranks"], library), "collective_samples",
+        _reduce_samples(results, job["ranks"], library), "collective_samples",
         folder / "collective_samples.parquet",
     )  # fmt: skip
     timelines = pd.DataFrame(
@@ -234,14 +258,23 @@ def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict
     }
 
 
-def _slowest(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:
-    """Return the collective samples with the slowest rank's time of each."""
+def _reduce_samples(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:
+    """Return one time for each collective sample.
+
+    The rank that arrives last does not wait for the other's compute, which the
+    simulation accounts for itself: of a collective the shortest time over the
+    ranks is kept, of a message the longest.
+    """
     columns = ["collective", "message_bytes", "round"]
     samples = pd.DataFrame(
         [s for r in results for s in r["collectives"]], columns=[*columns, "time_ns"]
     )
-    frame = samples.groupby(columns, as_index=False, sort=True)["time_ns"].max()
-    frame["platform"], frame["library"], frame["ranks"] = "this-machine", library, ranks
+    grouped = samples.groupby(columns, as_index=False, sort=True)["time_ns"]
+    frame, longest = grouped.min(), grouped.max()
+    sends = frame["collective"] == "send"
+    frame.loc[sends, "time_ns"] = longest.loc[sends, "time_ns"]
+    frame["platform"], frame["library"] = "this-machine", library
+    frame["ranks"] = np.where(sends, 2, ranks)
     for column in ("message_bytes", "round", "time_ns", "ranks"):
         frame[column] = frame[column].astype("int64")
     ordered: pd.DataFrame = frame[tables.COLLECTIVE_SAMPLES.names]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,17 @@ def extrapolate(
         i for i in split.split_operators if trace.operators.at[i, "phase"] == "optimizer"
     }
     cut = _choose_stages(trace, plan, stages)
-    builder.add_ranks(_build_stages(trace, plan, split, _Works(trace, plan, model, factor), cut))
+    works = _Works(trace, plan, model, factor)
+    builder.add_ranks(_build_stages(trace, plan, split, works, cut))
     rescaled = factor != 1.0 or plan.tensor > 1
-    beyond = reference.batch != samples
+    beyond = reference.batch != samples or works.extrapolated
+    step_s = float(times.device_s.sum() + times.host_s.sum()) * plan.micro_batches / plan.pipeline
+    upkeep = (
+        max(1 - works.spread_s[0] / plan.pipeline / step_s, 0.01),
+        1 + works.spread_s[1] / plan.pipeline / step_s,
+    )
     interval = combine_intervals(
-        repeat_interval(trace.facts), model.step_interval() if rescaled else (1.0, 1.0)
+        repeat_interval(trace.facts), model.step_interval() if rescaled else (1.0, 1.0), upkeep
     )
     share = batch / int(given[0].facts["batch"]) / plan.ranks
     return builder.graph.build(
@@ -111,7 +117,7 @@ def extrapolate(
             "device_name": trace.facts["device_name"],
             "baseline_step_time_s": float(given[0].facts["step_time_s"]) * share,
             "compute_interval": list(interval),
-            "compute_confidence": _confidence(rescaled, beyond or extrapolated),
+            "compute_confidence": _confidence(rescaled or works.predicted, beyond or extrapolated),
             "stages": [list(stage) for stage in cut],
             "peak_memory_bytes": estimate_peak_memory(trace, plan, batch, cut),
             "warnings": list(trace.facts.get("warnings", [])),
@@ -247,6 +253,9 @@ class _Works:
     plan: Plan
     model: OperatorModel
     factor: float
+    spread_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    predicted: bool = False
+    extrapolated: bool = False
 
     def add_gradients(self, work: StageWork, in_stage: set[int]) -> None:
         """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
@@ -260,19 +269,32 @@ class _Works:
             if int(g["ready_after_op_id"]) in in_stage
         ]
         if plan.data > 1:
+            if not self.trace.facts.get("gradients"):
+                raise PlanError(
+                    f"plan {plan.plan}: the trace does not say which gradients there are",
+                    fix="capture it again, or give trace.json the key gradients",
+                )
             work.buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
             work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
             work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             work.buffer_bytes = self._buffer_bytes(in_stage)
         sizes = [int(g["size_bytes"]) for g in gradients]
         if plan.micro_batches > 1:
-            work.accumulate_s = elementwise_s(self.model, "aten::add_", sizes, reads=2)
-        if plan.pipeline > 1:
-            work.scale_s = elementwise_s(self.model, "aten::div_", sizes, reads=1)
+            work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, plan.micro_batches - 1)
+            work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
+
+    def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
+        """Predict one upkeep of gradients, and remember how sure that is."""
+        predicted = predict_elementwise(self.model, name, sizes, reads)
+        self.spread_s[0] += times * float((predicted["time_s"] - predicted["low_s"]).sum())
+        self.spread_s[1] += times * float((predicted["high_s"] - predicted["time_s"]).sum())
+        self.predicted |= bool(sizes)
+        self.extrapolated |= bool(predicted["extrapolated"].any())
+        return float(predicted["time_s"].sum())
 
     def _copy_s(self, bucket: Bucket, name: str) -> float:
         # Like an operator's table row, the target counts as read: a cache fetches it first.
-        return elementwise_s(self.model, name, bucket.sizes_bytes, reads=2)
+        return self._elementwise_s(name, bucket.sizes_bytes, 2)
 
     def _buffer_bytes(self, in_stage: set[int]) -> list[int]:
         """Return the broadcasts of the stage's buffers, one an element type [bytes]."""
@@ -287,14 +309,14 @@ class _Works:
         return [sum(group.values()) for _, group in sorted(groups.items())]
 
 
-def elementwise_s(model: OperatorModel, name: str, sizes: Sequence[int], reads: int) -> float:
-    """Return the time of one element-wise operator over tensors of some sizes, summed [s].
+def predict_elementwise(
+    model: OperatorModel, name: str, sizes: Sequence[int], reads: int
+) -> pd.DataFrame:
+    """Predict one element-wise operator over tensors of some sizes [bytes]; see `OperatorModel`.
 
     Gradients are as large as parameters, and what happens to them is what the
     optimizer's own element-wise operators do: its class predicts them.
     """
-    if not sizes:
-        return 0.0
     rows = pd.DataFrame(
         {
             "name": name, "phase": "optimizer", "module": "", "flop": 0, "kernels": 0,
@@ -303,4 +325,4 @@ def elementwise_s(model: OperatorModel, name: str, sizes: Sequence[int], reads: 
             "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
         }
     )  # fmt: skip
-    return float(model.predict(rows)["time_s"].sum())
+    return model.predict(rows)

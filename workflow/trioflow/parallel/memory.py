@@ -31,8 +31,8 @@ def estimate_peak_memory(trace: Trace, plan: Plan, batch: int, cut: list[list[st
     -----
     A first estimate: operators' workspaces, allocator fragmentation and the
     communication library's own buffers are left out, so the true peak is higher.
-    Under tensor parallelism only split parameters and what depends on them
-    shrink; activations are counted whole.
+    Under tensor parallelism only split parameters and their gradients shrink;
+    optimizer state and activations are counted whole, so the peak is too high.
     """
     rules = trace.facts.get("tensor_split", {}) if plan.tensor > 1 else {}
     sharded = {

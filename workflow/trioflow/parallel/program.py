@@ -242,8 +242,6 @@ class _Rank:
                 phase="backward",
                 micro_batch=micro_batch,
             )
-        if last_micro_batch and plan.pipeline > 1 and self.work.scale_s:
-            self.compute("gradient scaling", self.work.scale_s, phase="backward")
         if self.pipeline > 0:
             self._message("send", "backward", micro_batch, self.pipeline - 1)
 
@@ -257,7 +255,9 @@ class _Rank:
         )
 
     def finish(self) -> None:
-        """Wait for the buckets, copy gradients back, update the parameters."""
+        """Divide gradients by the micro-batches, wait for buckets and copy back, update."""
+        if self.work.scale_s:  # after the last send, as torch.distributed.pipelining does
+            self.compute("gradient scaling", self.work.scale_s, phase="backward")
         self.waits += self.reduced
         for index, return_s in enumerate(self.work.bucket_return_s):
             self.compute(f"copy from bucket {index}", return_s, "memcpy", phase="backward")

@@ -15,6 +15,9 @@ from trioflow.errors import MeasurementError
 def exclusive_measurement(what: str) -> Iterator[None]:
     """Hold the machine's measurement lock; the system frees it when the process ends.
 
+    ``TRIOFLOW_LOCK_FOLDER`` moves the lock out of the system's temporary
+    folder, for tests, whose times mean nothing.
+
     Parameters
     ----------
     what : str
@@ -31,7 +34,8 @@ def exclusive_measurement(what: str) -> Iterator[None]:
         yield
         return
     owner = os.getuid() if hasattr(os, "getuid") else 0
-    path = Path(tempfile.gettempdir()) / f"trioflow-measurement-{owner}.lock"
+    folder = os.environ.get("TRIOFLOW_LOCK_FOLDER") or tempfile.gettempdir()
+    path = Path(folder) / f"trioflow-measurement-{owner}.lock"
     with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

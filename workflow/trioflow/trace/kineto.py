@@ -143,6 +143,9 @@ _NOT_OPERATORS = ("torch", "autograd")
 def find_steps(events: list[Event], path: str | Path) -> list[Event]:
     """Return the annotated steps of nested events, in order.
 
+    On CUDA autograd runs backward on a thread of its own: what other host
+    threads did during a step, enclosed by nothing, becomes the step's too.
+
     Raises
     ------
     TraceError
@@ -153,6 +156,14 @@ def find_steps(events: list[Event], path: str | Path) -> list[Event]:
         raise TraceError(
             f"no annotation {STEP!r}", file=path, fix="capture with `trioflow capture`"
         )
+    loose = [e for e in events if e.parent is None and e.category == "cpu_op"]
+    for step in steps:
+        for event in loose:
+            during = step.start_ns <= event.start_ns and event.end_ns <= step.end_ns
+            if during and event.thread != step.thread:
+                event.parent = step
+                step.children.append(event)
+        step.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
     return steps
 
 

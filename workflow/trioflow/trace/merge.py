@@ -29,7 +29,7 @@ from trioflow.trace.kineto import (
     outermost_operators,
     read_events,
 )  # fmt: skip
-from trioflow.trace.store import Trace, save_trace
+from trioflow.trace.store import REQUIRED_FACTS, Trace, check_facts, save_trace
 from trioflow.trace.tensors import OperatorTensors, TensorTracker
 from trioflow.trace.timing import StepTimes, median_step_times, times_of_step
 from trioflow.units import ns_to_s
@@ -75,6 +75,7 @@ def merge_trace(folder: str | Path) -> Trace:
     if not uses:
         raise TraceError("the step holds no operator", file=path, fix="capture it again")
     nodes = {n.record_id: n for n in read_nodes(folder / "execution_trace.json.gz")}
+    _check_environment(environment, folder / "environment.json")
     rows, tracker, unjoined = _describe(uses, nodes, int(environment["batch"]))
     warnings = list(environment.get("warnings", []))
     if unjoined:
@@ -85,6 +86,9 @@ def merge_trace(folder: str | Path) -> Trace:
     times = _choose_times(folder, [e.name for e in uses], times_of_step(step, kernels), warnings)
     _place(rows, times.without_overhead(environment["step_time_s"]))
     gradients = join_gradients(step, uses, rows, tracker, environment.get("parameters", []))
+    known = len(environment.get("parameters", []))
+    if len(gradients) < known:
+        warnings.append(f"{known - len(gradients)} of {known} parameters have no gradient here")
     own_optimizer_operators(rows, tracker, gradients)
     frame = pd.DataFrame(rows, columns=tables.OPERATORS.names)
     for column in ("batch_dim", "sequence_number", "forward_op_id"):
@@ -111,6 +115,16 @@ def merge_trace(folder: str | Path) -> Trace:
         "warnings": warnings,
     }
     return Trace(frame, tracker.table(_owners(rows, tracker)), facts)
+
+
+def _check_environment(environment: Any, path: Path) -> None:
+    """Check the facts that merging and every later stage rely on."""
+    if not isinstance(environment, dict):
+        raise TraceError("not a JSON object", file=path)
+    for name in REQUIRED_FACTS:
+        if name not in environment:
+            raise TraceError(f"the fact {name!r} is missing", file=path, fix="capture it again")
+    check_facts(environment, path)
 
 
 def _choose_times(

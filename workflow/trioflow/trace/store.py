@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -69,11 +70,33 @@ def load_trace(folder: str | Path) -> Trace:
     for name in REQUIRED_FACTS:
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=path / "trace.json")
+    check_facts(facts, path / "trace.json")
     return Trace(
         tables.read_table(path / "operators.parquet", "operators"),
         tables.read_table(path / "tensors.parquet", "tensors"),
         facts,
     )
+
+
+def check_facts(facts: Mapping[str, Any], file: Path) -> None:
+    """Check the numbers among a trace's facts.
+
+    Raises
+    ------
+    TraceError
+        When the batch is no positive whole number, the step takes no time or
+        a gradient lacks what a plan needs.
+    """
+    batch, step_s = facts["batch"], facts["step_time_s"]
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise TraceError(f"{batch!r} is no number of samples", file=file, place="batch")
+    if not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
+        raise TraceError(f"{step_s!r} is no time of a step", file=file, place="step_time_s")
+    needed = ("name", "module", "size_bytes", "ready_after_op_id")
+    for row, gradient in enumerate(facts.get("gradients", [])):
+        missing = [key for key in needed if key not in gradient]
+        if missing:
+            raise TraceError(f"{missing[0]} is missing", file=file, place=f"gradients[{row}]")
 
 
 def tensor_bytes(trace: Trace) -> list[int]:

@@ -223,7 +223,10 @@ def _grows(shape: tuple[int, ...], inputs: list[tuple[int, ...]], batch: int) ->
     """
     if not inputs or not shape:
         return False
-    if any(other[:1] == (batch,) and shape in (other[1:], (1, *other[1:])) for other in inputs):
+    sums = [other[1:] for other in inputs if other[:1] == (batch,)]
+    if batch > 1:  # at batch 1 a kept dimension of a sum looks like the batch itself
+        sums += [(1, *rest) for rest in sums]
+    if shape in sums:
         return False
     if len(shape) == 1:
         return any(
