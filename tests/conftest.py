@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Deterministic, and without a clock: a busy machine is no failure.
+settings.register_profile("trioflow", deadline=None, derandomize=True)
+settings.load_profile("trioflow")
 
 for folder in ("", "unit/parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
