@@ -5,8 +5,8 @@
 #                      partitions, measurements, task_graphs, timelines
 
 from snakemake.utils import min_version
-from trioflow.experiments import check_settings
 from trioflow.provenance import read_json
+from trioflow.settings import check_settings
 
 min_version("9.27")
 

@@ -12,12 +12,12 @@ from trioflow.experiments import (
     TABLES,
     Experiment,
     as_rows,
-    check_settings,
     load_experiments,
     load_plans,
     load_workloads,
     row_schema,
 )
+from trioflow.settings import check_settings
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text())

@@ -13,7 +13,7 @@ from trioflow.imports import PACKAGE, imported_names, required_modules
 from trioflow.provenance import digest_modules
 
 ORDER = (
-    ("units", "tables", "errors", "provenance", "experiments", "imports", "job_log"),
+    ("units", "tables", "errors", "provenance", "experiments", "imports", "job_log", "settings"),
     ("hardware",),
     ("trace",),
     ("costmodel",),
@@ -28,6 +28,7 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
     "trace/capture",
     "trace/rank_process",
+    "trace/training_step",
     "trace/workloads",
     "trace/transformer",
     "trace/torchvision_compat",

@@ -8,20 +8,16 @@ measuring session and the command read the tables through the same functions.
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import Draft202012Validator
 
-from trioflow.errors import InputError, TableError
+from trioflow.errors import TableError
+from trioflow.settings import NAME, describe_problem, suggest_name
 from trioflow.units import BYTES_PER_MIB
-
-NAME = "^[a-z0-9]+(-[a-z0-9]+)*$"
-"""Names become parts of file names: small letters, digits and single hyphens."""
 
 NOTHING = ("", "-")
 """Cells that mean: does not apply to this row."""
@@ -222,7 +218,7 @@ def load_experiments(
             if value not in known:
                 raise TableError(
                     f"unknown {column} {value!r}", file=path, place=f"{place}, column {column}",
-                    fix=_suggest(value, known),
+                    fix=suggest_name(value, known),
                 )  # fmt: skip
         plan = plans[row.plan]
         pieces = plan.data * plan.micro_batches
@@ -250,49 +246,6 @@ def as_rows(rows: Iterable[Workload | Plan | Experiment]) -> list[dict[str, Any]
     return [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(r).items()} for r in rows]
 
 
-def check_settings(
-    settings: Mapping[str, Any], schema: Mapping[str, Any], file: str | Path
-) -> dict[str, Any]:
-    """Return the settings of ``config.yaml`` with every default filled in.
-
-    Parameters
-    ----------
-    settings : mapping
-        What the user wrote.
-    schema : mapping
-        JSON schema (2020-12), closed; defaults are taken at every depth.
-    file : path
-        Where the settings come from, for the messages.
-
-    Raises
-    ------
-    InputError
-        When a key is unknown, missing or has a value outside its limits.
-    """
-    filled = _fill(deepcopy(dict(settings)), schema)
-    for error in Draft202012Validator(schema).iter_errors(filled):
-        place = ".".join(str(step) for step in error.absolute_path)
-        if error.validator == "additionalProperties":
-            known = error.schema["properties"]
-            unknown = sorted(set(error.instance) - set(known))[0]
-            place = f"{place}.{unknown}" if place else str(unknown)
-            raise InputError("unknown key", file=file, place=place, fix=_suggest(unknown, known))
-        raise InputError(
-            _problem(error), file=file, place=place, fix=str(error.schema.get("description", ""))
-        )
-    return filled
-
-
-def _fill(settings: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the schema's defaults into settings, at every depth."""
-    for key, entry in schema.get("properties", {}).items():
-        if "default" in entry:
-            settings.setdefault(key, deepcopy(entry["default"]))
-        if isinstance(settings.get(key), Mapping):
-            settings[key] = _fill(dict(settings[key]), entry)
-    return settings
-
-
 def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[str, Row]]:
     """Read a table into (place, row) pairs, each cell checked against the schema."""
     schema = row_schema(name)
@@ -306,7 +259,7 @@ def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[s
         for error in sorted(validator.iter_errors(values), key=lambda e: str(e.absolute_path)):
             column = str(error.absolute_path[0])
             raise TableError(
-                _problem(error, cells[column]), file=path, place=f"{place}, column {column}",
+                describe_problem(error, cells[column]), file=path, place=f"{place}, column {column}",
                 fix=f"column {column} is the {error.schema.get('description', schema['properties'][column]['description'])}",
             )  # fmt: skip
         result.append(
@@ -327,7 +280,7 @@ def _read_cells(path: str | Path, columns: list[str]) -> list[tuple[str, dict[st
         if column not in columns or header.count(column) > 1:
             raise TableError(
                 f"unknown or repeated column {column!r}", file=path, place="row 0 (line 1)",
-                fix=_suggest(column, columns) if column else "remove the extra tab",
+                fix=suggest_name(column, columns) if column else "remove the extra tab",
             )  # fmt: skip
     for column in columns:
         if column not in header:
@@ -372,32 +325,6 @@ def _parse(text: str, kind: str | list[str]) -> Any:
         return [_parse(part.strip(), "integer") for part in text.split(",")]
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() else text
-
-
-def _problem(error: ValidationError, cell: str | None = None) -> str:
-    """Say in a few words what a value breaks."""
-    value = repr(error.instance if cell is None else cell)
-    limit: Any = error.validator_value
-    if error.validator == "enum":
-        return f"{value} is none of {', '.join(str(word) for word in limit)}"
-    if error.validator == "minimum":
-        return f"{value} is below {limit}"
-    if error.validator == "pattern" and limit == NAME:
-        return f"{value} is no name of small letters, digits and single hyphens"
-    if error.validator == "type":
-        wanted = limit if isinstance(limit, str) else limit[0]
-        return f"{value} is not of type {wanted}"
-    if error.validator == "required":
-        return str(error.message)
-    return f"{value} breaks the rule {error.validator} {limit}"
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    """Return the likely fix for a misspelt word."""
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    choices = ", ".join(known) or "none"
-    return f"did you mean {near[0]}?" if near else f"known are {choices}"
 
 
 def _by_name(rows: list[tuple[str, Row]]) -> dict[str, Row]:

@@ -22,7 +22,7 @@ CATEGORIES = (
     "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
 )  # fmt: skip
 TASK_KINDS = ("compute", "collective", "send", "recv", "memcpy", "host")
-INT, FLOAT, TEXT, FLAG = pa.int64(), pa.float64(), pa.string(), pa.bool_()
+INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
 INTS, SHAPES = pa.list_(INT), pa.list_(pa.list_(INT))
 
 
@@ -354,5 +354,4 @@ def _json_type(kind: pa.DataType, nullable: bool) -> dict[str, Any]:
     if pa.types.is_list(kind):
         return {"type": "array", "items": _json_type(kind.value_type, False)}
     word = "integer" if kind == INT else "number" if kind == FLOAT else "string"
-    word = "boolean" if kind == FLAG else word
     return {"type": [word, "null"] if nullable else word}

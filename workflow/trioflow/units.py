@@ -27,11 +27,6 @@ def us_to_ns(time_us: float) -> int:
     return round(time_us * NS_PER_US)
 
 
-def s_to_us(time_s: float) -> float:
-    """Convert seconds [s] to microseconds [us], as trace viewers read them."""
-    return time_s * 1e6
-
-
 def format_time(time_s: float) -> str:
     """Write a time [s] with three significant digits and a readable unit."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

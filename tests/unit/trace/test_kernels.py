@@ -15,8 +15,14 @@ from trioflow.trace.kineto import (
 from trioflow.trace.timing import times_of_step
 
 
+def event(name, category, ts, dur, tid=1, **arguments):
+    return {
+        "ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur, "tid": tid, "args": arguments,
+    }  # fmt: skip
+
+
 def kernel(start, end):
-    return Event("k", "kernel", start, end, 7, None, None, None)
+    return Event("k", "kernel", start, end, 7, None, None)
 
 
 @pytest.mark.parametrize(
@@ -34,17 +40,6 @@ def test_overlapping_kernels_count_once(spans, busy):
 
 
 def test_kernels_go_to_the_operator_that_launched_them(tmp_path):
-    def event(name, category, ts, dur, tid=1, **arguments):
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": category,
-            "ts": ts,
-            "dur": dur,
-            "tid": tid,
-            "args": arguments,
-        }
-
     events = [
         event("trioflow: step", "user_annotation", 0, 100),
         event("aten::linear", "cpu_op", 1, 10),
@@ -72,17 +67,6 @@ def test_kernels_go_to_the_operator_that_launched_them(tmp_path):
 
 
 def test_backward_on_a_thread_of_its_own_belongs_to_the_step(tmp_path):
-    def event(name, category, ts, dur, tid):
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": category,
-            "ts": ts,
-            "dur": dur,
-            "tid": tid,
-            "args": {},
-        }
-
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
         event("aten::before", "cpu_op", -20, 5, 2),

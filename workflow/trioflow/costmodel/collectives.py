@@ -20,8 +20,9 @@ from trioflow.costmodel.message_curve import (
     fit_message_curve,
     left_out_errors,
 )
+from trioflow.costmodel.model_file import read_content
 from trioflow.errors import InputError, TableError
-from trioflow.provenance import read_json, stamp, write_json
+from trioflow.provenance import stamp, write_json
 from trioflow.tables import COLLECTIVE_SAMPLES
 
 KIND = "collective_cost_model"
@@ -320,33 +321,22 @@ def load_collective_model(path: str | Path) -> CollectiveCostModel:
     InputError
         When the file is missing, is not such a model, or is incomplete.
     """
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise InputError(
-            "not a collective cost model", file=path, fix="give a file of `collectives.json`"
-        )
-    if content.get("format") != FORMAT:
-        raise InputError(
-            f"format {content.get('format')!r} is not known",
-            file=path, place="format", fix="fit the model again with this version of trioflow",
-        )  # fmt: skip
-    try:
-        if content["interpolation"] not in INTERPOLATIONS:
-            raise ValueError(f"interpolation {content['interpolation']!r}")
-        return CollectiveCostModel(
-            platform=str(content["platform"]),
-            library=str(content["library"]),
-            interpolation=str(content["interpolation"]),
-            curves={
-                (str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry)
-                for entry in content["curves"]
-            },
-            comparison=_optional_numbers(content["comparison"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"incomplete or damaged ({error!r})", file=path, fix="fit the model again"
-        ) from None
+    return read_content(path, KIND, "a collective cost model", {"format": FORMAT}, _model_from_json)
+
+
+def _model_from_json(content: dict[str, Any]) -> CollectiveCostModel:
+    if content["interpolation"] not in INTERPOLATIONS:
+        raise ValueError(f"interpolation {content['interpolation']!r}")
+    return CollectiveCostModel(
+        platform=str(content["platform"]),
+        library=str(content["library"]),
+        interpolation=str(content["interpolation"]),
+        curves={
+            (str(entry["collective"]), int(entry["ranks"])): curve_from_json(entry)
+            for entry in content["curves"]
+        },
+        comparison=_optional_numbers(content["comparison"]),
+    )
 
 
 def _optional_numbers(content: Mapping[str, Any]) -> dict[str, float | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trioflow.costmodel.class_curves import ANY, ClassCurve, Key
 from trioflow.costmodel.curves import FORMS, Curve
@@ -17,6 +17,7 @@ from trioflow.provenance import read_json, stamp, write_json
 
 KIND = "operator_cost_model"
 FORMAT = 1
+Parsed = TypeVar("Parsed")
 
 
 class _Content(Protocol):
@@ -94,19 +95,46 @@ def read_model(path: str | Path) -> dict[str, Any]:
     InputError
         When the file is missing, is not such a model, or is incomplete.
     """
+    known = {"format": FORMAT, "features": list(FEATURES)}
+    return read_content(path, KIND, "an operator cost model", known, _fields)
+
+
+def read_content(
+    path: str | Path,
+    kind: str,
+    what: str,
+    known: Mapping[str, Any],
+    parse: Callable[[dict[str, Any]], Parsed],
+) -> Parsed:
+    """Read a model file of one kind.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    kind, what : str
+        Its ``kind`` entry, and what that is in words.
+    known : mapping
+        Entries that must have these values.
+    parse : callable
+        Makes the model of the content.
+
+    Raises
+    ------
+    InputError
+        When the file is missing, is of another kind or version, or is incomplete.
+    """
     content = read_json(path)
-    if not isinstance(content, dict) or content.get("kind") != KIND:
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        raise InputError(f"not {what}", file=path, fix="give a file that a fit wrote")
+    if any(content.get(key) != value for key, value in known.items()):
+        found = " with ".join(f"{key} {content.get(key)!r}" for key in known)
         raise InputError(
-            "not an operator cost model", file=path, fix="give a file that `fit` wrote"
-        )
-    if content.get("format") != FORMAT or content.get("features") != list(FEATURES):
-        raise InputError(
-            f"format {content.get('format')!r} with features {content.get('features')} is not known",
-            file=path,
+            f"{found} is not known", file=path, place=next(iter(known)),
             fix="fit the model again with this version of trioflow",
-        )
+        )  # fmt: skip
     try:
-        return _fields(content)
+        return parse(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"incomplete or damaged ({error!r})", file=path, fix="fit the model again"

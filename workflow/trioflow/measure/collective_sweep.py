@@ -82,29 +82,36 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     run = make_collective(name, size_bytes, device)
     count = repeats_of(size_bytes)
     if name == "send":
-        return _time_repeats(run, count) // 2
-    left = torch.randn(COMPUTE_SIZE, COMPUTE_SIZE, device=device)
-
-    def compute() -> None:
-        for _ in range(COMPUTE_REPEATS):
-            torch.mm(left, left)
+        return time_repeats(run, count, device) // 2
+    compute = make_compute(COMPUTE_REPEATS, device)
 
     def compute_and_run() -> None:
         compute()
         run()
 
-    alone = _time_repeats(compute, count, device)
-    both = _time_repeats(compute_and_run, count, device)
+    alone = time_repeats(compute, count, device)
+    both = time_repeats(compute_and_run, count, device)
     return max(both - alone, 1)
 
 
-def _time_repeats(run: Callable[[], None], count: int, device: torch.device | None = None) -> int:
-    """Return the mean time of some calls from a common start [ns]."""
+def make_compute(repeats: int, device: torch.device) -> Callable[[], None]:
+    """Return a function that computes some square matrix products."""
+    left = torch.randn(COMPUTE_SIZE, COMPUTE_SIZE, device=device)
+
+    def compute() -> None:
+        for _ in range(repeats):
+            torch.mm(left, left)
+
+    return compute
+
+
+def time_repeats(run: Callable[[], object], count: int, device: torch.device) -> int:
+    """Return the mean time of some calls from a common start [ns]; one before it is not timed."""
     run()
     dist.barrier()
     start = time.perf_counter_ns()
     for _ in range(count):
         run()
-    if device is not None and device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (time.perf_counter_ns() - start) // count

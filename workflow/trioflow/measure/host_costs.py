@@ -7,7 +7,6 @@ on a workload, so nothing that is judged enters.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -19,12 +18,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trioflow.measure.collective_sweep import make_collective, time_collective
+from trioflow.measure.collective_sweep import (
+    make_collective,
+    make_compute,
+    time_collective,
+    time_repeats,
+)
 from trioflow.trace.workloads import Workload
 from trioflow.units import ns_to_s
 
 WIDTH, TOKENS, REPEATS, LAYERS = 16, 4, 8, 8
 MICRO_BATCHES = 4
+OVERLAPPED_PRODUCTS = 12
+"""Matrix products beside the overlapped all-reduce: about as long as it takes."""
 
 
 class _Count(TorchDispatchMode):
@@ -37,15 +43,6 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.operators += 1
         return function(*args, **(kwargs or {}))
-
-
-def _time(run: Callable[[], object]) -> float:
-    """Return the mean time of a call over some repeats [s]."""
-    dist.barrier()
-    start = time.perf_counter_ns()
-    for _ in range(REPEATS):
-        run()
-    return ns_to_s((time.perf_counter_ns() - start) / REPEATS)
 
 
 class HostCosts:
@@ -73,7 +70,6 @@ class HostCosts:
         self.split = parallelize_module(self._model(), grid["tensor"], styles)
         self.wrapped = DistributedDataParallel(self._model())
         stage = nn.Sequential(nn.Linear(WIDTH, WIDTH, device=device))
-        self.stage_optimizer = workload.make_optimizer(stage.parameters())
         self.schedule = ScheduleGPipe(
             PipelineStage(stage, self.rank, self.world, device), MICRO_BATCHES, loss_fn=_mean
         )
@@ -86,16 +82,16 @@ class HostCosts:
 
     def sample(self) -> dict[str, float]:
         """Return one sample of every host cost on this rank [s]."""
-        tiny_s = _time(make_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
+        tiny_s = self._time(make_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
         send_s = ns_to_s(time_collective("send", TOKENS * WIDTH * 4, self.device))
         plain, split = self._phases(self.plain), self._phases(self.split)
         forward_s, backward_s = split[0] - plain[0], split[1] - plain[1]
-        update = [_time(optimizer.step) for optimizer in self.optimizers]
+        update = [self._time(optimizer.step) for optimizer in self.optimizers]
         with _Count() as counter:
             self.optimizers[0].step()
         wrapped = self._phases(self.wrapped)
         chunks = 2 * (MICRO_BATCHES + self.world - 1)
-        chunk_s = _time(self._pipeline) / chunks - send_s - sum(plain) / (2 * LAYERS)
+        chunk_s = self._time(self._pipeline) / chunks - send_s - sum(plain) / (2 * LAYERS)
         return {
             "tensor_parallel_forward_s": forward_s / (LAYERS / 2),
             "tensor_parallel_backward_s": backward_s / (LAYERS / 2),
@@ -104,10 +100,14 @@ class HostCosts:
             "data_parallel_step_s": sum(wrapped) - sum(plain) - tiny_s,
         }
 
+    def _time(self, run: Callable[[], object]) -> float:
+        """Return the mean time of a call over some repeats [s]."""
+        return ns_to_s(time_repeats(run, REPEATS, self.device))
+
     def _phases(self, model: nn.Module) -> tuple[float, float]:
         """Return the times of forward and backward, gradients already present [s]."""
-        forward_s = _time(lambda: model(self.inputs))
-        both_s = _time(lambda: model(self.inputs).sum().backward())
+        forward_s = self._time(lambda: model(self.inputs))
+        both_s = self._time(lambda: model(self.inputs).sum().backward())
         return forward_s, both_s - forward_s
 
     def _pipeline(self) -> None:
@@ -130,11 +130,7 @@ def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
     saved is taken relative to the shorter of the two.
     """
     buffer = torch.zeros(size_bytes // 4, device=device)
-    left = torch.zeros(512, 512, device=device)
-
-    def compute() -> None:
-        for _ in range(12):
-            torch.mm(left, left)
+    compute = make_compute(OVERLAPPED_PRODUCTS, device)
 
     def reduce() -> None:
         dist.all_reduce(buffer)
@@ -144,16 +140,5 @@ def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
         compute()
         work.wait()
 
-    times = []
-    for run in (compute, reduce, both):
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        dist.barrier()
-        start = time.perf_counter_ns()
-        for _ in range(2):
-            run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter_ns() - start)
-    return (times[0] + times[1] - times[2]) / max(min(times[:2]), 1)
+    alone, reduced, together = (time_repeats(run, 2, device) for run in (compute, reduce, both))
+    return (alone + reduced - together) / max(min(alone, reduced), 1)

@@ -94,18 +94,15 @@ def measure_workload(
     ranks = _check_plans(experiments, by_name)
     _check_devices(device, ranks)
     facts = read_json(partition)
-    job = {
+    job: dict[str, Any] = {
         "workload": dict(row),
         "experiments": [dict(e) for e in experiments],
         "plans": by_name,
-        "stages": facts["stages"],
-        "ranks": ranks,
         "device": device,
-        "seed": seed,
         "warm_up": warm_up,
         "rounds": rounds,
-        "traced_batches": [int(b) for b in facts["traced_steps_s"]],
-        "collectives": sweep_sizes(facts["parameter_bytes"]) if ranks > 1 else {},
+        "seed": seed,
+        **_plan_session(ranks, facts),
     }
     with exclusive_measurement("measure"), tempfile.TemporaryDirectory() as temporary:
         job["folder"] = temporary
@@ -113,6 +110,16 @@ def measure_workload(
         _run_ranks(ranks, Path(temporary))
         results = [read_json(Path(temporary) / f"result-{r}.json") for r in range(ranks)]
     _save(job, results, facts, Path(folder))
+
+
+def _plan_session(ranks: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the partition decides of a session: stages, traced batches, sweep."""
+    return {
+        "ranks": ranks,
+        "stages": facts["stages"],
+        "traced_batches": [int(b) for b in facts["traced_steps_s"]],
+        "collectives": sweep_sizes(facts["parameter_bytes"]) if ranks > 1 else {},
+    }
 
 
 def _ranks(plan: Mapping[str, Any]) -> int:

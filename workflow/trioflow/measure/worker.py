@@ -19,12 +19,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trioflow.measure.collective_sweep import time_collective
 from trioflow.measure.host_costs import HostCosts, sample_overlap
-from trioflow.measure.parallel_steps import Step, make_parallel_step, make_plain_step
+from trioflow.measure.parallel_steps import Step, make_parallel_step
 from trioflow.measure.rank_timeline import build_rank_timeline
 from trioflow.provenance import read_json, write_json
 from trioflow.trace.capture import device_name
 from trioflow.trace.kineto import STEP
 from trioflow.trace.rank_process import keep_freed_memory, pinned_to
+from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import build_workload
 
 
@@ -94,7 +95,7 @@ class RankSession:
         world, seed = self.job["ranks"], self.job["seed"]
         series: list[tuple[dict[str, Any], Step, range]] = []
         for traced in self.job["traced_batches"]:
-            plain = make_plain_step(self.workload, self.workload.model, traced, self.device, seed)
+            plain = TrainingStep(self.workload, self.workload.model, traced, self.device, seed)
             base = {"plan": "single", "batch": traced, "experiment": "", "ranks": 1}
             series.append(({**base, "series": "single"}, plain, range(1)))
             if world > 1:

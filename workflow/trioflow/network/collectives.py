@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.fair_share import compute_max_min_rates
 from trioflow.network.routing import Router
 
-COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send",
-)  # fmt: skip
 UNCALIBRATED = "uncalibrated"
 Bound = Literal["time_s", "low_s", "high_s"]
 _SUSPICIOUS = 2.0
@@ -106,10 +104,7 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
     _check_collective(collective)
     if ranks < 2:
         return 0.0
-    if collective in ("broadcast", "reduce", "send"):
-        return float(message_bytes)
-    passes = 2 if collective == "all_reduce" else 1
-    return passes * message_bytes * (ranks - 1) / ranks
+    return message_bytes * wire_factor(collective, ranks)
 
 
 def count_steps(collective: str, ranks: int) -> int:

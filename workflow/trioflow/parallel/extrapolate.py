@@ -87,21 +87,16 @@ def extrapolate(
     builder = ProgramBuilder(
         plan, trace.operators, times, float(trace.facts.get("tail_s", 0.0)), dict(host or {})
     )
-    builder.sharded_operators = {
-        i for i in split.split_operators if trace.operators.at[i, "phase"] == "optimizer"
-    }
+    builder.sharded_updates = split.sharded_updates
     cut = _choose_stages(trace, plan, stages)
     works = _Works(trace, plan, model, factor)
     builder.add_ranks(_build_stages(trace, plan, split, works, cut))
     rescaled = factor != 1.0 or plan.tensor > 1
     beyond = reference.batch != samples or works.extrapolated
-    step_s = float(times.device_s.sum() + times.host_s.sum()) * plan.micro_batches / plan.pipeline
-    upkeep = (
-        max(1 - works.spread_s[0] / plan.pipeline / step_s, 0.01),
-        1 + works.spread_s[1] / plan.pipeline / step_s,
-    )
     interval = combine_intervals(
-        repeat_interval(trace.facts), model.step_interval() if rescaled else (1.0, 1.0), upkeep
+        repeat_interval(trace.facts),
+        model.step_interval() if rescaled else (1.0, 1.0),
+        works.interval(float(times.device_s.sum() + times.host_s.sum())),
     )
     share = batch / int(given[0].facts["batch"]) / plan.ranks
     return builder.graph.build(
@@ -149,7 +144,7 @@ def extrapolate_experiment(
     """
     chosen = Plan(**plan)
     graph = extrapolate(
-        [load_trace(folder) for folder in trace_folders],
+        [load_trace(path) for path in trace_folders],
         chosen,
         load_operator_model(operator_model),
         batch=int(experiment["batch"]),
@@ -291,6 +286,18 @@ class _Works:
         self.predicted |= bool(sizes)
         self.extrapolated |= bool(predicted["extrapolated"].any())
         return float(predicted["time_s"].sum())
+
+    def interval(self, operators_s: float) -> tuple[float, float]:
+        """Return what the predicted upkeep adds to the interval of a stage's compute.
+
+        Parameters
+        ----------
+        operators_s : float
+            Time of all operators for one micro-batch [s].
+        """
+        step_s = operators_s * self.plan.micro_batches / self.plan.pipeline
+        below, above = (spread / self.plan.pipeline / step_s for spread in self.spread_s)
+        return max(1 - below, 0.01), 1 + above
 
     def _copy_s(self, bucket: Bucket, name: str) -> float:
         # Like an operator's table row, the target counts as read: a cache fetches it first.

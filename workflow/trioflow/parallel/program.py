@@ -85,7 +85,7 @@ class ProgramBuilder:
     ) -> None:  # fmt: skip
         self.plan, self.times, self.tail_s, self.host = plan, times, tail_s, host
         self.stages: list[StageWork] = []
-        self.sharded_operators: set[int] = set()
+        self.sharded_updates: set[int] = set()
         self.names = operators["name"].tolist()
         self.phases = operators["phase"].tolist()
         self.graph = TaskGraphBuilder()
@@ -208,18 +208,11 @@ class _Rank:
     def _run(self, op_id: int, micro_batch: int, phase: str) -> None:
         """Run one operator and the tensor-parallel all-reduce that follows it."""
         size = self.work.all_reduces.get(op_id)
-        split_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) if size else 0.0
-        self.operator(op_id, micro_batch, self.split_extra(op_id, phase, split_s))
+        dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) if size else 0.0
+        self.operator(op_id, micro_batch, dispatch_s)
         if size:
             key = ("tensor", self.data, self.pipeline, op_id, micro_batch)
             self.waits.append(self.collective("all_reduce", key, size, self.tensor_group, phase))
-
-    def split_extra(self, op_id: int, phase: str, split_s: float) -> float:
-        """Return the host time that dispatching on sharded parameters adds to an operator."""
-        if phase == "optimizer":
-            update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
-            return update_s if op_id in self.program.sharded_operators else 0.0
-        return split_s
 
     def backward(self, micro_batch: int) -> None:
         """Receive gradients, compute, hand over buckets, send gradients on."""
@@ -261,7 +254,9 @@ class _Rank:
         self.waits += self.reduced
         for index, return_s in enumerate(self.work.bucket_return_s):
             self.compute(f"copy from bucket {index}", return_s, "memcpy", phase="backward")
+        update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
         for op_id in self.work.optimizer:
-            self.operator(int(op_id), None, self.split_extra(int(op_id), "optimizer", 0.0))
+            sharded = int(op_id) in self.program.sharded_updates
+            self.operator(int(op_id), None, update_s if sharded else 0.0)
         if self.program.tail_s:
             self.compute("host: end of step", self.program.tail_s, "host")

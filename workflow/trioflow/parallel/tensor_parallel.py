@@ -34,13 +34,13 @@ class TensorSplit:
         A copy with the work of one shard.
     all_reduce_after : dict of int to list of int
         Operator to the tensors whose all-reduce follows it.
-    split_operators : set of int
-        Operators that the framework dispatches on sharded parameters.
+    sharded_updates : set of int
+        Optimizer operators that the framework dispatches on sharded parameters.
     """
 
     operators: pd.DataFrame
     all_reduce_after: dict[int, list[int]] = field(default_factory=dict)
-    split_operators: set[int] = field(default_factory=set)
+    sharded_updates: set[int] = field(default_factory=set)
 
 
 def kind_of_module(module: str, rules: Mapping[str, str]) -> str:
@@ -66,15 +66,13 @@ class _Splitter:
         self.storage = tensors["storage_id"].tolist()
         self.category = tensors["category"].tolist()
         self.size = tensor_bytes(trace)
-        self.shards: set[int] = set()
         self.kinds: dict[int, str] = {}
-        owner: dict[int, str] = {}
-        for entry in trace.facts.get("gradients", []):
-            for key in ("parameter_storage_id", "gradient_storage_id"):
-                if is_sharded(entry, rules):
-                    owner[int(entry[key])] = str(entry["name"])
-        owner.pop(-1, None)
-        self.shards |= set(owner)
+        self.shards = {
+            int(entry[key])
+            for entry in trace.facts.get("gradients", [])
+            if is_sharded(entry, rules)
+            for key in ("parameter_storage_id", "gradient_storage_id")
+        } - {-1}
 
     def visit(self, row: dict[str, Any]) -> str:
         """Return how one operator is affected: column, row, inside, update or nothing."""
@@ -113,9 +111,7 @@ class _Splitter:
         )
 
 
-def split_operators(
-    trace: Trace, degree: int, rules: Mapping[str, str] | None = None
-) -> TensorSplit:
+def split_operators(trace: Trace, degree: int) -> TensorSplit:
     """Return the operators of one tensor-parallel rank and its all-reduces.
 
     Parameters
@@ -124,18 +120,15 @@ def split_operators(
         Trace of the whole model on one rank.
     degree : int
         Ranks that share each split layer.
-    rules : mapping, optional
-        Module pattern to ``"column"`` or ``"row"``; the trace's own by default.
 
     Raises
     ------
     PlanError
         When the model has no layer to split.
     """
-    rules = dict(trace.facts.get("tensor_split", {})) if rules is None else rules
     if degree == 1:
         return TensorSplit(trace.operators.copy())
-    splitter = _Splitter(trace, rules)
+    splitter = _Splitter(trace, trace.facts.get("tensor_split", {}))
     frame = trace.operators.copy()
     split = TensorSplit(frame)
     backward_of_column: dict[int, tuple[int, list[int]]] = {}
@@ -143,11 +136,9 @@ def split_operators(
         op_id, kind = int(series["op_id"]), splitter.visit(series)
         if not kind:
             continue
-        if kind in ("column", "row"):
-            split.split_operators.add(op_id)
         _cut(frame, series, kind, splitter, degree)
         if kind == "update":
-            split.split_operators.add(op_id)
+            split.sharded_updates.add(op_id)
         elif kind == "row" and series["phase"] == "forward":
             split.all_reduce_after[op_id] = list(series["output_ids"][:1])
         elif kind == "column" and series["phase"] == "backward":

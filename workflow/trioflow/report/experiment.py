@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,27 +70,19 @@ def choose_anchor(session: Mapping[str, Any], metadata: Mapping[str, Any]) -> An
     """
     ranks, shares = int(metadata["ranks"]), metadata["trace_shares"]
 
-    def factors(find: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> Factors:
-        return {
-            phase: float(
-                sum(
-                    share * find(session["anchors"][batch])[phase]
-                    / metadata["traced_phases_s"][batch][phase]
-                    for batch, share in shares.items()
-                )
-            )
-            for phase in PHASES
-        }  # fmt: skip
+    traced, anchors = metadata["traced_phases_s"], session["anchors"]
 
-    quiet = factors(lambda anchor: anchor["single"])
+    def factors(found: Mapping[str, Mapping[str, float]]) -> Factors:
+        return {
+            phase: float(sum(shares[b] * found[b][phase] / traced[b][phase] for b in shares))
+            for phase in PHASES
+        }
+
+    quiet = factors({batch: anchors[batch]["single"] for batch in shares})
     if ranks == 1:
         return Anchor(quiet, [quiet])
-    return Anchor(quiet, [factors(partial(_busy_of, rank)) for rank in range(ranks)])
-
-
-def _busy_of(rank: int, anchor: Mapping[str, Any]) -> Mapping[str, float]:
-    busy: Mapping[str, float] = anchor["busy"][rank]
-    return busy
+    busy = [{batch: anchors[batch]["busy"][rank] for batch in shares} for rank in range(ranks)]
+    return Anchor(quiet, [factors(found) for found in busy])
 
 
 def apply_factors(graph: TaskGraph, factors: Sequence[Factors]) -> TaskGraph:

@@ -20,6 +20,7 @@ from trioflow.provenance import atomic_path, host_environment, stamp, write_json
 from trioflow.trace.exclusive import exclusive_measurement
 from trioflow.trace.kineto import MODULE, STEP
 from trioflow.trace.rank_process import keep_freed_memory, pinned_to
+from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import Workload, build_workload
 
 
@@ -44,25 +45,6 @@ def module_annotations(model: torch.nn.Module) -> Iterator[None]:
                 hooks.callback(module.register_forward_pre_hook(enter(path)).remove)
                 hooks.callback(module.register_forward_hook(leave).remove)
         yield
-
-
-def make_step(workload: Workload, batch: int, device: str, seed: int) -> Callable[[], None]:
-    """Return a function that runs one whole training step on synthetic data."""
-    model = workload.model.to(device)
-    inputs, targets = workload.make_batch(batch, seed, device)
-    optimizer = workload.make_optimizer(model.parameters())
-    mixed = str(workload.row.get("precision", "fp32")) == "bf16"
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
-            loss = workload.loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return step
 
 
 def _profile_steps(step: Callable[[], None], steps: int, path: Path, device: str) -> None:
@@ -200,7 +182,8 @@ def capture_workload(
         warnings.extend(keep_freed_memory())
         workload = build_workload(row, seed)
         model_facts = describe_model(workload)
-        step = make_step(workload, batch, device, seed)
+        place = torch.device(device)
+        step = TrainingStep(workload, workload.model.to(place), batch, place, seed)
         for _ in range(warm_up):
             step()
         times = [_time(step) for _ in range((timed_steps + 1) // 2)]
@@ -208,27 +191,31 @@ def capture_workload(
         _profile_steps(step, profiled_steps, folder / "kineto_steps.json.gz", device)
         times += [_time(step) for _ in range(timed_steps // 2)]
         _profile_with_tensors(step, workload.model, folder, device)
-    write_json(
-        folder / "environment.json",
-        {
-            **stamp(torch=str(torch.__version__), seed=seed),
-            "workload": str(row["workload"]),
-            "row": {key: str(value) for key, value in row.items()},
-            "batch": batch,
-            "device": device,
-            "device_name": device_name(device),
-            "precision": str(row.get("precision", "fp32")),
-            "optimizer": str(row["optimizer"]),
-            "core": core,
-            "threads": 1,
-            "warm_up": warm_up,
-            "step_times_s": times,
-            "step_time_s": statistics.median(times),
-            "host": host_environment(),
-            "warnings": warnings,
-            **model_facts,
-        },
-    )
+    facts = {
+        "batch": batch,
+        "device": device,
+        "core": core,
+        "warm_up": warm_up,
+        "step_times_s": times,
+        "warnings": warnings,
+    }
+    write_json(folder / "environment.json", _describe_capture(row, seed, facts) | model_facts)
+
+
+def _describe_capture(row: Mapping[str, Any], seed: int, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what was captured, where and with what, beside the facts of the run itself."""
+    return {
+        **stamp(torch=str(torch.__version__), seed=seed),
+        **facts,
+        "workload": str(row["workload"]),
+        "row": {key: str(value) for key, value in row.items()},
+        "device_name": device_name(facts["device"]),
+        "precision": str(row.get("precision", "fp32")),
+        "optimizer": str(row["optimizer"]),
+        "threads": 1,
+        "step_time_s": statistics.median(facts["step_times_s"]),
+        "host": host_environment(),
+    }
 
 
 def _time(step: Callable[[], None]) -> float:

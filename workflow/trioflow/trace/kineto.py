@@ -34,7 +34,6 @@ class Event:
     end_ns: int
     thread: int
     record_id: int | None
-    external_id: int | None
     sequence_number: int | None
     correlation: int | None = None
     children: list[Event] = field(default_factory=list)
@@ -95,7 +94,7 @@ def read_events(path: str | Path) -> list[Event]:
             events.append(
                 Event(
                     str(raw["name"]), str(raw["cat"]), us_to_ns(start), us_to_ns(start + duration),
-                    thread, arguments.get("Record function id"), arguments.get("External id"),
+                    thread, arguments.get("Record function id"),
                     arguments.get("Sequence number"),
                     arguments.get("correlation"),
                 )
