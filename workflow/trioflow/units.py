@@ -28,7 +28,10 @@ def us_to_ns(time_us: float) -> int:
 
 
 def format_time(time_s: float) -> str:
-    """Write a time [s] with three significant digits and a readable unit."""
+    """Write a time [s] with three significant digits and a readable unit; zero is ``0 s``."""
+    time_s = float(f"{time_s:.3g}")  # rounding up may reach the next unit
+    if not time_s:
+        return "0 s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(time_s) >= scale:
             return f"{time_s / scale:.3g} {unit}"

@@ -14,8 +14,8 @@ NOTHING = "\u2013"
 
 
 def write_time(time_s: float) -> str:
-    """Write a time [s] with three significant digits; zero and rounding up to the next unit included."""
-    return format_time(float(f"{time_s:.3g}")).replace(" us", " \u00b5s") if time_s else "0 s"
+    """Write a time [s] with three significant digits."""
+    return format_time(time_s).replace(" us", " \u00b5s")
 
 
 def write_percent(share: float | None, digits: int = 1) -> str:

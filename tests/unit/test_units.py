@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+from trioflow.units import format_bytes, format_count, format_time, ns_to_s, s_to_ns, us_to_ns
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [(0.0, "0 s"), (1.234, "1.23 s"), (0.99964, "1 s"), (0.0126, "12.6 ms"), (9.9996e-4, "1 ms"),
+     (3e-6, "3 us"), (-0.002, "-2 ms")],
+)  # fmt: skip
+def test_times_are_readable(time_s, text):
+    assert format_time(time_s) == text
+
+
+def test_sizes_and_counts_have_decimal_prefixes():
+    assert [format_bytes(b) for b in (12, 1_500, 25e6, 3e9)] == ["12 B", "1.5 kB", "25 MB", "3 GB"]
+    assert [format_count(c) for c in (5, 34.1e9)] == ["5 ", "34.1 G"]
+
+
+def test_conversions_round_trip():
+    assert s_to_ns(ns_to_s(1_234_567_891)) == 1_234_567_891
+    assert us_to_ns(0.5) == 500
