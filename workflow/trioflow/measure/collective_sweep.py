@@ -77,7 +77,9 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     collective is timed, and compute alone taken off. A send is timed as half
     of a round trip, without compute: its sender does not wait.
 
-    The first call after setting up is not timed.
+    The first call after setting up is not timed. A difference that noise makes
+    negative counts as 1 ns: it keeps its place below the median, which is all
+    that the fit takes, and is no time.
     """
     run = make_collective(name, size_bytes, device)
     count = repeats_of(size_bytes)
