@@ -105,6 +105,62 @@ def test_a_mistake_is_refused_with_place_value_and_fix(
         assert word in str(caught.value)
 
 
+HEADER = (
+    "workload family model batches image_size sequence hidden layers heads vocabulary causal"
+    " optimizer precision"
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "a transformers gpt2 8 - 128 - - - - - adamw-fused tf32",
+        "a transformers t5-small 8 - 128 - 2 - - - adam-foreach fp16",
+        "a user mine:make 8 - - - - - - - sgd fp32",
+        "a user mine:make 8 32 128 - 3 - - true sgd-fused bf16",
+    ],
+)
+def test_sizes_that_a_family_can_do_without_may_be_left_out(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "workloads.tsv"
+    path.write_text(f"{HEADER}\n{row}\n".replace(" ", "\t"))
+    (found,) = as_rows(load_workloads(path).values())
+    written = dict(zip(HEADER.split(), row.split(), strict=True))
+    for column, value in found.items():
+        assert (value is None) == (written[column] == "-"), column
+    Draft202012Validator(row_schema("workloads")).validate(json.loads(json.dumps(found)))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("a transformers gpt2 8 - - - - - - - sgd fp32", ["column sequence", "give the size"]),
+        ("a transformers gpt2 8 64 128 - - - - - sgd fp32", ["column image_size", "write -"]),
+        ("a transformers gpt2 8 - 128 64 - - - - sgd fp32", ["column hidden", "write -"]),
+        ("a torchvision vgg11 8 64 - - 3 - - - sgd fp32", ["column layers", "write -"]),
+        ("a user make 8 - - - - - - - sgd fp32", ["column model", "module:function"]),
+        ("a user a:b 8 - - - - - - - sgd-fast fp32", ["column optimizer", "sgd-foreach"]),
+        ("a user a:b 8 - - - - - - - sgd fp8", ["column precision", "fp32, tf32, bf16, fp16"]),
+    ],
+)
+def test_a_row_that_its_family_does_not_understand_is_refused(
+    tmp_path: Path, row: str, words: list[str]
+) -> None:
+    path = tmp_path / "workloads.tsv"
+    path.write_text(f"{HEADER}\n{row}\n".replace(" ", "\t"))
+    with pytest.raises(TableError) as caught:
+        load_workloads(path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_scaled_gradients_are_refused_in_a_pipeline(tmp_path: Path) -> None:
+    edited(tmp_path, "workloads", "true\tadamw\tfp32", "true\tadamw\tfp16")
+    with pytest.raises(
+        TableError, match="gradients \\(fp16\\), which is not measured in a pipeline"
+    ):
+        load_all(tmp_path)
+
+
 def test_a_missing_table_and_an_empty_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"plans\.tsv: not a readable table"):
         load_plans(tmp_path / "plans.tsv")

@@ -15,12 +15,14 @@ from typing import Any, TypeVar, get_type_hints
 
 from jsonschema import Draft202012Validator
 
+from trioflow import workload_words
 from trioflow.errors import TableError
 from trioflow.settings import NAME, describe_problem, suggest_name
 from trioflow.units import BYTES_PER_MIB
 
-NOTHING = ("", "-")
-"""Cells that mean: does not apply to this row."""
+NOTHING, SIZES = workload_words.NOTHING, workload_words.SIZES
+FAMILIES = workload_words.FAMILIES
+PRECISIONS, OPTIMIZERS = workload_words.PRECISIONS, workload_words.OPTIMIZERS
 
 _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -28,9 +30,10 @@ _TYPES: dict[Any, dict[str, Any]] = {
     int | None: {"type": ["integer", "null"]},
     bool | None: {"type": ["boolean", "null"]},
     tuple[int, ...]: {"type": "array", "items": {"type": "integer", "minimum": 1}},
+    tuple[str, ...]: {"type": "array", "items": {"type": "string", "minLength": 1}},
 }
 _WORDS = {"true": True, "false": False}
-Row = TypeVar("Row", bound="Workload | Plan | Experiment")
+Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import")
 
 
 def _cell(meaning: str, **limits: Any) -> Any:
@@ -44,24 +47,39 @@ class Workload:
 
     workload: str = _cell("name of the workload", pattern=NAME)
     family: str = _cell(
-        "torchvision (a CNN of torchvision) or transformer (built from the sizes in this row)",
-        enum=["torchvision", "transformer"],
+        "torchvision (a CNN of torchvision), transformer (built from the sizes in this row),"
+        " transformers (a published configuration of the library transformers)"
+        " or user (a function of yours)",
+        enum=list(FAMILIES),
     )
-    model: str = _cell("model of the family: resnet18, vgg11; for a transformer what it resembles")
+    model: str = _cell(
+        "model of the family: resnet18, vgg11; gpt2, bert-base; for transformer what it resembles;"
+        " for user module:function"
+    )
     batches: tuple[int, ...] = _cell(
         "batch sizes to capture, comma between; experiments extrapolate from the first,"
         " the cost model is fitted on all",
         minItems=1, uniqueItems=True,
     )  # fmt: skip
     image_size: int | None = _cell("height and width of an image [pixels]", minimum=1)
-    sequence: int | None = _cell("tokens of one sample", minimum=1)
+    sequence: int | None = _cell(
+        "tokens of one sample; an encoder-decoder model reads and predicts as many", minimum=1
+    )
     hidden: int | None = _cell("width of the residual stream", minimum=1)
-    layers: int | None = _cell("transformer blocks", minimum=1)
+    layers: int | None = _cell(
+        "transformer blocks; for transformers instead of the published depth", minimum=1
+    )
     heads: int | None = _cell("attention heads of a block", minimum=1)
     vocabulary: int | None = _cell("distinct tokens", minimum=1)
     causal: bool | None = _cell("true: attention looks back only (GPT); false: both ways (BERT)")
-    optimizer: str = _cell("optimizer of the step", enum=["sgd", "adamw"])
-    precision: str = _cell("precision of the step", enum=["fp32", "bf16"])
+    optimizer: str = _cell(
+        "optimizer of the step; without -foreach or -fused PyTorch chooses how it runs",
+        enum=list(OPTIMIZERS),
+    )
+    precision: str = _cell(
+        "precision of the step: fp32 without TF32, tf32, or bf16 or fp16 by autocast",
+        enum=list(PRECISIONS),
+    )
 
     @property
     def traces(self) -> tuple[str, ...]:
@@ -103,14 +121,28 @@ class Experiment:
     batch: int = _cell("samples of the whole step, all ranks together", minimum=1)
 
 
-TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment]] = {
-    "workloads": Workload, "plans": Plan, "experiments": Experiment,
-}  # fmt: skip
+@dataclass(frozen=True)
+class Import:
+    """One row of ``imports.tsv``: a trace made from public files."""
 
-_SIZES = {
-    "torchvision": ("image_size",),
-    "transformer": ("sequence", "hidden", "layers", "heads", "vocabulary", "causal"),
-}
+    trace: str = _cell("name of the trace", pattern=NAME)
+    files: tuple[str, ...] = _cell(
+        "files of workflow/resources/datasets.yaml that it is made from, comma between; the first"
+        " is what is read, with the second where the format has two",
+        minItems=1, uniqueItems=True,
+    )  # fmt: skip
+    format: str = _cell("format of the files", enum=["kineto", "triosim", "neusight", "chakra"])
+    gpu: str = _cell("traced device, where the files do not say it")
+    batch: int | None = _cell("samples of the step, where the files do not say it", minimum=1)
+    precision: str = _cell(
+        "precision of the step, where the files do not say it", enum=["-", *PRECISIONS]
+    )
+    optimizer: str = _cell("optimizer of the step, where the files do not say it")
+
+
+TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import]] = {
+    "workloads": Workload, "plans": Plan, "experiments": Experiment, "imports": Import,
+}  # fmt: skip
 
 
 def row_schema(name: str) -> dict[str, Any]:
@@ -141,19 +173,25 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
     """
     rows = _load(path, "workloads", Workload)
     for place, row in rows:
-        for family, columns in _SIZES.items():
-            for column in columns:
-                value = getattr(row, column)
-                if (value is None) == (family == row.family):
-                    raise TableError(
-                        f"{'nothing' if value is None else repr(value)} found for the family {row.family}",
-                        file=path, place=f"{place}, column {column}",
-                        fix="give the size" if value is None else "write -",
-                    )  # fmt: skip
+        needed, possible = FAMILIES[row.family]
+        for column in SIZES:
+            value = getattr(row, column)
+            missing = value is None and column in needed
+            if missing or (value is not None and column not in (*needed, *possible)):
+                raise TableError(
+                    f"{'nothing' if missing else repr(value)} found for the family {row.family}",
+                    file=path, place=f"{place}, column {column}",
+                    fix="give the size" if missing else "write -",
+                )  # fmt: skip
         if row.hidden and row.heads and row.hidden % row.heads:
             raise TableError(
                 f"{row.heads} heads do not divide hidden {row.hidden}",
                 file=path, place=f"{place}, column heads", fix="use a divisor of hidden",
+            )  # fmt: skip
+        if row.family == "user" and ":" not in row.model:
+            raise TableError(
+                f"{row.model!r} is not module:function",
+                file=path, place=f"{place}, column model", fix="write for example my_models:make_model",
             )  # fmt: skip
     return _by_name(rows)
 
@@ -207,9 +245,9 @@ def load_experiments(
     ------
     TableError
         When a cell is wrong, a workload or a plan is unknown, the batch does
-        not divide over the replicas and micro-batches, or a tensor-parallel
-        plan meets a model without a split, or a single rank runs a batch that
-        is captured: its prediction would be its own measurement.
+        not divide over the replicas and micro-batches, or a plan cannot be
+        measured for the workload's family or precision, or a single rank runs
+        a batch that is captured: its prediction would be its own measurement.
     """
     rows = _load(path, "experiments", Experiment)
     for place, row in rows:
@@ -220,28 +258,51 @@ def load_experiments(
                     f"unknown {column} {value!r}", file=path, place=f"{place}, column {column}",
                     fix=suggest_name(value, known),
                 )  # fmt: skip
-        plan = plans[row.plan]
-        pieces = plan.data * plan.micro_batches
-        if row.batch % pieces:
-            raise TableError(
-                f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas"
-                f" times {plan.micro_batches} micro-batches, of the plan {row.plan}",
-                file=path, place=f"{place}, column batch", fix=f"use a multiple of {pieces}",
-            )  # fmt: skip
-        if plan.ranks == 1 and row.batch in workloads[row.workload].batches:
-            raise TableError(
-                f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
-                file=path, place=f"{place}, column batch", fix="use a batch that is not captured",
-            )  # fmt: skip
-        if plan.tensor > 1 and workloads[row.workload].family != "transformer":
-            raise TableError(
-                f"the plan {row.plan} splits transformer blocks and {row.workload} has none",
-                file=path, place=f"{place}, column plan", fix="choose another plan or a transformer",
-            )  # fmt: skip
+        _check_plan(row, plans[row.plan], workloads[row.workload], path, place)
     return _by_name(rows)
 
 
-def as_rows(rows: Iterable[Workload | Plan | Experiment]) -> list[dict[str, Any]]:
+def _check_plan(
+    row: Experiment, plan: Plan, workload: Workload, path: str | Path, place: str
+) -> None:
+    """Refuse an experiment whose plan fits neither its batch nor its workload."""
+    pieces = plan.data * plan.micro_batches
+    if row.batch % pieces:
+        raise TableError(
+            f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas"
+            f" times {plan.micro_batches} micro-batches, of the plan {row.plan}",
+            file=path, place=f"{place}, column batch", fix=f"use a multiple of {pieces}",
+        )  # fmt: skip
+    if plan.ranks == 1 and row.batch in workload.batches:
+        raise TableError(
+            f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
+            file=path, place=f"{place}, column batch", fix="use a batch that is not captured",
+        )  # fmt: skip
+    if plan.tensor > 1 and workload.family != "transformer":
+        raise TableError(
+            f"the plan {row.plan} splits transformer blocks, which is measured for the family"
+            f" transformer and not for {row.workload}, {workload.family}",
+            file=path, place=f"{place}, column plan", fix="choose another plan or a transformer",
+        )  # fmt: skip
+    if plan.pipeline > 1 and workload.precision == "fp16":
+        raise TableError(
+            f"{row.workload} scales its gradients (fp16), which is not measured in a pipeline",
+            file=path, place=f"{place}, column plan", fix="choose another plan or bf16",
+        )  # fmt: skip
+
+
+def load_imports(path: str | Path) -> dict[str, Import]:
+    """Read ``imports.tsv`` into rows by name.
+
+    Raises
+    ------
+    TableError
+        When a cell is wrong.
+    """
+    return _by_name(_load(path, "imports", Import))
+
+
+def as_rows(rows: Iterable[Workload | Plan | Experiment | Import]) -> list[dict[str, Any]]:
     """Return rows as plain dictionaries, for parameters of a job and for JSON."""
     return [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(r).items()} for r in rows]
 
@@ -253,7 +314,7 @@ def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[s
     result: list[tuple[str, Row]] = []
     for place, cells in _read_cells(path, list(schema["properties"])):
         values: dict[str, Any] = {
-            column: _parse(cells[column], entry["type"])
+            column: _parse(cells[column], entry["type"], entry.get("items", {}).get("type", ""))
             for column, entry in schema["properties"].items()
         }
         for error in sorted(validator.iter_errors(values), key=lambda e: str(e.absolute_path)):
@@ -311,7 +372,7 @@ def _read_cells(path: str | Path, columns: list[str]) -> list[tuple[str, dict[st
     return result
 
 
-def _parse(text: str, kind: str | list[str]) -> Any:
+def _parse(text: str, kind: str | list[str], items: str = "") -> Any:
     """Turn a cell into the schema's type; what cannot be turned stays text and is refused later."""
     if kind == "string":
         return text
@@ -322,7 +383,7 @@ def _parse(text: str, kind: str | list[str]) -> Any:
     if kind == "boolean":
         return _WORDS.get(text.lower(), text)
     if kind == "array":
-        return [_parse(part.strip(), "integer") for part in text.split(",")]
+        return [_parse(part.strip(), items) for part in text.split(",")]
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() else text
 

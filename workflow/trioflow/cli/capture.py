@@ -1,4 +1,4 @@
-"""``trioflow capture`` and ``trioflow import``: from a running model or a raw profile to a trace."""
+"""``trioflow capture``: from a running model, or one without data, to a trace."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import InputError
-from trioflow.experiments import load_workloads
-from trioflow.trace.merge import merge_trace, merge_trace_folder
-from trioflow.trace.store import save_trace
+from trioflow.experiments import Workload, load_workloads
+from trioflow.trace.catalog import CATALOG, change_workload, find_workload, name_user_model
+from trioflow.trace.merge import merge_trace
+from trioflow.trace.repeat import repeat_layers
+from trioflow.trace.store import Trace, save_trace
+from trioflow.trace.summary import describe_step, summarise_trace
 
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
+CAPTURED_BLOCKS = 2
+"""Blocks that are captured of a model whose depth ``--layers`` gives; the last one is repeated."""
 OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 
@@ -25,43 +30,58 @@ def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     InputError
         When the table has no such row, or a change does not fit it.
     """
-    table = options.workloads or (OWN_WORKLOADS if OWN_WORKLOADS.exists() else SHIPPED_WORKLOADS)
-    rows = load_workloads(table)
-    if options.workload not in rows:
+    keys = ("layers", "sequence", "precision", "optimizer")
+    changes = {key: getattr(options, key, None) for key in keys}
+    if ":" in options.workload:
+        chosen = name_user_model(options.workload, options.batch)
+        return asdict(change_workload(chosen, changes))
+    if options.workloads == CATALOG.stem:
+        tables = [CATALOG]
+    else:
+        own = options.workloads or (OWN_WORKLOADS if OWN_WORKLOADS.exists() else None)
+        # A project's own row wins over the catalogue's; the shipped example's does not.
+        tables = [Path(own), CATALOG] if own else [CATALOG, SHIPPED_WORKLOADS]
+    rows: dict[str, Workload] = {}
+    for table in reversed(tables):
+        rows |= load_workloads(table)
+    row = find_workload(rows, options.workload)
+    if row is None:
         raise InputError(
-            f"no workload {options.workload!r}", file=table,
-            fix=f"use one of {', '.join(rows)}, or add a row and give the table with --workloads",
+            f"no workload {options.workload!r}", file=tables[0],
+            fix=f"use one of {', '.join(rows)}, a function of yours as module:function,"
+            " or add a row and give the table with --workloads",
         )  # fmt: skip
-    row = asdict(rows[options.workload])
-    for key in ("sequence", "precision", "optimizer"):
-        value = getattr(options, key)
-        if value is not None:
-            if row[key] is None:
-                raise InputError(f"--{key}: workload {options.workload} has none")
-            row[key] = value
-    return row
+    return asdict(change_workload(row, changes))
 
 
 def run_capture(options: argparse.Namespace) -> None:
     """Capture a training step and write it as a trace, the raw profile beside it."""
+    depth = options.layers
+    if depth is not None:
+        options.layers = min(depth, CAPTURED_BLOCKS)
     row = choose_workload(options)
+    folder = Path(options.output)
+    print(f"capturing {row['workload']} at batch {options.batch} ...", file=sys.stderr)
+    trace = _capture(row, options.batch, options.device, folder / "raw")
+    if depth is not None and depth > CAPTURED_BLOCKS:
+        trace = repeat_layers(trace, depth)
+    save_trace(trace, folder)
+    step = describe_step(summarise_trace(trace, folder.name))
+    print(f"{len(trace.operators)} operators; step: {step}\nwritten: {folder}")
+    print(f"next: trioflow show {folder}")
+
+
+def _capture(row: dict[str, Any], batch: int, device: str, raw: Path) -> Trace:
+    """Return the trace of a step that ran, or of one on tensors without data."""
     try:
+        if device == "meta":
+            from trioflow.trace.meta import capture_meta
+
+            return capture_meta(row, batch)
         from trioflow.trace.capture import capture_workload
     except ImportError as error:
         raise InputError(
             f"capture needs PyTorch ({error})", fix="install it: pip install 'trioflow[capture]'"
         ) from None
-    folder = Path(options.output)
-    print(f"capturing {row['workload']} at batch {options.batch} ...", file=sys.stderr)
-    capture_workload(row, options.batch, folder / "raw", device=options.device)
-    trace = merge_trace(folder / "raw")
-    save_trace(trace, folder)
-    step_ms = trace.facts["step_time_s"] * 1e3
-    print(f"{len(trace.operators)} operators, step {step_ms:.1f} ms; written: {folder}")
-    print(f"next: trioflow show {folder}")
-
-
-def run_import(options: argparse.Namespace) -> None:
-    """Merge a raw profile into a trace."""
-    merge_trace_folder(options.source, options.output)
-    print(f"written: {options.output}\nnext: trioflow show {options.output}")
+    capture_workload(row, batch, raw, device=device)
+    return merge_trace(raw)

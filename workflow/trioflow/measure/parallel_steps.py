@@ -108,11 +108,10 @@ def _make_pipeline_step(
     optimizer = workload.make_optimizer(module.parameters())
     stage = PipelineStage(module, rank, count, device)
     schedule = ScheduleGPipe(stage, int(plan["micro_batches"]), loss_fn=workload.loss)
-    mixed = str(workload.row.get("precision", "fp32")) == "bf16"
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
+        with workload.precision.arithmetic(), workload.precision.forward(device):
             if rank == 0:
                 schedule.step(inputs)
             elif rank == count - 1:

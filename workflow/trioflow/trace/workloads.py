@@ -1,11 +1,13 @@
 """Workloads that can be captured and measured: model, data, loss, optimizer.
 
-Everything is built from a configuration row with a seed; nothing is downloaded.
+This is the door: a row of a table goes in, a `Workload` comes out. Everything
+is built from the row with a seed; nothing is downloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from trioflow.errors import InputError
-from trioflow.trace.torchvision_compat import import_torchvision_models
+from trioflow.trace.optimizers import check_optimizer, make_optimizer
+from trioflow.trace.precision import Precision, choose_precision
+from trioflow.trace.recipe import (
+    Inputs,
+    Recipe,
+    make_tokens,
+    mean_cross_entropy,
+    need_flag,
+    need_size,
+)
+from trioflow.trace.torchvision_models import FUNCTIONS, build_torchvision
 from trioflow.trace.transformer import Transformer, TransformerSizes
-
-CLASSES = 1000
-"""Classes of an image classifier, as in ImageNet."""
+from trioflow.trace.transformers_models import build_transformers
+from trioflow.trace.user_model import build_user_model
+from trioflow.workload_words import FAMILIES
 
 _TRANSFORMER_SPLIT = {
     "blocks.*.attention.qkv": "column",
@@ -35,128 +47,125 @@ class Workload:
     ----------
     name : str
         Name of the configuration row.
-    model : Module
-        Whole model on the CPU, in training mode.
-    units : dict of str to list of str
-        Consecutive pieces a pipeline can be cut between: unit name to the
-        modules that it runs in order; ``"<flatten>"`` is a plain flatten.
-    tensor_split : dict of str to str
-        Module pattern to ``"column"`` or ``"row"``: the Megatron split.
+    row : mapping
+        The row itself.
+    precision : Precision
+        Number formats of the step.
+    recipe : Recipe
+        What its family made of the row.
     """
 
     name: str
     row: Mapping[str, Any]
-    model: nn.Module
-    units: dict[str, list[str]]
-    tensor_split: dict[str, str]
+    precision: Precision
+    recipe: Recipe
 
-    def make_batch(self, batch: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-        """Return synthetic inputs and targets for ``batch`` samples."""
-        generator = torch.Generator().manual_seed(seed)
-        if self.row["family"] == "torchvision":
-            size = int(self.row["image_size"])
-            inputs = torch.randn(batch, 3, size, size, generator=generator)
-            targets = torch.randint(CLASSES, (batch,), generator=generator)
-        else:
-            shape = (batch, int(self.row["sequence"]))
-            inputs = torch.randint(int(self.row["vocabulary"]), shape, generator=generator)
-            targets = torch.randint(int(self.row["vocabulary"]), shape, generator=generator)
-        return inputs.to(device), targets.to(device)
+    @property
+    def model(self) -> nn.Module:
+        """Whole model, in training mode; on the CPU unless it was built elsewhere."""
+        return self.recipe.model
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of outputs [..., classes] against targets [...]."""
-        return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    @property
+    def units(self) -> dict[str, list[str]]:
+        """Consecutive pieces that a pipeline can be cut between, with the modules each runs.
+
+        Words in angle brackets, such as ``"<flatten>"``, are functions between
+        modules. Empty for a model that is no chain.
+        """
+        return self.recipe.units
+
+    @property
+    def tensor_split(self) -> dict[str, str]:
+        """Module pattern to ``"column"`` or ``"row"``: the Megatron split."""
+        return self.recipe.tensor_split
+
+    def make_batch(self, batch: int, seed: int, device: str = "cpu") -> tuple[Inputs, Any]:
+        """Return synthetic inputs and targets for ``batch`` samples; on ``meta`` shapes only.
+
+        Inputs that are a tuple are the model's arguments, those that are a dict
+        its named ones: see `trioflow.trace.training_step.call_model`.
+        """
+        return self.recipe.make_batch(batch, seed, device)
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the loss of outputs against targets, one number."""
+        return self.recipe.loss(outputs, targets)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the row's optimizer over some parameters."""
-        if self.row["optimizer"] == "adamw":
-            return torch.optim.AdamW(parameters, lr=1e-4)
-        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+        return make_optimizer(str(self.row["optimizer"]), parameters)
 
     def make_stage(self, unit_names: Iterable[str]) -> nn.Sequential:
         """Return the modules of some consecutive units as one pipeline stage."""
         stage = nn.Sequential()
         for unit in unit_names:
+            if self.recipe.make_unit:
+                stage.add_module(unit.replace(".", "_"), self.recipe.make_unit(unit))
+                continue
             for path in self.units[unit]:
-                module = nn.Flatten(1) if path == "<flatten>" else self.model.get_submodule(path)
+                function = FUNCTIONS.get(path)
+                module = function() if function else self.model.get_submodule(path)
                 stage.add_module(path.replace(".", "_"), module)
         return stage
 
 
-def build_workload(row: Mapping[str, Any], seed: int = 0) -> Workload:
+def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = None) -> Workload:
     """Build a workload from its configuration row.
 
     Parameters
     ----------
     row : mapping
-        A row of ``config/workloads.tsv``: ``workload``, ``family``, ``model``,
-        sizes, ``optimizer`` and ``precision``.
+        A row of ``config/workloads.tsv`` or of the shipped catalogue:
+        ``workload``, ``family``, ``model``, sizes, ``optimizer`` and
+        ``precision``. Text in place of numbers is understood.
     seed : int
         Seed of the initial weights.
+    device : str, optional
+        Where the weights are made; ``meta`` for shapes without memory. By
+        default where PyTorch makes tensors, which is the CPU.
 
     Raises
     ------
     InputError
-        When the family or the model is unknown, or a size does not fit.
+        When the family, the model, the optimizer or the precision is unknown,
+        or a size is missing or does not fit.
     """
-    torch.manual_seed(seed)
     name, family = str(row["workload"]), str(row["family"])
-    if str(row["optimizer"]) not in ("sgd", "adamw"):
+    if family not in FAMILIES:
         raise InputError(
-            f"workload {name}: unknown optimizer {row['optimizer']!r}", fix="use sgd or adamw"
+            f"workload {name}: unknown family {family!r}", fix=f"use one of {', '.join(FAMILIES)}"
         )
-    if str(row.get("precision", "fp32")) not in ("fp32", "bf16"):
-        raise InputError(
-            f"workload {name}: unknown precision {row['precision']!r}", fix="use fp32 or bf16"
-        )
-    if family == "transformer":
-        return _build_transformer(name, row)
-    if family == "torchvision":
-        return _build_torchvision(name, row)
-    raise InputError(
-        f"workload {name}: unknown family {family!r}", fix="use torchvision or transformer"
-    )
+    check_optimizer(str(row["optimizer"]), name)
+    precision = choose_precision(str(row.get("precision") or "fp32"), name)
+    torch.manual_seed(seed)
+    with torch.device(device) if device else nullcontext():
+        recipe = _BUILDERS[family](row)
+    return Workload(name, row, precision, recipe)
 
 
-def _build_transformer(name: str, row: Mapping[str, Any]) -> Workload:
-    numbers = {k: int(row[k]) for k in ("hidden", "layers", "heads", "vocabulary", "sequence")}
+def _build_transformer(row: Mapping[str, Any]) -> Recipe:
+    numbers = {
+        k: need_size(row, k) for k in ("hidden", "layers", "heads", "vocabulary", "sequence")
+    }
     if numbers["hidden"] % numbers["heads"]:
         raise InputError(
-            f"workload {name}: hidden {numbers['hidden']} is not a multiple of heads {numbers['heads']}"
+            f"workload {row['workload']}: hidden {numbers['hidden']} is not a multiple of heads {numbers['heads']}"
         )
-    sizes = TransformerSizes(**numbers, causal=str(row["causal"]).lower() in ("true", "1", "yes"))
+    sizes = TransformerSizes(**numbers, causal=need_flag(row, "causal"))
     units = {"embedding": ["embedding"]}
     units |= {f"blocks.{i}": [f"blocks.{i}"] for i in range(sizes.layers)}
     units["head"] = ["head"]
-    return Workload(name, row, Transformer(sizes).train(), units, dict(_TRANSFORMER_SPLIT))
+
+    def make_batch(batch: int, seed: int, device: str) -> tuple[Inputs, Any]:
+        return make_tokens(batch, sizes.sequence, sizes.vocabulary, seed, device)
+
+    model = Transformer(sizes).train()
+    return Recipe(model, make_batch, mean_cross_entropy, units, dict(_TRANSFORMER_SPLIT))
 
 
-def _build_torchvision(name: str, row: Mapping[str, Any]) -> Workload:
-    models, chosen = import_torchvision_models(), str(row["model"])
-    known = [m for m in models.list_models(module=models) if m.startswith(("resnet", "vgg"))]
-    if chosen not in known:
-        raise InputError(
-            f"workload {name}: unknown torchvision model {chosen!r}",
-            fix=f"use one of {', '.join(known)}",
-        )
-    model: nn.Module = models.get_model(chosen, weights=None, num_classes=CLASSES).train()
-    units: dict[str, list[str]] = {}
-    if chosen.startswith("resnet"):
-        units["stem"] = ["conv1", "bn1", "relu", "maxpool"]
-        for layer in ("layer1", "layer2", "layer3", "layer4"):
-            blocks = model.get_submodule(layer)
-            units |= {f"{layer}.{i}": [f"{layer}.{i}"] for i, _ in blocks.named_children()}
-        units["head"] = ["avgpool", "<flatten>", "fc"]
-    else:
-        paths = [f"features.{i}" for i, _ in model.get_submodule("features").named_children()]
-        paths += ["avgpool", "<flatten>"]
-        paths += [f"classifier.{i}" for i, _ in model.get_submodule("classifier").named_children()]
-        # A unit ends where a convolution or a linear layer begins the next one.
-        for path in paths:
-            heavy = path != "<flatten>" and any(
-                True for _ in model.get_submodule(path).parameters()
-            )
-            if heavy or not units:
-                units[path] = []
-            units[list(units)[-1]].append(path)
-    return Workload(name, row, model, units, {})
+_BUILDERS: dict[str, Callable[[Mapping[str, Any]], Recipe]] = {
+    "torchvision": build_torchvision,
+    "transformer": _build_transformer,
+    "transformers": build_transformers,
+    "user": build_user_model,
+}

@@ -1,0 +1,53 @@
+"""Optimizers by name, each as PyTorch chooses to run it or as one says.
+
+``adamw`` leaves the implementation to PyTorch (on a GPU one call over many
+tensors, on a CPU a loop over parameters); ``adamw-foreach`` and
+``adamw-fused`` insist on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trioflow.errors import InputError
+from trioflow.workload_words import OPTIMIZERS
+
+
+def check_optimizer(name: str, workload: str) -> str:
+    """Return an optimizer's name if it is known.
+
+    Raises
+    ------
+    InputError
+        When it is not.
+    """
+    if name not in OPTIMIZERS:
+        raise InputError(
+            f"workload {workload}: unknown optimizer {name!r}",
+            fix=f"use one of {', '.join(OPTIMIZERS)}",
+        )
+    return name
+
+
+def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimizer over some parameters.
+
+    Learning rates are small: the data are random, and only the work matters.
+
+    Parameters
+    ----------
+    name : str
+        One of `trioflow.experiments.OPTIMIZERS`.
+    parameters : iterable of Parameter
+        What it updates.
+    """
+    algorithm, _, variant = name.partition("-")
+    flags: dict[str, Any] = {variant: True} if variant else {}
+    if algorithm == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **flags)
+    kind = torch.optim.Adam if algorithm == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=1e-4, **flags)

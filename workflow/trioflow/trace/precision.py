@@ -1,0 +1,105 @@
+"""The number formats of a training step, switched on inside it and nowhere else.
+
+fp32 is strict: TF32 is off for matrix products and for cuDNN, where PyTorch's
+default leaves it on for convolutions. tf32 switches it on for both; it is
+nothing on a CPU. bf16 and fp16 are autocast: weights stay in single
+precision, and what autocast leaves in single precision is computed strictly.
+fp16 also scales the loss, as its small gradients would vanish otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trioflow.errors import InputError
+from trioflow.workload_words import PRECISIONS
+
+INITIAL_SCALE = 128.0
+"""What fp16's loss is multiplied with at first.
+
+PyTorch's own 65536 overflows in the first steps and halves until it does not;
+meanwhile the optimizer is skipped, and no captured step may be one of those. ResNet-50
+with random weights needed 512. The value costs no time.
+"""
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One of `trioflow.experiments.PRECISIONS`, and what it switches on."""
+
+    name: str
+
+    def forward(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context of forward and loss: autocast, or nothing."""
+        kind = _AUTOCAST.get(self.name)
+        context: AbstractContextManager[Any] = torch.autocast(
+            device.type, dtype=kind or torch.bfloat16, enabled=kind is not None
+        )
+        return context
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Return the context of a whole step: what single precision means in it."""
+        return single_precision("tf32" if self.name == "tf32" else "ieee")
+
+    def make_scaler(self, device: torch.device) -> torch.amp.GradScaler:
+        """Return the gradient scaler; for anything but fp16 one that does nothing."""
+        return torch.amp.GradScaler(
+            device.type, init_scale=INITIAL_SCALE, enabled=self.name == "fp16"
+        )
+
+
+def choose_precision(name: str, workload: str) -> Precision:
+    """Return a precision by name.
+
+    Raises
+    ------
+    InputError
+        When there is none of this name.
+    """
+    if name not in PRECISIONS:
+        raise InputError(
+            f"workload {workload}: unknown precision {name!r}",
+            fix=f"use one of {', '.join(PRECISIONS)}",
+        )
+    return Precision(name)
+
+
+@contextmanager
+def single_precision(kind: str) -> Iterator[None]:
+    """Let single precision mean ``"ieee"`` or ``"tf32"`` on a GPU; put back what was before.
+
+    On a CPU it always means ``"ieee"``: no faster format replaces it unasked.
+    """
+    switches = _switches(kind)
+    before = [getattr(holder, name) for holder, name, _ in switches]
+    try:
+        for holder, name, value in switches:
+            setattr(holder, name, value)
+        yield
+    finally:
+        for (holder, name, _), value in zip(switches, before, strict=True):
+            setattr(holder, name, value)
+
+
+def _switches(kind: str) -> list[tuple[Any, str, Any]]:
+    """Return (object, attribute, value) of every switch that this PyTorch has."""
+    backends = torch.backends
+    # The older booleans cannot be read back once someone has used the newer words (2.9 on).
+    if hasattr(backends.cuda.matmul, "fp32_precision"):
+        on_gpu = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        on_cpu = (backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)
+        return [(holder, "fp32_precision", kind) for holder in on_gpu] + [
+            (holder, "fp32_precision", "ieee") for holder in on_cpu
+        ]
+    wanted = kind == "tf32"
+    return [
+        (backends.cuda.matmul, "allow_tf32", wanted),
+        (backends.cudnn, "allow_tf32", wanted),
+    ]

@@ -1,0 +1,144 @@
+"""What every kind of workload hands to the door: a model, its data and its loss.
+
+Families differ only in how they make a `Recipe`; what is done with it is the
+same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trioflow.errors import InputError
+from trioflow.workload_words import NOTHING
+
+Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
+"""What a model is called with: one argument, several, or several by name."""
+
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass
+class Recipe:
+    """A model with its data, its loss and the places where it can be cut.
+
+    Attributes
+    ----------
+    model : Module
+        Whole model, in training mode.
+    make_batch : callable
+        (samples, seed, device) to (inputs, targets).
+    loss : callable
+        (outputs, targets) to one number.
+    units : dict of str to list of str
+        Pipeline units in order, each with the modules that it runs; empty
+        where the model cannot be cut into a chain.
+    tensor_split : dict of str to str
+        Module pattern to ``"column"`` or ``"row"``.
+    make_unit : callable, optional
+        Unit's name to a module that maps the unit before to the unit after;
+        without it a unit runs its modules one after the other.
+    """
+
+    model: nn.Module
+    make_batch: Callable[[int, int, str], tuple[Inputs, Any]]
+    loss: Callable[[Any, Any], Tensor]
+    units: dict[str, list[str]] = field(default_factory=dict)
+    tensor_split: dict[str, str] = field(default_factory=dict)
+    make_unit: Callable[[str], nn.Module] | None = None
+
+
+def read_size(row: Mapping[str, Any], column: str) -> int | None:
+    """Return a size of a row; None where the row says nothing.
+
+    Rows come from a table, from JSON or from a trace, which keeps text.
+
+    Raises
+    ------
+    InputError
+        When the cell holds no whole number from 1 on.
+    """
+    cell = row.get(column)
+    if cell is None or str(cell) in (*NOTHING, "None"):
+        return None
+    if not str(cell).isdecimal() or int(cell) < 1:
+        raise InputError(
+            f"workload {row['workload']}: {column} {cell!r} is no whole number from 1 on"
+        )
+    return int(cell)
+
+
+def need_size(row: Mapping[str, Any], column: str) -> int:
+    """Return a size that the family cannot do without.
+
+    Raises
+    ------
+    InputError
+        When the row does not give it.
+    """
+    size = read_size(row, column)
+    if size is None:
+        raise InputError(
+            f"workload {row['workload']}: the family {row['family']} needs {column}",
+            fix=f"give the row a {column}",
+        )
+    return size
+
+
+def need_flag(row: Mapping[str, Any], column: str) -> bool:
+    """Return a yes or no that the family cannot do without.
+
+    Raises
+    ------
+    InputError
+        When the row gives neither.
+    """
+    cell = str(row.get(column)).lower()
+    if cell not in _WORDS:
+        raise InputError(
+            f"workload {row['workload']}: {column} {row.get(column)!r} is neither true nor false"
+        )
+    return _WORDS[cell]
+
+
+def make_images(
+    batch: int, size: int, classes: int, seed: int, device: str
+) -> tuple[Tensor, Tensor]:
+    """Return synthetic images [batch, 3, size, size] and their classes [batch]."""
+    if torch.device(device).type == "meta":
+        images = torch.empty(batch, 3, size, size, device=device)
+        return images, torch.empty(batch, dtype=torch.long, device=device)
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(batch, 3, size, size, generator=generator, device="cpu")
+    return images.to(device), make_labels((batch,), classes, generator, device)
+
+
+def make_tokens(
+    batch: int, sequence: int, vocabulary: int, seed: int, device: str
+) -> tuple[Tensor, Tensor]:
+    """Return synthetic tokens and the tokens to predict, both [batch, sequence]."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = make_labels((batch, sequence), vocabulary, generator, device)
+    return inputs, make_labels((batch, sequence), vocabulary, generator, device)
+
+
+def make_labels(
+    shape: tuple[int, ...], choices: int, generator: torch.Generator, device: str
+) -> Tensor:
+    """Return random whole numbers below ``choices``; on the meta device only their shape."""
+    if torch.device(device).type == "meta":
+        return torch.empty(shape, dtype=torch.long, device=device)
+    return torch.randint(choices, shape, generator=generator, device="cpu").to(device)
+
+
+def mean_cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of scores [..., classes] against targets [...].
+
+    Models of transformers wrap their scores; the wrapping is taken off.
+    """
+    scores = outputs if isinstance(outputs, Tensor) else outputs.logits
+    return nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
