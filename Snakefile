@@ -3,6 +3,7 @@
 # snakemake            everything, up to results/report/index.html
 # snakemake traces     one stage and what it needs: traces, operator_tables, cost_models,
 #                      partitions, measurements, task_graphs, timelines
+# snakemake published_traces, data   public data: needs a network or a mirror (docs/data.md)
 
 from snakemake.utils import min_version
 from trioflow.provenance import read_json
@@ -28,8 +29,10 @@ report: "workflow/report/workflow.rst"
 
 
 include: "rules/common.smk"
+include: "rules/retrieve.smk"
 include: "rules/capture.smk"
 include: "rules/merge.smk"
+include: "rules/imports.smk"
 include: "rules/fit.smk"
 include: "rules/measure.smk"
 include: "rules/extrapolate.smk"
@@ -39,8 +42,10 @@ include: "rules/report.smk"
 
 localrules:
     all,
+    data,
     traces,
     operator_tables,
+    published_traces,
     cost_models,
     partitions,
     measurements,
@@ -52,3 +57,4 @@ rule all:
     default_target: True
     input:
         "<results>/report/index.html",
+        "<results>/report/traces.html",

@@ -1,14 +1,26 @@
 # Purpose: the tables that every rule looks things up in, and the look-ups.
-# Inputs:  config/workloads.tsv, config/plans.tsv, config/experiments.tsv
-# Outputs: WORKLOADS, PLANS, EXPERIMENTS (rows by name), TRACES (names of the traces to capture)
+# Inputs:  config/workloads.tsv, config/plans.tsv, config/experiments.tsv, config/imports.tsv
+#          and, only when a job asks for it, workflow/resources/datasets.yaml
+# Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
+#          capture)
 
-from trioflow.experiments import as_rows, load_experiments, load_plans, load_workloads
+from trioflow.datasets.catalogue import load_catalogue
+from trioflow.experiments import (
+    as_rows,
+    load_experiments,
+    load_imports,
+    load_plans,
+    load_workloads,
+)
 from trioflow.imports import required_modules
 from trioflow.provenance import digest_modules
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
 EXPERIMENTS = load_experiments(config["tables"]["experiments"], WORKLOADS, PLANS)
+CATALOGUE_NAME = "workflow/resources/datasets.yaml"
+CATALOGUE_FILE = workflow.source_path(f"../{CATALOGUE_NAME}")
+IMPORTS = load_imports(config["tables"]["imports"])
 TRACES = [trace for workload in WORKLOADS.values() for trace in workload.traces]
 MEASURED = sorted({row.workload for row in EXPERIMENTS.values()})
 
@@ -18,6 +30,9 @@ wildcard_constraints:
     batch="[1-9][0-9]*",
     trace="[a-z0-9-]+-b[1-9][0-9]*",
     experiment="[a-z0-9-]+",
+    imported="[a-z0-9-]+",
+    dataset_file=r"[^/]+\+[^/]+/.+",
+    traces_page="traces|published_traces",
 
 
 def library_digest(rule_name):
@@ -93,3 +108,41 @@ def experiment_session_file(name):
         return f"<results>/measurements/{workload}/{name}"
 
     return find
+
+
+def import_row(wildcards):
+    """The row of imports.tsv."""
+    return as_rows([IMPORTS[wildcards.imported]])[0]
+
+
+def imported_files(wildcards):
+    """The public files that the imported trace is made from."""
+    return [f"<results>/data/{file}" for file in IMPORTS[wildcards.imported].files]
+
+
+def page_traces(wildcards):
+    """The traces of a page: those captured here, or those of imports.tsv."""
+    if wildcards.traces_page == "traces":
+        return [f"<results>/operator_tables/{trace}/trace.json" for trace in TRACES]
+    return [f"<results>/imported_traces/{trace}/trace.json" for trace in IMPORTS]
+
+
+def find_catalogue():
+    """The catalogue; it is read once, when first asked for."""
+    return load_catalogue(CATALOGUE_FILE, CATALOGUE_NAME)
+
+
+def dataset_entry(wildcards):
+    """The facts of one file: where it is pinned, its size and hash."""
+    return find_catalogue().find_file(wildcards.dataset_file).as_row()
+
+
+def dataset_addresses(wildcards):
+    """The addresses that serve files unless the environment names others."""
+    return find_catalogue().addresses()
+
+
+def data_files(wildcards):
+    """The files of the groups that the settings name."""
+    files = find_catalogue().select_files(config["data"]["groups"])
+    return [f"<results>/data/{file.key}" for file in files]

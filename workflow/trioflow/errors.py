@@ -45,6 +45,10 @@ class TraceError(InputError):
     """A trace that cannot be read or joined."""
 
 
+class DatasetError(InputError):
+    """Public data that is not in the catalogue, cannot be reached, or is not what was pinned."""
+
+
 class PlanError(InputError):
     """A parallel plan that does not fit the model, the ranks or the batch."""
 

@@ -1,0 +1,13 @@
+"""Retrieve one file of public data."""
+
+from dataclasses import asdict
+
+from trioflow.datasets.catalogue import DatasetFile
+from trioflow.datasets.retrieve import choose_source, retrieve_file
+from trioflow.job_log import log_job
+
+with log_job(snakemake.log[0]):
+    source = choose_source(**snakemake.params.addresses)
+    entry = DatasetFile(**snakemake.params.entry)
+    retrieval = retrieve_file(entry, snakemake.output[0], **asdict(source))
+    print(f"{entry.key}: {retrieval.source}, {entry.licence}")

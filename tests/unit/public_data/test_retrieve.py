@@ -1,0 +1,594 @@
+"""Retrieval against a real server that truncates, corrupts, refuses, hangs; and from a mirror."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+from trioflow.datasets.catalogue import DatasetFile
+from trioflow.datasets.download import FIRST_WAIT_S, LONGEST_WAIT_S
+from trioflow.datasets.retrieve import THERE, Retrieval, choose_source, retrieve_file
+from trioflow.errors import DatasetError, InputError
+
+from . import server as on
+
+CONTENT = on.make_content()
+ENTRY = on.make_entry(CONTENT)
+OTHER = on.make_content(len(CONTENT) + 32)[32:]
+"""Another content of the same size."""
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "TRIOFLOW_DATA_MIRROR"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "data" / ENTRY.key
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+def part_of(target: Path) -> Path:
+    return target.with_name(target.name + ".part")
+
+
+def get(
+    served: on.Served,
+    target: Path,
+    waits: list[float] | None = None,
+    entry: DatasetFile = ENTRY,
+    **options: object,
+) -> Retrieval:
+    sleep = (lambda _: None) if waits is None else waits.append
+    given = {"base_url": served.url, "timeout_s": 5.0, "sleep": sleep, **options}
+    return retrieve_file(entry, target, **given)  # type: ignore[arg-type]
+
+
+def fails(served: on.Served, target: Path, *words: str, **options: object) -> str:
+    """Retrieve, expecting one sentence with these words and no file at the target."""
+    with pytest.raises(DatasetError) as caught:
+        get(served, target, **options)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text, text
+    assert not target.exists()
+    return text
+
+
+def test_a_file_comes_from_its_pinned_address_whatever_its_name(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        assert get(served, target) == Retrieval(target, f"{served.url}/{ENTRY.address}")
+    assert target.read_bytes() == CONTENT
+    assert served.asked == [
+        (f"/some/data.set/{on.COMMIT}/some%20folder/a%20%281%29%20%5Bx%5D%20%23%2B%25%3F.csv", "")
+    ]
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+    assert target.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_that_is_there_and_right_is_left_alone(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        get(served, target)
+        made = target.stat().st_mtime_ns
+        assert get(served, target).source == THERE
+    assert len(served.asked) == 1 and target.stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize("wrong", [OTHER, CONTENT[:-1], CONTENT + b"x", b""])
+def test_a_file_that_is_there_and_wrong_is_replaced(target: Path, wrong: bytes) -> None:
+    target.parent.mkdir(parents=True)
+    target.write_bytes(wrong)
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        get(served, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_an_empty_file_needs_no_request(target: Path) -> None:
+    with on.serve() as served:
+        get(served, target, entry=on.make_entry(b""))
+    assert target.read_bytes() == b"" and not served.asked
+
+
+def test_a_truncated_answer_is_resumed_where_it_ended(target: Path, waits: list[float]) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.drop_after(50_000)) as served:
+        get(served, target, waits)
+    assert served.ranges == ["", "bytes=70000-", "bytes=120000-"]
+    assert target.read_bytes() == CONTENT
+    assert waits == [FIRST_WAIT_S, 2 * FIRST_WAIT_S], "waits grow"
+
+
+def test_what_arrived_before_giving_up_is_kept_and_resumed_by_the_next_call(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.status(503)) as served:
+        fails(served, target, "503", "70000 of 200000 bytes are kept", attempts=2)
+        assert part_of(target).read_bytes() == CONTENT[:70_000]
+        get(served, target)
+    assert served.ranges == ["", "bytes=70000-", "bytes=70000-"]
+    assert target.read_bytes() == CONTENT and not part_of(target).exists()
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_start(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.ignore_range) as served:
+        get(served, target)
+    assert served.ranges == ["", "bytes=70000-"]
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_server_that_sends_another_piece_is_asked_from_the_start(
+    target: Path, waits: list[float]
+) -> None:
+    answers = [on.drop_after(70_000), on.other_piece, on.corrupt]
+    with on.serve_entry(ENTRY, CONTENT, *answers) as served:
+        get(served, target, waits)
+    assert served.ranges == ["", "bytes=70000-", "", ""], (
+        "a wrong join would cost the second chance"
+    )
+    assert target.read_bytes() == CONTENT and waits == [FIRST_WAIT_S]
+
+
+@pytest.mark.parametrize(
+    ("left", "ranges"),
+    [
+        (OTHER[:70_000], ["bytes=70000-", ""]),  # joined, wrong, once more from zero
+        (CONTENT[:70_000], ["bytes=70000-"]),
+        (CONTENT, []),
+        (OTHER, [""]),
+        (CONTENT + b"x", [""]),
+    ],
+)
+def test_a_part_left_by_an_earlier_run_is_used_if_it_is_right(
+    target: Path, left: bytes, ranges: list[str]
+) -> None:
+    target.parent.mkdir(parents=True)
+    part_of(target).write_bytes(left)
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        get(served, target)
+    assert served.ranges == ranges
+    assert target.read_bytes() == CONTENT and not part_of(target).exists()
+
+
+def test_a_part_longer_than_the_servers_file_is_dropped(target: Path) -> None:
+    """The server's file is another, shorter one: its end answers 416."""
+    target.parent.mkdir(parents=True)
+    part_of(target).write_bytes(CONTENT[:-10])
+    short = CONTENT[:1000]
+    with on.serve_entry(ENTRY, short) as served:
+        fails(served, target, "ended after 1000 of 200000 bytes", attempts=2)
+    assert served.ranges == [f"bytes={len(CONTENT) - 10}-", ""]
+
+
+def test_a_corrupted_answer_is_fetched_once_more(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.corrupt) as served:
+        get(served, target)
+    assert served.ranges == ["", ""] and target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("answers", "requests"),
+    [
+        ([on.corrupt, on.corrupt], 2),
+        ([on.drop_after(70_000), on.corrupt, on.corrupt], 3),
+        ([on.instead(OTHER)] * 2, 2),
+        ([on.instead(OTHER + b"more")] * 2, 2),
+    ],
+)
+def test_wrong_content_never_lands_and_is_not_kept(
+    target: Path, answers: list[on.Answer], requests: int
+) -> None:
+    with on.serve_entry(ENTRY, CONTENT, *answers) as served:
+        text = fails(served, target, "something else than was pinned", ENTRY.sha256[:12], ENTRY.key)
+    assert len(served.asked) == requests and "TRIOFLOW_DATA_MIRROR" in text
+    assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
+def test_a_busy_server_is_asked_again_after_growing_waits(
+    target: Path, waits: list[float], code: int
+) -> None:
+    with on.serve_entry(ENTRY, CONTENT, *[on.status(code)] * 3) as served:
+        get(served, target, waits)
+    assert target.read_bytes() == CONTENT and waits == [1.0, 2.0, 4.0]
+
+
+def test_a_busy_server_is_given_up_after_the_attempts(target: Path, waits: list[float]) -> None:
+    with on.serve_entry(ENTRY, CONTENT, *[on.status(503)] * 9) as served:
+        fails(
+            served, target, "503", f"{served.url}/{ENTRY.address}", "4 requests", "https_proxy",
+            "TRIOFLOW_DATA_MIRROR", waits=waits, attempts=4,
+        )  # fmt: skip
+    assert len(served.asked) == 4 and waits == [1.0, 2.0, 4.0]
+    assert list(target.parent.iterdir()) == []
+
+
+def test_waits_are_limited(target: Path, waits: list[float]) -> None:
+    with on.serve_entry(ENTRY, CONTENT, *[on.status(503)] * 9) as served:
+        get(served, target, waits, attempts=10)
+    assert max(waits) == LONGEST_WAIT_S and waits == sorted(waits) and len(waits) == 9
+
+
+def test_a_server_says_how_long_to_wait(target: Path, waits: list[float]) -> None:
+    moment = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    answers = [
+        on.status(429, Retry_After=7),
+        on.status(503, Retry_After=moment),
+        on.status(503, Retry_After="soon"),
+        on.status(503, Retry_After=0),
+    ]
+    with on.serve_entry(ENTRY, CONTENT, *answers) as served:
+        get(served, target, waits)
+    assert waits[0] == 7 and 20 < waits[1] <= 30 and waits[2:] == [4.0]
+    assert len(served.asked) == 5
+
+
+def test_a_server_that_wants_a_long_pause_is_not_pressed(target: Path, waits: list[float]) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.status(429, Retry_After=3600)) as served:
+        fails(served, target, "429", "asks to wait 3600 s", waits=waits)
+    assert len(served.asked) == 1 and waits == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (404, ["does not exist (404)", "TRIOFLOW_DATA_URL", "TRIOFLOW_DATA_MIRROR"]),
+        (410, ["does not exist (410)"]),
+        (403, ["answers 403"]),
+        (401, ["answers 401"]),
+        (407, ["proxy", "login"]),
+    ],
+)
+def test_a_refusal_ends_it_at_once(
+    target: Path, waits: list[float], code: int, words: list[str]
+) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.status(code)) as served:
+        fails(served, target, ENTRY.key, *words, waits=waits)
+    assert len(served.asked) == 1 and waits == []
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_refusal_keeps_what_had_arrived(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000), on.status(404)) as served:
+        fails(served, target, "404")
+    assert part_of(target).read_bytes() == CONTENT[:70_000]
+
+
+def test_a_server_that_falls_silent_is_left_and_resumed(target: Path, waits: list[float]) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.say_nothing, on.hang_after(70_000)) as served:
+        get(served, target, waits, timeout_s=0.2)
+    assert served.ranges == ["", "", "bytes=70000-"], "what came before the silence counts"
+    assert target.read_bytes() == CONTENT and waits == [1.0, 2.0]
+
+
+def test_a_server_that_stays_silent_is_named(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, *[on.say_nothing] * 2) as served:
+        fails(served, target, "no answer within 0.1 s", attempts=2, timeout_s=0.1)
+
+
+def test_a_closed_connection_is_tried_again(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.close, on.close) as served:
+        get(served, target)
+    assert target.read_bytes() == CONTENT and len(served.asked) == 3
+
+
+def test_nothing_listens_there(target: Path, waits: list[float]) -> None:
+    with on.serve() as served:
+        pass
+    fails(served, target, served.url, "refused", "TRIOFLOW_DATA_MIRROR", waits=waits, attempts=3)
+    assert waits == [1.0, 2.0]
+
+
+def test_an_unknown_host_is_told_at_once(
+    target: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_nothing(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_nothing)
+    served = on.Served({}, url="http://data.example")
+    words = ("data.example is unknown here", "https_proxy", "TRIOFLOW_DATA_MIRROR")
+    fails(served, target, *words, waits=waits)
+    assert waits == []
+
+
+def test_an_untrusted_certificate_is_told_at_once(
+    target: Path, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ssl.SSLCertVerificationError("self-signed")
+    error.verify_message = "self-signed certificate in chain"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError(error)
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuse)
+    served = on.Served({}, url="https://data.example")
+    fails(served, target, "not trusted", "self-signed", "SSL_CERT_FILE", waits=waits)
+    assert waits == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:port", "http://[::1", "http://" + "x" * 70])
+def test_an_address_that_is_none(target: Path, url: str) -> None:
+    fails(on.Served({}, url=url), target, "is no address", "TRIOFLOW_DATA_URL")
+
+
+@pytest.mark.parametrize("declared", [50_000, 400_000])
+def test_a_wrong_content_length_does_no_harm(target: Path, declared: int) -> None:
+    """Too small: the rest is asked for. Too large: the file is complete before the answer is."""
+    with on.serve_entry(ENTRY, CONTENT, on.drop_after(len(CONTENT), declared)) as served:
+        get(served, target)
+    assert target.read_bytes() == CONTENT
+    assert served.ranges == (["", "bytes=50000-"] if declared < len(CONTENT) else [""])
+
+
+def test_a_redirect_is_followed_with_its_range(target: Path) -> None:
+    with (
+        on.serve(content={"/there": CONTENT}) as second,
+        on.serve_entry(ENTRY, CONTENT, *[on.redirect(f"{second.url}/there")] * 2) as first,
+    ):
+        second.answers.append(on.drop_after(70_000))
+        get(first, target)
+    assert second.asked == [("/there", ""), ("/there", "bytes=70000-")]
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_redirect_in_circles_ends(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        served.answers += [on.redirect(f"{served.url}/{ENTRY.address}")] * 50
+        fails(served, target, "302", "circles")
+    assert len(served.asked) < 20
+
+
+def test_a_login_page_in_place_of_the_file_is_told_and_not_kept(target: Path) -> None:
+    page = on.instead(b"<html>please log in</html>", Content_Type="text/html; charset=utf-8")
+    with on.serve_entry(ENTRY, CONTENT, page, page) as served:
+        fails(served, target, "web page", "login", attempts=2)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_proxy_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"http://data.example/{ENTRY.address}"
+    with on.serve(on.ignore_range, content={on.unquote(address): CONTENT}) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        get(on.Served({}, url="http://data.example/"), target)
+    assert proxy.asked == [(address, "")], "a slash at the end of the base is no second one"
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [60, 200_000])
+def test_a_git_lfs_pointer_is_explained(tmp_path: Path, size: int) -> None:
+    """Also where the file is shorter than its pointer."""
+    content = on.make_content(size)
+    entry = on.make_entry(content)
+    with on.serve_entry(entry, content, on.pointer(content)) as served:
+        fails(served, tmp_path / "file", "Git LFS pointer", "git lfs pull", entry=entry)
+    assert len(served.asked) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_git_lfs_pointer_leads_to_the_address_of_the_content(target: Path) -> None:
+    with (
+        on.serve_entry(ENTRY, CONTENT, on.drop_after(70_000)) as large,
+        on.serve_entry(ENTRY, CONTENT, on.pointer(CONTENT)) as small,
+    ):
+        found = get(small, target, lfs_url=large.url + "/")
+    assert found.source == f"{large.url}/{ENTRY.address}" and target.read_bytes() == CONTENT
+    assert (small.ranges, large.ranges) == ([""], ["", "bytes=70000-"])
+
+
+def test_git_lfs_pointers_that_lead_nowhere_are_refused(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.pointer(OTHER)) as served:
+        digest = hashlib.sha256(OTHER).hexdigest()[:12]
+        fails(served, target, "pointer to another file", digest, lfs_url=served.url)
+        assert len(served.asked) == 1
+        served.answers += [on.pointer(CONTENT)] * 2
+        fails(served, target, "Git LFS pointer", "not the file itself", lfs_url=served.url)
+
+
+def test_every_sequence_of_mishaps_ends_with_the_right_file_or_none(tmp_path: Path) -> None:
+    content = on.make_content(5000)
+    entry = on.make_entry(content)
+    choose = random.Random(20)
+    outcomes = set()
+    for case in range(150):
+        target = tmp_path / str(case) / "file"
+        with on.serve_entry(entry, content) as served:
+            for _ in range(choose.randint(1, 7)):
+                size = choose.randint(0, 5000)
+                served.answers.append(
+                    choose.choice([
+                        on.well, on.ignore_range, on.corrupt, on.drop_after(size), on.status(503), on.close,
+                        on.drop_after(5000, size), on.other_piece, on.instead(content[:size]), on.pointer(content),
+                        on.instead(OTHER[:5000]), on.instead(OTHER), on.status(404), on.status(416),
+                    ])
+                )  # fmt: skip
+            for _ in range(2):
+                try:
+                    get(served, target, entry=entry, attempts=4)
+                except DatasetError as error:
+                    outcomes.add(type(error))
+                    assert not target.exists()
+                    names = {path.name for path in target.parent.iterdir()}
+                    assert names <= {"file.part"}
+                else:
+                    outcomes.add(bytes)
+                    assert target.read_bytes() == content
+                    assert [path.name for path in target.parent.iterdir()] == ["file"]
+    assert outcomes == {bytes, DatasetError}
+
+
+def write_mirror(folder: Path, content: bytes) -> Path:
+    file = folder / ENTRY.key
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    return folder
+
+
+def test_a_mirror_is_asked_first(tmp_path: Path, target: Path) -> None:
+    mirror = write_mirror(tmp_path / "mirror", CONTENT)
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        found = get(served, target, mirror=mirror)
+    assert found.source == str(mirror / ENTRY.key) and not served.asked
+    assert target.read_bytes() == CONTENT and not target.is_symlink()
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_a_mirror_without_the_file_leaves_it_to_the_address(tmp_path: Path, target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        assert get(served, target, mirror=tmp_path).source.startswith(served.url)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [(OTHER, [hashlib.sha256(OTHER).hexdigest()[:12]]), (b"short", ["5 bytes instead of 200000"])],
+)
+def test_a_mirror_with_another_file_is_refused(
+    tmp_path: Path, target: Path, wrong: bytes, words: list[str]
+) -> None:
+    mirror = write_mirror(tmp_path / "mirror", wrong)
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        fails(served, target, str(mirror / ENTRY.key), "replace it", *words, mirror=mirror)
+    assert not served.asked and list(target.parent.iterdir()) == []
+
+
+def test_a_mirror_that_is_no_folder_is_refused(tmp_path: Path, target: Path) -> None:
+    served = on.Served({})
+    fails(served, target, "nowhere", "TRIOFLOW_DATA_MIRROR", mirror=tmp_path / "nowhere")
+
+
+def test_the_environment_chooses_the_source(tmp_path: Path) -> None:
+    chosen = choose_source("https://one.example", "https://large.example", {})
+    assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (
+        "https://one.example", "https://large.example", None,
+    )  # fmt: skip
+    told = {"TRIOFLOW_DATA_URL": "http://two.example:8/x", "TRIOFLOW_DATA_MIRROR": str(tmp_path)}
+    chosen = choose_source("https://one.example", "https://large.example", told)
+    assert (chosen.base_url, chosen.lfs_url, chosen.mirror) == (
+        told["TRIOFLOW_DATA_URL"],
+        "",
+        tmp_path,
+    )
+    assert choose_source("https://one.example", "", {"TRIOFLOW_DATA_MIRROR": " "}).mirror is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"TRIOFLOW_DATA_URL": "data.example"},
+        {"TRIOFLOW_DATA_URL": "file:///etc"},
+        {"TRIOFLOW_DATA_URL": "http://user:word@data.example"},
+        {"TRIOFLOW_DATA_URL": "http://data.example/?raw"},
+        {"TRIOFLOW_DATA_MIRROR": "/no/such/folder"},
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(told: dict[str, str]) -> None:
+    ((name, value),) = told.items()
+    with pytest.raises(InputError, match=name) as caught:
+        choose_source("https://one.example", "", told)
+    assert value in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with on.serve_entry(ENTRY, CONTENT) as served:
+        fails(served, tmp_path / "file" / "below", "cannot be written", "file")
+    assert not served.asked
+
+
+def test_a_full_disk_is_told_and_not_retried(target: Path, waits: list[float]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with on.serve_entry(ENTRY, CONTENT) as served:
+            fails(served, target, "cannot be written", "free space", waits=waits)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(served.asked) == 1 and waits == []
+
+
+RETRIEVE = """\
+import json, sys
+from trioflow.datasets.catalogue import DatasetFile
+from trioflow.datasets.retrieve import retrieve_file
+entry = DatasetFile(**json.loads(sys.argv[3]))
+print("ready", flush=True)
+print(retrieve_file(entry, sys.argv[1], base_url=sys.argv[2], sleep=lambda _: None).source)
+"""
+
+
+def start_process(served: on.Served, target: Path) -> subprocess.Popen[str]:
+    facts = json.dumps(ENTRY.as_row())
+    command = [sys.executable, "-c", RETRIEVE, str(target), served.url, facts]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def wait_until(condition: object) -> None:
+    for _ in range(1000):
+        if condition():  # type: ignore[operator]
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+def test_processes_that_want_the_same_file_take_turns(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
+        processes = [start_process(served, target) for _ in range(3)]
+        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000)
+        time.sleep(0.3)
+        assert len(served.asked) == 1, "the others wait"
+        served.released.set()
+        sources = sorted(process.communicate(timeout=30)[0].strip() for process in processes)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sources == [THERE, THERE, f"{served.url}/{ENTRY.address}"]
+    assert served.ranges == ["", "bytes=70000-"]
+    assert target.read_bytes() == CONTENT
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_a_killed_download_is_taken_up(target: Path) -> None:
+    with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
+        process = start_process(served, target)
+        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert not target.exists()
+        get(served, target)
+    assert served.ranges == ["", "bytes=70000-"] and target.read_bytes() == CONTENT
+
+
+def test_a_file_system_without_locks_still_gets_the_file(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with on.serve_entry(ENTRY, CONTENT, on.status(404)) as served:
+        fails(served, target, "404")
+        assert list(target.parent.iterdir()) == []
+        get(served, target)
+    assert target.read_bytes() == CONTENT
+    assert [path.name for path in target.parent.iterdir()] == [target.name]

@@ -1,0 +1,99 @@
+"""``trioflow retrieve``: public data at its place, verified."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+
+from trioflow.cli.text import format_table
+from trioflow.datasets.catalogue import Catalogue, Dataset, load_catalogue
+from trioflow.datasets.retrieve import choose_source, retrieve_file
+from trioflow.errors import DatasetError
+from trioflow.units import format_bytes
+
+FOLDER = Path("results/data")
+"""Where the workflow keeps public data too."""
+WIDTH = 100
+
+
+def add_retrieve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parser of ``trioflow retrieve``."""
+    parser = commands.add_parser(
+        "retrieve", help="retrieve public measured data, from a mirror or its pinned address"
+    )
+    parser.set_defaults(run=run_retrieve)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME",
+        help="dataset, first part of several datasets' names, or <owner>+<repository>/<path>",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", default=str(FOLDER), metavar="DIR",
+        help="folder to write into, with a mirror's layout (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--list", action="store_true", help="tell what there is, or what is in NAME, and end"
+    )
+    parser.add_argument(
+        "--datasets", metavar="FILE", help="catalogue (default: the one of this checkout)"
+    )
+
+
+def run_retrieve(options: argparse.Namespace) -> None:
+    """Retrieve files, or list what there is.
+
+    Raises
+    ------
+    DatasetError
+        When a name is unknown, or a file cannot be retrieved; the files
+        before it stay.
+    """
+    catalogue = load_catalogue(options.datasets)
+    if options.list:
+        _print_list(catalogue, options.names)
+        return
+    if not options.names:
+        raise DatasetError("no dataset was named", fix="`trioflow retrieve --list` prints them")
+    entries = catalogue.select_files(options.names)
+    source = choose_source(catalogue.base_url, catalogue.lfs_url)
+    for entry in entries:
+        retrieval = retrieve_file(entry, Path(options.output) / entry.key, **asdict(source))
+        print(f"{retrieval.path}  {format_bytes(entry.bytes)}, {retrieval.source}")
+    licences = ", ".join(sorted({f"{e.repository} {e.licence}" for e in entries}))
+    print(f"licences: {licences}")
+
+
+def _print_list(catalogue: Catalogue, names: list[str]) -> None:
+    """Print all datasets as a table, or all of some: their facts and files."""
+    if not names:
+        rows = [
+            (d.name, str(len(d.files)), format_bytes(_size_bytes(d)), d.licence, d.repository)
+            for d in catalogue.datasets.values()
+        ]
+        print(format_table(("dataset", "files", "size", "licence", "repository"), rows))
+        return
+    chosen = {entry.key for entry in catalogue.select_files(names)}
+    for dataset in catalogue.datasets.values():
+        files = [entry for entry in dataset.files if entry.key in chosen]
+        if not files:
+            continue
+        print(dataset.name)
+        for title, text in (
+            ("what", dataset.about),
+            ("units", dataset.units),
+            ("traps", dataset.traps),
+            ("source", f"{dataset.repository} at {dataset.commit}, {dataset.licence}"),
+        ):
+            if text:
+                print(_indent(f"{title}: {text}"))
+        for entry in files:
+            print(f"  {entry.key}  {format_bytes(entry.bytes)}")
+
+
+def _size_bytes(dataset: Dataset) -> int:
+    return sum(entry.bytes for entry in dataset.files)
+
+
+def _indent(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -1,0 +1,1 @@
+"""Public measured data: what there is, pinned, and how a file of it is retrieved."""

@@ -1,0 +1,285 @@
+"""The catalogue of public data: ``datasets.yaml``, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+from jsonschema import Draft202012Validator
+
+from trioflow.errors import DatasetError
+from trioflow.hardware.yaml_numbers import StrictLoader
+from trioflow.provenance import PACKAGE, read_json
+from trioflow.settings import describe_problem, suggest_name
+
+CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
+"""Where a checkout keeps it; an installed library has none."""
+SCHEMA = PACKAGE / "data" / "datasets.schema.json"
+
+
+@dataclass(frozen=True)
+class DatasetFile:
+    """One public file, pinned.
+
+    Attributes
+    ----------
+    dataset : str
+        Name of the dataset that it belongs to.
+    repository : str
+        ``owner/repository``.
+    commit : str
+        Full hash of the commit.
+    path : str
+        Path in the repository.
+    bytes : int
+        Size [bytes].
+    sha256 : str
+        SHA-256 of the content, hexadecimal.
+    licence : str
+        SPDX identifier.
+    """
+
+    dataset: str
+    repository: str
+    commit: str
+    path: str
+    bytes: int
+    sha256: str
+    licence: str
+
+    @property
+    def key(self) -> str:
+        """The file's name here, in a mirror and among the results: ``<owner>+<repository>/<path>``."""
+        return f"{self.repository.replace('/', '+')}/{self.path}"
+
+    @property
+    def address(self) -> str:
+        """The part of the file's URL after the base address, quoted."""
+        return quote(f"{self.repository}/{self.commit}/{self.path}")
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the entry as a dictionary of plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Files of one repository at one commit that are used together, and what to know of them."""
+
+    name: str
+    about: str
+    units: str
+    traps: str
+    repository: str
+    commit: str
+    licence: str
+    files: tuple[DatasetFile, ...]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All datasets by name, and where files are served.
+
+    Attributes
+    ----------
+    datasets : mapping
+        Datasets by name.
+    base_url : str
+        Address of the files.
+    lfs_url : str
+        Address of files of which ``base_url`` has Git LFS pointers only;
+        empty where there is none.
+    file : path
+        Where the catalogue was read from.
+    """
+
+    datasets: Mapping[str, Dataset]
+    base_url: str
+    lfs_url: str
+    file: Path
+
+    def addresses(self) -> dict[str, str]:
+        """Return ``base_url`` and ``lfs_url`` by these names."""
+        return {"base_url": self.base_url, "lfs_url": self.lfs_url}
+
+    def files(self) -> Iterator[DatasetFile]:
+        """Yield every file of every dataset."""
+        for dataset in self.datasets.values():
+            yield from dataset.files
+
+    def select_datasets(self, names: Iterable[str]) -> list[Dataset]:
+        """Return datasets by their names or by the first part of their names.
+
+        Parameters
+        ----------
+        names : iterable of str
+            ``triosim/vgg13-h100-b128`` for one dataset, ``triosim`` for all
+            whose names start so.
+
+        Raises
+        ------
+        DatasetError
+            When no dataset is called so; the message has the likely name.
+        """
+        found: dict[str, Dataset] = {}
+        for name in names:
+            chosen = {
+                key: dataset
+                for key, dataset in self.datasets.items()
+                if name in (key, key.partition("/")[0])
+            }
+            if not chosen:
+                families = {key.partition("/")[0] for key in self.datasets}
+                raise DatasetError(
+                    f"no dataset is called {name!r}",
+                    file=self.file,
+                    fix=suggest_name(name, [*sorted(families), *self.datasets]),
+                )
+            found |= chosen
+        return list(found.values())
+
+    def find_file(self, key: str) -> DatasetFile:
+        """Return the file called ``<owner>+<repository>/<path>``.
+
+        Raises
+        ------
+        DatasetError
+            When there is none; the message has the likely name.
+        """
+        known = {file.key: file for file in self.files()}
+        if key not in known:
+            raise DatasetError(
+                f"no file is called {key!r}", file=self.file, fix=_suggest_file(key, known)
+            )
+        return known[key]
+
+    def select_files(self, names: Iterable[str]) -> list[DatasetFile]:
+        """Return the files of datasets, of families of datasets, or by their own names.
+
+        Raises
+        ------
+        DatasetError
+            When a name is neither.
+        """
+        found: dict[str, DatasetFile] = {}
+        for name in names:
+            if "+" in name:
+                chosen: Iterable[DatasetFile] = [self.find_file(name)]
+            else:
+                chosen = (file for d in self.select_datasets([name]) for file in d.files)
+            found |= {file.key: file for file in chosen}
+        return list(found.values())
+
+
+def _suggest_file(key: str, known: Mapping[str, DatasetFile]) -> str:
+    """Return the likely fix for a file's name: 173 names are no help, so at most its folder."""
+    near = suggest_name(key, known)
+    if near.startswith("did you mean"):
+        return near
+    repositories = sorted({name.partition("/")[0] for name in known})
+    return f"names start with one of {', '.join(repositories)}"
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(read_json(SCHEMA))
+
+
+def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
+    """Read and check a catalogue; the checkout's own unless another is given.
+
+    Parameters
+    ----------
+    file : path, optional
+        A ``datasets.yaml``.
+    name : str, optional
+        What messages call it, where the path would tell nobody anything.
+
+    Raises
+    ------
+    DatasetError
+        When the file is missing, is no YAML, breaks its schema, or names a
+        file twice.
+    """
+    path = CATALOGUE if file is None else Path(file)
+    if file is None and not path.exists():
+        raise DatasetError(
+            "this installation of trioflow has no catalogue of public data",
+            fix="give the file workflow/resources/datasets.yaml of a checkout with --datasets FILE",
+        )
+    called = Path(name) if name else path
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise DatasetError(f"cannot be read: {error.strerror}", file=called) from None
+    # Time and size are part of the key of what is cached, so that an edited file is read again.
+    return _read_catalogue(path, called, facts.st_mtime_ns, facts.st_size)
+
+
+@cache
+def _read_catalogue(path: Path, called: Path, _mtime_ns: int, _size: int) -> Catalogue:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
+    except OSError as error:
+        raise DatasetError(f"cannot be read: {error.strerror}", file=called) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise DatasetError(f"not readable as YAML: {problem}", file=called) from None
+    _validate(content, called)
+    datasets = {name: _build(name, entry) for name, entry in content["datasets"].items()}
+    catalogue = Catalogue(
+        datasets, content["base_url"].rstrip("/"), content.get("lfs_url", "").rstrip("/"), called
+    )
+    _check_names(catalogue)
+    return catalogue
+
+
+def _build(name: str, entry: dict[str, Any]) -> Dataset:
+    common = {key: entry[key] for key in ("repository", "commit", "licence")}
+    files = tuple(DatasetFile(dataset=name, **common, **file) for file in entry["files"])
+    return Dataset(
+        name, entry["about"], entry["units"], entry.get("traps", ""), **common, files=files
+    )
+
+
+def _validate(content: Any, path: Path) -> None:
+    """Refuse what breaks the schema, in one sentence."""
+    errors = sorted(
+        _validator().iter_errors(content), key=lambda e: (len(e.absolute_path), str(e.path))
+    )
+    if not errors:
+        return
+    error = errors[0]
+    place = ".".join(str(step) for step in error.absolute_path)
+    if error.validator == "additionalProperties":
+        known = error.schema["properties"]
+        unknown = sorted(set(error.instance) - set(known))[0]
+        fix = suggest_name(str(unknown), known)
+        raise DatasetError(f"unknown key {unknown!r}", file=path, place=place, fix=fix)
+    fix = "" if error.validator == "required" else str(error.schema.get("description", ""))
+    raise DatasetError(describe_problem(error), file=path, place=place, fix=fix)
+
+
+def _check_names(catalogue: Catalogue) -> None:
+    """Refuse two entries that would lie in one place, or one below the other."""
+    owner: dict[str, str] = {}
+    for file in catalogue.files():
+        if file.key in owner:
+            raise DatasetError(
+                f"{file.key} is listed twice, in {owner[file.key]} and {file.dataset}",
+                file=catalogue.file, place=f"datasets.{file.dataset}",
+                fix="keep one; two commits of one file cannot lie in one place",
+            )  # fmt: skip
+        owner[file.key] = file.dataset
+    for key, dataset in owner.items():
+        above = [str(folder) for folder in Path(key).parents if str(folder) in owner]
+        if above:
+            raise DatasetError(
+                f"{above[0]} is a file and the folder of another",
+                file=catalogue.file, place=f"datasets.{dataset}",
+            )  # fmt: skip
