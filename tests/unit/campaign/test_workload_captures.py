@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from captured import TRANSFORMER
+from trioflow.campaign.compaction import unpack_content
+from trioflow.trace.merge import RAW_FILES
+
+torch = pytest.importorskip("torch", reason="captures need torch (extra [capture])")
+
+from trioflow.campaign import workload_captures  # noqa: E402
+from trioflow.campaign.workload_captures import count_device_events, run_workload  # noqa: E402
+
+
+def test_a_capture_is_packed_with_its_figures(tmp_path):
+    result = run_workload(TRANSFORMER, 2, "cpu", True, tmp_path)
+    assert set(result.files) == set(RAW_FILES)
+    assert result.facts["batch"] == 2
+    assert result.facts["precision"] == "fp32"
+    assert result.facts["device_events"] == 0
+    environment = unpack_content(result.files["environment.json"])
+    assert environment["step_time_s"] == result.facts["step_time_s"] > 0
+    assert result.facts["steps"] == 8
+
+
+def test_on_a_gpu_peak_memory_and_a_profile_without_kernels_are_told(tmp_path, monkeypatch):
+    calls = []
+    cuda = workload_captures.torch.cuda
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda: calls.append("reset"))
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda: 100)
+    monkeypatch.setattr(cuda, "max_memory_reserved", lambda: 200)
+    monkeypatch.setattr(workload_captures, "_check_weights", lambda row, device: None)
+    real = workload_captures.capture_workload
+
+    def capture(row, batch, folder, device, **steps):
+        assert (device, calls) == ("cuda", ["reset"])
+        real(row, batch, folder, device="cpu", **steps)
+
+    monkeypatch.setattr(workload_captures, "capture_workload", capture)
+    result = run_workload(TRANSFORMER, 2, "cuda", True, tmp_path)
+    expected = {"peak_allocated_bytes": 100, "peak_reserved_bytes": 200}
+    assert expected.items() <= result.facts.items()
+    assert expected.items() <= unpack_content(result.files["environment.json"]).items()
+    assert "no kernels" in result.facts["warning"]
+
+
+def test_kernels_copies_and_fills_count_as_device_events():
+    events = [{"cat": c} for c in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op")] + ["odd"]
+    assert count_device_events({"traceEvents": events}) == 3
+
+
+@pytest.mark.parametrize("describable", [True, False])
+def test_weights_that_cannot_fit_are_refused_even_where_the_model_cannot_be_described(
+    monkeypatch, describable
+):
+    if not describable:
+        monkeypatch.setattr(workload_captures, "build_workload", lambda *_, **__: 1 / 0)
+    row = {**TRANSFORMER, "hidden": 262_144, "layers": 20}
+    with pytest.raises(MemoryError, match=r"weights, gradients and optimizer take .* at least"):
+        workload_captures._check_weights(row, "cpu")
+    workload_captures._check_weights(TRANSFORMER, "cpu")

@@ -1,0 +1,146 @@
+"""``python -m trioflow.campaign``: run, list or unpack a capture campaign."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from trioflow.campaign.items import Item, list_items, read_rows
+from trioflow.campaign.packing import Limits
+from trioflow.errors import InputError, TrioflowError
+from trioflow.units import BYTES_PER_MIB
+
+_START_S = time.monotonic()
+"""The call's time counts from here: importing torch takes some of it."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trioflow.campaign",
+        description="Capture all workloads and sweep the operators of the device at hand.",
+    )
+    parser.add_argument(
+        "--output", help="folder of the packed Parquet files; a call goes on from it"
+    )
+    parser.add_argument("--minutes", type=float, default=9.0, help="time of this call (default 9)")
+    parser.add_argument(
+        "--resume", action="append", default=[], metavar="DIR",
+        help="folder of an earlier call's output (its items.parquet is enough); may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--device", default="auto", choices=["auto", "cuda", "cpu"])
+    parser.add_argument(
+        "--workloads", help="table of workloads (default: the catalogue that ships)"
+    )
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="items to do, such as 'sweep-*'"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few small items, to try it out")
+    parser.add_argument("--retry-failed", action="store_true", help="try failed items again")
+    parser.add_argument(
+        "--state", help="folder of finished items until packed (default: OUTPUT/state)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the items with estimated times")
+    parser.add_argument(
+        "--unpack", metavar="DIR", help="restore DIR's captures below OUTPUT, and stop"
+    )
+    parser.add_argument("--files", type=int, default=8, help="packed files at most (default 8)")
+    parser.add_argument("--file-mib", type=float, default=16, help="size of a packed file at most")
+    parser.add_argument("--total-mib", type=float, default=60, help="size of all together at most")
+    parser.add_argument(
+        "--until", type=float, help=argparse.SUPPRESS
+    )  # set when it starts itself anew
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = make_parser().parse_args(words)
+    start_s = _START_S if arguments is None else time.monotonic()
+    try:
+        if options.list:
+            device = "cpu" if options.device == "cpu" else "cuda"
+            rows = read_rows(options.workloads)
+            return _print_items(
+                _choose(list_items(rows, device=device, quick=options.quick), options.only)
+            )
+        if not options.output:
+            raise InputError("no output folder is given", fix="say --output DIR")
+        if options.unpack:
+            return _unpack(options)
+        whole_s = options.minutes * 60
+        if not whole_s > 0:
+            raise InputError(f"--minutes {options.minutes} is not positive")
+        return _campaign(options, words, options.until or start_s + whole_s)
+    except TrioflowError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def _choose(items: Sequence[Item], pattern: str) -> list[Item]:
+    """Return the items whose name fits a pattern, at least one."""
+    chosen = [item for item in items if fnmatch(item.name, pattern)]
+    if not chosen:
+        raise InputError(f"--only {pattern}: no item has such a name", fix="see --list")
+    return chosen
+
+
+def _print_items(items: Sequence[Item]) -> int:
+    total_s = 0.0
+    for item in items:
+        total_s += item.estimate_s
+        print(
+            f"{item.position:4d}  {item.name:44s} {item.estimate_s:6.1f} s  {total_s / 60:6.1f} min"
+        )
+    print(f"{len(items)} items, {total_s / 60:.0f} minutes by first guesses, corrected as it goes")
+    return 0
+
+
+def _unpack(options: argparse.Namespace) -> int:
+    from trioflow.campaign.unpacking import unpack_campaign
+
+    folders = unpack_campaign(options.unpack, options.output)
+    print(f"{len(folders)} captures restored below {options.output}")
+    return 0
+
+
+def _campaign(options: argparse.Namespace, words: list[str], until_s: float) -> int:
+    """Run the campaign, and start anew in this process's place where the device was lost."""
+    try:
+        from trioflow.campaign.call import CallSettings, DeviceLost, run_call
+        from trioflow.trace.capture import choose_device
+    except ImportError as error:
+        raise InputError(
+            f"a package that captures need is missing ({error.name or error})",
+            fix="use a Python that has torch and all that it needs",
+        ) from None
+    device = choose_device(options.device)
+    limits = Limits(
+        options.files, int(options.file_mib * BYTES_PER_MIB), int(options.total_mib * BYTES_PER_MIB)
+    )
+    items = list_items(read_rows(options.workloads), device=device, quick=options.quick)
+    _choose(items, options.only)
+    settings = CallSettings(
+        Path(options.output), device, until_s, options.minutes * 60, options.only, options.state,
+        options.resume, limits, options.quick, options.retry_failed and options.until is None,
+    )  # fmt: skip
+    try:
+        return run_call(items, settings)
+    except DeviceLost:
+        print("the device refuses further work: starting anew", file=sys.stderr, flush=True)
+    # Open handles to the driver would keep the lost memory allocated in the new process.
+    os.closerange(3, 65_536)
+    kept = [word for word in words if not word.startswith("--until")]
+    command = [sys.executable, "-m", "trioflow.campaign", *kept, f"--until={until_s}"]
+    os.execv(sys.executable, command)
+    return 1  # not reached: the process is another one now
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,233 @@
+"""One call of a campaign: take over what is finished, go on, pack, stop in time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from types import FrameType
+
+from trioflow.campaign.execute import Executor
+from trioflow.campaign.items import Item
+from trioflow.campaign.machine import describe_machine, read_clocks
+from trioflow.campaign.packing import ITEMS_FILE, Limits, Pack, load_pack, pack_campaign
+from trioflow.campaign.runner import Budget, DeviceLost, Report, Runner, Stopped
+from trioflow.campaign.state import State
+from trioflow.errors import InputError
+from trioflow.units import format_bytes
+
+__all__ = ["CallSettings", "DeviceLost", "run_call"]
+
+RESERVE_S, RESERVE_SHARE = 12.0, 0.1
+"""Time kept for the last packing, and the share of a short call that it is at most."""
+
+PACK_EVERY_S = 60.0
+"""A call that is killed outright leaves packed files no older than this and one item."""
+
+
+class _Signals:
+    """Ends the call on a signal or when its time is up, by raising ``Stopped`` in the main thread."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.muted = False
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        """Note the signal and stop whatever runs."""
+        self.received = self.received or number
+        if not self.muted:
+            raise Stopped
+
+    @contextmanager
+    def heeded(self, time_s: float) -> Iterator[None]:
+        """Heed signals inside the block, the alarm after some seconds [s] among them."""
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+        before = {number: signal.signal(number, self.receive) for number in numbers}
+        # It repeats: an exception raised inside a destructor is swallowed by Python.
+        signal.setitimer(signal.ITIMER_REAL, max(time_s, 1e-3), 2.0)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """How one call runs.
+
+    Attributes
+    ----------
+    output : path
+        Where the packed files go; those of an earlier call are taken over.
+    device : {"cuda", "cpu"}
+        Where items run.
+    until_s : float
+        When the call must be over, on the monotonic clock [s].
+    whole_s : float
+        Time of a whole call [s].
+    only : str
+        Pattern of the names of the items to do.
+    state_folder : path or None
+        Where finished items lie until they are packed; below the output by default.
+    resume : sequence of path
+        Outputs of earlier calls to take over.
+    limits : Limits
+        Of the packed files.
+    quick, retry_failed : bool
+        Few repeats and small sizes; forget failures of earlier calls.
+    """
+
+    output: Path
+    device: str
+    until_s: float
+    whole_s: float
+    only: str = "*"
+    state_folder: str | None = None
+    resume: Sequence[str] = ()
+    limits: Limits = field(default_factory=Limits)
+    quick: bool = False
+    retry_failed: bool = False
+
+
+def run_call(items: Sequence[Item], settings: CallSettings) -> int:
+    """Do as many items as fit until a time, and pack all that is finished.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        All there are, in order of value.
+    settings : CallSettings
+        How the call runs.
+
+    Returns
+    -------
+    int
+        Exit status: 0, or 128 and its number when a signal ended the call.
+
+    Raises
+    ------
+    InputError
+        When what is to be taken over is no campaign's or another device's.
+    DeviceLost
+        When the device refuses further work in this process.
+    """
+    output, device = settings.output, settings.device
+    reserve_s = min(RESERVE_S, RESERVE_SHARE * settings.whole_s)
+    state = State(settings.state_folder or output / "state")
+    _take_over(state, output, settings.resume)
+    if settings.retry_failed:
+        state.forget(("failed",))
+    _begin_session(state, device, settings.quick)
+    budget = Budget(time.monotonic, settings.until_s - reserve_s, settings.whole_s - reserve_s)
+    chosen = [item for item in items if fnmatch(item.name, settings.only)]
+    before = sum(item.name in state.results for item in chosen)
+    _tell(f"{len(chosen)} items, {before} finished before; {budget.left_s():.0f} s to go")
+    signals, executor = _Signals(), Executor(device, settings.quick)
+    packer = _Packer(items, state, output, settings.limits, signals)
+    runner = Runner(
+        chosen, state, executor, budget, check_device=executor.check_device, notify=_tell,
+        after_item=packer.pack_now_and_then,
+    )  # fmt: skip
+    lost, report = False, None
+    with signals.heeded(budget.left_s()):
+        try:
+            report = runner.run()
+        except DeviceLost:
+            lost = True
+        except Stopped:
+            pass
+        signals.muted = True  # nothing may stop the last packing
+        _end_session(state, device)
+        pack = packer.pack()
+    _summarize(chosen, state, report, pack, output)
+    if lost:
+        raise DeviceLost
+    if not pack.left_out:
+        state.discard()
+    ended_by = signals.received
+    return 128 + ended_by if ended_by in (signal.SIGTERM, signal.SIGINT) else 0
+
+
+class _Packer:
+    """Packs from time to time, and at the end."""
+
+    def __init__(
+        self, items: Sequence[Item], state: State, output: Path, limits: Limits, signals: _Signals
+    ) -> None:
+        self.items, self.state, self.output, self.limits = items, state, output, limits
+        self.signals, self.packed_at_s = signals, time.monotonic()
+
+    def pack_now_and_then(self) -> None:
+        """Pack when the last time is long ago; stop where a swallowed signal asked for it."""
+        if self.signals.received is not None:
+            raise Stopped
+        if time.monotonic() - self.packed_at_s > PACK_EVERY_S:
+            self.pack()
+
+    def pack(self) -> Pack:
+        """Pack all that is finished."""
+        pack = pack_campaign(self.items, self.state, self.output, self.limits)
+        self.packed_at_s = time.monotonic()
+        return pack
+
+
+def _take_over(state: State, output: Path, resume: Sequence[str]) -> None:
+    """Take over the output's own packed files and earlier outputs."""
+    for folder in (output, *map(Path, resume)):
+        own = folder == output
+        if (folder / "state" / "items").is_dir() and folder / "state" != state.folder:
+            state.take_over(State(folder / "state"))
+            own = True  # the packed files beside it may be missing
+        if not own or (folder / ITEMS_FILE).exists():
+            load_pack(folder, state)
+
+
+def _begin_session(state: State, device: str, quick: bool) -> None:
+    """Note what this call found, and refuse to mix devices."""
+    machine = describe_machine(device)
+    for session in state.sessions:
+        before, now = session["machine"]["device_name"], machine["device_name"]
+        if before != now:
+            raise InputError(
+                f"what is finished comes from {before!r}, this device is {now!r}",
+                fix="start in an empty output folder",
+            )
+        if session["quick"] != quick:
+            raise InputError(
+                "items of --quick have the names of full ones and cannot be mixed with them",
+                fix="start in an empty output folder",
+            )
+    state.sessions.append(
+        {"machine": machine, "quick": quick, "clocks_before": read_clocks(device)}
+    )
+    state.write_sessions()
+
+
+def _end_session(state: State, device: str) -> None:
+    state.sessions[-1]["clocks_after"] = read_clocks(device)
+    state.write_sessions()
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _summarize(
+    items: Sequence[Item], state: State, report: Report | None, pack: Pack, output: Path
+) -> None:
+    """Print what is finished, what is left and where it lies."""
+    finished = sum(item.name in state.results for item in items)
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(pack.files.items()))
+    print(f"{finished} of {len(items)} items finished; in {output}: {sizes}")
+    for name in report.too_long if report else []:
+        print(f"not in any call this long: {name}; give it more --minutes")
+    for name, why in pack.left_out.items():
+        print(f"left out of the packed files: {name}: {why}")
+    if finished < len(items):
+        print("call it again with the same --output, or with --resume, to go on")

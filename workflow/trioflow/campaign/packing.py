@@ -1,0 +1,263 @@
+"""Packing a campaign into a few Parquet files of limited size, most valuable items first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trioflow.campaign.items import Item
+from trioflow.campaign.schemas import read_parquet, to_parquet
+from trioflow.campaign.state import Result, State, result_of_row
+from trioflow.errors import InputError
+from trioflow.provenance import atomic_path
+from trioflow.units import BYTES_PER_MIB
+
+ITEMS_FILE, SWEEPS_FILE = "items.parquet", "sweeps.parquet"
+_PER_FILE_BYTES, _PER_ROW_BYTES = 8_192, 256
+"""Generous guesses of what Parquet adds to contents; the written size is checked as well."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may come back from the machine.
+
+    Attributes
+    ----------
+    files : int
+        Files at most.
+    file_bytes : int
+        Size of one file at most [bytes].
+    total_bytes : int
+        Size of all together at most [bytes].
+    """
+
+    files: int = 8
+    file_bytes: int = 16 * BYTES_PER_MIB
+    total_bytes: int = 60 * BYTES_PER_MIB
+
+
+@dataclass
+class Pack:
+    """What was packed and what not.
+
+    Attributes
+    ----------
+    files : dict of str to int
+        Size of each written file [bytes].
+    left_out : dict of str to str
+        Items without their content, and why.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def pack_campaign(
+    items: Sequence[Item], state: State, output: str | Path, limits: Limits | None = None
+) -> Pack:
+    """Write the Parquet files of everything finished so far.
+
+    The table of items always goes in, then the sweeps, then captures in order
+    of value as long as they fit; what does not fit is named in the table of
+    items and stays in the state.
+
+    Raises
+    ------
+    InputError
+        When not even the table of items fits the limits.
+    """
+    limits, output, pack = limits or Limits(), Path(output), Pack()
+    output.mkdir(parents=True, exist_ok=True)
+    order = _in_order(items, state)
+    # The table of items is written last but must fit: reserve its size with all notes in it.
+    reserve = 2 * len(_items_table(items, state, pack, {})) + _PER_ROW_BYTES * len(order)
+    budget = limits.total_bytes - reserve
+    content: dict[str, bytes] = {}
+    stored: dict[str, str] = {}
+    sweeps = _pack_sweeps(order, state, min(limits.file_bytes, budget), pack)
+    if sweeps and limits.files > 1:
+        content[SWEEPS_FILE] = sweeps
+        stored |= {
+            n: SWEEPS_FILE for n in order if state.results[n].rows and n not in pack.left_out
+        }
+    elif sweeps:
+        pack.left_out |= {n: "only one file is allowed" for n in order if state.results[n].rows}
+    bins = _fill_bins(order, state, limits, budget - len(content.get(SWEEPS_FILE, b"")), pack)
+    for number, names in enumerate(bins, start=1):
+        file = f"captures-{number}.parquet"
+        content[file] = to_parquet(_file_rows(names, state), "files")
+        if len(content[file]) > limits.file_bytes:
+            raise InputError(f"{file} would take {len(content[file])} bytes", fix="report this")
+        stored |= dict.fromkeys(names, file)
+    content[ITEMS_FILE] = _items_table(items, state, pack, stored)
+    if len(content[ITEMS_FILE]) > min(limits.file_bytes, limits.total_bytes):
+        raise InputError(
+            f"the table of items alone takes {len(content[ITEMS_FILE])} bytes",
+            fix="allow larger files",
+        )
+    _write(content, output)
+    pack.files = {file: len(data) for file, data in content.items()}
+    return pack
+
+
+def _write(content: Mapping[str, bytes], output: Path) -> None:
+    """Replace the packed files; the table of items last, since it says where all else lies."""
+    for file in sorted(content, key=lambda name: name == ITEMS_FILE):
+        with atomic_path(output / file) as temporary:
+            temporary.write_bytes(content[file])
+    for old in (*output.glob("captures-*.parquet"), output / SWEEPS_FILE):
+        if old.name not in content:
+            old.unlink(missing_ok=True)
+
+
+def _in_order(items: Sequence[Item], state: State) -> list[str]:
+    """Return finished items in order of value; those that the list no longer has come last."""
+    listed = [item.name for item in items if item.name in state.results]
+    return listed + sorted(set(state.results) - set(listed))
+
+
+def _pack_sweeps(order: Sequence[str], state: State, limit: int, pack: Pack) -> bytes:
+    """Return the sweep table, without its least valuable items where it is too large."""
+    names = [name for name in order if state.results[name].rows]
+    kept = len(names)
+    while kept:
+        rows = [row for name in names[:kept] for row in state.results[name].rows]
+        table = to_parquet(rows, "sweeps")
+        if len(table) <= limit:
+            break
+        kept = min(kept - 1, int(kept * limit / len(table) * 0.95))
+    why = "the sweep table would be larger than allowed"
+    pack.left_out |= dict.fromkeys(names[kept:], why)
+    return table if kept > 0 else b""
+
+
+def _fill_bins(
+    order: Sequence[str], state: State, limits: Limits, budget: int, pack: Pack
+) -> list[list[str]]:
+    """Spread captures over files, first fit in order of value."""
+    most, bins, sizes = limits.files - 2, list[list[str]](), list[int]()
+    for name in order:
+        files = state.results[name].files
+        if not files:
+            continue
+        size = state.packed_bytes(name) + _PER_ROW_BYTES * len(files)
+        fits = [n for n, used in enumerate(sizes) if used + size <= limits.file_bytes]
+        opens = not fits and len(bins) < most and size + _PER_FILE_BYTES <= limits.file_bytes
+        if size + (_PER_FILE_BYTES if opens else 0) > budget or not (fits or opens):
+            pack.left_out[name] = (
+                f"its {size} bytes no longer fit into {limits.files} files of at most"
+                f" {limits.file_bytes} bytes, {limits.total_bytes} together"
+            )
+            continue
+        if opens:
+            bins.append([])
+            sizes.append(_PER_FILE_BYTES)
+            budget -= _PER_FILE_BYTES
+        place = fits[0] if fits else len(bins) - 1
+        bins[place].append(name)
+        sizes[place] += size
+        budget -= size
+    return bins
+
+
+def _file_rows(names: Sequence[str], state: State) -> list[dict[str, Any]]:
+    return [
+        {"item": n, "file": file, "size_bytes": content.size_bytes, "content": content.packed}
+        for n in names
+        for file, content in state.load_files(n).items()
+    ]
+
+
+def _items_table(
+    items: Sequence[Item], state: State, pack: Pack, stored: Mapping[str, str]
+) -> bytes:
+    """Return the table of all items, done or not, and of the calls so far."""
+    known = {item.name: item for item in items}
+    names = [*known, *sorted(set(state.results) - set(known))]
+    rows = []
+    for position, name in enumerate(names):
+        result = state.results.get(name)
+        missing = pack.left_out.get(name, "")
+        if result is not None and result.elsewhere:
+            missing = "its content is in an earlier pack"
+        ran_s = state.interruptions.get(name, [])
+        facts = result.facts if result else {"ran_s": ran_s} if ran_s else {}
+        rows.append(
+            {
+                "item": name,
+                "kind": known[name].kind if name in known else "unlisted",
+                "position": known[name].position if name in known else position,
+                "status": result.status if result else "pending",
+                "error": result.error if result else "",
+                "time_ns": result.time_ns if result else 0,
+                "interruptions": len(ran_s),
+                "session": result.session if result else None,
+                "stored_in": stored.get(name, ""),
+                "note": missing,
+                "facts": json.dumps(facts, sort_keys=True),
+            }
+        )
+    return to_parquet(rows, "items", {"sessions": state.sessions})
+
+
+def load_pack(folder: str | Path, state: State) -> int:
+    """Take over what the packed files in a folder hold; items already in the state stay.
+
+    Content whose file is not at hand counts as finished elsewhere, so the
+    table of items alone is enough to go on.
+
+    Returns
+    -------
+    int
+        Items taken over.
+
+    Raises
+    ------
+    InputError
+        When the folder holds no table of items, or files that are no campaign's.
+    """
+    folder = Path(folder)
+    if not (folder / ITEMS_FILE).exists():
+        raise InputError(
+            f"no campaign here: {ITEMS_FILE} is missing", file=folder,
+            fix="give the folder that an earlier call wrote",
+        )  # fmt: skip
+    listed, metadata = read_parquet(folder / ITEMS_FILE, "items")
+    shift = len(state.sessions)
+    results: dict[str, Result] = {}
+    for row in listed:
+        if row["status"] != "pending" and row["item"] not in state.results:
+            result = result_of_row(row)
+            result.session += shift
+            result.elsewhere = bool(row["stored_in"] or row["note"])
+            results[str(row["item"])] = result
+        elif row["interruptions"] and row["item"] not in state.results:
+            state.interruptions.setdefault(row["item"], json.loads(row["facts"])["ran_s"])
+    state.end()
+    _add_content(folder, results)
+    for name, result in results.items():
+        state.store(name, result)
+    if results or not state.sessions:
+        state.sessions += metadata.get("sessions", [])
+        state.write_sessions()
+    return len(results)
+
+
+def _add_content(folder: Path, results: Mapping[str, Result]) -> None:
+    """Add the rows and files that lie beside the table of items."""
+    from trioflow.campaign.compaction import Content
+
+    for path in sorted(folder.glob("captures-*.parquet")):
+        for row in read_parquet(path, "files")[0]:
+            if row["item"] in results:
+                result = results[row["item"]]
+                result.files[row["file"]] = Content(row["content"], row["size_bytes"])
+                result.elsewhere = False
+    if (folder / SWEEPS_FILE).exists():
+        for row in read_parquet(folder / SWEEPS_FILE, "sweeps")[0]:
+            if row["item"] in results:
+                results[row["item"]].rows.append(row)
+                results[row["item"]].elsewhere = False
