@@ -24,12 +24,20 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.provenance import host_environment
 from trioflow.report.perfetto import write_perfetto
+from trioflow.trace.importers.kineto import import_kineto
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.kineto import read_profile
 from trioflow.trace.merge import merge_trace
 from trioflow.trace.store import load_trace
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from large_profile import write_large_profile  # noqa: E402
+
 OUTPUT = ROOT / "docs" / "bench.md"
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
+LARGE_BYTES = 1_000_000_000
 Row = tuple[str, str, str]
 
 
@@ -110,9 +118,26 @@ def bench_results() -> Iterator[Row]:
         yield "`make reproduce`, sum of its jobs", f"{total / 60:.1f} min", "20 min on 2 cores"
 
 
+def bench_profiles() -> Iterator[Row]:
+    """Time reading a large Kineto trace, made of one real profiled step."""
+    raw = ROOT / "results" / "traces" / TRACE / "kineto.json.gz"
+    if not raw.exists():
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.json"
+        steps = write_large_profile(raw, path, LARGE_BYTES)
+        size_mb = path.stat().st_size / 1e6
+        whole_s = time_s(lambda: read_profile(path), 1)
+        options = ImportOptions(gpu="x", batch=8, precision="fp32")
+        import_s = time_s(lambda: import_kineto(path, None, options), 1)
+    what = f"a Kineto trace of {size_mb:.0f} MB, {steps} steps"
+    yield f"read {what}", f"{size_mb / whole_s:.0f} MB/s ({whole_s:.1f} s)", "30 MB/s"
+    yield f"import {what}", f"{size_mb / import_s:.0f} MB/s ({import_s:.1f} s)", "30 MB/s"
+
+
 def main() -> None:
     """Run every row and write the table."""
-    rows = [*bench_commands(), *bench_engine(), *bench_results()]
+    rows = [*bench_commands(), *bench_engine(), *bench_profiles(), *bench_results()]
     host = host_environment()
     lines = [
         "# Speeds",

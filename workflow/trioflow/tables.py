@@ -36,6 +36,7 @@ OPERATORS = pa.schema([
     _column("op_id", INT, "row number in order of start, from 0"),
     _column("name", TEXT, "outermost ATen operator, such as aten::addmm"),
     _column("phase", TEXT, "forward, backward or optimizer"),
+    _column("kind", TEXT, "compute; memcpy, a copy to or from the device; collective, communication of the run that was traced"),
     _column("module", TEXT, "dotted path of the module that the operator belongs to; empty outside any"),
     _column("start_ns", INT, "start after the start of the traced step", "ns"),
     _column("device_ns", INT, "time that the device spends in the operator: on a CPU its self time and its children's", "ns"),
@@ -169,11 +170,35 @@ ERRORS = pa.schema([
     _column("warnings", TEXT, "what the reader must know; empty for nothing"),
 ])  # fmt: skip
 
+TRACES = pa.schema([
+    _column("trace", TEXT, "name of the trace's folder"),
+    _column("workload", TEXT, "what was traced"),
+    _column("source", TEXT, "where the trace comes from: a capture, or another tool's files"),
+    _column("device", TEXT, "traced device, as its driver or system names it; empty for none"),
+    _column("batch", INT, "samples of the traced step"),
+    _column("precision", TEXT, "precision of the step"),
+    _column("optimizer", TEXT, "optimizer of the step; none for a step without one"),
+    _column("step_time_source", TEXT, "what the step time is: un-profiled, profiled, busy, repeated or none"),
+    _column("step_time_s", FLOAT, "duration of the step, read as step_time_source says", "s"),
+    _column("forward_operators", INT, "operators of the forward pass"),
+    _column("backward_operators", INT, "operators of the backward pass"),
+    _column("optimizer_operators", INT, "operators of the optimizer"),
+    _column("kernels", INT, "device kernels, copies and fills; 0 on a CPU"),
+    _column("device_s", FLOAT, "time that the device spends in operators", "s"),
+    _column("coverage", FLOAT, "share of the measured time that named operators explain: of kernel time on a GPU, of the step on a CPU", null=True),
+    _column("flop", INT, "floating-point operations", "flop"),
+    _column("read_bytes", INT, "bytes of all inputs", "bytes"),
+    _column("write_bytes", INT, "bytes of all results", "bytes"),
+    _column("parameter_bytes", INT, "bytes of the parameters that have a gradient", "bytes"),
+    _column("not_joined", TEXT, "what could not be joined; empty for nothing"),
+    _column("warnings", TEXT, "what else the reader must know; empty for nothing"),
+])  # fmt: skip
+
 SCHEMAS: dict[str, pa.Schema] = {
     "operators": OPERATORS, "tensors": TENSORS, "tasks": TASKS, "dependencies": DEPENDENCIES,
     "timeline": TIMELINE,
     "rank_timelines": RANK_TIMELINES, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
-    "operator_fit": OPERATOR_FIT, "errors": ERRORS,
+    "operator_fit": OPERATOR_FIT, "errors": ERRORS, "traces": TRACES,
 }  # fmt: skip
 
 CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}

@@ -11,6 +11,7 @@ from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators import fit_operator_model
 from trioflow.tables import PHASES, records
 from trioflow.trace.store import Trace, find_trace, load_trace
+from trioflow.trace.summary import describe_step, summarise_trace
 from trioflow.units import format_bytes, format_count, format_time, ns_to_s
 
 
@@ -21,8 +22,9 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
     -------
     dict
         ``device_time_s``, ``step_time_s``, ``operators``, ``kernels``,
-        ``flop``, ``coverage`` (share of the step spent in operators),
-        ``classes`` (a row each phase and class), and the trace's facts.
+        ``flop``, ``coverage`` (from ``coverage_of_trace``; None without times),
+        ``classes`` (a row each phase and class), and the columns of
+        ``tables.TRACES``.
     """
     operators = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
     device_s = ns_to_s(float(operators["device_ns"].sum()))
@@ -44,16 +46,12 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
             )
     rows.sort(key=lambda row: (PHASES.index(row["phase"]), -row["device_time_s"]))
     facts = trace.facts
-    kept = ("workload", "batch", "device_name", "precision", "optimizer", "torch", "warnings")
+    kept = ("device_name", "torch", "warnings", "unjoined")
     return {
+        **summarise_trace(trace, str(facts["workload"])),
         **{key: facts.get(key) for key in kept},
-        "step_time_s": facts["step_time_s"],
         "device_time_s": device_s,
-        "coverage": device_s / facts["step_time_s"],
         "operators": len(operators),
-        "kernels": int(operators["kernels"].sum()),
-        "flop": int(operators["flop"].sum()),
-        "parameter_bytes": sum(int(g["size_bytes"]) for g in facts.get("gradients", [])),
         "classes": rows,
     }
 
@@ -67,10 +65,12 @@ def run_show(options: argparse.Namespace) -> None:
     print(
         format_facts([
             ("workload", f"{told['workload']}, batch {told['batch']}, {told['precision']}, {told['optimizer']}"),
-            ("device", str(told["device_name"])),
-            ("step", f"{format_time(told['step_time_s'])} un-profiled, {told['coverage']:.1%} of it in operators"),
+            ("source", str(told["source"])),
+            ("device", str(told["device_name"] or "none")),
+            ("step", describe_step(told)),
             ("operators", f"{told['operators']} operators, {told['kernels']} device kernels"),
             ("work", f"{format_count(told['flop'])}FLOP, parameters {format_bytes(told['parameter_bytes'])}"),
+            ("not joined", str(told["not_joined"])),
             ("warnings", "; ".join(told["warnings"] or [])),
         ])
     )  # fmt: skip

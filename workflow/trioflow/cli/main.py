@@ -9,8 +9,12 @@ from collections.abc import Sequence
 
 from trioflow import __version__
 from trioflow.cli import answer, capture, inspect
+from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
+from trioflow.cli.datasets import add_retrieve
+from trioflow.cli.export import add_export
+from trioflow.cli.imports import add_import
 from trioflow.errors import TrioflowError
-from trioflow.parallel.plan import NAMED
+from trioflow.experiments import OPTIMIZERS, PRECISIONS
 
 EXAMPLE = """example, with a trace that ships with trioflow:
   trioflow show gpt2-tiny-b8
@@ -33,7 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_show(commands)
     _add_fit(commands)
     _add_capture(commands)
-    _add_import(commands)
+    add_import(commands)
+    add_export(commands)
+    add_retrieve(commands)
     return parser
 
 
@@ -46,34 +52,8 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "simulate", help="predict the training step of a plan on a platform"
     )
     parser.set_defaults(run=answer.run_simulate)
-    parser.add_argument(
-        "trace", metavar="TRACE", nargs="+",
-        help="folder of a trace, or a shipped one's name; more of the same workload at other batches "
-        "make other batches more certain",
-    )  # fmt: skip
-    parser.add_argument(
-        "--platform", required=True, metavar="NAME|FILE",
-        help="shipped platform, this-machine (after `make reproduce`), or a YAML file",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch", type=int, metavar="N", help="samples of the whole step, all ranks together"
-    )
-    parser.add_argument("--plan", choices=NAMED, help="plan by name, on --ranks ranks")
-    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
-    degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
-    degrees.add_argument(
-        "--data-parallel", type=int, metavar="D", help="replicas that share the batch"
-    )
-    degrees.add_argument(
-        "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
-    )
-    degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
-    degrees.add_argument("--schedule", choices=["gpipe"], help="pipeline schedule")
-    parser.add_argument(
-        "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
-    )
-    parser.add_argument("--cost-model", metavar="MODEL", help="operator model of `trioflow fit`")
-    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
+    add_plan_arguments(parser)
+    add_collectives_argument(parser)
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )
@@ -124,35 +104,31 @@ def _add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "capture", help="capture one training step on this device (needs torch)"
     )
     parser.set_defaults(run=capture.run_capture)
-    parser.add_argument("workload", metavar="WORKLOAD", help="row of workloads.tsv")
+    parser.add_argument(
+        "workload", metavar="WORKLOAD",
+        help="by name, such as resnet50 or gpt2, or a function of yours, module:function",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, required=True, metavar="N", help="samples of the step")
     parser.add_argument(
         "--workloads",
         metavar="FILE",
-        help="table of workloads (default: config/workloads.tsv, else the shipped one)",
+        help="table of workloads (default: config/workloads.tsv, then those that ship)",
     )
     parser.add_argument(
-        "--sequence", type=int, metavar="N", help="tokens of a sample, instead of the row's"
-    )
-    parser.add_argument("--precision", choices=["fp32", "bf16"], help="instead of the row's")
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], help="instead of the row's")
-    parser.add_argument(
-        "--device",
-        choices=["cpu", "cuda", "auto"],
-        default="auto",
-        help="default: a GPU where present",
+        "--sequence", type=int, metavar="N", help="tokens of a sample, instead of the workload's"
     )
     parser.add_argument(
-        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
-    )
-
-
-def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("import", help="make a trace from a raw profile")
-    parser.set_defaults(run=capture.run_import)
+        "--layers", type=int, metavar="N",
+        help="depth of the model: two blocks are captured, the last one is repeated",
+    )  # fmt: skip
+    parser.add_argument("--precision", choices=PRECISIONS, help="instead of the workload's")
     parser.add_argument(
-        "source", metavar="SOURCE",
-        help="folder with kineto.json.gz, execution_trace.json.gz and environment.json",
+        "--optimizer", choices=OPTIMIZERS, metavar="O",
+        help=f"instead of the workload's: {', '.join(OPTIMIZERS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda", "meta", "auto"], default="auto",
+        help="default: a GPU where present; meta: the operators without their times, for models that fit no device",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trioflow.trace.kineto import Event, find_steps, nest, outermost_operators, read_events
+from trioflow.trace.kineto import Event, read_profile
+from trioflow.trace.steps import find_spans, load_step
 from trioflow.units import ns_to_s
 
 _SPANS = ("gloo:", "nccl:")
@@ -28,16 +29,14 @@ def build_rank_timeline(path: str | Path, experiment: str, rank: int) -> list[di
     rank : int
         Rank that the profile belongs to.
     """
-    events = read_events(path)
-    # The library's spans outlast the call that began them, so they enclose nothing.
-    nest([event for event in events if not event.name.startswith(_SPANS)])
-    step = find_steps(events, path)[0]
-    found = [(e, "compute", "compute") for e in outermost_operators(step) if not _communicates(e)]
-    for event in events:
-        inside = step.start_ns <= event.start_ns <= step.end_ns
-        if inside and event.name.startswith(_SPANS):
-            word = event.name.partition(":")[2]
-            found.append((event, "communication", _KINDS.get(word, "collective")))
+    profile = read_profile(path)
+    loaded = load_step(profile, find_spans(profile)[0])
+    step = loaded.root
+    found = [(e, "compute", "compute") for e in loaded.operators if not _communicates(e)]
+    found += [
+        (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective"))
+        for event in loaded.messages
+    ]
     found.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
     return [
         {

@@ -71,9 +71,11 @@ FORMULAS: dict[str, Formula] = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_backward": _attention_backward,
     "aten::_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
 

@@ -3,35 +3,75 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from trioflow.trace.kineto import Event
 from trioflow.trace.tensors import TensorTracker
 
-_ACCUMULATE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+_NODE = "torch::autograd::AccumulateGrad"
+_ACCUMULATE = f"autograd::engine::evaluate_function: {_NODE}"
 
 
-def join_gradients(
-    step: Event,
-    uses: list[Event],
-    rows: list[dict[str, Any]],
-    tracker: TensorTracker,
-    parameters: list[dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """Return one entry a parameter, in the order in which its gradient became ready.
+class ReadyGradient(NamedTuple):
+    """A gradient as autograd hands it over: the operator that made it, and its shape if known."""
+
+    op_id: int
+    shape: tuple[int, ...] | None = None
+
+
+def find_ready(step: Event, uses: list[Event], forward: list[int | None]) -> list[ReadyGradient]:
+    """Return, for each gradient that autograd accumulates, the operator after which it is ready.
 
     Autograd hands a gradient to its parameter right after the operator that
-    made it; that operator's forward read the parameter.
+    made it. What accumulation itself runs (a detach, an addition) makes none.
 
     Parameters
     ----------
     step : Event
         The profiled step, with children.
-    uses, rows, tracker
-        Its outermost operators, their rows and their tensors.
+    uses : list of Event
+        Its outermost operators.
+    forward : list of int or None
+        For each of them, the forward operator that it differentiates.
+    """
+    makers = [i for i, joined in enumerate(forward) if joined is not None]
+    starts = [uses[i].start_ns for i in makers]
+    found = []
+    for event in step.walk():
+        place = bisect_left(starts, event.start_ns) if event.name == _ACCUMULATE else 0
+        if place:
+            found.append(ReadyGradient(makers[place - 1], _accumulated_shape(event)))
+    return found
+
+
+def _accumulated_shape(event: Event) -> tuple[int, ...] | None:
+    """Return the shape of the gradient that an accumulation was given, where profiled."""
+    for inner in event.children:
+        shapes = inner.details.get("shapes")
+        if inner.name == _NODE and isinstance(shapes, list) and shapes:
+            return tuple(shapes[0])
+    return None
+
+
+def join_gradients(
+    rows: list[dict[str, Any]],
+    tracker: TensorTracker,
+    parameters: list[dict[str, Any]],
+    ready: Sequence[ReadyGradient] | None = None,
+) -> list[dict[str, Any]]:
+    """Return one entry a parameter, in the order in which its gradient became ready.
+
+    Parameters
+    ----------
+    rows, tracker
+        The step's operators and their tensors.
     parameters : list of dict
         ``name``, ``shape`` and ``elem_bytes`` in the model's order; may be empty.
+    ready : sequence of ReadyGradient, optional
+        From `find_ready`; None to try every backward operator as often as its
+        forward operator has parameters.
 
     Returns
     -------
@@ -41,15 +81,10 @@ def join_gradients(
         ``gradient_storage_id`` (-1 where the operator does not return it).
     """
     free = {i: (str(p["name"]), tuple(p["shape"])) for i, p in enumerate(parameters)}
-    # What accumulation itself runs (a detach, an addition) makes no gradient.
-    makers = [i for i, row in enumerate(rows) if row["forward_op_id"] is not None]
-    starts = [uses[i].start_ns for i in makers]
     taken: set[int] = set()
     entries: list[dict[str, Any]] = []
-    for event in (e for e in step.walk() if e.name == _ACCUMULATE):
-        before = bisect_left(starts, event.start_ns)
-        op_id = makers[before - 1] if before else -1
-        found = _find_parameter(op_id, rows, tracker, taken)
+    for op_id, shape in _candidates(rows, tracker) if ready is None else ready:
+        found = _find_parameter(op_id, shape, rows, tracker, taken)
         if found is None:
             continue
         tensor = tracker.tensors[found]
@@ -59,7 +94,9 @@ def join_gradients(
         index = _match_name(free, module, tensor.shape)
         entries.append(
             {
-                "name": free.pop(index)[0] if index is not None else f"{module}.{len(entries)}",
+                "name": free.pop(index)[0]
+                if index is not None
+                else f"{module or 'parameter'}.{len(entries)}",
                 "module": module,
                 "index": -1 if index is None else index,
                 "size_bytes": prod(tensor.shape) * tensor.elem_bytes,
@@ -71,14 +108,29 @@ def join_gradients(
     return entries
 
 
+def _candidates(rows: list[dict[str, Any]], tracker: TensorTracker) -> list[ReadyGradient]:
+    """Return every backward operator as often as its forward operator reads a parameter."""
+    found: list[ReadyGradient] = []
+    for row in rows:
+        if row["phase"] == "backward" and row["forward_op_id"] is not None:
+            read = set(rows[row["forward_op_id"]]["input_ids"])
+            count = sum(tracker.category(i) == "parameter" for i in read)
+            found += [ReadyGradient(row["op_id"])] * count
+    return found
+
+
 def _find_parameter(
-    op_id: int, rows: list[dict[str, Any]], tracker: TensorTracker, taken: set[int]
+    op_id: int,
+    shape: tuple[int, ...] | None,
+    rows: list[dict[str, Any]],
+    tracker: TensorTracker,
+    taken: set[int],
 ) -> int | None:
     """Return the parameter whose gradient the operators up to `op_id` have just made."""
     if op_id < 0 or rows[op_id]["forward_op_id"] is None:
         return None
     forward = rows[rows[op_id]["forward_op_id"]]
-    made = {tuple(shape) for shape in rows[op_id]["output_shapes"]}
+    made = {tuple(s) for s in rows[op_id]["output_shapes"]} if shape is None else {shape}
     candidates = [
         i
         for i in forward["input_ids"]

@@ -1,10 +1,11 @@
-"""Device kernels of a CUDA profile, joined to the operators that launched them."""
+"""Device kernels of a profile: which operator launched each, and what time it is charged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from trioflow.trace.kineto import Event
+from trioflow.trace.profiler_fields import kineto_words
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Categories of the host's calls into the driver; a kernel shares its call's correlation."""
@@ -23,24 +24,65 @@ def index_kernels(kernels: Iterable[Event]) -> dict[int, list[Event]]:
 
 def kernels_of(operator: Event, kernels: Kernels) -> list[Event]:
     """Return the kernels that an operator and what it encloses launched, in order of start."""
-    launched = [
-        kernel
+    launched = {
+        event.correlation
         for event in operator.walk()
         if event.category in LAUNCHES and event.correlation is not None
-        for kernel in kernels.get(event.correlation, [])
-    ]
-    return sorted(launched, key=lambda kernel: (kernel.start_ns, kernel.end_ns))
+    }
+    found = [kernel for correlation in launched for kernel in kernels.get(correlation, [])]
+    return sorted(found, key=_by_start)
+
+
+def _by_start(kernel: Event) -> tuple[int, int, str]:
+    return kernel.start_ns, kernel.end_ns, kernel.name
 
 
 def busy_ns(kernels: Iterable[Event]) -> int:
-    """Return the time in which at least one of some kernels runs [ns].
+    """Return the time in which at least one of some kernels runs [ns]."""
+    return sum(charge_kernels([list(kernels)]))
 
-    Kernels of one operator may overlap on several streams; their union is the
-    time that the device spends in the operator.
+
+def charge_kernels(groups: Sequence[Sequence[Event]]) -> list[int]:
+    """Share the device's busy time out among groups of kernels, an operator each [ns].
+
+    Every instant is charged once, to the group whose running kernel started
+    first, so that the shares sum to the busy time whatever overlaps. Gaps
+    between an operator's own kernels are charged to nobody: there the device
+    waits for the host.
+
+    Notes
+    -----
+    TrioSim's traces carry both readings. Its ``cudatime`` runs from an
+    operator's first kernel to its last and so counts those gaps (ResNet-50:
+    11.5 ms of its 12.6 ms difference are gaps within the backward of 53 small
+    convolutions, and 0.6 ms one gap within the loss); ``cudatimenooverlap``
+    is the time that kernels run. The public raw profile shows the same two
+    quantities for each operator.
     """
-    total, reached = 0, 0
-    for kernel in sorted(kernels, key=lambda k: k.start_ns):
-        start = max(kernel.start_ns, reached) if total else kernel.start_ns
-        total += max(kernel.end_ns - start, 0)
-        reached = max(reached, kernel.end_ns) if total else kernel.end_ns
-    return total
+    charged = [0] * len(groups)
+    every = [(kernel, group) for group, kernels in enumerate(groups) for kernel in kernels]
+    every.sort(key=lambda item: (_by_start(item[0]), item[1]))
+    reached: int | None = None
+    for kernel, group in every:
+        start = kernel.start_ns if reached is None else max(kernel.start_ns, reached)
+        charged[group] += max(kernel.end_ns - start, 0)
+        reached = kernel.end_ns if reached is None else max(reached, kernel.end_ns)
+    return charged
+
+
+def span_ns(kernels: Sequence[Event]) -> int:
+    """Return the time from the first start to the last end of some kernels [ns]."""
+    if not kernels:
+        return 0
+    return max(k.end_ns for k in kernels) - min(k.start_ns for k in kernels)
+
+
+def is_collective(name: str) -> bool:
+    """Tell communication kernels from those that compute, by name."""
+    return name.lower().startswith(kineto_words("collective_kernel"))
+
+
+def is_host_copy(kernel: Event) -> bool:
+    """Tell a copy between the host and the device."""
+    words = kineto_words("host_copy")
+    return kernel.category == "gpu_memcpy" and any(word in kernel.name for word in words)

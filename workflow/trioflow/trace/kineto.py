@@ -1,30 +1,43 @@
-"""Reading Kineto's Chrome trace: operator events, annotations and kernels."""
+"""Reading Kineto's Chrome trace, of any size, into columns; events are built for a window of it."""
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trioflow.errors import TraceError
-from trioflow.units import us_to_ns
+from trioflow.trace.json_stream import ListStream
+from trioflow.trace.profiler_fields import (
+    categories,
+    detail_spellings,
+    id_spellings,
+    kineto_words,
+)
 
 STEP = "trioflow: step"
 """Annotation that encloses one captured step."""
 MODULE = "module: "
 """Prefix of the annotation that encloses one module's forward."""
 
-
-HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+HOST = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver")
 """Categories of what runs on a host thread and can enclose one another."""
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of what runs on the device."""
 
+ABSENT = -1
+_NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
+_LIMIT = 1 << 62
+_NANOSECONDS_SINCE_1970 = 10**17
+"""A time stamp beyond this counts nanoseconds: in microseconds it would lie after the year 5000."""
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, slots=True)
 class Event:
     """One timed event; children are the events that it encloses on its thread."""
 
@@ -36,6 +49,8 @@ class Event:
     record_id: int | None
     sequence_number: int | None
     correlation: int | None = None
+    external_id: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
     children: list[Event] = field(default_factory=list)
     parent: Event | None = None
 
@@ -45,6 +60,12 @@ class Event:
         for child in self.children:
             yield from child.walk()
 
+    def walk_by_end(self) -> Iterator[Event]:
+        """Yield all that the event encloses, then the event: in order of end."""
+        for child in self.children:
+            yield from child.walk_by_end()
+        yield self
+
     def ancestors(self) -> Iterator[Event]:
         """Yield what encloses the event, innermost first."""
         above = self.parent
@@ -53,65 +74,264 @@ class Event:
             above = above.parent
 
 
-def read_json_trace(path: str | Path) -> Any:
-    """Read plain or gzipped JSON.
+class Profile:
+    """The complete events of one Kineto file, as columns.
 
-    Raises
-    ------
-    TraceError
-        When the file is missing, cut short or not JSON.
+    About 64 bytes an event, so that a file of several GB fits in memory; what
+    no reader asks for (Python frames, flow arrows, memory samples) is dropped.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    header : dict
+        The file's values beside the events, such as the device's properties.
+    start_ns, end_ns : array of int64 [events]
+        Times [ns].
     """
-    try:
-        raw = Path(path).read_bytes()
-        return json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except FileNotFoundError:
-        raise TraceError("no such file", file=path) from None
-    except (ValueError, EOFError, OSError) as error:
-        raise TraceError(
-            f"not a complete JSON file ({error})", file=path, fix="capture it again"
-        ) from None
 
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.header: dict[str, Any] = {}
+        self.names: list[str] = []
+        self.categories: list[str] = []
+        self.details: list[dict[str, Any]] = []
+        self._columns: dict[str, array[int]] = {
+            name: array("i" if name in _CODES else "q") for name in _COLUMNS
+        }
+        self._ordered: dict[str, NDArray[Any]] = {}
+        self._masks: dict[tuple[str, ...], NDArray[np.bool_]] = {}
+        self._launched: NDArray[np.int64] | None = None
+        self._by_launch: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
-def read_events(path: str | Path) -> list[Event]:
-    """Return the complete events of a Kineto trace in order of start, outermost first.
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self.column("start_ns"))
 
-    Raises
-    ------
-    TraceError
-        When the file is no Kineto trace or an event lacks its time.
-    """
-    content = read_json_trace(path)
-    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
-        raise TraceError("the key traceEvents is missing", file=path, fix="give a Kineto trace")
-    events = []
-    for row, raw in enumerate(content["traceEvents"]):
-        if not isinstance(raw, dict) or raw.get("ph") != "X" or raw.get("cat") is None:
-            continue
-        try:
-            start, duration = float(raw["ts"]), float(raw["dur"])
-            thread = raw["tid"] if isinstance(raw["tid"], int) else -1
-            arguments = raw.get("args", {})
-            events.append(
-                Event(
-                    str(raw["name"]), str(raw["cat"]), us_to_ns(start), us_to_ns(start + duration),
-                    thread, arguments.get("Record function id"),
-                    arguments.get("Sequence number"),
-                    arguments.get("correlation"),
-                )
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(
-                f"bad event ({error!r})", file=path, place=f"traceEvents[{row}]"
-            ) from None
-        if duration < 0:
-            raise TraceError(
-                f"negative duration {duration}", file=path, place=f"traceEvents[{row}]"
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column in order of start, what encloses before what is enclosed."""
+        if not self._ordered:
+            start, end = (np.asarray(self._columns[c]) for c in ("start_ns", "end_ns"))
+            order = np.lexsort((-end, start))
+            for word in _COLUMNS:  # one at a time: a file of several GB fills memory twice over
+                self._ordered[word] = np.asarray(self._columns.pop(word))[order]
+        return self._ordered[name]
+
+    @property
+    def start_ns(self) -> NDArray[np.int64]:
+        """Start of every event [ns]."""
+        return self.column("start_ns")
+
+    @property
+    def end_ns(self) -> NDArray[np.int64]:
+        """End of every event [ns]."""
+        return self.column("end_ns")
+
+    def is_category(self, *words: str) -> NDArray[np.bool_]:
+        """Tell which events are of one of some categories."""
+        if words not in self._masks:
+            codes = [i for i, word in enumerate(self.categories) if word in words]
+            self._masks[words] = np.isin(self.column("category"), codes)
+        return self._masks[words]
+
+    def is_named(self, *prefixes: str) -> NDArray[np.bool_]:
+        """Tell which events' names begin with one of some words."""
+        codes = [i for i, name in enumerate(self.names) if name.startswith(prefixes)]
+        return np.isin(self.column("name"), codes)
+
+    def rows_between(self, start_ns: int, end_ns: int) -> NDArray[np.int64]:
+        """Return the rows of the events that start within some time."""
+        first, last = np.searchsorted(self.start_ns, (start_ns, end_ns))
+        return np.arange(first, last)
+
+    def launched(self, categories: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return the numbers of all launches in the file, sorted."""
+        if self._launched is None:
+            self._launched = np.unique(self.column("correlation")[self.is_category(*categories)])
+        return self._launched
+
+    def device_rows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of what some launches started on the device, in order of start."""
+        if self._by_launch is None:
+            rows = np.flatnonzero(self.is_category(*DEVICE))
+            keys = self.column("correlation")[rows]
+            order = np.argsort(keys, kind="stable")
+            self._by_launch = keys[order], rows[order]
+        keys, rows = self._by_launch
+        first, last = (np.searchsorted(keys, numbers, side=side) for side in ("left", "right"))
+        spans = [rows[a:b] for a, b in zip(first, last, strict=True) if b > a]
+        return np.sort(np.concatenate(spans)) if spans else rows[:0]
+
+    def events(self, rows: NDArray[Any]) -> list[Event]:
+        """Build some events, given by their rows or by a mask, in order of start."""
+        cells = {c: self.column(c)[rows].tolist() for c in _COLUMNS}
+        optional = [
+            [None if value == ABSENT else value for value in cells[name]] for name in _NUMBERS
+        ]
+        return [
+            Event(
+                self.names[name], self.categories[category], start, end, thread,
+                record, sequence, correlation, external, self.details[details],
             )
-    events.sort(key=lambda e: (e.start_ns, -e.end_ns))
-    return events
+            for name, category, start, end, thread, details, record, external, sequence, correlation
+            in zip(
+                cells["name"], cells["category"], cells["start_ns"], cells["end_ns"],
+                cells["thread"], cells["details"], *optional, strict=True,
+            )
+        ]  # fmt: skip
 
 
-def nest(events: list[Event]) -> list[Event]:
+_CODES = ("name", "category", "thread", "details")
+_COLUMNS = ("start_ns", "end_ns", *_CODES, *_NUMBERS)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a Kineto trace into columns.
+
+    Raises
+    ------
+    TraceError
+        When the file is no Kineto trace, or an event lacks its time, runs
+        backwards or has an id that is no number.
+    """
+    profile = Profile(path)
+    stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
+    read = _Reader(profile)
+    for row, raw in enumerate(stream):
+        try:
+            if raw["ph"] == "X":
+                read.take(raw)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            if not isinstance(raw, dict):
+                problem = f"{raw!r:.40} is no event"
+            elif "ph" not in raw:
+                continue
+            else:
+                problem = f"bad event ({error!r})"
+            raise TraceError(
+                problem, file=path, place=f"traceEvents[{row}]", fix="capture it again"
+            ) from None
+    profile.header = stream.header
+    return profile
+
+
+class _Reader:
+    """Puts raw events into a profile's columns."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._names: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._threads: dict[Any, int] = {}
+        self._details: dict[str, int] = {"": 0}
+        profile.details.append({})
+        self._known = {
+            word: (category, detail_spellings(category)) for word, category in categories().items()
+        }
+        self._ids = [id_spellings(name) for name in _NUMBERS]
+        self._modules = kineto_words("module")
+        self._codes = [profile._columns[name].append for name in _CODES]
+        self._numbers = [profile._columns[name].append for name in _NUMBERS]
+        self._start = profile._columns["start_ns"].append
+        self._end = profile._columns["end_ns"].append
+
+    def take(self, raw: dict[str, Any]) -> None:
+        """Add one complete event, unless nobody reads its category."""
+        category, spellings = self._known.get(raw.get("cat", ""), (None, ()))
+        if category is None:
+            return
+        name = raw["name"]
+        if category == "python_function" and not name.startswith(self._modules):
+            return
+        start, duration = raw["ts"], raw["dur"]
+        scale = 1 if start.__class__ is int and start > _NANOSECONDS_SINCE_1970 else 1000
+        start_ns, duration_ns = _to_ns(start, scale), _to_ns(duration, scale)
+        if duration_ns < 0:
+            raise ValueError(f"negative duration {duration}")
+        find = (raw.get("args") or _NOTHING).get
+        ids = []
+        for words in self._ids:
+            value = find(words[0])
+            if value is None and len(words) > 1:
+                value = next((found for w in words[1:] if (found := find(w)) is not None), None)
+            ids.append(_to_id(value))
+        details = {}
+        for word, kept in spellings:
+            value = find(word)
+            if value is not None:
+                details[kept] = value
+        codes = (
+            self._code(self._names, self._profile.names, name),
+            self._code(self._categories, self._profile.categories, category),
+            self._threads.setdefault((raw.get("pid"), raw.get("tid")), len(self._threads)),
+            self._code_details(details) if details else 0,
+        )
+        self._start(start_ns)
+        self._end(start_ns + duration_ns)
+        for add, code in zip(self._codes, codes, strict=True):
+            add(code)
+        for add, number in zip(self._numbers, ids, strict=True):
+            add(number)
+
+    @staticmethod
+    def _code(known: dict[str, int], words: list[str], word: str) -> int:
+        """Return the number of a word, giving it one where it is new."""
+        code = known.get(word)
+        if code is None:
+            if not isinstance(word, str):
+                raise TypeError(f"{word!r:.40} is no name")
+            code = known[word] = len(words)
+            words.append(word)
+        return code
+
+    def _code_details(self, details: dict[str, Any]) -> int:
+        """Return the number of a set of details; equal sets share it."""
+        key = repr(details)
+        code = self._details.get(key)
+        if code is None:
+            code = self._details[key] = len(self._profile.details)
+            self._profile.details.append(details)
+        return code
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+def _to_ns(stamp: Any, scale: int) -> int:
+    """Return a time in nanoseconds; text keeps digits that a float would lose.
+
+    Raises
+    ------
+    ValueError
+        When it is no number, or one that no clock shows.
+    """
+    if stamp.__class__ is int:
+        time_ns: int = stamp * scale
+    else:
+        if not isinstance(stamp, str):
+            raise ValueError(f"{stamp!r:.40} is no time")
+        whole, _, fraction = stamp.partition(".")
+        if fraction.isdigit() and scale == 1000:
+            time_ns = int(whole) * 1000
+            part = int((fraction + "000")[:3]) + (fraction[3:4] >= "5")
+            time_ns += -part if whole.startswith("-") else part
+        else:
+            time_ns = round(float(stamp) * scale)
+    if not -_LIMIT < time_ns < _LIMIT:
+        raise ValueError(f"{stamp} is no time")
+    return time_ns
+
+
+def _to_id(value: Any) -> int:
+    """Return an id, ABSENT for none."""
+    if value is None:
+        return ABSENT
+    if value.__class__ is not int or not ABSENT <= value < _LIMIT:
+        raise ValueError(f"{value!r:.40} is no id")
+    return int(value)
+
+
+def nest(events: Iterable[Event]) -> list[Event]:
     """Fill ``children`` by containment in time on each host thread; return the outermost events."""
     roots: list[Event] = []
     open_events: dict[int, list[Event]] = {}
@@ -130,40 +350,13 @@ def nest(events: list[Event]) -> list[Event]:
     return roots
 
 
+_NOT_OPERATORS = ("torch", "autograd", "nccl", "gloo")
+
+
 def is_operator(name: str) -> bool:
     """Tell operators (``library::name``) from autograd nodes, annotations and functions."""
     library, separator, rest = name.partition("::")
     return bool(separator and rest) and library.isidentifier() and library not in _NOT_OPERATORS
-
-
-_NOT_OPERATORS = ("torch", "autograd")
-
-
-def find_steps(events: list[Event], path: str | Path) -> list[Event]:
-    """Return the annotated steps of nested events, in order.
-
-    On CUDA autograd runs backward on a thread of its own: what other host
-    threads did during a step, enclosed by nothing, becomes the step's too.
-
-    Raises
-    ------
-    TraceError
-        When no step is annotated.
-    """
-    steps = [e for e in events if e.name == STEP and e.category == "user_annotation"]
-    if not steps:
-        raise TraceError(
-            f"no annotation {STEP!r}", file=path, fix="capture with `trioflow capture`"
-        )
-    loose = [e for e in events if e.parent is None and e.category == "cpu_op"]
-    for step in steps:
-        for event in loose:
-            during = step.start_ns <= event.start_ns and event.end_ns <= step.end_ns
-            if during and event.thread != step.thread:
-                event.parent = step
-                step.children.append(event)
-        step.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
-    return steps
 
 
 def outermost_operators(step: Event) -> list[Event]:

@@ -15,6 +15,15 @@ from trioflow.errors import TraceError
 from trioflow.provenance import read_json, write_json
 
 REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
+STEP_TIME_SOURCES = {
+    "un-profiled": "median of steps that ran without the profiler",
+    "profiled": "the profiled step's own duration, the profiler's time included",
+    "busy": "time in which the device was busy: no host time, no idle time",
+    "repeated": "a captured step, one of its blocks repeated",
+    "none": "the trace holds no times",
+}
+"""What ``step_time_s`` is, by the fact ``step_time_source``."""
+UNTIMED = "none"
 
 
 @dataclass
@@ -29,7 +38,8 @@ class Trace:
         Columns of ``tables.TENSORS``.
     facts : dict
         ``workload``, ``batch`` [samples], ``device_name``, ``step_time_s``
-        (median un-profiled step [s]), ``step_times_s``, ``profiled_step_s``,
+        (the step [s]), ``step_time_source`` (a key of `STEP_TIME_SOURCES`),
+        ``step_times_s``, ``profiled_step_s``,
         ``tail_s`` (host time after the last operator [s]), ``gradients`` (one
         entry a parameter, in the order in which gradients become ready),
         ``units``, ``tensor_split``, ``environment``, ``warnings``.
@@ -67,9 +77,6 @@ def load_trace(folder: str | Path) -> Trace:
             f"or one of the shipped traces: {', '.join(shipped_traces())}",
         )
     facts = read_json(path / "trace.json")
-    for name in REQUIRED_FACTS:
-        if name not in facts:
-            raise TraceError(f"the fact {name!r} is missing", file=path / "trace.json")
     check_facts(facts, path / "trace.json")
     return Trace(
         tables.read_table(path / "operators.parquet", "operators"),
@@ -78,19 +85,25 @@ def load_trace(folder: str | Path) -> Trace:
     )
 
 
-def check_facts(facts: Mapping[str, Any], file: Path) -> None:
-    """Check the numbers among a trace's facts.
+def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> None:
+    """Check the facts that every later stage relies on.
 
     Raises
     ------
     TraceError
-        When the batch is no positive whole number, the step takes no time or
-        a gradient lacks what a plan needs.
+        When a fact is missing, the batch is no positive whole number, the step
+        takes no time although the trace is timed, or a gradient lacks what a
+        plan needs.
     """
+    for name in REQUIRED_FACTS:
+        if name not in facts:
+            raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
     batch, step_s = facts["batch"], facts["step_time_s"]
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise TraceError(f"{batch!r} is no number of samples", file=file, place="batch")
-    if not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
+    timed = facts.get("step_time_source") != UNTIMED
+    shortest = step_s > 0 if timed and isinstance(step_s, int | float) else step_s == 0
+    if not isinstance(step_s, int | float) or not shortest or not step_s < float("inf"):
         raise TraceError(f"{step_s!r} is no time of a step", file=file, place="step_time_s")
     needed = ("name", "module", "size_bytes", "ready_after_op_id")
     for row, gradient in enumerate(facts.get("gradients", [])):

@@ -13,18 +13,61 @@ from math import prod
 import pandas as pd
 
 from trioflow import tables
-from trioflow.trace.execution_trace import TensorRef
 
 _STATISTICS = {"aten::batch_norm": (3, 4), "aten::native_batch_norm": (3, 4)}
 """Arguments that hold running statistics: updated without being returned."""
 
 
+@dataclass(frozen=True)
+class TensorRef:
+    """One use of a tensor by one operator; ids are the source's and may be reused.
+
+    Attributes
+    ----------
+    tensor, storage : int
+        The source's ids of the tensor and of the memory that it is a view of.
+    elem_bytes : int
+        Size of an element [bytes].
+    shape : tuple of int
+        Sizes of the dimensions.
+    dtype : str
+        Element type.
+    argument : int
+        Place among the operator's arguments or results; members of a list share it.
+    category : str
+        Category of its memory where the source says it; empty to find it out from
+        the tensor's uses.
+    """
+
+    tensor: int
+    storage: int
+    elem_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    argument: int
+    category: str = ""
+
+
+@dataclass(frozen=True)
+class MadeInside:
+    """A result of an enclosed operator, with that operator's inputs."""
+
+    ref: TensorRef
+    sources: tuple[TensorRef, ...] = ()
+
+
 @dataclass
 class _Storage:
-    """One allocation between two writes by a fresh owner."""
+    """One allocation between two writes by a fresh owner.
+
+    `made_from` holds, for a result of an enclosed operator, the storages that
+    it was computed from and the shapes in which they were read.
+    """
 
     producer: int | None
     producer_phase: str
+    made_from: list[tuple[int, tuple[int, ...]]] | None = None
+    shape: tuple[int, ...] = ()
     read_in: set[str] = field(default_factory=set)
     updated_in: set[str] = field(default_factory=set)
     statistics: bool = False
@@ -52,8 +95,8 @@ class OperatorTensors:
         Indices of tensors.
     aliases : list of bool
         For each output, whether it is memory of an input.
-    in_place : bool
-        Whether the operator writes into its first argument.
+    written : list of int
+        Those inputs that the operator writes in place.
     """
 
     name: str
@@ -61,7 +104,7 @@ class OperatorTensors:
     inputs: list[int]
     outputs: list[int]
     aliases: list[bool]
-    in_place: bool
+    written: list[int]
 
 
 class TensorTracker:
@@ -81,36 +124,29 @@ class TensorTracker:
         phase: str,
         inputs: list[TensorRef],
         outputs: list[TensorRef],
-        made_inside: list[TensorRef],
+        made_inside: list[MadeInside],
+        written: frozenset[int] | None = None,
     ) -> OperatorTensors:
         """Record one operator; operators must come in order of start.
 
-        `made_inside` are the results of the operators that it encloses: autograd
-        may save one of them for backward although the operator does not return it.
+        `made_inside` are the results of the operators that it encloses, in
+        order of end: autograd may save one of them for backward although the
+        operator does not return it. `written` are the arguments that it writes
+        in place; None to tell by the name's ending.
         """
         op_id = len(self.uses)
-        in_place = name.endswith("_") and not name.endswith("__")
-        statistics = _STATISTICS.get(name, ())
-        owned = {ref.storage for ref in inputs}
-        use = OperatorTensors(name, phase, [], [], [], in_place)
+        if written is None:
+            in_place = name.endswith("_") and not name.endswith("__")
+            written = frozenset([0] if in_place else [])
+        use = OperatorTensors(name, phase, [], [], [], [])
         for ref in inputs:
-            if ref.shape == () and (self._live.get(ref.storage), ref.tensor) not in self._made:
-                # A number of the calling program, wrapped: its memory is in no operator's result.
-                self._live.pop(ref.storage, None)
-            index = self._tensor(ref, op_id, None, "")
-            storage = self.storages[self.tensors[index].storage]
-            storage.read_in.add(phase)
-            storage.consumers += 1
-            storage.statistics |= ref.argument in statistics
-            if in_place and ref.argument == 0:
-                storage.updated_in.add(phase)
-            use.inputs.append(index)
+            self._read(ref, use, op_id, written)
+        owned = {ref.storage for ref in inputs}
         returned = {ref.storage for ref in outputs}
-        for ref in made_inside:
-            if ref.storage not in owned and ref.storage not in returned:
-                self._live[ref.storage] = len(self.storages)
-                self.storages.append(_Storage(op_id, phase))
-            self._made.add((self._live.get(ref.storage), ref.tensor))
+        for inner in made_inside:
+            if inner.ref.storage not in owned and inner.ref.storage not in returned:
+                self._keep(inner, op_id, phase)
+            self._made.add((self._live.get(inner.ref.storage), inner.ref.tensor))
         for ref in outputs:
             alias = ref.storage in owned
             if not alias and not any(
@@ -123,11 +159,52 @@ class TensorTracker:
         self.uses.append(use)
         return use
 
+    def _read(
+        self, ref: TensorRef, use: OperatorTensors, op_id: int, written: frozenset[int]
+    ) -> None:
+        """Record one input of an operator."""
+        if ref.shape == () and (self._live.get(ref.storage), ref.tensor) not in self._made:
+            # A number of the calling program, wrapped: its memory is in no operator's result.
+            self._live.pop(ref.storage, None)
+        index = self._tensor(ref, op_id, None, "")
+        storage = self.storages[self.tensors[index].storage]
+        storage.read_in.add(use.phase)
+        storage.consumers += 1
+        storage.statistics |= ref.argument in _STATISTICS.get(use.name, ())
+        if ref.argument in written:
+            storage.updated_in.add(use.phase)
+            use.written.append(index)
+        use.inputs.append(index)
+
+    def _keep(self, inner: MadeInside, op_id: int, phase: str) -> None:
+        """Start the storage of an enclosed operator's result, or note what was written into it."""
+        sources = [
+            (self._live[ref.storage], ref.shape)
+            for ref in inner.sources
+            if ref.storage in self._live and ref.storage != inner.ref.storage
+        ]
+        live = self._live.get(inner.ref.storage)
+        if any(ref.storage == inner.ref.storage for ref in inner.sources):
+            if live is not None and self.storages[live].producer == op_id:
+                (self.storages[live].made_from or []).extend(sources)
+            return
+        self._live[inner.ref.storage] = len(self.storages)
+        self.storages.append(_Storage(op_id, phase, sources, inner.ref.shape))
+
+    def moved(self, use: OperatorTensors) -> tuple[list[int], list[int]]:
+        """Return the tensors whose bytes an operator reads and writes; a view moves none."""
+        if use.outputs and all(use.aliases) and not use.written:
+            return [], []
+        returned = {self.tensors[i].storage for i in use.outputs}
+        extra = [i for i in use.written if self.tensors[i].storage not in returned]
+        return use.inputs, [*use.outputs, *extra]
+
     def _tensor(self, ref: TensorRef, op_id: int, producer: int | None, phase: str) -> int:
         if ref.storage not in self._live:
             self._live[ref.storage] = len(self.storages)
             self.storages.append(_Storage(producer, phase))
         storage = self._live[ref.storage]
+        self.storages[storage].category = self.storages[storage].category or ref.category
         key = (storage, ref.tensor, ref.shape)
         if key not in self._known:
             self._known[key] = len(self.tensors)
@@ -155,20 +232,31 @@ class TensorTracker:
             (i for i, use in enumerate(self.uses) if use.phase == "forward"), default=-1
         )
         for storage in self.storages:
-            storage.category = _categorise(storage, last_forward)
+            storage.category = storage.category or _categorise(storage, last_forward)
         for tensor in self.tensors:
             storage = self.storages[tensor.storage]
             if storage.category == "input" and tensor.shape and tensor.shape[0] == batch:
                 storage.scales = True
-        made: dict[int | None, list[int]] = {}
+        returned: dict[int | None, list[int]] = {}
         for index, tensor in enumerate(self.tensors):
-            made.setdefault(self.storages[tensor.storage].producer, []).append(index)
+            returned.setdefault(self.storages[tensor.storage].producer, []).append(index)
+        inside: dict[int | None, list[_Storage]] = {}
+        for storage in self.storages:
+            if storage.made_from is not None:
+                inside.setdefault(storage.producer, []).append(storage)
         for op_id, use in enumerate(self.uses):
+            for storage in inside.get(op_id, []):  # kept for backward without being returned
+                storage.scales |= self._kept_grows(storage, batch)
             shapes = [self.tensors[i].shape for i in use.inputs if self.scales(i)]
-            for index in made.get(op_id, []):  # also what it kept for backward without returning it
+            for index in returned.get(op_id, []):
                 storage = self.storages[self.tensors[index].storage]
-                if storage.category in ("activation", "output"):
+                if storage.made_from is None and storage.category in ("activation", "output"):
                     storage.scales |= _grows(self.tensors[index].shape, shapes, batch)
+
+    def _kept_grows(self, storage: _Storage, batch: int) -> bool:
+        """Tell whether an enclosed operator's result grows, given what it was made from."""
+        read = [shape for source, shape in storage.made_from or [] if self.storages[source].scales]
+        return storage.category in ("activation", "output") and _grows(storage.shape, read, batch)
 
     def table(self, owners: dict[int, str]) -> pd.DataFrame:
         """Return the tensor table; `owners` maps tensors to the module that they belong to."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.trace.kernels import Kernels, busy_ns, index_kernels, kernels_of
-from trioflow.trace.kineto import DEVICE, Event, find_steps, nest, outermost_operators, read_events
+from trioflow.trace.kernels import LAUNCHES, charge_kernels, is_host_copy
+from trioflow.trace.kineto import HOST
+from trioflow.trace.profiler_fields import kineto_words
+from trioflow.trace.steps import Step
 from trioflow.units import s_to_ns
 
 KEPT_SHARE = 0.2
@@ -39,6 +41,8 @@ class StepTimes:
     on_device : bool
         Whether device times are those of kernels, which the profiler does not
         stretch; they and the host's overlap and sum to no step.
+    steps : int
+        Steps that the times are medians of.
     """
 
     device_ns: NDArray[np.float64]
@@ -48,6 +52,7 @@ class StepTimes:
     host_events: NDArray[np.float64]
     total_ns: float
     on_device: bool = False
+    steps: int = 1
 
     def without_overhead(self, step_s: float) -> StepTimes:
         """Take the profiler's time off, so that the parts sum to the un-profiled step.
@@ -82,65 +87,88 @@ class StepTimes:
         )
 
 
-def times_of_step(step: Event, kernels: Kernels | None = None) -> StepTimes:
-    """Return the times of one profiled step's outermost operators.
+def times_of_step(step: Step) -> StepTimes:
+    """Return the times of one profiled step's operators.
 
-    Parameters
-    ----------
-    step : Event
-        The annotated step, with children.
-    kernels : mapping, optional
-        Device kernels by correlation. With them an operator's device time is
-        the union of its kernels' and its host time its own duration.
+    Where the step ran on a device, an operator's device time is its share of
+    the device's busy time and its host time runs from the end of the one
+    before it to its own end, less what the host spent waiting for the device.
     """
-    operators = outermost_operators(step)
-    if kernels:
-        device = [busy_ns(kernels_of(e, kernels)) for e in operators]
-        host = [e.end_ns - e.start_ns for e in operators]
-        nothing = np.zeros(len(operators))
-        return StepTimes(
-            np.array(device, dtype=float), np.array(host, dtype=float), 0.0, nothing, nothing,
-            float(step.end_ns - step.start_ns), on_device=True,
-        )  # fmt: skip
-    starts = np.array([e.start_ns for e in operators], dtype=float)
-    ends = np.array([e.end_ns for e in operators], dtype=float)
+    if step.on_device:
+        return _times_on_device(step)
+    starts = np.array([e.start_ns for e in step.operators], dtype=float)
+    ends = np.array([e.end_ns for e in step.operators], dtype=float)
+    root = step.root
     before = (
-        np.concatenate([[step.start_ns], np.maximum.accumulate(ends)[:-1]]) if len(ends) else ends
+        np.concatenate([[root.start_ns], np.maximum.accumulate(ends)[:-1]]) if len(ends) else ends
     )
-    all_starts = np.array(sorted(e.start_ns for e in step.walk()), dtype=float)
-    inside = np.array([sum(1 for _ in e.walk()) for e in operators], dtype=float)
+    all_starts = np.array(sorted(e.start_ns for e in root.walk()), dtype=float)
+    inside = np.array([sum(1 for _ in e.walk()) for e in step.operators], dtype=float)
     # Events that start up to and including each operator, less those already counted.
     reached = np.searchsorted(all_starts, starts, side="left") if len(starts) else starts
     between = np.diff(reached, prepend=0.0) - np.concatenate([[0.0], inside[:-1]])[: len(inside)]
-    tail = step.end_ns - (float(ends.max()) if len(ends) else step.start_ns)
+    tail = root.end_ns - (float(ends.max()) if len(ends) else root.start_ns)
     return StepTimes(
         ends - starts, np.maximum(starts - before, 0.0), tail, inside,
-        np.maximum(between, 0.0), float(step.end_ns - step.start_ns),
+        np.maximum(between, 0.0), float(root.end_ns - root.start_ns),
     )  # fmt: skip
 
 
-def median_step_times(path: str | Path, names: list[str]) -> StepTimes | None:
-    """Return each operator's median over several lightly profiled steps.
+def _times_on_device(step: Step) -> StepTimes:
+    """Return the times of a step whose operators launch kernels."""
+    waits = _waits(step)
+    host, reached = [], step.root.start_ns
+    for event in step.operators:
+        end_ns = event.end_ns if event.category in HOST else reached
+        waited = sum(
+            max(min(end_ns, until) - max(reached, since), 0)
+            for since, until in waits
+            if since < end_ns and until > reached
+        )
+        host.append(max(end_ns - reached - waited, 0))
+        reached = max(reached, end_ns)
+    nothing = np.zeros(len(host))
+    return StepTimes(
+        np.array(charge_kernels(step.launched), dtype=float), np.array(host, dtype=float), 0.0,
+        nothing, nothing, float(step.root.end_ns - step.root.start_ns), on_device=True,
+    )  # fmt: skip
+
+
+def _waits(step: Step) -> list[tuple[int, int]]:
+    """Return when the host waited for the device: in synchronising calls, in copies to the host."""
+    copied = {
+        kernel.correlation
+        for kernels in step.launched
+        for kernel in kernels
+        if is_host_copy(kernel) and "DtoH" in kernel.name
+    }
+    words = kineto_words("waiting")
+    return sorted(
+        (e.start_ns, e.end_ns)
+        for e in step.root.walk()
+        if e.category in LAUNCHES
+        and (e.name.startswith(words) or (e.correlation is not None and e.correlation in copied))
+    )
+
+
+def median_times(steps: Iterable[Step], names: list[str]) -> StepTimes | None:
+    """Return each operator's median over those steps that ran the same operators.
 
     Parameters
     ----------
-    path : path
-        Kineto trace with annotated steps.
+    steps : iterable of Step
+        Taken one at a time.
     names : list of str
-        Operators that every step must consist of, in order.
+        Operators that a step must consist of, in order, to count.
 
     Returns
     -------
     StepTimes or None
-        None when any step ran other operators.
+        None when no step did.
     """
-    events = read_events(path)
-    nest(events)
-    steps = find_steps(events, path)
-    if any([e.name for e in outermost_operators(step)] != names for step in steps):
+    times = [times_of_step(step) for step in steps if [e.name for e in step.operators] == names]
+    if not times:
         return None
-    kernels = index_kernels(e for e in events if e.category in DEVICE)
-    times = [times_of_step(step, kernels) for step in steps]
     return StepTimes(
         np.median([t.device_ns for t in times], axis=0),
         np.median([t.cpu_ns for t in times], axis=0),
@@ -149,4 +177,5 @@ def median_step_times(path: str | Path, names: list[str]) -> StepTimes | None:
         times[0].host_events,
         float(np.median([t.total_ns for t in times])),
         times[0].on_device,
+        len(times),
     )

@@ -1,0 +1,43 @@
+"""Arguments that several commands share: what to run, under which plan, on which platform."""
+
+from __future__ import annotations
+
+import argparse
+
+from trioflow.parallel.plan import NAMED
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add traces, platform, batch, plan and cost model: all that a task graph is made from."""
+    parser.add_argument(
+        "trace", metavar="TRACE", nargs="+",
+        help="folder of a trace, or a shipped one's name; more of the same workload at other batches "
+        "make other batches more certain",
+    )  # fmt: skip
+    parser.add_argument(
+        "--platform", required=True, metavar="NAME|FILE",
+        help="shipped platform, this-machine (after `make reproduce`), or a YAML file",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="samples of the whole step, all ranks together"
+    )
+    parser.add_argument("--plan", choices=NAMED, help="plan by name, on --ranks ranks")
+    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
+    degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
+    degrees.add_argument(
+        "--data-parallel", type=int, metavar="D", help="replicas that share the batch"
+    )
+    degrees.add_argument(
+        "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
+    )
+    degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
+    degrees.add_argument("--schedule", choices=["gpipe"], help="pipeline schedule")
+    parser.add_argument(
+        "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
+    )
+    parser.add_argument("--cost-model", metavar="MODEL", help="operator model of `trioflow fit`")
+
+
+def add_collectives_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the model of collectives, for commands that simulate."""
+    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")

@@ -1,0 +1,96 @@
+"""``trioflow export``: task graphs, timelines and traces in other tools' formats."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
+from trioflow.errors import InputError
+
+
+def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``export`` and its formats to the command's parser."""
+    parser = commands.add_parser("export", help="write another tool's format")
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    chakra = formats.add_parser(
+        "chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)"
+    )
+    chakra.set_defaults(run=run_export_chakra)
+    add_plan_arguments(chakra)
+    _add_output(chakra, "PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
+    perfetto = formats.add_parser("perfetto", help="the simulated timeline, for ui.perfetto.dev")
+    perfetto.set_defaults(run=run_export_perfetto)
+    add_plan_arguments(perfetto)
+    add_collectives_argument(perfetto)
+    _add_output(perfetto, "FILE", "file to write: .json or .json.gz")
+    triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
+    triosim.set_defaults(run=run_export_triosim)
+    triosim.add_argument(
+        "trace", metavar="TRACE", help="folder of a trace, or a shipped one's name"
+    )
+    _add_output(triosim, "DIR", "folder to write")
+
+
+def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    parser.add_argument("-o", "--output", required=True, metavar=metavar, help=text)
+
+
+def run_export_chakra(options: argparse.Namespace) -> None:
+    """Build a plan's task graph and write it for every rank."""
+    from trioflow.cli.choices import Choices, choose_model, choose_plan, choose_platform
+    from trioflow.export.chakra import size_trace, write_chakra
+    from trioflow.parallel.extrapolate import extrapolate
+    from trioflow.trace.store import load_trace
+
+    traces = [load_trace(name) for name in options.trace]
+    plan = choose_plan(options)
+    platform = choose_platform(options.platform, plan.ranks)
+    choices = Choices()
+    model, _ = choose_model(options, traces[0], choices)
+    graph = extrapolate(traces, plan, model, batch=options.batch, host=platform.host)
+    source = size_trace(traces, plan, int(graph.metadata["batch"]))
+    files = write_chakra(graph, options.output, source)
+    device = str(traces[0].facts["device_name"])
+    if device != platform.device.name:
+        choices.warnings.append(
+            f"compute times are those of the traced device ({device}), "
+            f"not of {platform.name}'s ({platform.device.name})"
+        )
+    print(f"{graph.metadata['workload']}: {graph.metadata['plan_text']}")
+    nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"
+    print(f"{nodes} in {files[0]} to {files[-2].name}; communicator groups in {files[-1].name}")
+    _say([*choices.warnings, *graph.metadata["warnings"]])
+
+
+def run_export_perfetto(options: argparse.Namespace) -> None:
+    """Simulate a plan and write its timeline."""
+    from trioflow.cli.answer import predict
+    from trioflow.report.perfetto import write_perfetto
+
+    if not options.output.endswith((".json", ".json.gz")):
+        raise InputError(
+            f"--output {options.output}: unknown ending", fix="use .json or .json.gz for Perfetto"
+        )
+    told, timeline = predict(options)
+    write_perfetto(timeline, options.output)
+    print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
+    print(f"{len(timeline)} tasks in {options.output}")
+    _say(told["warnings"])
+
+
+def run_export_triosim(options: argparse.Namespace) -> None:
+    """Write a trace in TrioSim's format."""
+    from trioflow.export.triosim import write_triosim
+    from trioflow.trace.store import load_trace
+
+    trace = load_trace(options.trace)
+    write_triosim(trace, Path(options.output))
+    print(f"{len(trace.operators)} operators of {trace.facts['workload']} in {options.output}")
+
+
+def _say(warnings: Sequence[str]) -> None:
+    for warning in dict.fromkeys(warnings):
+        print(f"warning: {warning}", file=sys.stderr)

@@ -1,0 +1,62 @@
+"""``trioflow import``: a trace from somebody else's profile or another tool's file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trioflow.trace.importers.detect import FORMATS, import_trace
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.store import save_trace
+from trioflow.trace.summary import describe_step, summarise_trace
+
+SOURCES = """sources:
+  a Kineto trace (export_chrome_trace), best with the execution trace of the same run
+  (ExecutionTraceObserver); a folder that `trioflow capture` filled; TrioSim's folder with trace.csv
+  and tensor.csv; a NeuSight table; one rank's Chakra .et file. Plain or gzipped.
+
+example:
+  trioflow import kineto.json.gz execution_trace.json --gpu "NVIDIA A40" --batch 32 --precision tf32 -o trace
+"""
+
+
+def add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand's parser."""
+    parser = commands.add_parser(
+        "import", help="make a trace from a profile or another tool's file",
+        epilog=SOURCES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(run=run_import)
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file or folder, see below")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="instead of finding it out")
+    said = parser.add_argument_group("what the source does not say (an error asks for it)")
+    said.add_argument("--gpu", metavar="NAME", help="traced device, as its driver names it")
+    said.add_argument("--batch", type=int, metavar="N", help="samples of the traced step")
+    said.add_argument("--precision", choices=["fp32", "tf32", "bf16", "fp16", "fp64"])
+    said.add_argument("--optimizer", metavar="O", help="such as adam; none for no optimizer")
+    said.add_argument(
+        "--repeat-layers", type=int, metavar="N", help="depth of the model, its last block repeated"
+    )
+    said.add_argument("--workload", metavar="NAME", help="name for what was traced")
+
+
+def run_import(options: argparse.Namespace) -> None:
+    """Build the trace, write it and say what it holds."""
+    given = ImportOptions(
+        gpu=options.gpu, batch=options.batch, precision=options.precision,
+        optimizer=options.optimizer, repeat_layers=options.repeat_layers, workload=options.workload,
+    )  # fmt: skip
+    trace = import_trace(options.sources, given, options.format)
+    save_trace(trace, options.output)
+    row = summarise_trace(trace, Path(options.output).name)
+    print(
+        f"{row['workload']}, batch {row['batch']}: {len(trace.operators)} operators, {row['kernels']} kernels"
+    )
+    print(f"step: {describe_step(row)}")
+    for warning in trace.facts["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"written: {options.output}\nnext: trioflow show {options.output}")

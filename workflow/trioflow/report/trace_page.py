@@ -1,0 +1,128 @@
+"""The page of traces: for each its source, its size, and what could not be joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import __version__, tables
+from trioflow.provenance import atomic_path
+from trioflow.report.html import (
+    Cell,
+    Column,
+    render_definitions,
+    render_list,
+    render_page,
+    render_paragraph,
+    render_table,
+)
+from trioflow.report.wording import NOTHING, write_percent, write_time
+from trioflow.trace.store import STEP_TIME_SOURCES, UNTIMED, load_trace
+from trioflow.trace.summary import SEPARATOR, summarise_trace
+from trioflow.units import format_bytes, format_count
+
+TITLE = "trioflow: traces"
+INTRODUCTION = (
+    "Each row is one training step of one rank. Operators are outermost ones; kernels include copies "
+    "and fills. Coverage is the share of kernel time on a GPU, or of the step on a CPU, that lies in "
+    "operators with a name; the last column says what could not be joined."
+)
+_WORDS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
+    "step_time_s": ("step", "", write_time),
+    "kernels": ("kernels", "", str),
+    "device_s": ("in operators", "coverage", write_time),
+    "flop": ("work", "flop", lambda value: format_count(value).strip()),
+    "read_bytes": ("read", "written", format_bytes),
+    "parameter_bytes": ("parameters", "", format_bytes),
+}
+
+
+def build_trace_page(
+    folders: Sequence[str | Path], page: str | Path, table: str | Path
+) -> pd.DataFrame:
+    """Summarise traces as a page and as a table.
+
+    Parameters
+    ----------
+    folders : sequence of path
+        Folders of traces; a row is called after its folder.
+    page, table : path
+        HTML page and Parquet file (``tables.TRACES``) to write.
+
+    Raises
+    ------
+    TraceError
+        When a folder holds no trace.
+    """
+    rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
+    frame = pd.DataFrame(rows, columns=tables.TRACES.names)
+    text = render_trace_page(frame)
+    tables.write_table(frame, "traces", table)
+    with atomic_path(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return frame
+
+
+def render_trace_page(frame: pd.DataFrame) -> str:
+    """Return the page of some rows of ``tables.TRACES``."""
+    columns = [
+        Column("trace", "source; precision, optimizer", _meaning("source"), number=False),
+        Column("device", "", _meaning("device"), number=False),
+        Column("batch", "samples", _meaning("batch")),
+        Column("operators", "by phase", "operators of forward, backward and optimizer"),
+        *(Column(head, note, _meaning(name)) for name, (head, note, _) in _WORDS.items()),
+        Column("not joined", "", _meaning("not_joined"), number=False),
+    ]
+    rows = [_render_row(row) for row in tables.records(frame)]
+    warnings = [
+        f"{row['trace']}: {text}"
+        for row in tables.records(frame, "trace", "warnings")
+        for text in str(row["warnings"]).split(SEPARATOR)
+        if text
+    ]
+    used = set(frame["step_time_source"])
+    body = (
+        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(INTRODUCTION, 'headline')}</header>\n<main>"
+        + render_table(columns, rows, "Traces")
+        + "<h2>What the step time is</h2>"
+        + render_definitions(
+            (word, text) for word, text in STEP_TIME_SOURCES.items() if word in used
+        )
+        + ("<h2>What the traces warn of</h2>" + render_list(warnings) if warnings else "")
+        + f"</main>\n<footer>Made by trioflow {escape(__version__)}.</footer>"
+    )
+    return render_page(TITLE, body)
+
+
+def _render_row(row: dict[str, Any]) -> list[Cell]:
+    """Return the cells of one trace; what it does not have is a dash."""
+    counts = [int(row[f"{phase}_operators"]) for phase in tables.PHASES]
+    settings = ", ".join(filter(None, (str(row["precision"]), str(row["optimizer"]))))
+    cells = [
+        Cell(str(row["trace"]), None, "; ".join(filter(None, (str(row["source"]), settings)))),
+        Cell(str(row["device"]) or NOTHING),
+        Cell(str(row["batch"]), float(row["batch"])),
+        Cell(str(sum(counts)), float(sum(counts)), " + ".join(map(str, counts))),
+    ]
+    details = {
+        "step_time_s": str(row["step_time_source"]),
+        "device_s": "" if row["coverage"] is None else write_percent(row["coverage"]),
+        "read_bytes": format_bytes(row["write_bytes"]),
+    }
+    timed = row["step_time_source"] != UNTIMED
+    for name, (_, _, write) in _WORDS.items():
+        value, detail = row[name], details.get(name, "")
+        # A source without kernels counts none; a trace without times has them all at zero.
+        told = value is not None and (value or name not in ("kernels", "step_time_s", "device_s"))
+        told = told and (timed or not name.endswith("_s"))
+        cells.append(Cell(write(value), float(value), detail) if told else Cell(NOTHING, "", detail))
+    return [*cells, Cell(str(row["not_joined"]) or "nothing")]
+
+
+def _meaning(column: str) -> str:
+    """Return the meaning of a column of the table, from its schema."""
+    return str(tables.TRACES.field(column).metadata[b"meaning"].decode())

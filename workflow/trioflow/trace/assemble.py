@@ -1,0 +1,178 @@
+"""From observed operators to a trace: identities, work, categories, what grows with the batch.
+
+Every source of traces, the profiler's or another tool's, ends here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from trioflow import tables
+from trioflow.trace.flops import count_flop
+from trioflow.trace.gradients import ReadyGradient, join_gradients, own_optimizer_operators
+from trioflow.trace.store import Trace, check_facts
+from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker
+
+
+@dataclass
+class ObservedOperator:
+    """One outermost operator of a step as a source describes it.
+
+    Attributes
+    ----------
+    name, phase, module : str
+        As in ``tables.OPERATORS``; the phase is forward, backward or optimizer.
+    kind : str
+        ``compute``, ``memcpy`` for a copy to or from the device, or
+        ``collective`` for communication of the run that was traced.
+    inputs, outputs : list of TensorRef
+        Its tensors, with the source's own ids; ids may be reused once memory is freed.
+    made : list of MadeInside
+        Results of the operators that it encloses, with what they were made from.
+    written : set of int, optional
+        Arguments that it writes in place; None where only its name tells.
+    flop : int, optional
+        Operations; None to count them from the name and the shapes.
+    kernels, device_ns, cpu_ns
+        As in ``tables.OPERATORS``.
+    sequence_number, forward : int, optional
+        Autograd's number, and the place of the forward operator that it differentiates.
+    """
+
+    name: str
+    phase: str
+    module: str = ""
+    kind: str = "compute"
+    inputs: list[TensorRef] = field(default_factory=list)
+    outputs: list[TensorRef] = field(default_factory=list)
+    made: list[MadeInside] = field(default_factory=list)
+    written: frozenset[int] | None = None
+    flop: int | None = None
+    kernels: int = 0
+    device_ns: int = 0
+    cpu_ns: int = 0
+    sequence_number: int | None = None
+    forward: int | None = None
+
+
+def assemble_trace(
+    operators: Sequence[ObservedOperator],
+    facts: Mapping[str, Any],
+    *,
+    ready: Sequence[ReadyGradient] | None = None,
+) -> Trace:
+    """Build a trace from the operators of one step, in order of start.
+
+    Parameters
+    ----------
+    operators : sequence of ObservedOperator
+        The outermost operators.
+    facts : mapping
+        ``workload``, ``batch`` [samples], ``device_name``, ``step_time_s`` [s],
+        ``step_time_source`` and whatever else the source says;
+        ``parameters`` (name, shape, elem_bytes in the model's order) gives
+        gradients their names.
+    ready : sequence of ReadyGradient, optional
+        The gradients in the order in which they become ready; None to take every backward operator that
+        has a forward operator with parameters.
+
+    Raises
+    ------
+    TraceError
+        When a fact that every later stage needs is missing or impossible.
+    """
+    check_facts(facts)
+    batch, tracker = int(facts["batch"]), TensorTracker()
+    for one in operators:
+        tracker.visit(one.name, one.phase, one.inputs, one.outputs, one.made, one.written)
+    tracker.classify(batch)
+    rows = [
+        _describe(op_id, one, use, tracker, batch)
+        for op_id, (one, use) in enumerate(zip(operators, tracker.uses, strict=True))
+    ]
+    _lay_end_to_end(rows)
+    gradients = join_gradients(rows, tracker, facts.get("parameters", []), ready)
+    own_optimizer_operators(rows, tracker, gradients)
+    frame = pd.DataFrame(rows, columns=tables.OPERATORS.names)
+    for column in ("batch_dim", "sequence_number", "forward_op_id"):
+        frame[column] = frame[column].astype("Int64")
+    known = len(facts.get("parameters", []))
+    warnings = list(facts.get("warnings", []))
+    if len(gradients) < known:
+        warnings.append(f"{known - len(gradients)} of {known} parameters have no gradient here")
+    told = {
+        **facts,
+        "gradients": gradients,
+        "operators": len(rows),
+        "backward_operators_joined": int(frame["forward_op_id"].notna().sum()),
+        "flop": int(frame["flop"].sum()),
+        "warnings": warnings,
+    }
+    return Trace(frame, tracker.table(_owners(rows, tracker)), told)
+
+
+def _describe(
+    op_id: int, one: ObservedOperator, use: OperatorTensors, tracker: TensorTracker, batch: int
+) -> dict[str, Any]:
+    """Return an operator's row: its work, its shapes and what of them grows with the batch."""
+    shapes = [[list(tracker.tensors[i].shape) for i in ids] for ids in (use.inputs, use.outputs)]
+    flop = one.flop
+    if flop is None:
+        flop = count_flop(one.name, *shapes) or 0
+    moved_in, moved_out = tracker.moved(use)
+    grows = use.phase != "optimizer" and any(tracker.scales(i) for i in use.inputs)
+    first = tracker.tensors[(use.inputs or use.outputs)[0]] if use.inputs or use.outputs else None
+    batch_dim = None
+    if use.outputs and tracker.scales(use.outputs[0]):
+        batch_dim = next((d for d, size in enumerate(shapes[1][0]) if size % batch == 0), None)
+    return {
+        "op_id": op_id,
+        "name": one.name,
+        "phase": one.phase,
+        "kind": one.kind,
+        "module": one.module,
+        "device_ns": one.device_ns,
+        "cpu_ns": one.cpu_ns,
+        "kernels": one.kernels,
+        "flop": flop,
+        "read_bytes": sum(tracker.size_bytes(i) for i in moved_in),
+        "write_bytes": sum(tracker.size_bytes(i) for i in moved_out),
+        "batch_flop": flop if grows else 0,
+        "batch_read_bytes": sum(tracker.size_bytes(i) for i in moved_in if tracker.scales(i)),
+        "batch_write_bytes": sum(tracker.size_bytes(i) for i in moved_out if tracker.scales(i)),
+        "input_ids": use.inputs,
+        "output_ids": use.outputs,
+        "input_shapes": shapes[0],
+        "output_shapes": shapes[1],
+        "dtype": first.dtype if first else "",
+        "batch_dim": batch_dim,
+        "sequence_number": one.sequence_number,
+        "forward_op_id": one.forward,
+    }
+
+
+def _lay_end_to_end(rows: list[dict[str, Any]]) -> None:
+    """Give every operator its start: host time before it, then its own."""
+    now = 0
+    for row in rows:
+        now += row["cpu_ns"]
+        row["start_ns"] = now
+        now += row["device_ns"]
+
+
+def _owners(rows: list[dict[str, Any]], tracker: TensorTracker) -> dict[int, str]:
+    """Return the module of each parameter (its reader's) and of each activation (its maker's)."""
+    owners: dict[int, str] = {}
+    for row in rows:
+        if row["phase"] == "forward":
+            for index in (*row["input_ids"], *row["output_ids"]):
+                kept = (
+                    tracker.category(index) in ("parameter", "buffer") or index in row["output_ids"]
+                )
+                if kept and row["module"]:
+                    owners.setdefault(index, row["module"])
+    return owners

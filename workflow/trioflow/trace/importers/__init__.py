@@ -1,0 +1,1 @@
+"""Traces from other sources: each module reads one format."""

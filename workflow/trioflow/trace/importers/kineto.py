@@ -1,0 +1,219 @@
+"""A trace from a profile that somebody else took: Kineto, with or without the execution trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trioflow.errors import TraceError
+from trioflow.provenance import digest_file, stamp
+from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.execution_trace import Node, read_nodes
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.kineto import ABSENT, Profile, read_profile
+from trioflow.trace.link import Links, link_nodes
+from trioflow.trace.merge import set_times
+from trioflow.trace.observe import Observation, coverage_of, observe_step
+from trioflow.trace.profiler_fields import kineto_words, precision_of
+from trioflow.trace.steps import Span, Step, find_spans, load_step
+from trioflow.trace.store import Trace
+from trioflow.trace.timing import StepTimes, median_times, times_of_step
+from trioflow.units import ns_to_s
+
+_UNSAID = "unknown"
+_TF32 = "tf32"
+MOST_STEPS = 30
+"""Of more profiled steps, evenly spaced ones are taken."""
+
+
+def import_kineto(
+    kineto: str | Path, execution_trace: str | Path | None, options: ImportOptions
+) -> Trace:
+    """Build a trace from PyTorch's own profile files.
+
+    Parameters
+    ----------
+    kineto : path
+        What ``export_chrome_trace`` wrote, plain or gzipped.
+    execution_trace : path, optional
+        What ``ExecutionTraceObserver`` wrote in the same run. Without it
+        shapes come from the profile (``record_shapes=True``); results and
+        identities of tensors are then unknown, so that bytes written,
+        activations' memory and tensor splits are too.
+    options : ImportOptions
+        What the files do not say.
+
+    Raises
+    ------
+    TraceError
+        When a file is broken, the two do not belong together, or a fact is
+        neither in them nor among the options.
+
+    Notes
+    -----
+    Of several steps the one that the execution trace covers best describes
+    the operators, the last of equals; times are medians over at most `MOST_STEPS` steps that
+    ran the same operators. A step's duration includes the profiler's own time.
+    """
+    profile = read_profile(kineto)
+    nodes = read_nodes(execution_trace) if execution_trace is not None else None
+    spans = find_spans(profile)
+    step, links = _choose_step(profile, spans, nodes)
+    _check_tensors(step, links, nodes, profile, execution_trace)
+    seen = observe_step(step, links)
+    names = [e.name for e in step.operators]
+    sample = spans[:: -(-len(spans) // MOST_STEPS)]
+    times = median_times((load_step(profile, s) for s in sample), names) or times_of_step(step)
+    set_times(seen.operators, times)
+    source = profile.path
+    warnings = _list_warnings(seen, sample, times, nodes is None)
+    facts = {
+        **stamp(),
+        "source": "Kineto" if nodes is None else "Kineto and execution trace",
+        "workload": options.workload or source.name.partition(".")[0],
+        "batch": int(options.need("batch", source, _find_batch(seen.operators))),
+        "device": "cuda" if step.on_device else "cpu",
+        "device_name": str(options.need("gpu", source, _find_device(profile, step))),
+        "precision": str(options.need("precision", source, _find_precision(step, seen.operators))),
+        "optimizer": options.optimizer or _find_optimizer(step),
+        "step_time_s": ns_to_s(times.total_ns),
+        "step_time_source": "profiled",
+        "profiled_step_s": ns_to_s(times.total_ns),
+        "profiled_steps": times.steps,
+        "tail_s": ns_to_s(times.tail_ns),
+        "inputs": {
+            Path(p).name: digest_file(p)[:16] for p in (kineto, execution_trace) if p is not None
+        },
+        "operators_without_tensors": seen.without_tensors,
+        "unjoined": seen.unjoined,
+        "warnings": warnings,
+        **coverage_of(step),
+    }
+    return assemble_trace(seen.operators, facts, ready=seen.ready)
+
+
+def _choose_step(
+    profile: Profile, spans: Sequence[Span], nodes: Sequence[Node] | None
+) -> tuple[Step, Links | None]:
+    """Return the step to describe, with its links to the execution trace."""
+    chosen = spans[-1]
+    if nodes is not None and len(spans) > 1:
+        counts = [_count_joined(profile, span, nodes) for span in spans]
+        chosen = spans[max(range(len(spans)), key=lambda i: (counts[i], i))]
+    step = load_step(profile, chosen)
+    if not step.operators:
+        raise TraceError("the step holds no operator", file=profile.path, fix="capture it again")
+    if nodes is None:
+        return step, None
+    return step, link_nodes(list(step.root.walk()), nodes)
+
+
+def _count_joined(profile: Profile, span: Span, nodes: Sequence[Node]) -> int:
+    """Return how many calls of a step the execution trace may hold too."""
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    records = profile.column("record_id")[rows]
+    if (records != ABSENT).any():
+        return int(np.isin(records, [n.record_id for n in nodes if n.record_id]).sum())
+    step = load_step(profile, span)  # a version that numbers calls otherwise
+    return len(link_nodes(list(step.root.walk()), nodes))
+
+
+def _check_tensors(
+    step: Step,
+    links: Links | None,
+    nodes: Sequence[Node] | None,
+    profile: Profile,
+    execution_trace: str | Path | None,
+) -> None:
+    """Refuse files that do not belong together, say nothing of shapes, or mix devices."""
+    if links is None or nodes is None:
+        if not any("shapes" in e.details for e in step.operators):
+            raise TraceError(
+                "the profile holds no shapes", file=profile.path,
+                fix="profile with record_shapes=True, or give the execution trace too",
+            )  # fmt: skip
+        return
+    joined = sum(1 for e in step.operators if id(e) in links)
+    calls = sum(1 for e in step.operators if e.category == "cpu_op")
+    if joined < calls / 2:
+        raise TraceError(
+            f"only {joined} of {calls} operators of {profile.path.name} are in it: the files are of"
+            " different runs", file=execution_trace,
+            fix="give the execution trace of the same step",
+        )  # fmt: skip
+    devices = {d for n in links.values() for d in n.devices} - {"", "cpu", "meta"}
+    if len(devices) > 1:
+        raise TraceError(
+            f"tensors lie on the devices {', '.join(sorted(devices))}", file=execution_trace,
+            fix="capture a step on one device",
+        )  # fmt: skip
+    if devices and not step.on_device:
+        raise TraceError(
+            f"tensors lie on {devices.pop()} and no kernel is recorded: no GPU events",
+            file=profile.path, fix="profile with ProfilerActivity.CUDA among the activities",
+        )  # fmt: skip
+
+
+def _find_batch(operators: Sequence[ObservedOperator]) -> int | None:
+    """Return the samples of an image batch that the step begins with; None for anything else."""
+    first = next((one.inputs for one in operators if one.inputs and one.kind == "compute"), [])
+    return first[0].shape[0] if first and len(first[0].shape) == 4 else None
+
+
+def _find_device(profile: Profile, step: Step) -> str | None:
+    """Return the name of the device that the kernels ran on; None where the file has none."""
+    if not step.on_device:
+        return None
+    number = next(k.details.get("device", 0) for ks in step.launched for k in ks)
+    for properties in profile.header.get(kineto_words("devices")[0]) or []:
+        if isinstance(properties, dict) and properties.get("id") == number:
+            name = properties.get("name")
+            return str(name) if name else None
+    return None
+
+
+def _find_precision(step: Step, operators: Sequence[ObservedOperator]) -> str | None:
+    """Return the precision of the operators that do most of the work.
+
+    Kernels that use TF32 carry it in their names; without such a name fp32
+    and tf32 look alike, and None is returned.
+    """
+    work: dict[str, int] = {}
+    for one in operators:
+        if one.flop and one.inputs:
+            word = precision_of(one.inputs[0].dtype)
+            if word is not None:
+                work[word] = work.get(word, 0) + one.flop
+    said = max(work, key=lambda word: work[word]) if work else ""
+    if not said and any(_TF32 in k.name.lower() for ks in step.launched for k in ks):
+        return _TF32
+    return said or None
+
+
+def _find_optimizer(step: Step) -> str:
+    """Return the optimizer's name as its annotation gives it; ``none`` without one."""
+    prefix = kineto_words("optimizer_step")[0]
+    for event in step.root.walk():
+        if event.name.startswith(prefix):
+            return event.name[len(prefix) :].partition(".")[0].lower() or _UNSAID
+    return "none"
+
+
+def _list_warnings(
+    seen: Observation, spans: Sequence[Span], times: StepTimes, alone: bool
+) -> list[str]:
+    """Return what the reader of a prediction must know."""
+    said = list(seen.unjoined)
+    if times.steps < len(spans):
+        said.append(
+            f"{len(spans) - times.steps} of {len(spans)} steps ran other operators or shapes:"
+            " what a step does may depend on its data"
+        )
+    if alone:
+        said.append("no execution trace: bytes written and activations' memory are unknown")
+    collectives = sum(one.kind == "collective" for one in seen.operators)
+    if collectives:
+        said.append(f"{collectives} operators communicate: the trace is of a parallel run")
+    return said

@@ -1,0 +1,59 @@
+"""What a source of traces may leave unsaid, and the errors that ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trioflow.errors import TraceError
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Facts that the user gives because a source does not hold them.
+
+    Attributes
+    ----------
+    gpu : str, optional
+        Name of the traced device, as its driver gives it.
+    batch : int, optional
+        Samples of the traced step.
+    precision : str, optional
+        fp32, tf32, bf16 or fp16.
+    optimizer : str, optional
+        Optimizer of the step; ``none`` for a forward and backward without one.
+    repeat_layers : int, optional
+        Depth of the model, where the source holds one layer.
+    workload : str, optional
+        Name for what was traced.
+    """
+
+    gpu: str | None = None
+    batch: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    repeat_layers: int | None = None
+    workload: str | None = None
+
+    def need(self, name: str, source: str | Path, found: str | int | None = None) -> str | int:
+        """Return a fact that was given, or else what the source itself says.
+
+        Raises
+        ------
+        TraceError
+            When neither knows it, or they contradict each other.
+        """
+        given: str | int | None = getattr(self, name)
+        flag = f"--{name.replace('_', '-')}"
+        if given is not None and found is not None and str(given) != str(found):
+            raise TraceError(
+                f"the source says {name.replace('_', ' ')} {found}, {flag} says {given}",
+                file=source, fix=f"leave {flag} out or correct it",
+            )  # fmt: skip
+        value = given if given is not None else found
+        if value is None:
+            raise TraceError(
+                f"the source does not say the {name.replace('_', ' ')}",
+                file=source, fix=f"give it with {flag}",
+            )  # fmt: skip
+        return value

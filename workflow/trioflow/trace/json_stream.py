@@ -1,0 +1,184 @@
+"""Reading one long list out of a JSON file of any size, entry by entry."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from trioflow.errors import TraceError
+
+CHUNK = 1 << 22
+"""Characters read at a time."""
+LONGEST = 1 << 26
+"""No single entry, and no other value of the file, may be longer [characters]."""
+_NEAR_END = 24
+"""A cut word or number shows its error this close to the end of what was read."""
+_SPACE = " \t\r\n"
+
+
+class ListStream:
+    """Entries of the list under one key of a JSON object; plain or gzipped file.
+
+    Iterate over it once; ``header`` then holds the file's other values.
+    Numbers with a fraction stay text, so that no digit of a time is lost.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    key : str
+        Key of the list. A file that is a bare list is read as that list.
+    kind : str
+        What the file should be, for error messages.
+
+    Raises
+    ------
+    TraceError
+        While iterating: when the file is missing, cut short, no JSON, or
+        lacks the list.
+    """
+
+    def __init__(self, path: str | Path, key: str, kind: str) -> None:
+        self.path, self.key, self.kind = Path(path), key, kind
+        self.header: dict[str, Any] = {}
+        self._decoder = json.JSONDecoder(parse_float=str, parse_constant=self._refuse_constant)
+        self._file: IO[str] | None = None
+        self._text, self._at, self._before, self._ended = "", 0, 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the entries in order."""
+        try:
+            with self._open() as self._file:
+                yield from self._read_file()
+        except FileNotFoundError:
+            raise TraceError("no such file", file=self.path) from None
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise self._incomplete(str(error)) from None
+
+    def _open(self) -> IO[str]:
+        with self.path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        if packed:
+            return gzip.open(self.path, "rt", encoding="utf-8-sig")
+        return self.path.open(encoding="utf-8-sig")
+
+    def _read_file(self) -> Iterator[Any]:
+        first = self._peek()
+        if first == "[":
+            yield from self._read_list()
+        elif first == "{":
+            yield from self._read_object()
+        else:
+            raise self._incomplete("it starts with neither { nor [")
+        if self._peek():
+            raise self._incomplete("more follows its end")
+
+    def _read_object(self) -> Iterator[Any]:
+        found = False
+        self._at += 1
+        while self._peek() != "}":
+            if self._peek() == ",":
+                self._at += 1
+                continue
+            key = self._decode()
+            if self._peek() != ":":
+                raise self._incomplete("a key without a value")
+            self._at += 1
+            if key == self.key:
+                if self._peek() != "[" or found:
+                    raise TraceError(
+                        f"the key {self.key} {'occurs twice' if found else 'holds no list'}",
+                        file=self.path, fix=f"give {self.kind}",
+                    )  # fmt: skip
+                found = True
+                yield from self._read_list()
+            else:
+                self.header[str(key)] = self._decode()
+        self._at += 1
+        if not found:
+            raise TraceError(
+                f"the key {self.key} is missing", file=self.path, fix=f"give {self.kind}"
+            )
+
+    def _read_list(self) -> Iterator[Any]:
+        self._at += 1
+        decode, text = self._decoder.raw_decode, self._text
+        while True:
+            # The common case, an entry that lies whole in the buffer, without calls.
+            at = self._at
+            while at < len(text) and text[at] in _SPACE_OR_COMMA:
+                at += 1
+            self._at = at
+            if at < len(text) and text[at] == "{":
+                try:
+                    entry, self._at = decode(text, at)
+                    yield entry
+                    continue
+                except ValueError:
+                    pass
+            character = self._peek()
+            if character == "]":
+                self._at += 1
+                return
+            if character == ",":
+                self._at += 1
+            else:
+                yield self._decode()
+            text = self._text
+
+    def _peek(self) -> str:
+        """Return the next character that is no space; empty at the end of the file."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in _SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if not self._more():
+                return ""
+
+    def _decode(self) -> Any:
+        """Return the next value, reading on until it is whole."""
+        self._peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                cut = (
+                    error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_END
+                )
+                longest = len(self._text) - self._at > LONGEST
+                if not cut or longest or not self._more():
+                    raise self._incomplete(error.msg, error.pos) from None
+            except RecursionError:
+                raise self._incomplete("nested too deeply") from None
+            else:
+                whole = end < len(self._text) or value.__class__ in (dict, list, str)
+                if whole or not self._more():
+                    self._at = end
+                    return value
+
+    def _more(self) -> bool:
+        """Read on, dropping what is done; False at the end of the file."""
+        assert self._file is not None
+        chunk = "" if self._ended else self._file.read(CHUNK)
+        self._ended = not chunk
+        self._before += self._at
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        return bool(chunk)
+
+    def _incomplete(self, why: str, at: int | None = None) -> TraceError:
+        place = self._before + (self._at if at is None else at)
+        return TraceError(
+            f"not a complete JSON file ({why})", file=self.path, place=f"character {place}",
+            fix="capture it again",
+        )  # fmt: skip
+
+    def _refuse_constant(self, word: str) -> Any:
+        raise self._incomplete(f"{word} is no number")
+
+
+_SPACE_OR_COMMA = _SPACE + ","

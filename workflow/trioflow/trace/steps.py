@@ -1,0 +1,272 @@
+"""Finding the training steps of a profile and loading one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from trioflow.errors import TraceError
+from trioflow.trace.kernels import LAUNCHES, index_kernels, kernels_of
+from trioflow.trace.kineto import (
+    ABSENT,
+    DEVICE,
+    HOST,
+    STEP,
+    Event,
+    Profile,
+    nest,
+    outermost_operators,
+)
+from trioflow.trace.profiler_fields import kineto_words
+from trioflow.units import NS_PER_US
+
+_ROUNDING_NS = 2 * NS_PER_US
+"""Profiles in whole microseconds round starts and ends: calls may seem to overlap by this much."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one step lies in a profile.
+
+    Attributes
+    ----------
+    name : str
+        The annotation's, or what the span was found from.
+    start_ns, end_ns : int
+        Its limits [ns].
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass
+class Step:
+    """The events of one step.
+
+    Attributes
+    ----------
+    root : Event
+        Encloses what the host did, backward's thread included.
+    operators : list of Event
+        Outermost operators in order of start, and among them calls that
+        launched kernels outside any operator and kernels without a launch.
+    launched : list of list of Event
+        For each of them its kernels, copies and fills in order of start.
+    loose, unjoined : list of Event
+        Device events launched outside any operator, and those of the step's
+        time whose launch is not in the profile.
+    messages : list of Event
+        What the communication library reports of its own, on whichever thread.
+    """
+
+    root: Event
+    operators: list[Event]
+    launched: list[list[Event]] = field(default_factory=list)
+    loose: list[Event] = field(default_factory=list)
+    unjoined: list[Event] = field(default_factory=list)
+    messages: list[Event] = field(default_factory=list)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the step ran on a device of its own beside the host."""
+        return any(self.launched)
+
+
+def find_spans(profile: Profile) -> list[Span]:
+    """Return where the steps of a profile lie, in order.
+
+    Steps are the annotated ones: trioflow's own, or those of a profiler that
+    was told of steps (``ProfilerStep#3``). Without them a step ends with the
+    optimizer's annotation; without an optimizer the whole file is one step.
+
+    Raises
+    ------
+    TraceError
+        When the file holds no operator.
+    """
+    annotated = profile.is_category("user_annotation")
+    if not profile.is_category("cpu_op").any():
+        raise TraceError(
+            "the profile holds no operator", file=profile.path,
+            fix="profile with ProfilerActivity.CPU among the activities",
+        )  # fmt: skip
+    for word in kineto_words("step"):
+        found = profile.events(annotated & profile.is_named(word))
+        if found:
+            return [Span(e.name, e.start_ns, e.end_ns) for e in found]
+    host = profile.is_category(*HOST)
+    start_ns, end_ns = int(profile.start_ns[host].min()), int(profile.end_ns[host].max())
+    ends = [
+        e.end_ns for e in profile.events(annotated & profile.is_named(*kineto_words("optimizer_step")))
+    ]  # fmt: skip
+    if len(ends) < 2:
+        return [Span("the whole profile", start_ns, end_ns)]
+    # What lies before the first optimizer step may be half a step; from there on they are whole.
+    return [
+        Span(f"up to optimizer step {number}", before, after)
+        for number, (before, after) in enumerate(pairwise(ends), 2)
+    ]
+
+
+def load_step(profile: Profile, span: Span) -> Step:
+    """Return the events of one step, nested and joined to their kernels.
+
+    Raises
+    ------
+    TraceError
+        When calls of one thread overlap, launches share their number, the
+        device replays a recorded graph, or kernels ran on several devices.
+    """
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    during = profile.events(rows[profile.is_category(*HOST)[rows]])
+    later = kineto_words("asynchronous")  # these outlast the call that began them
+    host = [e for e in during if not e.name.startswith(later)]
+    _check_nesting(host, profile.path)
+    roots = nest(host)
+    root = next((e for e in roots if _is_span(e, span)), None)
+    if root is None:
+        root = Event(STEP, "user_annotation", span.start_ns, span.end_ns, ABSENT, None, None)
+    for event in roots:
+        if event is not root:
+            event.parent = root
+            root.children.append(event)
+    root.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
+    step = Step(root, outermost_operators(root))
+    step.messages = [e for e in during if e.name.startswith(later)]
+    _join_device(profile, span, [e for e in host if e.category in LAUNCHES], step)
+    return step
+
+
+def _is_span(event: Event, span: Span) -> bool:
+    limits = (span.name, span.start_ns, span.end_ns)
+    return (event.name, event.start_ns, event.end_ns) == limits
+
+
+def _check_nesting(events: Sequence[Event], path: Path) -> None:
+    """Refuse calls of one thread of which one begins inside another and ends outside it."""
+    open_events: dict[int, list[Event]] = {}
+    for event in events:
+        stack = open_events.setdefault(event.thread, [])
+        while stack and event.start_ns >= stack[-1].end_ns:
+            stack.pop()
+        if stack and event.end_ns > stack[-1].end_ns + _ROUNDING_NS:
+            raise TraceError(
+                f"{event.name!r} begins inside {stack[-1].name!r} and ends"
+                f" {event.end_ns - stack[-1].end_ns} ns after it",
+                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+            )  # fmt: skip
+        stack.append(event)
+
+
+def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: Step) -> None:
+    """Fill in the step's kernels, by the number of their launch."""
+    _check_launches(launches, profile.path)
+    numbers = np.array(
+        sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64
+    )
+    mine = profile.events(profile.device_rows(numbers))
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    rows = rows[profile.is_category(*DEVICE)[rows]]
+    known = profile.launched(LAUNCHES)
+    step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
+    _check_device(launches, mine, step.unjoined, profile)
+    kernels = index_kernels(mine)
+    _join_by_external_id(step, kernels)
+    _add_loose_launches(step, launches, kernels)
+    step.launched = [kernels_of(operator, kernels) for operator in step.operators]
+    _add_unjoined(step)
+
+
+def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
+    """Give kernels without a launch to the operator whose number they carry."""
+    if not step.unjoined:
+        return
+    owners = {e.external_id: e for e in step.root.walk() if e.category == "cpu_op"}
+    owners.pop(None, None)
+    left = []
+    for kernel in step.unjoined:
+        owner = owners.get(kernel.external_id)
+        if owner is None or owner.start_ns > kernel.start_ns:
+            left.append(kernel)
+            continue
+        number = -2 - len(kernels)  # no launch of the profile has a negative number
+        launch = Event(
+            "launch", LAUNCHES[0], owner.start_ns, owner.start_ns, owner.thread, None, None, number
+        )
+        launch.parent = owner
+        owner.children.append(launch)
+        kernels[number] = [kernel]
+    step.unjoined = left
+
+
+def _add_loose_launches(
+    step: Step, launches: Sequence[Event], kernels: Mapping[int, list[Event]]
+) -> None:
+    """Make operators of the calls that launched kernels outside any operator."""
+    owned = {id(e) for operator in step.operators for e in operator.walk()}
+    loose = [e for e in launches if id(e) not in owned and kernels.get(e.correlation or ABSENT)]
+    step.loose = [kernel for e in loose for kernel in kernels[e.correlation or ABSENT]]
+    if loose:
+        step.operators = sorted([*step.operators, *loose], key=lambda e: (e.start_ns, -e.end_ns))
+
+
+def _add_unjoined(step: Step) -> None:
+    """Put kernels without a launch behind the operator whose kernels started last before them."""
+    for kernel in step.unjoined:
+        starts = [kernels[0].start_ns if kernels else None for kernels in step.launched]
+        before = [
+            i for i, start in enumerate(starts) if start is not None and start <= kernel.start_ns
+        ]
+        place = max(before, key=lambda i: (starts[i], i)) + 1 if before else 0
+        kernel.parent = step.operators[place - 1].parent if place else step.root
+        step.operators.insert(place, kernel)
+        step.launched.insert(place, [kernel])
+
+
+def _check_launches(launches: Sequence[Event], path: Path) -> None:
+    """Refuse two calls of one kind under one number."""
+    seen: dict[tuple[str, int], Event] = {}
+    for event in launches:
+        if event.correlation is None:
+            continue
+        key = (event.category, event.correlation)
+        if key in seen:
+            raise TraceError(
+                f"correlation {event.correlation} stands on {seen[key].name!r} and {event.name!r}",
+                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+            )  # fmt: skip
+        seen[key] = event
+
+
+def _check_device(
+    launches: Sequence[Event], kernels: Sequence[Event], unjoined: Sequence[Event], profile: Profile
+) -> None:
+    """Refuse what a trace of one device cannot say: replayed graphs, several devices, none at all."""
+    replayed = [e for e in launches if e.name.startswith(kineto_words("graph_launch"))]
+    graphs = [e for e in (*kernels, *unjoined) if e.details.get("graph")]
+    if replayed or graphs:
+        raise TraceError(
+            f"CUDA graphs are replayed ({len(replayed)} launches): operators inside one are not recorded",
+            file=profile.path, place=(replayed or graphs)[0].name,
+            fix="capture without CUDA graphs (torch.compile: not in mode reduce-overhead)",
+        )  # fmt: skip
+    devices = sorted({str(e.details.get("device")) for e in (*kernels, *unjoined)})
+    if len(devices) > 1:
+        raise TraceError(
+            f"kernels ran on the devices {', '.join(devices)}", file=profile.path,
+            fix="capture a step on one device",
+        )  # fmt: skip
+    if any(_LAUNCH in e.name for e in launches) and not kernels and not unjoined:
+        raise TraceError(
+            "kernels are launched and none is recorded: no GPU events", file=profile.path,
+            fix="profile with ProfilerActivity.CUDA among the activities",
+        )  # fmt: skip
+
+
+_LAUNCH = "LaunchKernel"

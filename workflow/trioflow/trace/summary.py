@@ -1,0 +1,76 @@
+"""What a trace holds, in one row: its source, its size, and how much of the device's time it explains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trioflow.tables import PHASES
+from trioflow.trace.store import STEP_TIME_SOURCES, UNTIMED, Trace
+from trioflow.units import format_time, ns_to_s
+
+SEPARATOR = "; "
+
+
+def coverage_of_trace(trace: Trace) -> float | None:
+    """Return the share of the measured time that operators with a name explain.
+
+    On a device of its own it is the share of the time that kernels ran, on a
+    CPU the share of the step. A trace without times has none, and one that
+    holds nothing but operators' times covers them by definition.
+    """
+    facts = trace.facts
+    source = facts.get("step_time_source")
+    if source == UNTIMED:
+        return None
+    if facts.get("device") == "cuda" and "joined_share" in facts:
+        return float(facts["joined_share"])
+    if source == "busy":
+        return 1.0
+    return ns_to_s(float(trace.operators["device_ns"].sum())) / float(facts["step_time_s"])
+
+
+def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
+    """Return a row of ``tables.TRACES``.
+
+    Parameters
+    ----------
+    trace : Trace
+        The trace.
+    name : str
+        What to call it.
+    """
+    operators, facts = trace.operators, trace.facts
+    counts = operators["phase"].value_counts()
+    unjoined = list(facts.get("unjoined", []))
+    return {
+        "trace": name,
+        "workload": str(facts["workload"]),
+        "source": str(facts.get("source", "capture")),
+        "device": str(facts["device_name"]),
+        "batch": int(facts["batch"]),
+        "precision": str(facts.get("precision", "")),
+        "optimizer": str(facts.get("optimizer", "")),
+        "step_time_source": str(facts.get("step_time_source", "un-profiled")),
+        "step_time_s": float(facts["step_time_s"]),
+        **{f"{phase}_operators": int(counts.get(phase, 0)) for phase in PHASES},
+        "kernels": int(operators["kernels"].sum()),
+        "device_s": ns_to_s(float(operators["device_ns"].sum())),
+        "coverage": coverage_of_trace(trace),
+        "flop": int(operators["flop"].sum()),
+        "read_bytes": int(operators["read_bytes"].sum()),
+        "write_bytes": int(operators["write_bytes"].sum()),
+        "parameter_bytes": sum(int(g["size_bytes"]) for g in facts.get("gradients", [])),
+        "not_joined": SEPARATOR.join(unjoined),
+        "warnings": SEPARATOR.join(w for w in facts.get("warnings", []) if w not in unjoined),
+    }
+
+
+def describe_step(row: dict[str, Any]) -> str:
+    """Say how long a summarised step took, by which clock, and how much of it operators explain."""
+    source = row["step_time_source"]
+    if source == UNTIMED:
+        return "no times: a cost model has to give them"
+    return (
+        f"{format_time(row['step_time_s'])} ({STEP_TIME_SOURCES[source]}); "
+        f"{format_time(row['device_s'])} in operators, coverage {row['coverage']:.1%}"
+    )
