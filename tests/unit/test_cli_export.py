@@ -1,0 +1,89 @@
+"""``trioflow export``, as a user types it."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+
+import chakra_wire as wire
+import pytest
+from trioflow.cli.export import add_export
+from trioflow.errors import InputError, PlanError, TrioflowError
+from trioflow.export.chakra_reader import read_chakra_graph
+from trioflow.trace.store import load_trace
+
+TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words):
+    parser = argparse.ArgumentParser()
+    add_export(parser.add_subparsers(dest="command"))
+    options = parser.parse_args(["export", *map(str, words)])
+    options.run(options)
+
+
+def test_chakra_files_of_a_plan(tmp_path, capsys):
+    run("chakra", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", PLATFORM, "-o", "out/step")
+    assert sorted(f.name for f in (tmp_path / "out").iterdir()) == [
+        "step.0.et", "step.1.et", "step.comm_groups.json",
+    ]  # fmt: skip
+    out = capsys.readouterr().out
+    assert out.startswith("gpt2-tiny: 2 ranks = 2 data, 8 samples a rank")
+    trace = load_trace(TRACE)
+    metadata, nodes = wire.read(tmp_path / "out" / "step.1.et")
+    assert metadata["trioflow.batch"] == 8 and metadata["trioflow.ranks"] == 2
+    assert metadata["trioflow.device_name"] == trace.facts["device_name"]
+    assert sum(n["attr"].get("num_ops", 0) for n in nodes) == trace.operators["flop"].sum()
+    reduced = sum(n["attr"]["comm_size"] for n in nodes if n["attr"].get("comm_type") == 0)
+    assert reduced == sum(g["size_bytes"] for g in trace.facts["gradients"])
+    graph = read_chakra_graph("out/step")
+    assert f"{len(graph.tasks)} nodes in out/step.0.et to step.1.et" in out
+
+
+def test_degrees_and_batch_are_those_of_simulate(tmp_path):
+    run(
+        "chakra", TRACE, "--pipeline-parallel", 2, "--micro-batches", 4, "--batch", 16,
+        "--platform", PLATFORM, "-o", "x",
+    )  # fmt: skip
+    _, nodes = wire.read(tmp_path / "x.0.et")
+    assert sum(n["type"] == 5 for n in nodes) == sum(n["type"] == 6 for n in nodes) == 4
+
+
+def test_perfetto_is_simulates_timeline(tmp_path, capsys):
+    words = (TRACE, "--plan", "tp", "--ranks", 2, "--platform", PLATFORM)
+    run("perfetto", *words, "-o", "x.json.gz")
+    content = json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
+    slices = [e for e in content["traceEvents"] if e["ph"] == "X"]
+    assert f"{len(slices)} tasks in x.json.gz" in capsys.readouterr().out
+    from trioflow.cli.main import main
+
+    assert main(["simulate", *map(str, words), "--timeline", "y.json.gz"]) == 0
+    assert (tmp_path / "y.json.gz").read_bytes() == (tmp_path / "x.json.gz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("perfetto", TRACE, "--platform", PLATFORM, "-o", "x.txt"), InputError),
+        (("chakra", TRACE, "--platform", PLATFORM, "-o", "x/"), InputError),
+        (("chakra", TRACE, "--plan", "ddp", "--platform", PLATFORM, "-o", "x"), PlanError),
+        (("chakra", "none", "--platform", PLATFORM, "-o", "x"), TrioflowError),
+    ],
+)
+def test_bad_words_are_refused_and_nothing_is_left(words, error, tmp_path):
+    with pytest.raises(error) as raised:
+        run(*words)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_is_exported_as_triosim_wants_it(tmp_path):
+    pytest.importorskip("trioflow.export.triosim")
+    run("triosim", TRACE, "-o", "out")
+    assert (tmp_path / "out" / "trace.csv").exists() and (tmp_path / "out" / "tensor.csv").exists()

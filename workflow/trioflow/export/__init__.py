@@ -1,0 +1,1 @@
+"""Traces, task graphs and timelines in other tools' formats."""

@@ -1,0 +1,369 @@
+"""Task graphs as Chakra execution traces: one file a rank, as ASTRA-sim and others replay them."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import __version__
+from trioflow.errors import InputError
+from trioflow.experiments import Plan
+from trioflow.parallel.reference import choose_reference
+from trioflow.parallel.sizing import resize_batch
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.tensor_parallel import split_operators
+from trioflow.provenance import atomic_path
+from trioflow.tables import records
+from trioflow.trace.chakra_messages import (
+    COMM_TYPES,
+    add_attribute,
+    new_metadata,
+    new_node,
+    write_messages,
+)
+from trioflow.trace.store import Trace
+from trioflow.units import NS_PER_S, NS_PER_US
+
+OWN = "trioflow."
+"""Prefix of the attributes that only trioflow reads."""
+OWN_COLUMNS = {
+    "stream": "string_val", "kind": "string_val", "phase": "string_val", "op_id": "int64_val",
+    "micro_batch": "int64_val", "stage": "int64_val", "match_id": "int64_val",
+}  # fmt: skip
+"""Columns of the task table that are kept as attributes, and their type."""
+SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
+MODEL_FACTS = ("units", "tensor_split", "parameters", "row", "step_time_source")
+"""Facts of the traced model, true of an export only where one rank runs the whole model."""
+
+_NODE_TYPES = {"collective": "COMM_COLL_NODE", "send": "COMM_SEND_NODE", "recv": "COMM_RECV_NODE"}
+_HOST_STREAM = "host"
+_US_PER_S = NS_PER_S / NS_PER_US
+_FIRST_GROUP = 1
+"""ASTRA-sim numbers communicator groups from one; without a number it takes all ranks."""
+_LARGEST_TAG = (1 << 31) - 1
+
+Row = dict[str, Any]
+
+
+def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
+    """Return the trace that a plan starts from, its operators as large as one task runs them.
+
+    Parameters
+    ----------
+    traces, plan : as in ``extrapolate``
+    batch : int
+        Samples of the whole step.
+
+    Returns
+    -------
+    Trace
+        ``flop`` and bytes are those of one micro-batch on one shard. The
+        tensor table is empty where shapes differ from the traced ones.
+    """
+    samples = batch / (plan.data * plan.micro_batches)
+    trace = choose_reference(traces, samples).trace
+    factor = samples / int(trace.facts["batch"])
+    operators = resize_batch(split_operators(trace, plan.tensor).operators, factor)
+    same = factor == 1.0 and plan.tensor == 1
+    return Trace(operators, trace.tensors if same else trace.tensors.iloc[:0], trace.facts)
+
+
+def write_chakra(
+    graph: TaskGraph,
+    prefix: str | Path,
+    source: Trace | None = None,
+    *,
+    involved_dim: Sequence[bool] = (),
+) -> list[Path]:
+    """Write one Chakra file a rank, and the communicator groups beside them.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        What every rank does.
+    prefix : path
+        The files are ``PREFIX.<rank>.et`` and ``PREFIX.comm_groups.json``.
+    source : Trace, optional
+        From `size_trace`: gives operators their ``num_ops`` and
+        ``tensor_size``, and their tensors where its tensor table has them.
+    involved_dim : sequence of bool
+        Dimensions of the consumer's network that collectives of all ranks use;
+        left out by default, which ASTRA-sim takes for all.
+
+    Returns
+    -------
+    list of Path
+        The files written: the ranks' in order, then the groups'.
+
+    Raises
+    ------
+    InputError
+        When a task cannot be expressed, tasks wait for one another, or files
+        of a larger export lie under the prefix.
+
+    Notes
+    -----
+    A node's id is its ``task_id``. Durations are whole microseconds whose
+    remainder is carried along each stream; those that the network decides are
+    absent. The order of a stream is in ``ctrl_deps`` and, with what a task
+    waits for otherwise, in ``data_deps``: readers that follow one of the two
+    alone see the whole order. Tasks of the stream ``host`` are CPU operators.
+    """
+    export = _Export(graph, source, tuple(involved_dim))
+    files = [Path(f"{prefix}.{rank}.et") for rank in range(export.ranks)]
+    groups_file = Path(f"{prefix}.comm_groups.json")
+    _check_free(prefix, files, groups_file)
+    orders = [export.order(rank) for rank in range(export.ranks)]
+    with ExitStack() as stack:
+        for rank, file in enumerate(files):
+            temporary = stack.enter_context(atomic_path(file))
+            write_messages(temporary, export.messages(rank, orders[rank]))
+        temporary = stack.enter_context(atomic_path(groups_file))
+        named = {str(number): list(group) for group, number in export.groups.items()}
+        temporary.write_text(json.dumps(named, indent=1) + "\n")
+    return [*files, groups_file]
+
+
+def _check_free(prefix: str | Path, files: list[Path], groups_file: Path) -> None:
+    """Refuse a prefix without a name, and one with files that would not be replaced."""
+    if str(prefix) == "" or str(prefix).endswith(("/", ".")):
+        raise InputError(f"{str(prefix)!r} is no prefix of files", fix="give such as folder/name")
+    folder, stem = files[0].parent, files[0].name.removesuffix("0.et")
+    known = {file.name for file in files}
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        number = file.name.removeprefix(stem).removesuffix(".et")
+        if file.name == f"{stem}{number}.et" and number.isdigit() and file.name not in known:
+            raise InputError(
+                f"this is a file of an export of more than {len(files)} ranks", file=file,
+                fix="remove it, or choose another prefix",
+            )  # fmt: skip
+    for file in (*files, groups_file):
+        if file.is_dir():
+            raise InputError("a folder lies here", file=file, fix="choose another prefix")
+
+
+class _Export:
+    """Turns the tasks of a graph into nodes."""
+
+    def __init__(
+        self, graph: TaskGraph, source: Trace | None, involved_dim: tuple[bool, ...]
+    ) -> None:
+        self.tasks = records(graph.tasks)
+        self.metadata, self.source, self.involved_dim = graph.metadata, source, involved_dim
+        self._of_rank: dict[int, list[int]] = {}
+        for number, task in enumerate(self.tasks):
+            if task["task_id"] != number:
+                raise InputError(f"task {task['task_id']} stands in row {number}")
+            self._of_rank.setdefault(task["rank"], []).append(number)
+        self.ranks = max(*self._of_rank, -1, int(graph.metadata.get("ranks", 1)) - 1) + 1
+        self._waits: list[list[int]] = [[] for _ in self.tasks]
+        self._before: list[int | None] = [None] * len(self.tasks)
+        self._link(graph.dependencies)
+        self._groups_of = [self._check_exchange(task) for task in self.tasks]
+        self.groups = self._number_groups()
+        matches = sorted({t["match_id"] for t in self.tasks if t["peer"] is not None})
+        self._tags = {match: tag for tag, match in enumerate(matches)}
+        self._operators = records(source.operators) if source else []
+        self._tensors = records(source.tensors) if source else []
+        # On a CPU a task holds the host time before its operator, too.
+        self._host_inside = bool(source) and not any(
+            t["stream"] == _HOST_STREAM for t in self.tasks
+        )
+
+    def _link(self, dependencies: pd.DataFrame) -> None:
+        """Note what each task waits for, and the task before it in its stream."""
+        edges = zip(dependencies["task_id"], dependencies["depends_on"], strict=True)
+        for task, other in sorted({(int(a), int(b)) for a, b in edges}):
+            if not (0 <= task < len(self.tasks) and 0 <= other < len(self.tasks)):
+                raise InputError(f"task {task} waits for task {other}: one does not exist")
+            ranks = [self.tasks[end]["rank"] for end in (task, other)]
+            if ranks[0] != ranks[1]:
+                raise InputError(
+                    f"task {task} of rank {ranks[0]} waits for task {other} of rank {ranks[1]}",
+                    fix="Chakra joins ranks by messages only: use a send and a recv",
+                )
+            self._waits[task].append(other)
+        last: dict[tuple[int, str], int] = {}
+        for number, row in enumerate(self.tasks):
+            stream = (row["rank"], row["stream"])
+            self._before[number] = last.get(stream)
+            last[stream] = number
+
+    def _check_exchange(self, task: Row) -> tuple[int, ...]:
+        """Check what a message needs; return the ranks of a collective, nothing for others."""
+        if task["kind"] not in _NODE_TYPES:
+            return ()
+        place = _name_task(task)
+        for column in ("message_bytes", "match_id"):
+            if task[column] is None:
+                raise InputError(f"{place}: it has no {column}")
+        if task["kind"] != "collective":
+            if task["peer"] is None or not 0 <= task["peer"] < self.ranks:
+                raise InputError(f"{place}: its peer is {task['peer']}")
+            return ()
+        if task["name"] not in COMM_TYPES:
+            raise InputError(
+                f"{place}: Chakra has no such collective", fix=f"it has {', '.join(COMM_TYPES)}"
+            )
+        words = str(task["group"] or "").split(",")
+        group = tuple(int(word) for word in words if word.isdigit())
+        if len(group) != len(words) or task["rank"] not in group:
+            raise InputError(f"{place}: its group is {task['group']!r}")
+        return group
+
+    def _number_groups(self) -> dict[tuple[int, ...], int]:
+        """Give numbers to the groups that are not all ranks in order."""
+        world = tuple(range(self.ranks))
+        parts = sorted(set(self._groups_of) - {(), world})
+        return {group: number for number, group in enumerate(parts, _FIRST_GROUP)}
+
+    def order(self, rank: int) -> list[int]:
+        """Return a rank's tasks so that each follows what it waits for, else by number.
+
+        Raises
+        ------
+        InputError
+            When tasks wait for one another.
+        """
+        mine = self._of_rank.get(rank, [])
+        needs = {n: set(self._data_deps(n)) for n in mine}
+        followers: dict[int, list[int]] = {}
+        for number, others in needs.items():
+            for other in others:
+                followers.setdefault(other, []).append(number)
+        missing = {n: len(others) for n, others in needs.items()}
+        ready = [n for n in mine if not missing[n]]
+        found: list[int] = []
+        while ready:
+            found.append(heapq.heappop(ready))
+            for follower in followers.get(found[-1], ()):
+                missing[follower] -= 1
+                if not missing[follower]:
+                    heapq.heappush(ready, follower)
+        if len(found) < len(mine):
+            stuck = min(set(mine) - set(found))
+            raise InputError(f"{_name_task(self.tasks[stuck])} waits, in a circle, for itself")
+        return found
+
+    def _data_deps(self, number: int) -> list[int]:
+        """Return all that a task waits for, the task before it in its stream included."""
+        before = self._before[number]
+        return sorted({*self._waits[number], *(() if before is None else (before,))})
+
+    def messages(self, rank: int, order: list[int]) -> Iterator[Any]:
+        """Yield a rank's metadata and nodes."""
+        yield self._describe(rank)
+        carried_us: dict[str, float] = {}
+        for number in order:
+            task = self.tasks[number]
+            node = new_node(number, str(task["name"]), _NODE_TYPES.get(task["kind"], "COMP_NODE"))
+            if self._before[number] is not None:
+                node.ctrl_deps.append(self._before[number])
+            node.data_deps.extend(self._data_deps(number))
+            if task["kind"] in _NODE_TYPES:
+                self._add_message(node, task, self._groups_of[number])
+            else:
+                self._add_work(node, task, carried_us)
+            for column, kind in OWN_COLUMNS.items():
+                if task[column] is not None:
+                    add_attribute(node, OWN + column, kind, task[column])
+            yield node
+
+    def _describe(self, rank: int) -> Any:
+        message = new_metadata()
+        facts = self.source.facts if self.source else {}
+        plan = self.metadata.get("plan")
+        told: dict[str, Any] = {
+            "version": __version__, "rank": rank, "ranks": self.ranks,
+            "plan": self.metadata.get("plan_text"),
+            **{key: self.metadata.get(key, facts.get(key)) for key in SOURCE_FACTS},
+        }  # fmt: skip
+        if "batch" in self.metadata and isinstance(plan, dict):
+            told["batch"] = int(self.metadata["batch"]) // int(plan["data"])
+        if self.ranks == 1 and self._tensors:
+            kept = {key: facts[key] for key in MODEL_FACTS if key in facts}
+            named = facts.get("parameters", [])
+            kept["ready"] = [
+                [g["ready_after_op_id"], named[g["index"]]["shape"] if g["index"] >= 0 else None]
+                for g in facts.get("gradients", [])
+            ]
+            told["model"] = json.dumps(kept, sort_keys=True)
+        for key, value in told.items():
+            if value is not None:
+                kind = "int64_val" if isinstance(value, int) else "string_val"
+                add_attribute(message, OWN + key, kind, value)
+        return message
+
+    def _add_work(self, node: Any, task: Row, carried_us: dict[str, float]) -> None:
+        """Add a duration, with the remainder of the stream's earlier ones, and the work."""
+        duration_s = task["duration_s"]
+        if duration_s is None or not 0 <= duration_s < math.inf:
+            raise InputError(f"{_name_task(task)}: its duration is {duration_s}")
+        due_us = carried_us.get(task["stream"], 0.0) + duration_s * _US_PER_S
+        node.duration_micros = round(due_us)
+        carried_us[task["stream"]] = due_us - node.duration_micros
+        add_attribute(node, "is_cpu_op", "bool_val", task["stream"] == _HOST_STREAM)
+        if task["kind"] != "compute" or task["op_id"] is None or not self._operators:
+            return
+        operator = self._operators[task["op_id"]]
+        add_attribute(node, "num_ops", "int64_val", operator["flop"])
+        moved = operator["read_bytes"] + operator["write_bytes"]
+        add_attribute(node, "tensor_size", "uint64_val", moved)
+        if operator["module"]:
+            add_attribute(node, OWN + "module", "string_val", operator["module"])
+        if operator["forward_op_id"] is not None:
+            add_attribute(node, OWN + "forward_op_id", "int64_val", operator["forward_op_id"])
+        if self._tensors:
+            self._add_tensors(node, operator)
+            if self._host_inside:
+                add_attribute(node, OWN + "cpu_ns", "int64_val", operator["cpu_ns"])
+
+    def _add_tensors(self, node: Any, operator: Row) -> None:
+        """Add an operator's tensors as PyTorch's execution trace words them."""
+        for side in ("input", "output"):
+            rows = [self._tensors[index] for index in operator[f"{side}_ids"]]
+            info = getattr(node, f"{side}s")
+            info.values = json.dumps(
+                [
+                    [r["tensor_id"], r["storage_id"], 0, math.prod(r["shape"]), r["elem_bytes"], ""]
+                    for r in rows
+                ]
+            )
+            info.shapes = json.dumps([list(r["shape"]) for r in rows])
+            info.types = json.dumps([f"Tensor({r['dtype']})" for r in rows])
+            categories = [r["category"] for r in rows]
+            add_attribute(node, f"{OWN}{side}_categories", "string_list", categories)
+
+    def _add_message(self, node: Any, task: Row, group: tuple[int, ...]) -> None:
+        """Add what a collective, a send or a recv moves, and between whom."""
+        size = task["message_bytes"]
+        add_attribute(node, "is_cpu_op", "bool_val", False)
+        if task["kind"] == "collective":
+            add_attribute(node, "comm_type", "int64_val", COMM_TYPES[task["name"]])
+            if task["name"] == "all_gather":
+                add_attribute(node, OWN + "message_bytes", "int64_val", size)
+                size = -(-size // len(group))  # Chakra counts one rank's shard
+            if group in self.groups:
+                add_attribute(node, "pg_name", "string_val", str(self.groups[group]))
+            elif self.involved_dim:
+                add_attribute(node, "involved_dim", "bool_list", self.involved_dim)
+        else:
+            ends = (task["rank"], task["peer"])
+            source, target = ends if task["kind"] == "send" else ends[::-1]
+            tag = self._tags[task["match_id"]]
+            if tag > _LARGEST_TAG:
+                raise InputError(f"{_name_task(task)}: more messages than Chakra has tags")
+            for name, value in (("comm_src", source), ("comm_dst", target), ("comm_tag", tag)):
+                add_attribute(node, name, "int32_val", value)
+        add_attribute(node, "comm_size", "int64_val", size)
+
+
+def _name_task(task: Row) -> str:
+    return f"task {task['task_id']} '{task['name']}' of rank {task['rank']}"
