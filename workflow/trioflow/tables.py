@@ -194,11 +194,28 @@ TRACES = pa.schema([
     _column("warnings", TEXT, "what else the reader must know; empty for nothing"),
 ])  # fmt: skip
 
+VALIDATION = pa.schema([
+    _column("set", TEXT, "set of cases: batch-change, new-gpu, leave-workload-out, operator-data or collectives"),
+    _column("model", TEXT, "model that predicted, by name"),
+    _column("case", TEXT, "what was predicted"),
+    _column("group", TEXT, "part of the set that is averaged by itself, such as a phase, a class or a distance"),
+    _column("device", TEXT, "device or platform of the measured value"),
+    _column("source", TEXT, "what the model was given: device, batch, sizes or ranks"),
+    _column("quantity", TEXT, "operator_sum, end_to_end, operator or collective"),
+    _column("measured_s", FLOAT, "measured time", "s"),
+    _column("predicted_s", FLOAT, "predicted time", "s"),
+    _column("low_s", FLOAT, "lower end of the 80 % interval", "s", null=True),
+    _column("high_s", FLOAT, "upper end of the 80 % interval", "s", null=True),
+    _column("oracle_s", FLOAT, "sum of the measured operators of the target, or the median of repeats: what a perfect operator model would say", "s", null=True),
+    _column("extrapolated", FLOAT, "share of the time predicted outside the fitted range"),
+])  # fmt: skip
+
 SCHEMAS: dict[str, pa.Schema] = {
     "operators": OPERATORS, "tensors": TENSORS, "tasks": TASKS, "dependencies": DEPENDENCIES,
     "timeline": TIMELINE,
     "rank_timelines": RANK_TIMELINES, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
     "operator_fit": OPERATOR_FIT, "errors": ERRORS, "traces": TRACES,
+    "validation": VALIDATION,
 }  # fmt: skip
 
 CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
