@@ -102,7 +102,8 @@ def assemble_trace(
         frame[column] = frame[column].astype("Int64")
     known = len(facts.get("parameters", []))
     warnings = list(facts.get("warnings", []))
-    if len(gradients) < known:
+    learns = any(one.phase == "backward" for one in operators)
+    if learns and len(gradients) < known:
         warnings.append(f"{known - len(gradients)} of {known} parameters have no gradient here")
     told = {
         **facts,

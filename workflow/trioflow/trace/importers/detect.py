@@ -16,6 +16,7 @@ from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
 FORMATS = ("capture", "kineto", "triosim", "neusight", "chakra")
+_WITHOUT_BLOCKS = ("triosim", "chakra")
 _HEAD_BYTES = 1 << 16
 _KINETO, _EXECUTION_TRACE = "Kineto trace", "execution trace"
 _KEYS = {b'"traceEvents"': _KINETO, b'"nodes"': _EXECUTION_TRACE}
@@ -54,6 +55,11 @@ def import_trace(
         raise TraceError(
             f"a source of format {form} is one file or folder, {len(paths)} were given", file=first,
             fix="give one, or --format kineto with a Kineto trace and its execution trace",
+        )  # fmt: skip
+    if options.repeat_layers and form in _WITHOUT_BLOCKS:
+        raise TraceError(
+            f"a source of format {form} names no blocks that could be repeated", file=first,
+            fix="leave --repeat-layers out",
         )  # fmt: skip
     if form == "neusight":  # its depth is part of reading it
         from trioflow.trace.importers.neusight import import_neusight

@@ -1,0 +1,182 @@
+"""Rows of a comma-separated file, each with its line, and errors that name both."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trioflow.errors import TraceError
+
+LONGEST_CELL = 1 << 24
+"""Characters of the longest cell; a list over all parameters of a large model has 1 MB."""
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
+
+
+@dataclass(frozen=True)
+class CsvRow:
+    """One row of a file.
+
+    Attributes
+    ----------
+    file, line
+        Where it starts; lines count from 1.
+    cells : mapping
+        Its cells by our name of the column.
+    titles : mapping
+        The header's spelling of each column.
+    """
+
+    file: Path
+    line: int
+    cells: Mapping[str, str]
+    titles: Mapping[str, str]
+
+    def error(self, column: str, problem: str, fix: str = "") -> TraceError:
+        """Return an error that names this row and the title of a column."""
+        place = f"line {self.line}, column {self.titles[column]}"
+        return TraceError(problem, file=self.file, place=place, fix=fix)
+
+    def whole(self, column: str, highest: int = 10**15) -> int:
+        """Return a whole number from 0 on.
+
+        Raises
+        ------
+        TraceError
+            When the cell is no such number, or above `highest`.
+        """
+        text = self.cells[column].strip()
+        if not _WHOLE.fullmatch(text):
+            raise self.error(column, f"{shorten(text)} is no whole number")
+        value = int(text)
+        self._check(column, value, highest)
+        return value
+
+    def number(self, column: str, highest: float = 1e15) -> float:
+        """Return a number from 0 on.
+
+        Raises
+        ------
+        TraceError
+            When the cell is no such number, or above `highest`.
+        """
+        text = self.cells[column].strip()
+        if not _NUMBER.fullmatch(text):
+            raise self.error(column, f"{shorten(text)} is no number")
+        value = float(text)
+        self._check(column, value, highest)
+        return value
+
+    def _check(self, column: str, value: float, highest: float) -> None:
+        if value < 0:
+            raise self.error(column, f"{value} is negative")
+        if value > highest:
+            raise self.error(column, f"{value} is larger than anything that was measured")
+
+
+def shorten(text: str) -> str:
+    """Return a cell's text in quotes, cut to what an error message can carry."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def read_rows(
+    path: Path, spellings: Mapping[str, Collection[str]], optional: Collection[str] = ()
+) -> list[CsvRow]:
+    """Read a comma-separated file with a header.
+
+    Parameters
+    ----------
+    path : Path
+        The file, in UTF-8.
+    spellings : mapping
+        For each column its spellings in the header, the one to name in errors first.
+    optional : collection of str
+        Columns that may be missing; their cells are then left out.
+
+    Returns
+    -------
+    list of CsvRow
+        With the cells of these columns only.
+
+    Raises
+    ------
+    TraceError
+        When the file cannot be read, is empty or not UTF-8, a column is missing
+        or occurs twice, or a row has more or fewer cells than the header.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            lines = _split(stream.read(), path)
+    except UnicodeDecodeError as error:
+        raise TraceError(
+            f"not UTF-8 (byte {error.start})", file=path, fix="save it as UTF-8"
+        ) from None
+    except FileNotFoundError:
+        raise TraceError("no such file", file=path) from None
+    except OSError as error:
+        raise TraceError(f"cannot be read: {error.strerror}", file=path) from None
+    if not lines:
+        raise TraceError("the file is empty", file=path, fix="give the file with its header")
+    places = _find_columns(path, lines[0][1], spellings, optional)
+    width = len(lines[0][1])
+    titles = {name: lines[0][1][place].strip() for name, place in places.items()}
+    rows = []
+    for line, cells in lines[1:]:
+        if len(cells) != width:
+            raise TraceError(
+                f"{len(cells)} cells found where the header has {width}",
+                file=path, place=f"line {line}", fix="quote cells that hold commas",
+            )  # fmt: skip
+        found = {name: cells[place] for name, place in places.items()}
+        rows.append(CsvRow(path, line, found, titles))
+    if not rows:
+        raise TraceError("the file has a header and no rows", file=path)
+    return rows
+
+
+def _split(text: str, path: Path) -> list[tuple[int, list[str]]]:
+    """Return the first line and the cells of every row that is not blank."""
+    before = csv.field_size_limit(LONGEST_CELL)
+    try:
+        reader = csv.reader(text.splitlines(keepends=True), strict=True)
+        rows, start = [], 1
+        for cells in reader:
+            if cells:
+                rows.append((start, cells))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise TraceError(
+            f"not a comma-separated file ({error})", file=path, place=f"line {reader.line_num}"
+        ) from None
+    finally:
+        csv.field_size_limit(before)
+    return rows
+
+
+def _find_columns(
+    path: Path,
+    header: list[str],
+    spellings: Mapping[str, Collection[str]],
+    optional: Collection[str],
+) -> dict[str, int]:
+    """Return the place of each column, by our name for it."""
+    titles = [title.strip() for title in header]
+    places = {}
+    for name, accepted in spellings.items():
+        found = [place for place, title in enumerate(titles) if title in accepted]
+        if len(found) > 1:
+            raise TraceError(
+                f"column {titles[found[0]]} and column {titles[found[1]]} are the same",
+                file=path, place="line 1", fix="leave one of them out",
+            )  # fmt: skip
+        if found:
+            places[name] = found[0]
+        elif name not in optional:
+            raise TraceError(
+                f"column {next(iter(accepted))} is missing", file=path, place="line 1",
+                fix="give the file as its tool wrote it",
+            )  # fmt: skip
+    return places

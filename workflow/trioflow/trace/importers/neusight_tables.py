@@ -1,0 +1,281 @@
+"""NeuSight's operator tables, checked: one row a node of the traced torch.fx graph."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from trioflow.errors import TraceError
+from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
+from trioflow.trace.importers.limits import MOST_ELEMENTS
+from trioflow.trace.importers.neusight_names import CONTAINERS, VIEWS
+from trioflow.units import ms_to_ns
+
+COLUMNS = {
+    name: (name,)
+    for name in (
+        "op", "target", "_input_nodes", "meta", "input_shapes", "fw_latency", "bw_latency",
+        "acc_latency", "output_shape", "dtype", "Name",
+    )
+}  # fmt: skip
+OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
+DTYPES = {
+    "torch.float32": ("float", 4), "torch.float64": ("double", 8), "torch.float16": ("c10::Half", 2),
+    "torch.bfloat16": ("c10::BFloat16", 2), "torch.int64": ("long int", 8),
+    "torch.int32": ("int", 4), "torch.bool": ("bool", 1),
+}  # fmt: skip
+"""Element types, ours and their size [bytes]."""
+
+_NODES = re.compile(r"\{(?:\w+: None(?:, \w+: None)*)?\}", re.ASCII)
+_SHAPE = re.compile(r"\((?:\d{1,18},|\d{1,18}(?:, \d{1,18})+)?\)", re.ASCII)
+_STACK = re.compile(r"\('([\w.]*)', <class '([\w.]+)'>\)")
+_TARGETS = (
+    re.compile(r"<built-in (?:method|function) (\w+)(?: of .*)?>"),
+    re.compile(r"<function (\w+)(?: at .*)?>"),
+    re.compile(r"<class '(?:\w+\.)*(\w+)'>"),
+)
+_LONGEST_MS = 1e7
+
+
+@dataclass(frozen=True)
+class FxNode:
+    """One node of the graph, with its measured times.
+
+    Attributes
+    ----------
+    name : str
+        The node's own name.
+    op : str
+        Kind of node, such as call_module.
+    target : str
+        Function or method by its plain name, or the path of a module or attribute.
+    module, module_class : str
+        Innermost module that runs the node, and its class's plain name.
+    inputs : tuple of str
+        Nodes that it reads.
+    shape, dtype
+        Of its result; the type is empty where the result is no tensor.
+    forward_ns, backward_ns, accumulate_ns : int
+        Times of the node, of its gradient, and of adding the gradients of its
+        parameters to those of micro-batches before [ns].
+    """
+
+    row: CsvRow
+    name: str
+    op: str
+    target: str
+    module: str
+    module_class: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    forward_ns: int
+    backward_ns: int
+    accumulate_ns: int
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether its result is a tensor."""
+        return bool(self.dtype)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its result is a tensor that can have a gradient."""
+        return self.dtype.startswith(("torch.float", "torch.bfloat"))
+
+    @property
+    def elements(self) -> int:
+        """Elements of the result."""
+        return prod(self.shape)
+
+
+def read_nodes(path: Path) -> list[FxNode]:
+    """Read a table.
+
+    Raises
+    ------
+    TraceError
+        Names the file, the line and the column of the first cell that is wrong.
+    """
+    nodes: dict[str, FxNode] = {}
+    for row in read_rows(path, COLUMNS):
+        node = _read_node(row)
+        if node.name in nodes:
+            raise row.error(
+                "Name", f"node {node.name} stands on line {nodes[node.name].row.line} too"
+            )
+        _check_inputs(node, nodes)
+        nodes[node.name] = node
+    found = list(nodes.values())
+    if not any(node.op == "placeholder" and node.is_tensor and node.shape for node in found):
+        raise TraceError("no row is a placeholder with a tensor: the model has no input", file=path)
+    return found
+
+
+def _read_node(row: CsvRow) -> FxNode:
+    """Check and convert one row."""
+    cells = {name: text.strip() for name, text in row.cells.items()}
+    if cells["op"] not in OPS:
+        raise row.error("op", f"{shorten(cells['op'])} is none of {', '.join(OPS)}")
+    if not re.fullmatch(r"\w+", cells["Name"]):
+        raise row.error("Name", f"{shorten(cells['Name'])} is no name of a node")
+    if not cells["target"]:
+        raise row.error("target", "the target is empty")
+    if not _NODES.fullmatch(cells["_input_nodes"]):
+        raise row.error(
+            "_input_nodes", f"{shorten(cells['_input_nodes'])} does not list nodes as {{a: None}}"
+        )
+    if not _SHAPE.fullmatch(cells["output_shape"]):
+        raise row.error(
+            "output_shape", f"{shorten(cells['output_shape'])} is no shape such as (4, 8)"
+        )
+    shape = tuple(int(size) for size in re.findall(r"\d+", cells["output_shape"]))
+    if prod(shape) > MOST_ELEMENTS:
+        raise row.error("output_shape", f"{prod(shape)} elements are more than any device holds")
+    if cells["dtype"] and cells["dtype"] not in DTYPES:
+        raise row.error(
+            "dtype", f"{shorten(cells['dtype'])} is no known element type",
+            f"known: {', '.join(DTYPES)}",
+        )  # fmt: skip
+    stack = _STACK.findall(cells["meta"])
+    module, kind = stack[-1] if stack else ("", "")
+    times = (
+        ms_to_ns(row.number(f"{key}_latency", _LONGEST_MS)) for key in ("fw", "bw", "acc")
+    )
+    return FxNode(
+        row, cells["Name"], cells["op"], _plain_target(cells["target"]), module,
+        kind.rpartition(".")[2], tuple(re.findall(r"(\w+): None", cells["_input_nodes"])),
+        shape, cells["dtype"], *times,
+    )  # fmt: skip
+
+
+def _plain_target(text: str) -> str:
+    """Return a function's name without what Python prints around it."""
+    for pattern in _TARGETS:
+        if found := pattern.fullmatch(text):
+            return found[1]
+    return text
+
+
+def _check_inputs(node: FxNode, before: dict[str, FxNode]) -> None:
+    """Check that a node reads rows above it, in the shapes that they return."""
+    shapes = _read_shapes(node.row)
+    if len(shapes) != len(node.inputs):
+        raise node.row.error(
+            "input_shapes", f"{len(shapes)} shapes found for {len(node.inputs)} input nodes"
+        )
+    for name, shape in zip(node.inputs, shapes, strict=True):
+        if name not in before:
+            raise node.row.error(
+                "_input_nodes", f"no row above is node {name}", "keep the rows in the graph's order"
+            )
+        if before[name].shape != shape:
+            raise node.row.error(
+                "input_shapes",
+                f"node {name} has shape {list(before[name].shape)} on line {before[name].row.line}, "
+                f"here {list(shape)}",
+            )
+
+
+def _read_shapes(row: CsvRow) -> list[tuple[int, ...]]:
+    """Read the shapes of a row's inputs."""
+    text = row.cells["input_shapes"]
+    try:
+        shapes: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        shapes = None
+    whole = isinstance(shapes, list) and all(
+        isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+        for shape in shapes
+    )
+    if not whole:
+        raise row.error("input_shapes", f"{shorten(text)} is no list of shapes such as [[4, 8]]")
+    return [tuple(shape) for shape in shapes]
+
+
+@dataclass(frozen=True)
+class TimerFloor:
+    """What the timer shows where nothing runs on the device.
+
+    Attributes
+    ----------
+    typical_ns : int
+        Median over the rows whose result is no tensor [ns].
+    longest_ns : int
+        Maximum over these and the views that one call makes [ns].
+    """
+
+    typical_ns: int
+    longest_ns: int
+
+
+def find_floor(nodes: list[FxNode]) -> TimerFloor:
+    """Return the timer's floor, from the rows that launch no kernel."""
+    calls = [n for n in nodes if n.op.startswith("call") and n.target not in CONTAINERS]
+    times = [node.forward_ns for node in calls if not node.is_tensor]
+    # A getitem may make several views, one after the other.
+    views = [node.forward_ns for node in calls if node.target in VIEWS - {"getitem"}]
+    return TimerFloor(round(median(times)) if times else 0, max([*times, *views], default=0))
+
+
+def read_sidecar(path: Path) -> dict[str, float]:
+    """Return what was measured of the whole model: the ``.json`` beside a table.
+
+    Returns
+    -------
+    dict
+        ``num_layer`` and, where they are positive, ``e2e_latency``,
+        ``fw_latency``, ``bwall_latency`` [ms]; empty without such a file.
+
+    Raises
+    ------
+    TraceError
+        When the file is there and is no such JSON.
+    """
+    file = path.with_suffix(".json")
+    if not file.is_file():
+        return {}
+    content = _read_json(file)
+    found = {}
+    for key in ("num_layer", "e2e_latency", "fw_latency", "bwall_latency"):
+        value = content.get(key)
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not 0 <= value < _LONGEST_MS:
+            raise TraceError(f"{value!r} is no number from 0 on", file=file, place=key)
+        if value:
+            found[key] = value
+    layers = found.get("num_layer", 1)
+    if layers != int(layers):
+        raise TraceError(f"{layers!r} is no number of layers", file=file, place="num_layer")
+    return found
+
+
+def read_model_config(path: Path, model: str) -> dict[str, Any]:
+    """Return the model's configuration, which NeuSight keeps beside its labels; else nothing.
+
+    Raises
+    ------
+    TraceError
+        When the file is there and is no JSON object.
+    """
+    place = path.resolve().parents
+    if len(place) < 3 or not model:
+        return {}
+    file = place[2] / "data" / "DLmodel_configs" / f"{model}.json"
+    return _read_json(file) if file.is_file() else {}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"not valid JSON: {error}", file=file) from None
+    if not isinstance(content, dict):
+        raise TraceError("not a JSON object", file=file)
+    return content
