@@ -10,6 +10,7 @@ from trioflow.parallel.extrapolate import combine_intervals, extrapolate, repeat
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.task_graph import load_task_graph
 from trioflow.tables import records
+from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()
 
@@ -243,3 +244,20 @@ def test_bucket_limits_are_the_plan_s(cnn_trace):
     reduces = graph.tasks[(graph.tasks["name"] == "all_reduce") & (graph.tasks["rank"] == 0)]
     sizes = [g["size_bytes"] for g in cnn_trace.facts["gradients"]]
     assert reduces["message_bytes"].tolist() == sizes  # every gradient alone, in order of readiness
+
+
+def test_communication_of_the_traced_run_takes_no_time_in_a_plan(cnn_trace):
+    operators = cnn_trace.operators.copy()
+    chosen = operators.index[operators["phase"] == "backward"][:3]
+    operators.loc[chosen, "kind"] = "collective"
+    parallel = Trace(operators, cnn_trace.tensors, cnn_trace.facts)
+    whole, less = (
+        extrapolate(t, make_plan(), MODEL).tasks["duration_s"].sum()
+        for t in (cnn_trace, parallel)
+    )
+    dropped = operators.loc[chosen, ["device_ns", "cpu_ns"]].to_numpy().sum() / 1e9
+    assert whole - less == pytest.approx(dropped)
+    assert (
+        "3 communication operators"
+        in extrapolate(parallel, make_plan(), MODEL).metadata["warnings"][-1]
+    )

@@ -22,7 +22,11 @@ from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.plan import check_plan, describe_plan
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, StageWork
 from trioflow.parallel.reference import choose_reference
-from trioflow.parallel.sizing import predict_operator_times, resize_batch
+from trioflow.parallel.sizing import (
+    predict_operator_times,
+    resize_batch,
+    without_communication,
+)
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded, split_operators
 from trioflow.provenance import read_json
@@ -69,7 +73,9 @@ def extrapolate(
     Input copies, the data loader and the first iteration are not part of the
     step. Micro-batches must be equal.
     """
-    given = [traces] if isinstance(traces, Trace) else list(traces)
+    given = [
+        without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)
+    ]
     batch = int(given[0].facts["batch"]) * plan.data if batch is None else batch
     check_plan(plan, given[0], batch)
     samples = batch / (plan.data * plan.micro_batches)

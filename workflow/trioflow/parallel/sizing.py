@@ -11,8 +11,25 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.trace.store import Trace
 
 WORK = ("flop", "read_bytes", "write_bytes")
+
+
+def without_communication(trace: Trace) -> Trace:
+    """Return a trace whose communication takes no time; the same trace where it has none.
+
+    A trace of one rank of a parallel run holds that run's communication. A
+    plan brings its own, so the recorded one must not count as compute.
+    """
+    communicates = trace.operators["kind"] == "collective"
+    if not communicates.any():
+        return trace
+    operators = trace.operators.copy()
+    operators.loc[communicates, ["device_ns", "cpu_ns"]] = 0
+    warning = f"{int(communicates.sum())} communication operators of the traced run are left out"
+    facts = trace.facts | {"warnings": [*trace.facts.get("warnings", []), warning]}
+    return Trace(operators, trace.tensors, facts)
 
 
 def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
