@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,8 @@ from trioflow.trace.summary import describe_step, summarise_trace
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
 CAPTURED_BLOCKS = 2
 """Blocks that are captured of a model whose depth ``--layers`` gives; the last one is repeated."""
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
+"""The profiler's own messages say nothing to who runs the command; set before PyTorch loads."""
 OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 
@@ -73,6 +76,8 @@ def run_capture(options: argparse.Namespace) -> None:
 
 def _capture(row: dict[str, Any], batch: int, device: str, raw: Path) -> Trace:
     """Return the trace of a step that ran, or of one on tensors without data."""
+    for name, level in QUIET.items():
+        os.environ.setdefault(name, level)
     try:
         if device == "meta":
             from trioflow.trace.meta import capture_meta
