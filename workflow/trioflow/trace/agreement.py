@@ -1,0 +1,156 @@
+"""Whether what a profile says agrees with itself and with the execution trace of the same step.
+
+A profiler writes the same call several times over: on the host and on the
+device, in one file and in the other. Where these accounts differ, something
+was lost or changed on the way, and the reader must know. Each doubt is a
+sentence with the number of cases and the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from trioflow.trace.execution_trace import Node
+from trioflow.trace.kernels import LAUNCHES
+from trioflow.trace.kineto import ABSENT, HOST, Event, is_operator
+from trioflow.trace.link import Links
+from trioflow.trace.profiler_fields import kineto_words
+from trioflow.trace.steps import ROUNDING_NS, Step
+
+_UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
+"""What the profile gives in place of a single tensor's type."""
+
+
+def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -> list[str]:
+    """Return what in one step's files contradicts the rest, a sentence each.
+
+    Parameters
+    ----------
+    step : Step
+        The loaded step.
+    links, nodes : optional
+        The execution trace's node of each event, and all its nodes.
+    """
+    doubts = [*_doubt_order(step), *_doubt_device(step)]
+    if links is not None and nodes is not None:
+        doubts += _doubt_pair(step, links, nodes)
+    return doubts
+
+
+def list_overlaps(operators: Iterable[Event]) -> list[str]:
+    """Return a doubt where the host's outermost operators overlap in time."""
+    host = sorted((e for e in operators if e.category in HOST), key=lambda e: e.start_ns)
+    reached, found = None, []
+    for one in host:
+        if reached is not None and one.start_ns < reached - ROUNDING_NS:
+            found.append(one.name)
+        reached = one.end_ns if reached is None else max(reached, one.end_ns)
+    return _say(found, "operators run while another one does, on a thread of their own")
+
+
+def _say(found: Sequence[str], what: str) -> list[str]:
+    return [f"{len(found)} {what} (first: {found[0]:.60})"] if found else []
+
+
+def _doubt_order(step: Step) -> list[str]:
+    """Doubt operators of the forward pass after backward began, and those that overlap."""
+    words = {phase: kineto_words(phase) for phase in ("backward", "optimizer")}
+    late, began = [], False
+    for event in step.operators:
+        above = [a.name for a in event.ancestors()]
+        backward = any(name.startswith(words["backward"]) for name in above)
+        began |= backward
+        other = backward or any(name.startswith(words["optimizer"]) for name in above)
+        if began and not other and event.category == "cpu_op":
+            late.append(event.name)
+    return [
+        *_say(late, "operators count as forward although backward began before them"),
+        *list_overlaps(step.operators),
+    ]
+
+
+def _doubt_device(step: Step) -> list[str]:
+    """Doubt launches without a kernel, and kernels that do not follow their launches."""
+    calls = [e for e in step.root.walk() if e.category in LAUNCHES]
+    kernels = [k for ks in step.launched for k in ks]
+    started = {k.correlation for k in kernels}
+    words = kineto_words("starts_work")
+    lost = [e.name for e in calls if e.name.startswith(words) and e.correlation not in started]
+    doubts = _say(lost, "launches have no kernel in the profile")
+    doubts += _say(
+        [k.name for k in step.adopted], "kernels have no launch and go to the call that they name"
+    )
+    if step.stray:
+        doubts.append(f"{step.stray} kernels after the step have no launch: some may be the step's")
+    return doubts + _doubt_streams(kernels, {e.correlation: e for e in calls})
+
+
+def _doubt_streams(kernels: Sequence[Event], launches: Mapping[int | None, Event]) -> list[str]:
+    """Doubt kernels of one stream that overlap or do not run in the order of their launches."""
+    streams: dict[str, list[tuple[Event, Event | None]]] = {}
+    for kernel in sorted(kernels, key=lambda k: (k.start_ns, k.end_ns)):
+        launch = None if kernel.correlation is None else launches.get(kernel.correlation)
+        streams.setdefault(str(kernel.details.get("stream")), []).append((kernel, launch))
+    early, swapped, overlapping = [], [], []
+    for queue in streams.values():
+        early += [k.name for k, by in queue if by and k.start_ns < by.start_ns - ROUNDING_NS]
+        for (one, first), (other, second) in pairwise(queue):
+            if other.start_ns < one.end_ns - ROUNDING_NS:
+                overlapping.append(other.name)
+            if first is not None and second is not None and first.start_ns > second.end_ns:
+                swapped.append(other.name)
+    return [
+        *_say(early, "kernels start before their launch"),
+        *_say(swapped, "kernels of a stream run in another order than they were launched"),
+        *_say(overlapping, "kernels start while another one of their stream runs"),
+    ]
+
+
+def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
+    """Doubt calls that one of the two files lacks or describes otherwise."""
+    # Annotations may be the profiler's own.
+    calls = [e for e in step.root.walk() if e.category == "cpu_op"]
+    missing = [e.name for e in calls if id(e) not in links]
+    used = {id(node) for node in links.values()}
+    numbers = [n.node_id for n in links.values()]
+    first, last = (min(numbers), max(numbers)) if numbers else (0, -1)
+    extra = [
+        n.name for n in nodes
+        if id(n) not in used and first <= n.node_id <= last and is_operator(n.name)
+    ]  # fmt: skip
+    shapes, callers, sequences = [], [], []
+    by_id = {n.node_id: n for n in nodes}
+    for event in step.root.walk():
+        node = links.get(id(event))
+        if node is None:
+            continue
+        if not _same_shapes(event, node):
+            shapes.append(event.name)
+        caller = next((links[id(a)] for a in event.ancestors() if id(a) in links), None)
+        above = by_id.get(node.parent)
+        if above is not caller and (caller is not None or (above is not None and above.record_id)):
+            callers.append(event.name)
+        known = (event.sequence_number, node.sequence_number)
+        if None not in known and ABSENT not in known and known[0] != known[1]:
+            sequences.append(event.name)
+    return [
+        *_say(missing, "calls of the profile are not in the execution trace"),
+        *_say(extra, "operators of the execution trace are not in the profile"),
+        *_say(shapes, "calls have other shapes in the profile than in the execution trace"),
+        *_say(callers, "calls have another caller in the profile than in the execution trace"),
+        *_say(sequences, "calls have another sequence number in the execution trace"),
+    ]
+
+
+def _same_shapes(event: Event, node: Node) -> bool:
+    """Compare the shapes of single tensors that both files give; lists are not in the profile."""
+    shapes, types = event.details.get("shapes"), event.details.get("types")
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return True
+    if any(word.startswith(("TensorList", "GenericList")) for word in types):
+        return True
+    ours = [
+        tuple(shape) for shape, word in zip(shapes, types, strict=False) if word not in _UNSIZED
+    ]
+    return ours == [ref.shape for ref in node.inputs if ref.elem_bytes]

@@ -1,0 +1,345 @@
+"""A repeated block of a model in a trace: its operators, and what flows through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trioflow.errors import TraceError
+from trioflow.tables import records
+from trioflow.trace.spanning import Lists, is_spanning, resolve_lists
+from trioflow.trace.store import Trace
+
+Row = dict[str, Any]
+Kind = tuple[tuple[int, ...], str]
+"""Shape and element type of a tensor."""
+
+
+@dataclass(frozen=True)
+class BlockName:
+    """The path of a numbered block: ``blocks.1`` is number 1 below ``blocks``."""
+
+    prefix: str
+    number: int
+
+    @classmethod
+    def parse(cls, path: str) -> BlockName:
+        """Split a path at its last dot.
+
+        Raises
+        ------
+        TraceError
+            When the path does not end in a number.
+        """
+        prefix, _, number = path.rpartition(".")
+        if not number.isdecimal():
+            raise TraceError(
+                f"{path!r} is no block of a row of equal ones",
+                fix="name a module whose path ends in its number, such as blocks.1",
+            )
+        return cls(prefix, int(number))
+
+    @property
+    def path(self) -> str:
+        """The whole path."""
+        return f"{self.prefix}.{self.number}" if self.prefix else str(self.number)
+
+    def sibling(self, step: int) -> BlockName:
+        """Return the block some places further on."""
+        return BlockName(self.prefix, self.number + step)
+
+    def holds(self, path: str) -> bool:
+        """Tell whether a module or parameter is the block or lies inside it."""
+        return path == self.path or path.startswith(f"{self.path}.")
+
+    def split(self, path: str) -> tuple[int, str] | None:
+        """Return the number and the rest of a path below the same prefix; None for another path."""
+        rest = path
+        if self.prefix:
+            if not path.startswith(f"{self.prefix}."):
+                return None
+            rest = path[len(self.prefix) + 1 :]
+        number, dot, rest = rest.partition(".")
+        return (int(number), dot + rest) if number.isdecimal() else None
+
+    def renumber(self, path: str, position: int, copies: int) -> str:
+        """Return a path's new name when the block occurs `copies` times.
+
+        Parameters
+        ----------
+        path : str
+            Module or parameter.
+        position : int
+            Which copy a path inside the block belongs to, from 0.
+        copies : int
+            Occurrences in all: paths behind the block move up by one less.
+        """
+        found = self.split(path)
+        if found is None or found[0] < self.number:
+            return path
+        number = found[0] + (position if found[0] == self.number else copies - 1)
+        return f"{BlockName(self.prefix, number).path}{found[1]}"
+
+
+@dataclass
+class Block:
+    """One block of a trace.
+
+    Attributes
+    ----------
+    name : BlockName
+        Its path.
+    rows : list of dict
+        All operators of the trace.
+    forward, backward : range
+        ``op_id`` of its operators, operators between it and the block before included.
+    optimizer : list of range
+        Its parameters' updates, run by run.
+    lists : dict of int to Lists
+        Operators over the parameters of the whole model (foreach, fused).
+    own : set of int
+        Storages that each copy has for itself.
+    forward_chain : dict of int to int
+        Storage that the block reads from before it, to the one it hands on.
+    backward_chain : dict of int to int
+        Storage of the gradient that it receives, to the one it hands on.
+    """
+
+    name: BlockName
+    rows: list[Row]
+    forward: range
+    backward: range
+    optimizer: list[range] = field(default_factory=list)
+    lists: dict[int, Lists] = field(default_factory=dict)
+    own: set[int] = field(default_factory=set)
+    forward_chain: dict[int, int] = field(default_factory=dict)
+    backward_chain: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def members(self) -> set[int]:
+        """``op_id`` of all its operators."""
+        return {op for part in (self.forward, self.backward, *self.optimizer) for op in part}
+
+
+def find_block(trace: Trace, path: str) -> Block:
+    """Return a block's operators, its storages and what flows through it.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of a model of repeated blocks.
+    path : str
+        Module path of the block, such as ``blocks.1``.
+
+    Raises
+    ------
+    TraceError
+        When there is no such block, its operators are not next to one another
+        or its output does not fit the next block's input.
+    """
+    block = _find_rows(trace, BlockName.parse(path))
+    _Storages(trace, block).describe()
+    return block
+
+
+def _find_rows(trace: Trace, name: BlockName) -> Block:
+    """Find the operators of a block."""
+    rows = records(trace.operators)
+    forward = _find_forward(rows, name)
+    backward = _find_backward(rows, name, forward)
+    block = Block(name, rows, forward, backward)
+    block.lists, owner = resolve_lists(trace, rows)
+    block.optimizer = _find_optimizer(block, owner)
+    return block
+
+
+def _find_forward(rows: list[Row], name: BlockName) -> range:
+    forward = [row for row in rows if row["phase"] == "forward"]
+    mine = [int(row["op_id"]) for row in forward if name.holds(row["module"])]
+    if not mine:
+        known = {name.split(row["module"]) for row in forward} - {None}
+        numbers = sorted({found[0] for found in known if found})
+        raise TraceError(
+            f"the trace has no block {name.path!r}",
+            fix=f"blocks there: {', '.join(BlockName(name.prefix, n).path for n in numbers)}"
+            if numbers
+            else "name a module of the operator table, such as blocks.1",
+        )
+    first, last = mine[0], mine[-1]
+    others = {step: _rows_of(forward, name.sibling(step)) for step in (-1, 1)}
+    if others[-1] and others[-1][-1] < first:
+        first = others[-1][-1] + 1  # what runs between two blocks is repeated with them
+    elif not others[-1] and others[1] and others[1][0] > last:
+        last = others[1][0] - 1
+    inside = range(first, last + 1)
+    for op_id in inside:
+        found = name.split(rows[op_id]["module"])
+        if rows[op_id]["phase"] != "forward" or (found and found[0] != name.number):
+            raise TraceError(
+                f"block {name.path!r} is not one piece of the forward pass: operator {op_id} "
+                f"({rows[op_id]['name']} of {rows[op_id]['module'] or 'no module'}) runs inside it",
+                fix="name a block that runs once and by itself",
+            )
+    return inside
+
+
+def _rows_of(rows: Iterable[Row], name: BlockName) -> list[int]:
+    return [int(row["op_id"]) for row in rows if name.holds(row["module"])]
+
+
+def _find_backward(rows: list[Row], name: BlockName, forward: range) -> range:
+    """Find the backward operators; one without a forward goes with the one before it."""
+    mine: list[int] = []
+    inside = False
+    for row in rows:
+        if row["phase"] != "backward":
+            continue
+        if row["forward_op_id"] is not None:
+            inside = row["forward_op_id"] in forward
+        elif row["module"]:
+            inside = name.holds(row["module"])
+        if inside:
+            mine.append(int(row["op_id"]))
+    if not mine:
+        return range(0)
+    between = sorted(set(range(mine[0], mine[-1] + 1)) - set(mine))
+    if between:
+        raise TraceError(
+            f"block {name.path!r} is not one piece of the backward pass: operator {between[0]} "
+            f"({rows[between[0]]['name']} of {rows[between[0]]['module'] or 'no module'}) runs inside it"
+        )
+    return range(mine[0], mine[-1] + 1)
+
+
+def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
+    """Find the updates of the block's parameters; one of no module goes with the next that has one.
+
+    `owner` names the parameter of each scalar state that lists alone give away.
+    """
+    mine: list[int] = []
+    inside = False
+    for row in reversed(block.rows):
+        op_id = int(row["op_id"])
+        if row["phase"] != "optimizer" or op_id in block.lists or is_spanning(row["name"]):
+            inside = False
+            continue
+        names = {owner[i] for i in row["input_ids"] if i in owner}
+        if row["module"]:
+            inside = block.name.holds(row["module"])
+        elif len(names) == 1:
+            inside = block.name.holds(names.pop())
+        if inside:
+            mine.append(op_id)
+    runs: list[range] = []
+    for op_id in reversed(mine):
+        if runs and runs[-1].stop == op_id:
+            runs[-1] = range(runs[-1].start, op_id + 1)
+        else:
+            runs.append(range(op_id, op_id + 1))
+    return runs
+
+
+class _Storages:
+    """Tells which storages each copy has for itself, and which hand on from block to block."""
+
+    def __init__(self, trace: Trace, block: Block) -> None:
+        self.block, self.rows = block, block.rows
+        tensors = trace.tensors
+        self.storage = [int(s) for s in tensors["storage_id"]]
+        self.category = tensors["category"].tolist()
+        self.kinds = [
+            (tuple(shape), dtype)
+            for shape, dtype in zip(tensors["shape"], tensors["dtype"], strict=True)
+        ]
+        made = records(tensors, "storage_id", "producer_op_id")
+        self.producer = {row["storage_id"]: row["producer_op_id"] for row in made}
+        self.alone = not any(
+            block.name.sibling(step).holds(row["module"]) for row in self.rows for step in (-1, 1)
+        )
+
+    def describe(self) -> None:
+        """Fill in the block's storages."""
+        block = self.block
+        members = block.members
+        inside = self._used(lambda op: op in members)
+        outside = self._used(lambda op: op not in members and op not in block.lists)
+        made = {s for s, op in self.producer.items() if op in members}
+        shared = self._step_inputs() if self.alone else set()
+        found = {s for s in inside - outside if self.producer[s] is None} - shared
+        listed = {
+            self.storage[i]
+            for lists in block.lists.values()
+            for i in lists.tensors_of(block.name.holds)
+        }
+        block.own = made | found | (listed - outside)
+        block.forward_chain = self._chain(block.forward, "forward")
+        if block.backward:
+            block.backward_chain = self._chain(block.backward, "backward")
+
+    def _used(self, chosen: Callable[[int], bool]) -> set[int]:
+        """Return the storages that some operators use."""
+        return {
+            self.storage[i]
+            for row in self.rows
+            if chosen(int(row["op_id"]))
+            for i in (*row["input_ids"], *row["output_ids"])
+        }
+
+    def _step_inputs(self) -> set[int]:
+        """Return the step's inputs: with one block alone nothing tells whose they are."""
+        return {
+            storage
+            for storage, category, (shape, _) in zip(
+                self.storage, self.category, self.kinds, strict=True
+            )
+            if category == "input" and shape
+        }
+
+    def _chain(self, part: range, phase: str) -> dict[int, int]:
+        """Pair what a pass of the block receives with what it hands on, by shape and order."""
+        before = {int(r["op_id"]) for r in self.rows[: part.start] if r["phase"] == phase}
+        after = [r for r in self.rows[part.stop :] if r["phase"] == phase]
+        given = {s for s, op in self.producer.items() if op in before}
+        if phase == "forward":  # the model's own input may feed a first block
+            given |= {s for s, op in self.producer.items() if op is None}
+        wanted = {self.storage[i] for row in after for i in row["input_ids"]}
+        if not after and phase == "forward":  # the model ends here: its output is handed on
+            wanted = {self.storage[i] for i in self.rows[part.stop - 1]["output_ids"]}
+        received = self._kinds_on(part, given - self.block.own, "input_ids")
+        made = {s for s in self.block.own & wanted if self.producer[s] in part}
+        pairs = self._pair(received, self._kinds_on(part, made, "output_ids"), phase)
+        if not pairs and not wanted & set(received):
+            raise TraceError(
+                f"nothing that block {self.block.name.path!r} makes in {phase} is read after it",
+                fix="repeat a block further from the model's input",
+            )
+        return pairs
+
+    def _kinds_on(self, part: range, among: set[int], column: str) -> dict[int, set[Kind]]:
+        """Return the shapes and types under which a part uses some storages."""
+        found: dict[int, set[Kind]] = {}
+        for row in self.rows[part.start : part.stop]:
+            for i in row[column]:
+                flows = self.category[i] in ("activation", "input", "output")
+                if self.storage[i] in among and flows and self.kinds[i][0]:
+                    found.setdefault(self.storage[i], set()).add(self.kinds[i])
+        return found
+
+    def _pair(
+        self, received: dict[int, set[Kind]], handed: dict[int, set[Kind]], phase: str
+    ) -> dict[int, int]:
+        """Give each storage handed on the one received in its place: the latest made first."""
+        pairs: dict[int, int] = {}
+        order = sorted(received, key=lambda s: -1 if self.producer[s] is None else self.producer[s])
+        for storage in sorted(handed, key=lambda s: self.producer[s], reverse=True):
+            fits = [s for s in order if s not in pairs and received[s] & handed[storage]]
+            if not fits:
+                shape = list(sorted(handed[storage])[0][0])
+                raise TraceError(
+                    f"block {self.block.name.path!r} hands on a tensor of shape {shape} in {phase} "
+                    "but takes none like it, so it cannot follow itself",
+                    fix="repeat a block whose input and output are alike",
+                )
+            pairs[fits[-1]] = storage
+        return pairs
