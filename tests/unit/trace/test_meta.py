@@ -61,6 +61,7 @@ def test_gradients_of_a_shared_weight_are_added_as_on_a_cpu(tmp_path):
     assert_same_step(made, real)
 
 
+@pytest.mark.slow
 def test_an_encoder_and_a_decoder_are_repeated_together():
     pytest.importorskip("transformers", reason="the model comes from transformers")
     row = {**catalog_row("t5-small"), **SMALL}
@@ -72,6 +73,7 @@ def test_an_encoder_and_a_decoder_are_repeated_together():
     ]
 
 
+@pytest.mark.slow
 def test_one_block_is_enough_where_all_are_alike():
     pytest.importorskip("transformers", reason="the model comes from transformers")
     row = {**catalog_row("llama-3-2-1b"), **SMALL}

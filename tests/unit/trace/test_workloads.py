@@ -168,7 +168,11 @@ def test_strict_fp32_overrides_what_someone_allowed():
 
 @pytest.mark.parametrize(
     ("family", "precision"),
-    [("torchvision", "fp32"), ("transformers", "fp32"), ("transformers", "bf16")],
+    [
+        pytest.param("torchvision", "fp32", marks=pytest.mark.slow),
+        ("transformers", "fp32"),
+        ("transformers", "bf16"),
+    ],
 )
 def test_every_optimizer_learns_the_batch_in_its_own_way(family, precision):
     """All variants of an algorithm give the same weights; different algorithms do not."""

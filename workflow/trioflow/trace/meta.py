@@ -153,4 +153,5 @@ def _without_times(trace: Trace) -> Trace:
     )
     facts = {key: value for key, value in trace.facts.items() if key not in _MEASURED}
     facts |= {"step_time_s": 0.0, "step_time_source": UNTIMED, "step_times_s": [], "tail_s": 0.0}
+    facts["source"] = "capture without data"
     return Trace(operators, trace.tensors, facts)
