@@ -4,6 +4,10 @@
 # Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
 #          capture)
 
+from trioflow.costmodel.published_collectives import (
+    PLATFORMS as PUBLISHED_PLATFORMS,
+    published_tables,
+)
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.experiments import (
     as_rows,
@@ -146,3 +150,9 @@ def data_files(wildcards):
     """The files of the groups that the settings name."""
     files = find_catalogue().select_files(config["data"]["groups"])
     return [f"<results>/data/{file.key}" for file in files]
+
+
+def published_files(wildcards):
+    """The public files that the platform's collectives are fitted from."""
+    tables = published_tables(PUBLISHED_PLATFORMS[wildcards.platform])
+    return [f"<results>/data/{table.key}" for table in tables]

@@ -1,7 +1,9 @@
-# Purpose: fit what a step is predicted from: operator times, collective times, the machine.
-# Inputs:  all traces (results/operator_tables/), all sessions (results/measurements/)
+# Purpose: fit what a step is predicted from: operator times, collective times, the machine; and the
+#          collectives of GPU platforms from public measurements (those that ship are these).
+# Inputs:  all traces (results/operator_tables/), all sessions (results/measurements/); results/data/
 # Outputs: results/cost_models/this-machine/: operators.json, operator_fit.parquet,
-#          collectives.json; results/platforms/this-machine.yaml
+#          collectives.json; results/platforms/this-machine.yaml;
+#          results/cost_models/published/<platform>/collectives.json
 
 
 rule fit_operators:
@@ -88,3 +90,36 @@ rule cost_models:
         "<results>/cost_models/this-machine/operators.json",
         "<results>/cost_models/this-machine/collectives.json",
         "<results>/platforms/this-machine.yaml",
+
+
+rule fit_published_collectives:
+    input:
+        published_files,
+    output:
+        "<results>/cost_models/published/{platform}/collectives.json",
+    log:
+        "<logs>/fit_published_collectives/{platform}.log",
+    benchmark:
+        "<benchmarks>/fit_published_collectives/{platform}.tsv"
+    wildcard_constraints:
+        platform="|".join(PUBLISHED_PLATFORMS),
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("fit_published_collectives"),
+        data=f"{config['results']}/data",
+    message:
+        "fit published collectives of {wildcards.platform}"
+    script:
+        "../scripts/fit_published_collectives.py"
+
+
+rule published_collectives:
+    input:
+        expand(
+            "<results>/cost_models/published/{platform}/collectives.json",
+            platform=PUBLISHED_PLATFORMS,
+        ),

@@ -89,7 +89,7 @@ def test_a_larger_batch_takes_longer_but_not_in_proportion(capsys):
 
 def test_another_device_is_said_to_be_uncalibrated(capsys):
     told = answer(
-        capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 8, "--platform", "h100x8-nvlink"
+        capsys, "simulate", TRACE, "--plan", "ddp", "--ranks", 2, "--platform", "a40x2-pcie"
     )
     assert told["confidence"] == "uncalibrated"
     assert any("traced device" in warning for warning in told["warnings"])

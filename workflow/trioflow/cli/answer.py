@@ -18,6 +18,7 @@ from trioflow.cli.choices import (
     choose_platform,
 )
 from trioflow.cli.text import format_facts
+from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.network.collectives import compute_wire_bytes
@@ -137,7 +138,7 @@ def run_collective(options: argparse.Namespace) -> None:
         raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
     platform = choose_platform(options.platform, options.ranks)
     cost = None if options.algorithm == "ring" else choose_collectives(options, platform)
-    if options.algorithm == "measured" and cost is None:
+    if options.algorithm not in (None, "ring") and cost is None:
         raise InputError(
             f"{platform.name} has no measured collectives",
             fix="give --collectives or use --algorithm ring",
@@ -151,6 +152,14 @@ def run_collective(options: argparse.Namespace) -> None:
         )  # fmt: skip
     summary = simulate(builder.build(), platform, cost).summary
     time_s = summary["step_time_s"]
+    low_s, high_s = None, None
+    algorithm = "ring"
+    if cost is not None:
+        answer = cost.time_s(options.collective, options.ranks, size)
+        low_s, high_s = answer.low_s, answer.high_s
+        algorithm = "measured curve"
+        if isinstance(cost, PlatformCollectives):
+            algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
     wire = compute_wire_bytes(options.collective, size, options.ranks)
     told = {
         "collective": options.collective,
@@ -158,7 +167,9 @@ def run_collective(options: argparse.Namespace) -> None:
         "ranks": options.ranks,
         "platform": platform.name,
         "time_s": time_s,
-        "algorithm": "measured curve" if cost else "ring",
+        "low_s": low_s,
+        "high_s": high_s,
+        "algorithm": algorithm,
         "bus_bandwidth_bytes_per_s": wire / time_s if time_s else 0.0,
         "confidence": summary["confidence"] if cost else "uncalibrated",
         "warnings": summary["warnings"],
@@ -166,9 +177,12 @@ def run_collective(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(told, sort_keys=True))
         return
+    interval = ""
+    if low_s is not None and high_s is not None:
+        interval = f" (80 % interval {format_time(low_s)} to {format_time(high_s)})"
     print(
         f"{options.collective} of {format_bytes(size)} on {options.ranks} ranks of {platform.name}: "
-        f"{format_time(time_s)}, {format_bytes(told['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
+        f"{format_time(time_s)}{interval}, {format_bytes(told['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
         f"({told['algorithm']}; {told['confidence']})"
     )
     for warning in told["warnings"]:

@@ -6,20 +6,29 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.platform_collectives import (
+    KIND,
+    PlatformCollectives,
+    load_platform_collectives,
+)
 from trioflow.errors import InputError, PlanError, PlatformError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.provenance import read_json
 from trioflow.trace.store import Trace
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "data" / "cost_models"
 MEASURED = Path("results")
 """Where a workflow run in this folder leaves what it measured."""
 THIS_MACHINE = "this-machine"
+ALGORITHMS = (*METHODS, "ring")
+"""Ways to predict a collective: from the platform's measurements, or the ring's closed form."""
 
 
 @dataclass
@@ -84,13 +93,39 @@ def choose_platform(name: str, ranks: int) -> Platform:
 
 def choose_collectives(
     options: argparse.Namespace, platform: Platform
-) -> CollectiveCostModel | None:
-    """Return the platform's measured collectives, or None where there are none."""
+) -> CollectiveCostModel | PlatformCollectives | None:
+    """Return the platform's measured collectives, or None where there are none.
+
+    ``--collectives`` names a file, or a folder of the shipped models.
+
+    Raises
+    ------
+    InputError
+        When there is no such model, or it cannot predict in the way of
+        ``--algorithm``.
+    """
+    method = getattr(options, "algorithm", None)
     if options.collectives:
-        return load_collective_model(options.collectives)
+        path = Path(options.collectives)
+        shipped = SHIPPED_MODELS / options.collectives / "collectives.json"
+        return _load_collectives(path if path.exists() or not shipped.exists() else shipped, method)
     folder = MEASURED / "cost_models" if platform.name == THIS_MACHINE else SHIPPED_MODELS
     path = folder / platform.name / "collectives.json"
-    return load_collective_model(path) if path.exists() else None
+    return _load_collectives(path, method) if path.exists() else None
+
+
+def _load_collectives(path: Path, method: str | None) -> CollectiveCostModel | PlatformCollectives:
+    """Read either kind of model of collectives."""
+    content = read_json(path)
+    if isinstance(content, dict) and content.get("kind") == KIND:
+        model = load_platform_collectives(path)
+        return model.using(method) if method else model
+    if method not in (None, "measured"):
+        raise InputError(
+            "holds measured curves only", file=path,
+            fix=f"leave --algorithm {method} out, or fit a platform with `trioflow fit-collectives`",
+        )  # fmt: skip
+    return load_collective_model(path)
 
 
 def choose_model(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from trioflow import __version__
 from trioflow.cli import answer, capture, inspect
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
+from trioflow.cli.choices import ALGORITHMS
+from trioflow.cli.collectives import add_import_collectives
 from trioflow.cli.datasets import add_retrieve
 from trioflow.cli.export import add_export
 from trioflow.cli.imports import add_import
@@ -40,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_import(commands)
     add_export(commands)
     add_retrieve(commands)
+    add_import_collectives(commands)
     return parser
 
 
@@ -75,8 +78,8 @@ def _add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
     parser.add_argument(
         "--algorithm",
-        choices=["measured", "ring"],
-        help="measured curve, or the ring's closed form",
+        choices=ALGORITHMS,
+        help="the platform's measurements (default) or a model of them, or the ring's closed form",
     )
     parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
     _json(parser)

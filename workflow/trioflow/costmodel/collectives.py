@@ -35,6 +35,8 @@ COLLECTIVES = (
     "broadcast",
     "reduce",
     "send",
+    "scatter",
+    "gather",
 )
 """Known collectives; one that was not measured is derived from the first measured one in this order."""
 
@@ -63,7 +65,7 @@ class CollectiveTime:
 
 
 def wire_factor(collective: str, ranks: int) -> float:
-    """Return the bytes that each rank puts on the wire per byte of the message.
+    """Return the bytes that the busiest rank puts on the wire per byte of the message.
 
     Parameters
     ----------
@@ -75,8 +77,8 @@ def wire_factor(collective: str, ranks: int) -> float:
     Notes
     -----
     Bandwidth-optimal algorithms; the message is counted as in
-    ``tables.TASKS`` (the whole result of an all_gather, the whole input of a
-    reduce_scatter).
+    ``tables.TASKS`` (the whole result of an all_gather or gather, the whole
+    input of a reduce_scatter or scatter).
 
     References
     ----------
@@ -84,7 +86,7 @@ def wire_factor(collective: str, ranks: int) -> float:
     """
     if collective == "all_reduce":
         return 2.0 * (ranks - 1) / ranks
-    if collective in ("reduce_scatter", "all_gather", "all_to_all"):
+    if collective in ("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"):
         return (ranks - 1) / ranks
     return 1.0
 

@@ -84,8 +84,9 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
     collective : str
         One of ``COLLECTIVES``.
     message_bytes : float
-        As in ``tables.TASKS``: the whole result for all_gather, the whole
-        input for reduce_scatter, otherwise one rank's buffer [bytes].
+        As in ``tables.TASKS``: the whole result for all_gather and gather,
+        the whole input for reduce_scatter and scatter, otherwise one rank's
+        buffer [bytes].
     ranks : int
         Members of the group.
 
@@ -163,8 +164,9 @@ class CollectivePlanner:
         message_bytes : int
             As in ``tables.TASKS`` [bytes].
         group : sequence of int
-            Ranks in ring order. The first is the root of a broadcast or
-            reduce and the sender of a send. A group of one makes no flows.
+            Ranks in ring order. The first is the root of a broadcast, reduce,
+            scatter or gather and the sender of a send. A group of one makes
+            no flows.
 
         Raises
         ------
@@ -174,9 +176,10 @@ class CollectivePlanner:
 
         Notes
         -----
-        Flows run between ring neighbours (all_to_all: between all pairs) and
-        carry the ring algorithm's bytes. Their latency is the number of steps
-        times the slowest neighbour's route latency.
+        Flows run between ring neighbours (all_to_all: between all pairs;
+        scatter and gather: between the root and each other rank) and carry the
+        ring algorithm's bytes. Their latency is the number of steps times the
+        slowest neighbour's route latency.
 
         With a measured time T, latency is L = min(that latency, T) and each
         flow's cap is size / (T - L), so that it lasts T when undisturbed.
@@ -203,8 +206,10 @@ class CollectivePlanner:
         if not pairs:
             return CollectiveFlows((), "measured")
         wire_bytes = compute_wire_bytes(collective, message_bytes, ranks)
-        if collective == "all_to_all":
-            wire_bytes /= ranks - 1  # one rank's bytes go to its partners in equal parts
+        if collective in ("all_to_all", "scatter", "gather"):
+            wire_bytes /= (
+                ranks - 1
+            )  # one rank's bytes go to, or come from, its partners in equal parts
         steps_s = count_steps(collective, ranks) * max(
             self._router.latency_s(source, target) for source, target in pairs
         )
@@ -261,6 +266,10 @@ def _pair(collective: str, group: tuple[int, ...]) -> list[tuple[int, int]]:
         return []
     if collective == "all_to_all":
         return [(a, b) for a in group for b in group if a != b]
+    if collective == "scatter":
+        return [(group[0], b) for b in group[1:]]
+    if collective == "gather":
+        return [(a, group[0]) for a in group[1:]]
     ring = list(zip(group, (*group[1:], group[0]), strict=True))
     if collective in ("broadcast", "send"):
         return ring[:-1]

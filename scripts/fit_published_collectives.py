@@ -1,0 +1,10 @@
+"""Fit the collectives of the platforms that ship from public measurements."""
+
+from pathlib import Path
+
+from trioflow.costmodel.published_collectives import fit_published
+from trioflow.job_log import log_job
+
+with log_job(snakemake.log[0]):
+    model = fit_published(snakemake.wildcards.platform, Path(snakemake.params.data))
+    model.save(snakemake.output[0])

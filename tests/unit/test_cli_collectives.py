@@ -1,0 +1,66 @@
+"""``trioflow collective`` with the models that ship for GPU platforms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+from trioflow.cli.answer import run_collective
+from trioflow.cli.choices import ALGORITHMS
+from trioflow.costmodel.collective_methods import METHODS
+from trioflow.costmodel.collectives import COLLECTIVES
+from trioflow.errors import InputError
+
+
+def ask(capsys: pytest.CaptureFixture[str], **options: object) -> dict[str, object]:
+    chosen = {
+        "collective": "all_reduce", "bytes": 25e6, "ranks": 8, "platform": "h100x8-nvlink",
+        "algorithm": None, "collectives": None, "json": True,
+    }  # fmt: skip
+    run_collective(argparse.Namespace(**(chosen | options)))
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_bucket_of_ddp_on_eight_h100(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys)
+    # The published table has 122 us at 16 MiB and 200 us at 32 MiB.
+    assert 122e-6 < told["time_s"] < 200e-6
+    assert told["low_s"] < told["time_s"] < told["high_s"]
+    assert told["confidence"] == "interpolated"
+    assert told["algorithm"] == "measured, NCCL 2.29.2 on h100x8-nvlink"
+
+
+def test_every_algorithm_answers_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {name: ask(capsys, algorithm=name)["time_s"] for name in ALGORITHMS}
+    assert len(set(times.values())) == len(ALGORITHMS)
+    assert set(METHODS) < set(times)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_operation_has_a_time(capsys: pytest.CaptureFixture[str], collective: str) -> None:
+    ranks = 2 if collective == "send" else 4
+    told = ask(capsys, collective=collective, ranks=ranks, platform="a100x4-nvlink")
+    derived = collective in ("broadcast", "reduce", "scatter", "gather")
+    assert (told["confidence"] == "uncalibrated") == derived
+    assert 0 < told["low_s"] < told["time_s"] < told["high_s"]
+
+
+def test_a_shipped_model_is_found_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, collectives="h200x8-nvlink")
+    assert told["algorithm"].endswith("on h200x8-nvlink")
+
+
+def test_pcie_pairs_have_no_public_measurement(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, platform="a40x2-pcie", ranks=2)
+    assert (told["algorithm"], told["confidence"], told["low_s"]) == ("ring", "uncalibrated", None)
+    with pytest.raises(InputError, match="a40x2-pcie has no measured collectives"):
+        ask(capsys, platform="a40x2-pcie", ranks=2, algorithm="nccl")
+
+
+def test_measured_curves_alone_cannot_be_asked_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ask(capsys, platform="cpu2-gloo", ranks=2)["algorithm"] == "measured curve"
+    with pytest.raises(InputError, match="holds measured curves only"):
+        ask(capsys, platform="cpu2-gloo", ranks=2, algorithm="nccl")

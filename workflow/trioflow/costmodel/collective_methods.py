@@ -1,0 +1,318 @@
+"""Ways to predict a collective from measured points, by name: two baselines, NCCL's form, and curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from trioflow.costmodel.collective_points import Curve, Key, each_curve, make_curves
+from trioflow.costmodel.collectives import step_count, wire_factor
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.nccl_calibration import Calibration, calibrate
+from trioflow.costmodel.nccl_formula import NcclMachine, choose, load_constants
+from trioflow.errors import InputError
+
+METHODS = ("measured", "nccl", "alpha-beta", "one-bandwidth")
+SHAPES = ("linear", "nccl", "both")
+"""Between two measured sizes: straight, along NCCL's form, or the geometric mean of both."""
+LARGE_BYTES = 64 << 10
+"""From here on bandwidth matters; below, latency."""
+
+RELATIVES: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("reduce_scatter", "all_gather", "reduce", "broadcast"),
+    "reduce_scatter": ("all_gather", "all_reduce", "reduce"),
+    "all_gather": ("reduce_scatter", "all_reduce", "broadcast"),
+    "broadcast": ("all_gather", "reduce_scatter", "all_reduce", "reduce"),
+    "reduce": ("reduce_scatter", "all_gather", "all_reduce", "broadcast"),
+    "all_to_all": ("all_gather", "reduce_scatter", "send", "all_reduce"),
+    "scatter": ("all_to_all", "send", "all_gather", "reduce_scatter", "all_reduce"),
+    "gather": ("all_to_all", "send", "all_gather", "reduce_scatter", "all_reduce"),
+    "send": ("broadcast", "all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
+}
+"""Whose measurements stand in for an operation without its own, the most similar first."""
+
+AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION = (
+    "at", "size", "size_beyond", "ranks", "ranks_beyond", "operation",
+)  # fmt: skip
+"""How far a prediction is from what was measured: at a measured message, between two sizes, beyond
+all of them, between two numbers of ranks, beyond all of them, or of another operation."""
+SITUATIONS = (AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION)
+
+
+class Method(Protocol):
+    """A way to predict."""
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Return the times [s] of messages of some sizes [bytes]."""
+        ...
+
+
+def find_relative(collective: str, nodes: int, known: Mapping[Key, Any]) -> str:
+    """Return the operation whose measurements speak for another, itself where it was measured.
+
+    Raises
+    ------
+    InputError
+        When nothing within a node, or between nodes, was measured.
+    """
+    within = nodes == 1
+    found = {key[0] for key in known if (key[2] == 1) == within}
+    for name in (collective, *RELATIVES[collective]):
+        if name in found:
+            return name
+    if found:
+        return min(found)
+    where = "within a node" if within else "between nodes"
+    raise InputError(
+        f"no collective was measured {where}, so {collective} has no time",
+        fix="measure one, or simulate over the platform's links",
+    )
+
+
+@dataclass(frozen=True)
+class OneBandwidth:
+    """Bytes over one bandwidth, whatever the operation and the ranks: the TrioSim paper's way.
+
+    Attributes
+    ----------
+    bytes_per_s : float
+        Within a node [bytes/s].
+    between_bytes_per_s : float or None
+        Between nodes [bytes/s].
+    """
+
+    bytes_per_s: float
+    between_bytes_per_s: float | None
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Divide by the bandwidth."""
+        rate = self.bytes_per_s if key[2] == 1 else self.between_bytes_per_s
+        return sizes / (rate or self.bytes_per_s)
+
+
+def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
+    """Fit the bandwidth that misses all messages from ``LARGE_BYTES`` up least, in logarithms."""
+
+    def fit(rows: pd.DataFrame) -> float | None:
+        large = rows[rows["message_bytes"] >= LARGE_BYTES]
+        large = rows if large.empty else large
+        if large.empty:
+            return None
+        return float(np.exp(np.median(np.log(large["message_bytes"] / large["time_s"]))))
+
+    within = fit(points[points["nodes"] == 1])
+    between = fit(points[points["nodes"] > 1])
+    return OneBandwidth(within or between or math.nan, between)
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """Steps times a latency plus wire bytes times a slope, for each operation.
+
+    Attributes
+    ----------
+    lines : dict of (collective, "within" or "between") to (float, float)
+        Latency of a step [s] and slope [s/byte].
+    """
+
+    lines: Mapping[tuple[str, str], tuple[float, float]]
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Follow the line of the operation, or of its relative."""
+        collective, ranks, nodes = key
+        known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.lines}
+        alpha_s, beta = self.lines[find_relative(collective, nodes, known), place(nodes)]
+        return (
+            step_count(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
+        )
+
+
+def place(nodes: int) -> str:
+    """Return ``within`` a node or ``between`` nodes."""
+    return "within" if nodes == 1 else "between"
+
+
+def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
+    """Fit latency and slope of every operation, least squared relative error over all its messages."""
+    lines = {}
+    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
+        name = str(collective)
+        steps = rows["ranks"].map(lambda n, c=name: step_count(c, int(n)))
+        wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
+        columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
+        scale = columns.max(axis=0)
+        line = nnls(columns / scale / rows["time_s"].to_numpy()[:, None], np.ones(len(rows)))[0]
+        lines[name, "between" if between else "within"] = (
+            float(line[0] / scale[0]), float(line[1] / scale[1]),
+        )  # fmt: skip
+    return AlphaBeta(lines)
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL's selection with its times scaled to the platform, for each operation.
+
+    Attributes
+    ----------
+    machine : NcclMachine
+        The machine.
+    library : str
+        Whose constants hold.
+    calibrations : dict of (collective, "within" or "between") to Calibration
+        Factors of every measured operation.
+    """
+
+    machine: NcclMachine
+    library: str
+    calibrations: Mapping[tuple[str, str], Calibration]
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Scale the choice's time with the operation's factors, or with its relative's."""
+        collective, ranks, nodes = key
+        known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.calibrations}
+        relative = find_relative(collective, nodes, known)
+        calibration = self.calibrations[relative, place(nodes)]
+        constants = load_constants(self.library)
+        return calibration.apply(
+            choose(
+                collective, ranks, nodes, np.maximum(sizes, 1.0), self.machine, constants,
+                calibration.in_switch_scale,
+            )
+        )  # fmt: skip
+
+
+def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
+    """Calibrate every operation, within and between nodes apart."""
+    constants = load_constants(library)
+    found = {}
+    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
+        found[str(collective), "between" if between else "within"] = calibrate(
+            str(collective), rows, machine, constants
+        )
+    return Nccl(machine, library, found)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured curves; NCCL's form carries them to other sizes, ranks and operations.
+
+    Attributes
+    ----------
+    curves : dict of Key to Curve
+        What was measured.
+    form : Nccl
+        The form.
+    shape : str
+        One of ``SHAPES``.
+    """
+
+    curves: Mapping[Key, Curve]
+    form: Nccl
+    shape: str
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Predict; see the notes for what holds away from the measured.
+
+        Notes
+        -----
+        Between two measured sizes: ``shape``. Above the largest: the last
+        slope; below the smallest: the smallest time. Between two numbers of
+        ranks: geometric mean of (1) the form times the ratio of measured to
+        form, interpolated over the logarithm of the ranks, and (2) the
+        measured times interpolated so. Beyond: the form times the nearest
+        curve's ratio of measured to form. Another operation: its form times
+        the ratio of its relative at the message with as many wire bytes.
+        """
+        collective, ranks, nodes = key
+        if key in self.curves:
+            return self._along(key, sizes)
+        relative = find_relative(collective, nodes, self.curves)
+        if relative != collective:
+            return self._like(key, relative, sizes)
+        known = sorted(k for k in self.curves if k[0] == collective and (k[2] == 1) == (nodes == 1))
+        below = [k for k in known if k[1] < ranks and k[2] == nodes]
+        above = [k for k in known if k[1] > ranks and k[2] == nodes]
+        if below and above:
+            return self._between(key, below[-1], above[0], sizes)
+        nearest = min(
+            known, key=lambda k: (abs(math.log(k[1] / ranks)) + abs(math.log(k[2] / nodes)), k)
+        )
+        return self.form.predict(key, sizes) * self._ratio(nearest, sizes)
+
+    def _ratio(self, key: Key, sizes: Floats) -> Floats:
+        return self._along(key, sizes) / self.form.predict(key, sizes)
+
+    def _between(self, key: Key, low: Key, high: Key, sizes: Floats) -> Floats:
+        share = math.log(key[1] / low[1]) / math.log(high[1] / low[1])
+        ratios = np.log(self._ratio(low, sizes)), np.log(self._ratio(high, sizes))
+        times = np.log(self._along(low, sizes)), np.log(self._along(high, sizes))
+        formed = np.log(self.form.predict(key, sizes)) + ratios[0] * (1 - share) + ratios[1] * share
+        straight = times[0] * (1 - share) + times[1] * share
+        return np.asarray(np.exp((formed + straight) / 2), np.float64)
+
+    def _like(self, key: Key, relative: str, sizes: Floats) -> Floats:
+        """Predict an operation without measurements from a relative's."""
+        same = (relative, 2 if relative == "send" else key[1], key[2])
+        wire = wire_factor(key[0], key[1]) / wire_factor(*same[:2])
+        formed = self.form.predict(same, sizes * wire)
+        return self.form.predict(key, sizes) * self.predict(same, sizes * wire) / formed
+
+    def _along(self, key: Key, sizes: Floats) -> Floats:
+        """Follow one curve over sizes."""
+        curve = self.curves[key]
+        x, y = curve.message_bytes, curve.time_s
+        straight = np.interp(sizes, x, y)
+        if len(x) > 1:
+            slope = max(float(y[-1] - y[-2]), 0.0) / float(x[-1] - x[-2]) or float(y[-1] / x[-1])
+        else:
+            slope = float(y[-1] / x[-1])
+        straight = np.where(sizes > x[-1], y[-1] + slope * (sizes - x[-1]), straight)
+        if self.shape == "linear":
+            return straight
+        at = self.form.predict(key, x)
+        ratio = np.interp(np.log(np.maximum(sizes, 1.0)), np.log(x), np.log(y / at))
+        formed = self.form.predict(key, np.maximum(sizes, 1.0)) * np.exp(ratio)
+        # The form tells how a step lies between two sizes, never that it leaves their times.
+        after = np.clip(np.searchsorted(x, sizes), 1, len(x) - 1) if len(x) > 1 else 0
+        if len(x) > 1:
+            formed = np.clip(formed, y[after - 1], y[after])
+        blend = formed if self.shape == "nccl" else np.sqrt(formed * straight)
+        return np.where((sizes > x[0]) & (sizes < x[-1]), blend, straight)
+
+
+def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
+    """Return the shape that misses every other size least, predicted from the rest.
+
+    Notes
+    -----
+    Both halves predict each other, within the points given and nothing else;
+    sizes from ``LARGE_BYTES`` up decide where there are any.
+    """
+    misses: dict[str, list[float]] = {shape: [] for shape in SHAPES}
+    for kept, left in halve(points):
+        curves = make_curves(kept)
+        for key, rows in each_curve(left):
+            if key not in curves:
+                continue
+            x = curves[key].message_bytes
+            sizes = rows["message_bytes"].to_numpy(np.float64)
+            inside = (sizes > x[0]) & (sizes < x[-1]) & (sizes >= LARGE_BYTES)
+            if inside.any():
+                times = rows["time_s"].to_numpy()[inside]
+                for shape in SHAPES:
+                    found = Measured(curves, form, shape).predict(key, sizes[inside])
+                    misses[shape].extend(np.abs(found / times - 1.0).tolist())
+    return min(SHAPES, key=lambda s: float(np.mean(misses[s])) if misses[s] else 0.0)
+
+
+def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return both ways of keeping every other size of each curve and leaving the rest."""
+    order = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].rank(method="first")
+    odd = order.astype(int) % 2 == 1
+    return [(points[odd], points[~odd]), (points[~odd], points[odd])]
