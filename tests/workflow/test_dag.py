@@ -30,12 +30,14 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
         "capture": traces, "merge": traces, "fit_operators": 1,
         "partition": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
         "extrapolate": len(experiments), "simulate": len(experiments), "report": 1,
+        "describe_traces": 1,
     }  # fmt: skip
 
 
-def test_every_stage_is_a_target_and_together_they_leave_only_the_report(project: Project) -> None:
+def test_every_stage_is_a_target_and_together_they_leave_only_the_pages(project: Project) -> None:
     expected = {**project.planned(), **dict.fromkeys(STAGES, 1)}
-    expected.pop("report")
+    for page in ("report", "describe_traces"):
+        expected.pop(page)
     assert project.planned(*sorted(STAGES)) == expected
     assert project.planned("traces") == {"traces": 1, "capture": 4}
 
@@ -55,7 +57,7 @@ AFTER_SESSIONS = {
     "fit_collectives": 1, "describe_machine": 1, "extrapolate": 3, "simulate": 3, "report": 1,
 }  # fmt: skip
 AFTER_TRACES = {
-    "merge": 4, "fit_operators": 1, "partition": 2, "measure": 2, "extrapolate": 3, **AFTER_SESSIONS,
+    "merge": 4, "describe_traces": 1, "fit_operators": 1, "partition": 2, "measure": 2, "extrapolate": 3, **AFTER_SESSIONS,
 }  # fmt: skip
 
 
