@@ -222,23 +222,24 @@ CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
 _NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
 
 
-def to_arrow(frame: pd.DataFrame, name: str) -> pa.Table:
+def to_arrow(frame: pd.DataFrame, name: str, file: str | Path | None = None) -> pa.Table:
     """Convert a data frame to the schema ``name``, columns in the schema's order.
 
     Raises
     ------
     TableError
-        When a column is missing, unknown or of the wrong type.
+        When a column is missing, unknown or too small for a value.
     """
     schema = SCHEMAS[name]
     missing = [field.name for field in schema if field.name not in frame.columns]
     unknown = [column for column in frame.columns if column not in schema.names]
     if missing or unknown:
-        raise TableError(f"table {name}: missing columns {missing}, unknown columns {unknown}")
+        problem = f"table {name}: missing columns {missing}, unknown columns {unknown}"
+        raise TableError(problem, file=file)
     try:
         return pa.Table.from_pandas(frame[schema.names], schema=schema, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
-        raise TableError(f"table {name}: {error}") from None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError) as error:
+        raise TableError(f"table {name}: {error}", file=file) from None
 
 
 def validate(table: pa.Table, name: str, file: str | Path | None = None) -> None:
@@ -317,7 +318,7 @@ def write_table(
     TableError
         When the frame breaks the schema.
     """
-    table = to_arrow(frame, name)
+    table = to_arrow(frame, name, path)
     validate(table, name, path)
     text = json.dumps(metadata or {}, sort_keys=True)
     table = table.replace_schema_metadata({"trioflow": text})

@@ -105,6 +105,8 @@ def assemble_trace(
     learns = any(one.phase == "backward" for one in operators)
     if learns and len(gradients) < known:
         warnings.append(f"{known - len(gradients)} of {known} parameters have no gradient here")
+    if frame["flop"].any() and not frame["batch_read_bytes"].any():
+        warnings.append(f"no input has {batch} samples: nothing is taken to grow with the batch")
     told = {
         **facts,
         "gradients": gradients,

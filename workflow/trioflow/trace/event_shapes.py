@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+from trioflow.errors import TraceError
 from trioflow.trace.flops import count_flop
 from trioflow.trace.kineto import Event, is_operator
 from trioflow.trace.profiler_fields import element_bytes
@@ -34,11 +36,11 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     found = []
     weights = _WEIGHTS.get(event.name, ())
     statistics = _STATISTICS.get(event.name, ())
-    for argument, (shape, kind) in enumerate(zip(shapes, types, strict=False)):
+    for argument, (shape, kind) in enumerate(zip(shapes, types, strict=True)):
         members = shape if kind == "TensorList" else [shape]
         word = kind if kind != "TensorList" else "float"
         size = element_bytes(word)
-        if size is None or not isinstance(members, list):
+        if size is None:
             continue
         category = "parameter" if argument in weights else ""
         category = "buffer" if argument in statistics else category
@@ -49,6 +51,28 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
                     TensorRef(number, number, size, tuple(sizes), word, argument, category)
                 )
     return found
+
+
+def check_types(events: Iterable[Event], path: Path) -> None:
+    """Refuse tensors of an unknown element type, where the profile alone tells the types.
+
+    Raises
+    ------
+    TraceError
+        Names the call and the type.
+    """
+    for event in events:
+        shapes, types = event.details.get("shapes"), event.details.get("types")
+        for shape, word in zip(shapes or [], types or [], strict=False):
+            if shape and word not in _NO_TENSOR and element_bytes(word) is None:
+                raise TraceError(
+                    f"unknown element type {word!r} of an argument of {event.name}",
+                    file=path, place=f"time {event.start_ns} ns",
+                    fix="check the file; a new type's size goes into profiler_fields.json",
+                )  # fmt: skip
+
+
+_NO_TENSOR = ("TensorList", "Scalar", "ScalarList", "")
 
 
 def _is_shape(sizes: Any) -> bool:

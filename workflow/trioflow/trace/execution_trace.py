@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Node:
         Its tensors, those in lists included.
     devices : frozenset of str
         Devices that hold them.
+    sequence_number : int, optional
+        Autograd's number of the call.
     """
 
     node_id: int
@@ -47,6 +50,7 @@ class Node:
     inputs: list[TensorRef]
     outputs: list[TensorRef]
     devices: frozenset[str]
+    sequence_number: int | None = None
 
     @property
     def written(self) -> frozenset[int] | None:
@@ -95,13 +99,14 @@ def read_nodes(path: str | Path) -> list[Node]:
     ------
     TraceError
         When the file is no execution trace of a known schema, a node is
-        incomplete or repeated, an element type is unknown, or nodes enclose
-        one another in a circle.
+        incomplete, repeated or contradicts itself, an element type is unknown,
+        or nodes enclose one another in a circle.
     """
     fields = load_fields()["execution_trace"]
     stream = ListStream(path, fields["nodes"], "an execution trace")
     read: Callable[[Any], Node] | None = None
     nodes: dict[int, Node] = {}
+    calls: dict[int, int] = {}
     for row, raw in enumerate(stream):
         place = f"nodes[{row}]"
         if read is None:
@@ -121,6 +126,12 @@ def read_nodes(path: str | Path) -> list[Node]:
             raise TraceError(
                 f"node id {node.node_id} occurs twice", file=path, place=place,
                 fix="capture it again",
+            )  # fmt: skip
+        other = calls.setdefault(node.record_id, node.node_id)
+        if node.record_id and other != node.node_id:
+            raise TraceError(
+                f"nodes {other} and {node.node_id} are both the call {node.record_id}",
+                file=path, place=place, fix="capture it again",
             )  # fmt: skip
         nodes[node.node_id] = node
     if read is None:
@@ -162,6 +173,7 @@ def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) ->
         _tensors(raw, layout["inputs"], devices),
         _tensors(raw, layout["outputs"], devices),
         frozenset(devices),
+        attributes.get(words["sequence_number"]),
     )  # fmt: skip
 
 
@@ -198,10 +210,13 @@ def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str])
     if any(part < 0 for part in sizes) or elements < 0:
         raise ValueError(f"negative size in {shape}")
     dtype = kind[len(_TENSOR) : -1]
-    if element_bytes(dtype) is None and dtype not in _UNDEFINED:
-        raise _UnknownTypeError(repr(dtype))
-    if size and dtype not in _UNDEFINED and size != element_bytes(dtype):
-        raise ValueError(f"{size} bytes for an element of type {dtype}")
+    if dtype not in _UNDEFINED:
+        if element_bytes(dtype) is None:
+            raise _UnknownTypeError(repr(dtype))
+        if size != element_bytes(dtype):
+            raise ValueError(f"{size} bytes for an element of type {dtype}")
+        if elements != prod(sizes):
+            raise ValueError(f"{elements} elements in a tensor of shape {list(sizes)}")
     devices.add(str(value[5]) if len(value) > 5 else "")
     return TensorRef(tensor, storage, size, sizes, dtype, argument)
 

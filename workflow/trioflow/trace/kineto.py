@@ -33,6 +33,8 @@ DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ABSENT = -1
 _NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 _LIMIT = 1 << 62
+_LONGEST_NS = 10**15
+"""Eleven days: no call, and no step of a training run, takes longer."""
 _NANOSECONDS_SINCE_1970 = 10**17
 """A time stamp beyond this counts nanoseconds: in microseconds it would lie after the year 5000."""
 
@@ -192,7 +194,8 @@ def read_profile(path: str | Path) -> Profile:
     ------
     TraceError
         When the file is no Kineto trace, or an event lacks its time, runs
-        backwards or has an id that is no number.
+        backwards or longer than any training run, or has an id that is no
+        number or a shape that is none.
     """
     profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
@@ -248,6 +251,8 @@ class _Reader:
         start_ns, duration_ns = _to_ns(start, scale), _to_ns(duration, scale)
         if duration_ns < 0:
             raise ValueError(f"negative duration {duration}")
+        if duration_ns > _LONGEST_NS:
+            raise ValueError(f"no call takes {duration}")
         find = (raw.get("args") or _NOTHING).get
         ids = []
         for words in self._ids:
@@ -289,12 +294,33 @@ class _Reader:
         key = repr(details)
         code = self._details.get(key)
         if code is None:
+            _check_shapes(details)
             code = self._details[key] = len(self._profile.details)
             self._profile.details.append(details)
         return code
 
 
 _NOTHING: dict[str, Any] = {}
+
+
+def _check_shapes(details: dict[str, Any]) -> None:
+    """Refuse shapes and types of arguments that are none, or not one each."""
+    shapes, types = details.get("shapes", []), details.get("types", [])
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        raise ValueError(f"{shapes!r:.40} and {types!r:.40} are no lists of shapes and types")
+    if "shapes" in details and "types" in details and len(shapes) != len(types):
+        raise ValueError(f"{len(shapes)} shapes for {len(types)} types")
+    if not all(isinstance(word, str) for word in types):
+        raise ValueError(f"{types!r:.40} are no types")
+    for shape in shapes:
+        for sizes in shape if _is_list_of_lists(shape) else [shape]:
+            whole = isinstance(sizes, list) and all(s.__class__ is int and s >= 0 for s in sizes)
+            if not whole:
+                raise ValueError(f"{sizes!r:.40} is no shape")
+
+
+def _is_list_of_lists(shape: Any) -> bool:
+    return isinstance(shape, list) and bool(shape) and isinstance(shape[0], list)
 
 
 def _to_ns(stamp: Any, scale: int) -> int:

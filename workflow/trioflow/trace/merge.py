@@ -7,13 +7,19 @@ time; the host time before it (interpreter, autograd engine) is kept apart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import isclose
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from trioflow.errors import TraceError
 from trioflow.provenance import digest_file, read_json, stamp
+from trioflow.trace.agreement import list_doubts
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.execution_trace import read_nodes
-from trioflow.trace.kineto import read_profile
+from trioflow.trace.importers.limits import check_work
+from trioflow.trace.kineto import STEP, read_profile
 from trioflow.trace.link import link_nodes
 from trioflow.trace.observe import coverage_of, observe_step
 from trioflow.trace.steps import Step, find_spans, load_step
@@ -52,18 +58,22 @@ def merge_trace(folder: str | Path) -> Trace:
         When a raw file is missing, broken or does not fit the others.
     """
     folder = Path(folder)
-    environment = read_json(folder / "environment.json")
-    if not isinstance(environment, dict):
-        raise TraceError("not a JSON object", file=folder / "environment.json")
-    check_facts(environment, folder / "environment.json")
+    environment = _read_environment(folder / "environment.json")
     path = folder / "kineto.json.gz"
     profile = read_profile(path)
-    step = load_step(profile, find_spans(profile)[0])
+    span = find_spans(profile)[0]
+    if span.name != STEP:
+        raise TraceError(f"the annotation {STEP!r} is missing", file=path, fix="capture it again")
+    step = load_step(profile, span)
     if not step.operators:
         raise TraceError("the step holds no operator", file=path, fix="capture it again")
-    links = link_nodes(list(step.root.walk()), read_nodes(folder / "execution_trace.json.gz"))
+    nodes = read_nodes(folder / "execution_trace.json.gz")
+    links = link_nodes(list(step.root.walk()), nodes)
     seen = observe_step(step, links)
-    warnings = [*environment.get("warnings", []), *seen.unjoined]
+    _check_optimizer(environment, seen.operators, path)
+    warnings = [
+        *environment.get("warnings", []), *seen.unjoined, *list_doubts(step, links, nodes)
+    ]  # fmt: skip
     times = _choose_times(folder, step, warnings)
     clean = times.without_overhead(environment["step_time_s"])
     set_times(seen.operators, clean)
@@ -88,7 +98,41 @@ def merge_trace(folder: str | Path) -> Trace:
         "warnings": warnings,
         **coverage_of(step),
     }
-    return assemble_trace(seen.operators, facts, ready=seen.ready)
+    trace = assemble_trace(seen.operators, facts, ready=seen.ready)
+    check_work(trace, folder / "execution_trace.json.gz")
+    return trace
+
+
+def _read_environment(file: Path) -> dict[str, Any]:
+    """Read what the capture says of itself, checked as far as merging relies on it."""
+    environment = read_json(file)
+    if not isinstance(environment, dict):
+        raise TraceError("not a JSON object", file=file, fix="capture it again")
+    check_facts(environment, file)
+    times = environment.get("step_times_s")
+    if times is not None:
+        numbers = isinstance(times, list) and all(
+            isinstance(t, int | float) and not isinstance(t, bool) and t > 0 for t in times
+        )
+        if not numbers or not times or not isclose(median(times), environment["step_time_s"]):
+            raise TraceError(
+                f"{environment['step_time_s']} s is not the median of step_times_s", file=file,
+                place="step_time_s", fix="capture it again",
+            )  # fmt: skip
+    return environment
+
+
+def _check_optimizer(
+    environment: Mapping[str, Any], operators: Sequence[ObservedOperator], path: Path
+) -> None:
+    """Refuse a step whose updates are said to be there and are not annotated, or the reverse."""
+    said = environment.get("optimizer", "none") != "none"
+    if said != any(one.phase == "optimizer" for one in operators):
+        raise TraceError(
+            f"the environment names the optimizer {environment.get('optimizer')!r} and the step"
+            f" {'shows no update' if said else 'updates parameters'}",
+            file=path, fix="capture it again",
+        )  # fmt: skip
 
 
 def set_times(operators: list[ObservedOperator], times: StepTimes) -> None:

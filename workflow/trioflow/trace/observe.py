@@ -62,7 +62,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
         if links is None and joined:
             one.inputs, one.written = tensors_of_event(event, numbers), None
             one.flop = count_event_flop(event)
-            joined = bool(one.inputs) or "shapes" in event.details
+            joined = bool(one.inputs) or {"shapes", "types"} <= set(event.details)
         elif links is not None and joined:
             joined = _describe_tensors(one, event, links)
         found.without_tensors += not joined

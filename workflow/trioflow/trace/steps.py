@@ -24,7 +24,7 @@ from trioflow.trace.kineto import (
 from trioflow.trace.profiler_fields import kineto_words
 from trioflow.units import NS_PER_US
 
-_ROUNDING_NS = 2 * NS_PER_US
+ROUNDING_NS = 2 * NS_PER_US
 """Profiles in whole microseconds round starts and ends: calls may seem to overlap by this much."""
 
 
@@ -58,9 +58,13 @@ class Step:
         launched kernels outside any operator and kernels without a launch.
     launched : list of list of Event
         For each of them its kernels, copies and fills in order of start.
-    loose, unjoined : list of Event
-        Device events launched outside any operator, and those of the step's
-        time whose launch is not in the profile.
+    loose, unjoined, adopted : list of Event
+        Device events launched outside any operator, those of the step's time
+        whose launch is not in the profile, and of these the ones that name the
+        operator they belong to.
+    stray : int
+        Device events after the step whose launch is not in the profile: they
+        may be the step's, or a later one's.
     messages : list of Event
         What the communication library reports of its own, on whichever thread.
     """
@@ -70,6 +74,8 @@ class Step:
     launched: list[list[Event]] = field(default_factory=list)
     loose: list[Event] = field(default_factory=list)
     unjoined: list[Event] = field(default_factory=list)
+    adopted: list[Event] = field(default_factory=list)
+    stray: int = 0
     messages: list[Event] = field(default_factory=list)
 
     @property
@@ -120,13 +126,14 @@ def load_step(profile: Profile, span: Span) -> Step:
     Raises
     ------
     TraceError
-        When calls of one thread overlap, launches share their number, the
-        device replays a recorded graph, or kernels ran on several devices.
+        When calls of one thread overlap, calls or launches share their number,
+        the device replays a recorded graph, or kernels ran on several devices.
     """
     rows = profile.rows_between(span.start_ns, span.end_ns)
     during = profile.events(rows[profile.is_category(*HOST)[rows]])
     later = kineto_words("asynchronous")  # these outlast the call that began them
     host = [e for e in during if not e.name.startswith(later)]
+    _check_ids(host, profile.path)
     _check_nesting(host, profile.path)
     roots = nest(host)
     root = next((e for e in roots if _is_span(e, span)), None)
@@ -148,6 +155,23 @@ def _is_span(event: Event, span: Span) -> bool:
     return (event.name, event.start_ns, event.end_ns) == limits
 
 
+def _check_ids(events: Sequence[Event], path: Path) -> None:
+    """Refuse two calls of one number."""
+    for word in ("record_id", "external_id"):
+        seen: dict[int, Event] = {}
+        for event in events:
+            number = getattr(event, word)
+            if not number or event.category not in ("cpu_op", "user_annotation"):
+                continue
+            if number in seen:
+                raise TraceError(
+                    f"the {word.replace('_', ' ')} {number} stands on {seen[number].name!r} and"
+                    f" {event.name!r}",
+                    file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+                )  # fmt: skip
+            seen[number] = event
+
+
 def _check_nesting(events: Sequence[Event], path: Path) -> None:
     """Refuse calls of one thread of which one begins inside another and ends outside it."""
     open_events: dict[int, list[Event]] = {}
@@ -155,7 +179,7 @@ def _check_nesting(events: Sequence[Event], path: Path) -> None:
         stack = open_events.setdefault(event.thread, [])
         while stack and event.start_ns >= stack[-1].end_ns:
             stack.pop()
-        if stack and event.end_ns > stack[-1].end_ns + _ROUNDING_NS:
+        if stack and event.end_ns > stack[-1].end_ns + ROUNDING_NS:
             raise TraceError(
                 f"{event.name!r} begins inside {stack[-1].name!r} and ends"
                 f" {event.end_ns - stack[-1].end_ns} ns after it",
@@ -175,6 +199,8 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     rows = rows[profile.is_category(*DEVICE)[rows]]
     known = profile.launched(LAUNCHES)
     step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
+    after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
+    step.stray = int((~np.isin(profile.column("correlation")[after], known)).sum())
     _check_device(launches, mine, step.unjoined, profile)
     kernels = index_kernels(mine)
     _join_by_external_id(step, kernels)
@@ -202,6 +228,7 @@ def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
         launch.parent = owner
         owner.children.append(launch)
         kernels[number] = [kernel]
+        step.adopted.append(kernel)
     step.unjoined = left
 
 
@@ -248,6 +275,12 @@ def _check_device(
     launches: Sequence[Event], kernels: Sequence[Event], unjoined: Sequence[Event], profile: Profile
 ) -> None:
     """Refuse what a trace of one device cannot say: replayed graphs, several devices, none at all."""
+    seen = {(k.correlation, k.name, k.start_ns) for k in (*kernels, *unjoined)}
+    if len(seen) < len(kernels) + len(unjoined):
+        raise TraceError(
+            "a kernel stands twice under one correlation and time", file=profile.path,
+            fix="capture it again",
+        )  # fmt: skip
     replayed = [e for e in launches if e.name.startswith(kineto_words("graph_launch"))]
     graphs = [e for e in (*kernels, *unjoined) if e.details.get("graph")]
     if replayed or graphs:

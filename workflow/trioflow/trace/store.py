@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,21 @@ class Trace:
 
 
 def save_trace(trace: Trace, folder: str | Path) -> None:
-    """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder."""
+    """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder.
+
+    All three are checked before the first is written.
+
+    Raises
+    ------
+    TraceError
+        When a fact is missing or impossible.
+    TableError
+        When a table breaks its schema.
+    """
+    check_facts(trace.facts, Path(folder) / "trace.json")
+    for frame, name in ((trace.operators, "operators"), (trace.tensors, "tensors")):
+        file = Path(folder) / f"{name}.parquet"
+        tables.validate(tables.to_arrow(frame, name, file), name, file)
     stamp = {"workload": trace.facts["workload"], "batch": trace.facts["batch"]}
     tables.write_table(trace.operators, "operators", Path(folder) / "operators.parquet", stamp)
     tables.write_table(trace.tensors, "tensors", Path(folder) / "tensors.parquet", stamp)
@@ -91,10 +105,13 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
     Raises
     ------
     TraceError
-        When a fact is missing, the batch is no positive whole number, the step
-        takes no time although the trace is timed, or a gradient lacks what a
-        plan needs.
+        When a fact is missing or of another type, a number is none, the batch
+        is no positive whole number, the step takes no time although the trace
+        is timed, or an entry of a list lacks what a plan needs.
     """
+    for name, value in facts.items():
+        if not _is_finite(value):
+            raise TraceError("it holds a number that is none", file=file, place=str(name))
     for name in REQUIRED_FACTS:
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
@@ -105,11 +122,51 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
     shortest = step_s > 0 if timed and isinstance(step_s, int | float) else step_s == 0
     if not isinstance(step_s, int | float) or not shortest or not step_s < float("inf"):
         raise TraceError(f"{step_s!r} is no time of a step", file=file, place="step_time_s")
-    needed = ("name", "module", "size_bytes", "ready_after_op_id")
-    for row, gradient in enumerate(facts.get("gradients", [])):
-        missing = [key for key in needed if key not in gradient]
-        if missing:
-            raise TraceError(f"{missing[0]} is missing", file=file, place=f"gradients[{row}]")
+    for name in ("workload", "device_name"):
+        if not isinstance(facts[name], str):
+            raise TraceError(f"{facts[name]!r:.40} is no text", file=file, place=name)
+    for key, needed in _LISTS.items():
+        _check_list(facts.get(key, []), key, needed, file)
+
+
+_LISTS: dict[str, dict[str, type]] = {
+    "gradients": {"name": str, "module": str, "size_bytes": int, "ready_after_op_id": int},
+    "parameters": {"name": str, "shape": list},
+    "units": {"name": str, "modules": list},
+    "warnings": {},
+}
+"""Facts that are lists, and what an entry must hold; nothing where it is text."""
+
+
+def _check_list(
+    entries: Any, key: str, needed: Mapping[str, type], file: str | Path | None
+) -> None:
+    """Refuse a list of facts that lacks something or holds another type."""
+    if not isinstance(entries, list):
+        raise TraceError(f"{entries!r:.40} is no list", file=file, place=key)
+    for row, entry in enumerate(entries):
+        place = f"{key}[{row}]"
+        known = isinstance(entry, dict if needed else str)
+        if not known:
+            raise TraceError(f"{entry!r:.40} is no entry", file=file, place=place)
+        for name, kind in needed.items():
+            if name not in entry:
+                raise TraceError(f"{name} is missing", file=file, place=place)
+            value = entry[name]
+            member = int if name == "shape" else str
+            if not isinstance(value, kind) or (
+                isinstance(value, list) and not all(isinstance(one, member) for one in value)
+            ):
+                raise TraceError(f"{value!r:.40} is no {name}", file=file, place=f"{place}.{name}")
+
+
+def _is_finite(value: Any) -> bool:
+    """Tell whether no number within a value is infinite or undefined."""
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, dict):
+        return all(_is_finite(one) for one in value.values())
+    return not isinstance(value, list | tuple) or all(_is_finite(one) for one in value)
 
 
 def tensor_bytes(trace: Trace) -> list[int]:

@@ -16,6 +16,7 @@ from trioflow.errors import TraceError
 from trioflow.experiments import PRECISIONS
 from trioflow.provenance import stamp
 from trioflow.tables import PHASES
+from trioflow.trace.agreement import list_overlaps
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
 from trioflow.trace.gradients import ReadyGradient
@@ -87,11 +88,13 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
         "source": "Chakra",
         **stamp([path]),
         **model,
-        "workload": options.workload or told.get("workload") or path.name.partition(".")[0],
-        "batch": _whole(options.need("batch", path, told.get("batch")), path),
+        "workload": options.workload
+        or _text(told, "workload", path)
+        or path.name.partition(".")[0],
+        "batch": int(options.need("batch", path, told.get("batch"))),
         "device_name": str(options.need("gpu", path, told.get("device_name"))),
         "precision": str(options.need("precision", path, told.get("precision"))),
-        "optimizer": options.optimizer or told.get("optimizer"),
+        "optimizer": options.optimizer or _text(told, "optimizer", path),
     }
     if facts["precision"] not in PRECISIONS:
         raise TraceError(
@@ -120,10 +123,14 @@ def _check_work(trace: Trace, path: Path) -> None:
                 )  # fmt: skip
 
 
-def _whole(value: Any, path: Path) -> int:
-    if value.__class__ is not int:
-        raise TraceError(f"{value!r:.40} is no number of samples", file=path, place="batch")
-    return int(value)
+def _text(told: dict[str, Any], name: str, path: Path) -> str | None:
+    """Return a fact that is text, None where the file has none."""
+    value = told.get(name)
+    if value is not None and not isinstance(value, str):
+        raise TraceError(
+            f"{OWN}{name} is {value!r:.40}", file=path, place="metadata", fix="write it as text"
+        )
+    return value
 
 
 def _read_model(told: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -165,7 +172,7 @@ def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any]) -> T
         for node in calls.messages.get(place, []):
             one.kind, one.device_ns, one.name = "collective", 0, _name_message(node)
             communication.append(_describe_message(node, place))
-    warnings = list(seen.unjoined)
+    warnings = [*seen.unjoined, *list_overlaps(step.operators)]
     if calls.steps > 1:
         warnings.append(f"the file holds {calls.steps} steps: the last one is read")
     if not seen.operators:

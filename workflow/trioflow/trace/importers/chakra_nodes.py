@@ -173,6 +173,8 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
         raise ValueError(f"unknown element type {dtype!r}")
     if size and known and size != known:
         raise ValueError(f"{size} bytes for an element of type {dtype}")
+    if dtype not in _NO_TYPE and prod(shape) != value[3]:
+        raise ValueError(f"{value[3]} elements in a tensor of shape {shape}")
     return TensorRef(value[0], value[1], size, tuple(shape), dtype, argument)
 
 

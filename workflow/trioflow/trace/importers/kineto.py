@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trioflow.errors import TraceError
 from trioflow.provenance import digest_file, stamp
+from trioflow.trace.agreement import list_doubts
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.event_shapes import check_types
 from trioflow.trace.execution_trace import Node, read_nodes
+from trioflow.trace.importers.limits import check_work
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.link import Links, link_nodes
@@ -63,12 +67,14 @@ def import_kineto(
     step, links = _choose_step(profile, spans, nodes)
     _check_tensors(step, links, nodes, profile, execution_trace)
     seen = observe_step(step, links)
-    names = [e.name for e in step.operators]
+    names, shapes = [e.name for e in step.operators], _shapes(step)
     sample = spans[:: -(-len(spans) // MOST_STEPS)]
-    times = median_times((load_step(profile, s) for s in sample), names) or times_of_step(step)
+    alike = (one for s in sample if _shapes(one := load_step(profile, s)) == shapes)
+    times = median_times(alike, names) or times_of_step(step)
     set_times(seen.operators, times)
     source = profile.path
     warnings = _list_warnings(seen, sample, times, nodes is None)
+    warnings += list_doubts(step, links, nodes)
     facts = {
         **stamp(),
         "source": "Kineto" if nodes is None else "Kineto and execution trace",
@@ -91,7 +97,14 @@ def import_kineto(
         "warnings": warnings,
         **coverage_of(step),
     }
-    return assemble_trace(seen.operators, facts, ready=seen.ready)
+    trace = assemble_trace(seen.operators, facts, ready=seen.ready)
+    check_work(trace, source if execution_trace is None else execution_trace)
+    return trace
+
+
+def _shapes(step: Step) -> list[Any]:
+    """Return the shapes of a step's operators, as far as the profile holds them."""
+    return [e.details.get("shapes") for e in step.operators]
 
 
 def _choose_step(
@@ -134,6 +147,7 @@ def _check_tensors(
                 "the profile holds no shapes", file=profile.path,
                 fix="profile with record_shapes=True, or give the execution trace too",
             )  # fmt: skip
+        check_types(step.root.walk(), profile.path)
         return
     joined = sum(1 for e in step.operators if id(e) in links)
     calls = sum(1 for e in step.operators if e.category == "cpu_op")

@@ -144,9 +144,7 @@ def _read_node(row: CsvRow) -> FxNode:
         )  # fmt: skip
     stack = _STACK.findall(cells["meta"])
     module, kind = stack[-1] if stack else ("", "")
-    times = (
-        ms_to_ns(row.number(f"{key}_latency", _LONGEST_MS)) for key in ("fw", "bw", "acc")
-    )
+    times = (ms_to_ns(row.number(f"{key}_latency", _LONGEST_MS)) for key in ("fw", "bw", "acc"))
     return FxNode(
         row, cells["Name"], cells["op"], _plain_target(cells["target"]), module,
         kind.rpartition(".")[2], tuple(re.findall(r"(\w+): None", cells["_input_nodes"])),

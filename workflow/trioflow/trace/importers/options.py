@@ -41,7 +41,8 @@ class ImportOptions:
         Raises
         ------
         TraceError
-            When neither knows it, or they contradict each other.
+            When neither knows it, they contradict each other, or a batch is no
+            positive whole number.
         """
         given: str | int | None = getattr(self, name)
         flag = f"--{name.replace('_', '-')}"
@@ -55,5 +56,10 @@ class ImportOptions:
             raise TraceError(
                 f"the source does not say the {name.replace('_', ' ')}",
                 file=source, fix=f"give it with {flag}",
+            )  # fmt: skip
+        if name == "batch" and (value.__class__ is not int or value < 1):
+            raise TraceError(
+                f"{value!r:.40} is no number of samples", file=source, place="batch",
+                fix=f"give it with {flag}",
             )  # fmt: skip
         return value

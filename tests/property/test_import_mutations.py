@@ -1,0 +1,58 @@
+"""No damage to a trace's file ends in anything but a sentence or a trace that can be kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from mutation_report import REASONS, count, read_table, run_all
+from mutation_sources import FEW, SHARES, all_sources
+from mutations import CONTRADICTED, PLAUSIBLE, REFUSED, WARNED
+
+MIRROR = os.environ.get("TRIOFLOW_DATA_MIRROR")
+CAPTURED_MARGIN, CAPTURED_SPARE = 1.5, 5
+"""A capture's times differ from session to session, and with them what fits between its calls."""
+
+
+@pytest.fixture(scope="module")
+def captures(raw_cnn, raw_transformer):
+    return {"small CNN": raw_cnn, "small transformer": raw_transformer}
+
+
+def run(sources, shares, folder):
+    outcomes, escapes = run_all(sources, shares, folder / "runs")
+    assert not escapes, "\n".join(escapes)
+    wrong = [str(one) for _, one in outcomes if one.verdict == CONTRADICTED]
+    assert not wrong, "\n".join(wrong)
+    silent = {one.kind for _, one in outcomes if one.verdict == PLAUSIBLE}
+    assert silent <= set(REASONS), f"silent without a reason: {silent - set(REASONS)}"
+    return outcomes
+
+
+def test_damage_ends_in_a_sentence_or_in_a_trace_that_can_be_kept(captures, tmp_path):
+    mirror = Path(MIRROR) if MIRROR else None
+    sources = all_sources({"small CNN": captures["small CNN"]}, mirror)
+    outcomes = run(sources, FEW, tmp_path)
+    counts = count(outcomes)
+    refused = sum(verdicts[REFUSED] for verdicts in counts.values())
+    assert 0.3 * len(outcomes) < refused < 0.9 * len(outcomes)
+    assert sum(verdicts[WARNED] for verdicts in counts.values()) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.published
+def test_five_thousand_mutations_of_all_real_traces(captures, tmp_path):
+    if not MIRROR:
+        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
+    sources = all_sources(captures, Path(MIRROR))
+    outcomes = run(sources, SHARES, tmp_path)
+    assert sum(group != "small" for group, _ in outcomes) >= 5000
+    measured, more = read_table(), []
+    for (group, importer, kind), verdicts in count(outcomes).items():
+        known = measured.get((group, importer, kind), {}).get(PLAUSIBLE, 0)
+        if group == "captured":
+            known = known * CAPTURED_MARGIN + CAPTURED_SPARE
+        if verdicts[PLAUSIBLE] > known:
+            more.append(f"{group}, {importer}, {kind}: {verdicts[PLAUSIBLE]}, measured {known:g}")
+    assert not more, "\n".join(more)
