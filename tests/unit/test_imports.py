@@ -13,7 +13,17 @@ from trioflow.imports import PACKAGE, imported_names, required_modules
 from trioflow.provenance import digest_modules
 
 ORDER = (
-    ("units", "tables", "errors", "provenance", "experiments", "imports", "job_log", "settings", "workload_words"),
+    (
+        "units",
+        "tables",
+        "errors",
+        "provenance",
+        "experiments",
+        "imports",
+        "job_log",
+        "settings",
+        "workload_words",
+    ),
     ("hardware",),
     ("datasets",),
     ("trace",),

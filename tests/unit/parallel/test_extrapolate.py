@@ -252,8 +252,7 @@ def test_communication_of_the_traced_run_takes_no_time_in_a_plan(cnn_trace):
     operators.loc[chosen, "kind"] = "collective"
     parallel = Trace(operators, cnn_trace.tensors, cnn_trace.facts)
     whole, less = (
-        extrapolate(t, make_plan(), MODEL).tasks["duration_s"].sum()
-        for t in (cnn_trace, parallel)
+        extrapolate(t, make_plan(), MODEL).tasks["duration_s"].sum() for t in (cnn_trace, parallel)
     )
     dropped = operators.loc[chosen, ["device_ns", "cpu_ns"]].to_numpy().sum() / 1e9
     assert whole - less == pytest.approx(dropped)

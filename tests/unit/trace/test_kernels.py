@@ -193,7 +193,9 @@ def test_what_a_trace_of_one_device_cannot_say_is_refused(tmp_path, events, word
 def test_steps_are_found_by_annotation_by_the_profiler_s_schedule_or_by_the_optimizer(tmp_path):
     operators = [event("aten::mm", "cpu_op", 100 * i + 10, 20) for i in range(3)]
     scheduled = [event(f"ProfilerStep#{i}", "user_annotation", 100 * i, 90) for i in range(3)]
-    updates = [event("Optimizer.step#Adam.step", "user_annotation", 100 * i + 40, 20) for i in range(3)]
+    updates = [
+        event("Optimizer.step#Adam.step", "user_annotation", 100 * i + 40, 20) for i in range(3)
+    ]
 
     def spans(events):
         path = tmp_path / "kineto.json"
