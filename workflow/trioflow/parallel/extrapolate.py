@@ -73,9 +73,7 @@ def extrapolate(
     Input copies, the data loader and the first iteration are not part of the
     step. Micro-batches must be equal.
     """
-    given = [
-        without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)
-    ]
+    given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
     batch = int(given[0].facts["batch"]) * plan.data if batch is None else batch
     check_plan(plan, given[0], batch)
     samples = batch / (plan.data * plan.micro_batches)

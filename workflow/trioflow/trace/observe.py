@@ -159,10 +159,10 @@ def _join_backward(events: Sequence[Event], operators: list[ObservedOperator]) -
         if one.phase != "backward":
             continue
         for above in event.ancestors():
-            number = above.sequence_number
-            if number is not None and number in makers:
-                one.sequence_number, one.forward = number, makers[number]
-                one.module = operators[makers[number]].module
+            joined = above.sequence_number
+            if joined is not None and joined in makers:
+                one.sequence_number, one.forward = joined, makers[joined]
+                one.module = operators[makers[joined]].module
                 break
 
 

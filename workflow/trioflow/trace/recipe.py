@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trioflow.errors import InputError
 from trioflow.workload_words import NOTHING
 
-Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
+Inputs: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any]"
 """What a model is called with: one argument, several, or several by name."""
 
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
