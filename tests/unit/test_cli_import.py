@@ -6,7 +6,7 @@ import json
 
 import pytest
 from trioflow.cli.main import main
-from trioflow.trace.store import load_trace
+from trioflow.trace.store import UNTIMED, Trace, load_trace, save_trace
 
 
 def test_a_profile_becomes_a_trace_that_can_be_shown_and_simulated(tmp_path, raw_cnn, capsys):
@@ -51,3 +51,11 @@ def test_a_bad_source_is_one_sentence_and_status_2(tmp_path, capsys, source, wor
     assert source in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_without_times_predicts_nothing(tmp_path, cnn_trace, capsys):
+    facts = cnn_trace.facts | {"step_time_source": UNTIMED, "step_time_s": 0.0}
+    save_trace(Trace(cnn_trace.operators, cnn_trace.tensors, facts), tmp_path / "t")
+    plan = ["--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
+    assert main(["simulate", str(tmp_path / "t"), *plan]) == 2
+    assert "holds no times" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from trioflow.network.collectives import compute_wire_bytes
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.report.perfetto import write_perfetto
-from trioflow.trace.store import load_trace
+from trioflow.trace.store import UNTIMED, load_trace
 from trioflow.units import format_bytes, format_time
 
 
@@ -33,6 +33,12 @@ def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Return the answer of ``trioflow simulate`` and its timeline."""
     traces = [load_trace(name) for name in options.trace]
     trace = traces[0]
+    for name, one in zip(options.trace, traces, strict=True):
+        if one.facts.get("step_time_source") == UNTIMED:
+            raise InputError(
+                "the trace holds no times, so no step can be predicted from it", file=name,
+                fix="capture the workload on a device, two blocks of it with --layers where it is too big",
+            )  # fmt: skip
     plan = choose_plan(options)
     platform = choose_platform(options.platform, plan.ranks)
     collectives = choose_collectives(options, platform)
