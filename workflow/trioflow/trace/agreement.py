@@ -8,6 +8,7 @@ sentence with the number of cases and the first of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -20,6 +21,10 @@ from trioflow.trace.steps import ROUNDING_NS, Step
 
 _UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
 """What the profile gives in place of a single tensor's type."""
+
+
+_NODE = re.compile(r"\wBackward\d*$")
+"""Autograd's nodes, and the events that evaluate them."""
 
 
 def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -> list[str]:
@@ -56,7 +61,12 @@ def _say(found: Sequence[str], what: str) -> list[str]:
 def _doubt_order(step: Step) -> list[str]:
     """Doubt operators of the forward pass after backward began, and those that overlap."""
     words = {phase: kineto_words(phase) for phase in ("backward", "optimizer")}
-    late, began = [], False
+    late, began, bare = [], False, []
+    for event in step.root.walk():
+        if _NODE.search(event.name) and not any(
+            a.name.startswith(words["backward"]) for a in (event, *event.ancestors())
+        ):
+            bare.append(event.name)
     for event in step.operators:
         above = [a.name for a in event.ancestors()]
         backward = any(name.startswith(words["backward"]) for name in above)
@@ -66,6 +76,7 @@ def _doubt_order(step: Step) -> list[str]:
             late.append(event.name)
     return [
         *_say(late, "operators count as forward although backward began before them"),
+        *_say(bare, "calls are named after autograd's nodes and run outside its backward pass"),
         *list_overlaps(step.operators),
     ]
 
@@ -119,12 +130,14 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
         n.name for n in nodes
         if id(n) not in used and first <= n.node_id <= last and is_operator(n.name)
     ]  # fmt: skip
-    shapes, callers, sequences = [], [], []
+    shapes, callers, sequences, marked = [], [], [], []
     by_id = {n.node_id: n for n in nodes}
     for event in step.root.walk():
         node = links.get(id(event))
         if node is None:
             continue
+        if node.schema and event.category != "cpu_op":
+            marked.append(event.name)
         if not _same_shapes(event, node):
             shapes.append(event.name)
         caller = next((links[id(a)] for a in event.ancestors() if id(a) in links), None)
@@ -137,6 +150,7 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
     return [
         *_say(missing, "calls of the profile are not in the execution trace"),
         *_say(extra, "operators of the execution trace are not in the profile"),
+        *_say(marked, "operators are annotations in the profile"),
         *_say(shapes, "calls have other shapes in the profile than in the execution trace"),
         *_say(callers, "calls have another caller in the profile than in the execution trace"),
         *_say(sequences, "calls have another sequence number in the execution trace"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import TraceError
+from trioflow.tables import CATEGORIES
 from trioflow.trace.chakra_messages import NODE_TYPES, read_attributes, read_messages
 from trioflow.trace.profiler_fields import element_bytes
 from trioflow.trace.tensors import TensorRef
@@ -98,9 +99,19 @@ class ChakraNode:
         return int(value)
 
     def text(self, name: str) -> str:
-        """Return an attribute that is text, empty where absent or something else."""
+        """Return an attribute that is text, empty where absent.
+
+        Raises
+        ------
+        TraceError
+            When it is something else.
+        """
         value = self.attributes.get(name)
-        return value if isinstance(value, str) else ""
+        if value is not None and not isinstance(value, str):
+            raise TraceError(
+                f"{name} is {value!r:.40}", file=self.file, place=self.place, fix="write it as text"
+            )
+        return value or ""
 
     @cached_property
     def inputs(self) -> list[TensorRef]:
@@ -127,6 +138,8 @@ class ChakraNode:
                     parts = list(zip(value, shape, words, strict=True))
                 found += [_tensor(*part, argument) for part in parts if part[2].startswith(_TENSOR)]
             if categories:
+                if not isinstance(categories, list) or not set(categories) <= {"", *CATEGORIES}:
+                    raise ValueError(f"{categories!r:.60} are no categories")
                 pairs = zip(found, categories, strict=True)
                 found = [TensorRef(*_fields(ref), category=word) for ref, word in pairs]
         except (ValueError, TypeError, AttributeError, IndexError) as error:
