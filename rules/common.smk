@@ -22,6 +22,7 @@ from trioflow.provenance import digest_modules
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
 EXPERIMENTS = load_experiments(config["tables"]["experiments"], WORKLOADS, PLANS)
+PUBLISHED_DEVICES = ["a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"]
 CATALOGUE_NAME = "workflow/resources/datasets.yaml"
 CATALOGUE_FILE = workflow.source_path(f"../{CATALOGUE_NAME}")
 IMPORTS = load_imports(config["tables"]["imports"])
@@ -156,3 +157,9 @@ def published_files(wildcards):
     """The public files that the platform's collectives are fitted from."""
     tables = published_tables(PUBLISHED_PLATFORMS[wildcards.platform])
     return [f"<results>/data/{table.key}" for table in tables]
+
+
+def published_operator_files(wildcards):
+    """The public files that hold operator measurements."""
+    files = find_catalogue().select_files(["triosim", "neusight"])
+    return [f"<results>/data/{file.key}" for file in files]

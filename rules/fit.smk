@@ -123,3 +123,29 @@ rule published_collectives:
             "<results>/cost_models/published/{platform}/collectives.json",
             platform=PUBLISHED_PLATFORMS,
         ),
+
+
+rule fit_published_operators:
+    input:
+        published_operator_files,
+    output:
+        expand(
+            "<results>/cost_models/published/{device}/operators.json",
+            device=PUBLISHED_DEVICES,
+        ),
+    log:
+        "<logs>/fit_published_operators.log",
+    benchmark:
+        "<benchmarks>/fit_published_operators.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=20,
+    params:
+        library=library_digest("fit_published_operators"),
+        data=f"{config['results']}/data",
+    message:
+        "fit published operators of all GPUs"
+    script:
+        "../scripts/fit_published_operators.py"

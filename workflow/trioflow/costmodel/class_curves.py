@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow.costmodel.curves import Curve, driver_of, fit_curve
 from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class
+from trioflow.costmodel.products import PRODUCT_CLASSES, work_matrix
 from trioflow.errors import InputError
 
 MIN_ROWS = 4
@@ -25,6 +26,29 @@ ANY = "*"
 Key = tuple[str, str]
 Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the curves of all classes are fitted.
+
+    Attributes
+    ----------
+    form : str
+        Name in ``curves.FORMS`` for every class that ``chosen`` lacks.
+    chosen : dict of (class, phase) to str
+        Forms of single classes.
+    sm_count : float
+        Multiprocessors of the device; 1 where it has none.
+    distinct : bool
+        Whether equal operators of equal time (layers that were repeated) count
+        once, and operators that took no time (they launch nothing) not at all.
+    """
+
+    form: str
+    chosen: Mapping[Key, str] = field(default_factory=dict)
+    sm_count: float = 1.0
+    distinct: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,8 @@ class ClassCurve:
 
     def covers(self, features: Floats) -> Flags:
         """Tell which rows of features lie inside the fitted range; booleans, shape (n,)."""
-        inside = (features >= np.asarray(self.low)) & (features <= np.asarray(self.high))
+        sizes = features[:, : len(self.low)]
+        inside = (sizes >= np.asarray(self.low)) & (sizes <= np.asarray(self.high))
         return np.asarray(inside.all(axis=1))
 
 
@@ -72,15 +97,18 @@ def lookup_order(operator_class: str, phase: str) -> Iterator[Key]:
     yield ANY, ANY
 
 
-def fit_class_curves(rows: pd.DataFrame, form: str) -> dict[Key, ClassCurve]:
+def fit_class_curves(rows: pd.DataFrame, form: str | Recipe) -> dict[Key, ClassCurve]:
     """Fit every class and phase, and the wider classes that stand in.
 
     Parameters
     ----------
     rows : DataFrame
-        As ``operator_rows.collect_rows`` returns them; at least one row.
-    form : str
-        Name in ``curves.FORMS``.
+        As ``operator_rows.collect_rows`` returns them; at least one row. Rows
+        whose column ``benchmark`` is true were measured alone: all those of a
+        class count as much as the class's other rows together, and the level
+        follows the others. A column ``count`` says how often a row occurs.
+    form : str or Recipe
+        Name in ``curves.FORMS``, or one for each class.
 
     Returns
     -------
@@ -98,12 +126,20 @@ def fit_class_curves(rows: pd.DataFrame, form: str) -> dict[Key, ClassCurve]:
     is all that rescaling uses, and sums decide the level. (Held-out sums of
     steps came out 6 to 11 points nearer than without the scaling.)
     """
+    recipe = Recipe(form) if isinstance(form, str) else form
+    if recipe.distinct:
+        rows = rows[(rows["time_s"] > 0) | rows["operator_class"].isin(HOST_ONLY)]
     times = rows["time_s"].to_numpy(np.float64)
-    features = rows[list(FEATURES)].to_numpy(np.float64)
+    work = work_matrix(rows)
+    alone = np.zeros(len(rows), dtype=bool)
+    if "benchmark" in rows.columns:
+        alone = rows["benchmark"].to_numpy(dtype=bool)
+    counts = rows["count"].to_numpy(np.float64) if "count" in rows.columns else None
     classes, phases = rows["operator_class"], rows["phase"]
-    masks: dict[Key, Flags] = {(ANY, ANY): np.ones(len(rows), dtype=bool)}
+    masks: dict[Key, Flags] = {(ANY, ANY): ~alone if (~alone).any() else ~alone | True}
     for phase in sorted(phases.unique()):
-        masks[ANY, phase] = (phases == phase).to_numpy()
+        own = (phases == phase).to_numpy()
+        masks[ANY, phase] = own & ~alone if (own & ~alone).any() else own
     bases = classes.map(base_class)
     for names in (bases, classes):
         for name, phase in sorted(set(zip(names, phases, strict=True))):
@@ -111,7 +147,8 @@ def fit_class_curves(rows: pd.DataFrame, form: str) -> dict[Key, ClassCurve]:
     fitted: dict[Key, ClassCurve] = {}
     for key in sorted(masks, key=_widest_first):
         mask = masks[key]
-        fitted[key] = _fit_one(key, features[mask], times[mask], form, fitted)
+        often = None if counts is None else counts[mask]
+        fitted[key] = _fit_one(key, work[mask], times[mask], alone[mask], often, recipe, fitted)
     return fitted
 
 
@@ -122,28 +159,56 @@ def _widest_first(key: Key) -> tuple[int, Key]:
 
 
 def _fit_one(
-    key: Key, features: Floats, times: Floats, form: str, wider: Mapping[Key, ClassCurve]
+    key: Key,
+    features: Floats,
+    times: Floats,
+    alone: Flags,
+    counts: Floats | None,
+    recipe: Recipe,
+    wider: Mapping[Key, ClassCurve],
 ) -> ClassCurve:
     """Fit one class, or borrow the shape of a wider one."""
+    sizes = features[:, : len(FEATURES)]
+    low, high = sizes.min(axis=0), sizes.max(axis=0)
     shape_of = "own"
+    distinct = len(np.unique(features, axis=0))
+    few = (distinct if recipe.distinct else len(times)) < MIN_ROWS or distinct < 2
     if key[0] in HOST_ONLY:
         curve = fit_curve("constant", features, times)
-    elif len(wider) and (len(times) < MIN_ROWS or len(np.unique(features, axis=0)) < 2):
-        lender = next(k for k in lookup_order(*key) if k in wider)
-        curve, shape_of = wider[lender].curve, f"{lender[0]} {lender[1]}"
+    elif len(wider) and few:
+        lender, lent = find_class(wider, *key)
+        curve, shape_of = lent.curve, f"{lender[0]} {lender[1]}"
     else:
-        curve = fit_curve(form, features, times)
-    guessed_s = float(curve.predict(features).sum())
-    if guessed_s > 0:
-        curve = curve.scaled(float(times.sum()) / guessed_s)
-    return ClassCurve(
-        curve,
-        tuple(features.min(axis=0).tolist()),
-        tuple(features.max(axis=0).tolist()),
-        len(times),
-        FEATURES[driver_of(features, times)],
-        shape_of,
-    )
+        form = recipe.chosen.get(key, recipe.form)
+        curve = fit_shape(form, features, times, alone, recipe)
+    curve = set_level(curve, features, times, alone, counts)
+    driver = FEATURES[driver_of(sizes, times)]
+    rows = len(times) if counts is None else int(counts.sum())
+    return ClassCurve(curve, tuple(low.tolist()), tuple(high.tolist()), rows, driver, shape_of)
+
+
+def fit_shape(form: str, features: Floats, times: Floats, alone: Flags, recipe: Recipe) -> Curve:
+    """Fit one form to operators; ``alone`` marks those that were measured alone."""
+    if recipe.distinct:
+        _, first = np.unique(np.column_stack([features, times, alone]), axis=0, return_index=True)
+        first.sort()
+        features, times, alone = features[first], times[first], alone[first]
+    weights = None
+    if alone.any() and not alone.all():
+        weights = np.where(alone, (~alone).sum() / alone.sum(), 1.0)
+    return fit_curve(form, features, times, weights, recipe.sm_count)
+
+
+def set_level(
+    curve: Curve, features: Floats, times: Floats, alone: Flags, counts: Floats | None = None
+) -> Curve:
+    """Scale a curve to the sum of the times, of those not measured alone where there are any."""
+    judged = np.ones(len(times), dtype=bool) if alone.all() else ~alone
+    guessed, known = curve.predict(features[judged]), times[judged]
+    if counts is not None:
+        guessed, known = guessed * counts[judged], known * counts[judged]
+    guessed_s = float(guessed.sum())
+    return curve.scaled(float(known.sum()) / guessed_s) if guessed_s > 0 else curve
 
 
 def find_class(
@@ -156,7 +221,11 @@ def find_class(
     InputError
         When not even the curve of everything is there.
     """
+    is_product = base_class(operator_class) in PRODUCT_CLASSES
     for key in lookup_order(operator_class, phase):
+        # A convolution is computed as a matrix product; anything else is less like it.
+        if key == (ANY, phase) and is_product and ("gemm", phase) in curves:
+            return ("gemm", phase), curves["gemm", phase]
         if key in curves:
             return key, curves[key]
     raise InputError(
@@ -174,7 +243,7 @@ def class_positions(rows: pd.DataFrame) -> Iterator[tuple[str, str, Positions]]:
 
 def predict_rows(curves: Mapping[Key, ClassCurve], rows: pd.DataFrame) -> Floats:
     """Predict the time [s] of rows that carry ``operator_class``, ``phase`` and the features."""
-    features = rows[list(FEATURES)].to_numpy(np.float64)
+    features = work_matrix(rows)
     result = np.zeros(len(rows))
     for operator_class, phase, positions in class_positions(rows):
         _, found = find_class(curves, operator_class, phase)

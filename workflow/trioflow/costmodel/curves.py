@@ -13,9 +13,16 @@ import numpy as np
 from scipy.optimize import lsq_linear, nnls
 
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.tile_curve import evaluate_tiles, fit_tiles
 
 SHORTEST_S = 1e-6
 """Below a microsecond [s] a profiler's clock decides: weights do not grow any further."""
+
+SIZES = len(FEATURES)
+"""Columns that every form has; matrix products follow them where the rows tell them."""
+
+CACHE_BYTES = tuple(float(2**power) for power in range(22, 28))
+"""Sizes [bytes] among which a fit looks for the knee of a cache: 4 to 128 MiB."""
 
 MAX_POWER = 1.0
 """No operator's time grows faster than in proportion with one of its sizes."""
@@ -30,47 +37,83 @@ class Curve:
     form : str
         Name in ``FORMS``.
     coefficients : tuple of float
-        As the form defines them, none negative: a time [s] first, then slopes
-        [s/flop, s/byte] or, for ``power``, exponents.
+        As the form defines them, none negative: times first, a constant [s]
+        and slopes [s/flop, s/byte], then what has no time in it: exponents
+        (``power``), a knee [bytes] (``cached``), the tiles (``tile``).
     """
 
     form: str
     coefficients: tuple[float, ...]
 
     def predict(self, features: Floats) -> Floats:
-        """Return the time [s] of every row of features, shape (n, 3) to (n,)."""
+        """Return the time [s] of every row of features, shape (n, 3 or more) to (n,)."""
         return FORMS[self.form].evaluate(features, np.asarray(self.coefficients, np.float64))
 
     def scaled(self, factor: float) -> Curve:
         """Return the curve whose every time is ``factor`` times this one's."""
-        # A power law has one coefficient in seconds, its level; the others are exponents.
-        times = 1 if self.form == "power" else len(self.coefficients)
+        times = FORMS[self.form].times
         scaled = tuple(value * factor for value in self.coefficients[:times])
         return Curve(self.form, scaled + self.coefficients[times:])
 
 
 @dataclass(frozen=True)
-class Form:
-    """How one form is fitted, evaluated, and how many coefficients it has."""
+class Sample:
+    """What a curve is fitted to.
 
-    fit: Callable[[Floats, Floats], Floats]
-    evaluate: Callable[[Floats, Floats], Floats]
-    coefficients: int
-
-
-def fit_curve(form: str, features: Floats, time_s: Floats) -> Curve:
-    """Fit one form to operators.
-
-    Parameters
+    Attributes
     ----------
-    form : str
-        Name in ``FORMS``.
     features : ndarray
-        Shape (n, 3), n at least 1: flop [flop], read and written bytes [bytes].
+        Shape (n, 3), n at least 1: flop [flop], read and written bytes
+        [bytes]; or (n, 11) with the columns ``products.PRODUCTS``.
     time_s : ndarray
         Shape (n,), recorded times [s].
+    weights : ndarray or None
+        Shape (n,), how much each squared relative error counts; 1 by default.
+    sm_count : float
+        Multiprocessors of the device; 1 where it has none.
     """
-    return Curve(form, tuple(float(value) for value in FORMS[form].fit(features, time_s)))
+
+    features: Floats
+    time_s: Floats
+    weights: Floats | None = None
+    sm_count: float = 1.0
+
+    @property
+    def data(self) -> Floats:
+        """Bytes read and written [bytes]."""
+        return np.asarray(self.features[:, 1] + self.features[:, 2], np.float64)
+
+    def solve(self, columns: Floats) -> tuple[Floats, float]:
+        """Fit non-negative coefficients of columns to the times; return them and the residual."""
+        weights = 1.0 / np.maximum(self.time_s, SHORTEST_S)
+        if self.weights is not None:
+            weights = weights * np.sqrt(self.weights)
+        scale = np.max(columns, axis=0, initial=0.0)
+        scale[scale == 0] = 1.0
+        solution, residual = nnls(columns / scale * weights[:, None], self.time_s * weights)
+        return np.asarray(solution / scale, np.float64), float(residual)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one form is fitted and evaluated, its coefficients, and how many of them are times."""
+
+    fit: Callable[[Sample], Floats]
+    evaluate: Callable[[Floats, Floats], Floats]
+    coefficients: int
+    times: int
+
+
+def fit_curve(
+    form: str,
+    features: Floats,
+    time_s: Floats,
+    weights: Floats | None = None,
+    sm_count: float = 1.0,
+) -> Curve:
+    """Fit one form of ``FORMS`` to operators; the parameters are those of :class:`Sample`."""
+    sample = Sample(features, time_s, weights, sm_count)
+    return Curve(form, tuple(float(value) for value in FORMS[form].fit(sample)))
 
 
 def driver_of(features: Floats, time_s: Floats) -> int:
@@ -97,60 +140,53 @@ def driver_of(features: Floats, time_s: Floats) -> int:
     return driver
 
 
-def _solve(columns: Floats, time_s: Floats) -> Floats:
-    """Minimise squared relative errors with coefficients that are not negative."""
-    weights = 1.0 / np.maximum(time_s, SHORTEST_S)
-    scale = np.max(columns, axis=0, initial=0.0)
-    scale[scale == 0] = 1.0
-    solution, _ = nnls(columns / scale * weights[:, None], time_s * weights)
-    return np.asarray(solution / scale, np.float64)
-
-
 def _with_constant(columns: Floats) -> Floats:
     return np.hstack([np.ones((len(columns), 1)), columns])
 
 
-def _fit_constant(features: Floats, time_s: Floats) -> Floats:
-    return np.array([float(np.median(time_s))])
+def _fit_constant(sample: Sample) -> Floats:
+    return np.array([float(np.median(sample.time_s))])
 
 
 def _constant(features: Floats, coefficients: Floats) -> Floats:
     return np.full(len(features), coefficients[0])
 
 
-def _fit_linear(features: Floats, time_s: Floats) -> Floats:
-    return _solve(_with_constant(features), time_s)
+def _fit_linear(sample: Sample) -> Floats:
+    return sample.solve(_with_constant(sample.features[:, :SIZES]))[0]
 
 
 def _linear(features: Floats, coefficients: Floats) -> Floats:
-    return np.asarray(coefficients[0] + features @ coefficients[1:], np.float64)
+    return np.asarray(coefficients[0] + features[:, :SIZES] @ coefficients[1:], np.float64)
 
 
-def _fit_driver(features: Floats, time_s: Floats) -> Floats:
-    driver = driver_of(features, time_s)
-    fitted = _solve(_with_constant(features[:, [driver]]), time_s)
-    coefficients = np.zeros(1 + features.shape[1])
+def _fit_driver(sample: Sample) -> Floats:
+    driver = driver_of(sample.features[:, :SIZES], sample.time_s)
+    fitted, _ = sample.solve(_with_constant(sample.features[:, [driver]]))
+    coefficients = np.zeros(1 + SIZES)
     coefficients[0], coefficients[1 + driver] = fitted
     return coefficients
 
 
-def _fit_roofline(features: Floats, time_s: Floats) -> Floats:
+def _fit_roofline(sample: Sample) -> Floats:
     """Alternate between who is bound by what and a fit of constant, compute and memory slopes."""
-    data = features[:, 1] + features[:, 2]
-    both = _with_constant(np.column_stack([features[:, 0], data]))
-    current = best = _solve(both, time_s)
+    flop, data = sample.features[:, 0], sample.data
+    both = _with_constant(np.column_stack([flop, data]))
+    current = best = sample.solve(both)[0]
     best_error = np.inf
     for _ in range(20):
-        relative = (_roofline(features, current) - time_s) / np.maximum(time_s, SHORTEST_S)
-        error = float(np.sum(relative**2))
+        relative = _roofline(sample.features, current) - sample.time_s
+        relative = relative / np.maximum(sample.time_s, SHORTEST_S)
+        squares = relative**2 if sample.weights is None else relative**2 * sample.weights
+        error = float(np.sum(squares))
         if error >= best_error:
             break
         best, best_error = current, error
-        compute = features[:, 0] * current[1] > data * current[2]
+        compute = flop * current[1] > data * current[2]
         columns = both.copy()
         columns[~compute, 1] = 0.0
         columns[compute, 2] = 0.0
-        current = _solve(columns, time_s)
+        current = sample.solve(columns)[0]
     return best
 
 
@@ -160,26 +196,71 @@ def _roofline(features: Floats, coefficients: Floats) -> Floats:
     return np.asarray(coefficients[0] + bound, np.float64)
 
 
-def _fit_power(features: Floats, time_s: Floats) -> Floats:
+def _fit_power(sample: Sample) -> Floats:
     """Least squares of the logarithm, every exponent between 0 and 1."""
-    logs = np.log1p(features)
+    logs = np.log1p(sample.features[:, :SIZES])
     centre = logs.mean(axis=0)
-    target = np.log(np.maximum(time_s, SHORTEST_S))
-    bounds = ([-np.inf] + [0.0] * len(FEATURES), [np.inf] + [MAX_POWER] * len(FEATURES))
-    solution = lsq_linear(_with_constant(logs - centre), target, bounds=bounds, method="bvls").x
+    target = np.log(np.maximum(sample.time_s, SHORTEST_S))
+    columns = _with_constant(logs - centre)
+    if sample.weights is not None:
+        columns, target = (
+            columns * np.sqrt(sample.weights)[:, None],
+            target * np.sqrt(sample.weights),
+        )
+    bounds = ([-np.inf] + [0.0] * SIZES, [np.inf] + [MAX_POWER] * SIZES)
+    solution = lsq_linear(columns, target, bounds=bounds, method="bvls").x
     exponents = np.clip(solution[1:], 0.0, MAX_POWER)
     return np.concatenate([[float(np.exp(solution[0] - centre @ exponents))], exponents])
 
 
 def _power(features: Floats, coefficients: Floats) -> Floats:
-    return np.asarray(coefficients[0] * np.exp(np.log1p(features) @ coefficients[1:]), np.float64)
+    logs = np.log1p(features[:, :SIZES])
+    return np.asarray(coefficients[0] * np.exp(logs @ coefficients[1:]), np.float64)
+
+
+def _fit_bytes(sample: Sample) -> Floats:
+    return sample.solve(_with_constant(sample.data[:, None]))[0]
+
+
+def _bytes(features: Floats, coefficients: Floats) -> Floats:
+    data = features[:, 1] + features[:, 2]
+    return np.asarray(coefficients[0] + data * coefficients[1], np.float64)
+
+
+def _fit_cached(sample: Sample) -> Floats:
+    """Fit a slope, a knee where a cache overflows, and what is added to the slope above it."""
+    best: tuple[float, Floats] | None = None
+    for knee in CACHE_BYTES:
+        above = np.maximum(sample.data - knee, 0.0)
+        columns = _with_constant(np.column_stack([sample.data, above]))
+        fitted, residual = sample.solve(columns)
+        if best is None or residual < best[0] * (1 - 1e-9):
+            best = residual, np.append(fitted, knee)
+    if best is None:
+        raise AssertionError("there are knees")
+    return best[1]
+
+
+def _cached(features: Floats, coefficients: Floats) -> Floats:
+    constant, slope, further, knee = coefficients
+    data = features[:, 1] + features[:, 2]
+    return np.asarray(constant + data * slope + np.maximum(data - knee, 0.0) * further, np.float64)
+
+
+def _fit_tile(sample: Sample) -> Floats:
+    return fit_tiles(sample.features, sample.sm_count, sample.solve)
 
 
 FORMS: dict[str, Form] = {
-    "constant": Form(_fit_constant, _constant, 1),
-    "linear": Form(_fit_linear, _linear, 4),
-    "driver": Form(_fit_driver, _linear, 4),
-    "roofline": Form(_fit_roofline, _roofline, 3),
-    "power": Form(_fit_power, _power, 4),
+    "constant": Form(_fit_constant, _constant, 1, 1),
+    "linear": Form(_fit_linear, _linear, 4, 4),
+    "driver": Form(_fit_driver, _linear, 4, 4),
+    "roofline": Form(_fit_roofline, _roofline, 3, 3),
+    "power": Form(_fit_power, _power, 4, 1),
+    "bytes": Form(_fit_bytes, _bytes, 2, 2),
+    "cached": Form(_fit_cached, _cached, 4, 3),
+    "tile": Form(_fit_tile, evaluate_tiles, 8, 3),
 }
-"""constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory); power law."""
+"""constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory); power
+law; constant + bytes; the same with a steeper slope above a cache's size; constant + waves of tiles +
+bytes (see ``tile_curve``)."""

@@ -10,6 +10,7 @@ import pandas as pd
 
 from trioflow.costmodel.collectives import CollectiveCostModel, fit_collective_model, wire_factor
 from trioflow.costmodel.curves import FORMS
+from trioflow.costmodel.device_fit import DeviceData, fit_with_held_out
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.intervals import fit_step_band, hold_out
@@ -85,6 +86,51 @@ def rescale_diagnostics(model: OperatorCostModel, traces: Sequence[TraceLike]) -
     table["unchanged"] = held.pairs["unchanged"].to_numpy(dtype=bool)
     table["relative_error"] = _relative(table["held_out_s"], table["recorded_s"])
     return table[list(RESCALE_COLUMNS)]
+
+
+DIAGNOSIS_COLUMNS = (
+    "device", "method", "workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES,
+    "occurrences", "recorded_s", "held_out_s", "relative_error",
+)  # fmt: skip
+
+
+def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what a device's model misses, operator by operator, and class by class.
+
+    Parameters
+    ----------
+    data : DeviceData
+        What was measured on the device.
+    method : str
+        Name in ``device_fit.DEVICE_METHODS``.
+
+    Returns
+    -------
+    operators : DataFrame
+        ``DIAGNOSIS_COLUMNS``: a row for every distinct operator of a step, its
+        occurrences counted; ``recorded_s`` is the mean of their times,
+        ``held_out_s`` the prediction of a model that did not see the workload
+        [s], ``relative_error`` the latter over the former less one. Over
+        ``flop`` and the bytes these are the residuals by size.
+    classes : DataFrame
+        Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``.
+
+    Raises
+    ------
+    InputError
+        When the method is unknown.
+    """
+    table, held = fit_with_held_out(data, method)
+    keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
+    groups = held.rows[held.rows["time_s"] > 0].groupby(keys, sort=True)
+    operators = groups[["time_s", "held_out_s"]].mean()
+    operators.insert(0, "occurrences", groups.size())
+    operators = operators.reset_index().rename(columns={"time_s": "recorded_s"})
+    operators["relative_error"] = operators["held_out_s"] / operators["recorded_s"] - 1.0
+    said = {"device": data.device_name, "method": method}
+    return operators.assign(**said)[list(DIAGNOSIS_COLUMNS)], table.assign(**said)[
+        [*said, *table.columns]
+    ]
 
 
 def compare_methods(

@@ -6,6 +6,7 @@ shapes, never by the workload that it was traced in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -88,6 +89,8 @@ def _split_names() -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 
 _WHOLE, _BEGINNINGS = _split_names()
+_AUTOGRAD_NODE = re.compile(r"(?:^|[ :])([A-Z]\w*?)Backward\d*$")
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 _BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
 
 
@@ -110,14 +113,40 @@ def class_of_name(name: str) -> str:
         (a view or a copy, the name does not tell), view (no data moves),
         optimizer (one call over a list of tensors) and other.
     """
+    base, backward = plain_name(name)
+    found = _class_of_base(base)
+    if backward:
+        # A view's gradient is written into a zeroed tensor of the full size.
+        return {"convolution": "convolution_backward", "view": "memory"}.get(found, found)
+    return "convolution_backward" if found == "convolution" and "_backward" in base else found
+
+
+@lru_cache(maxsize=4096)
+def plain_name(name: str) -> tuple[str, bool]:
+    """Return an operator's name without decoration, and whether it is a gradient's.
+
+    Parameters
+    ----------
+    name : str
+        ATen name, or the name of an autograd node as profilers show it:
+        ``aten::add_``, ``aten::linear_backward``,
+        ``autograd::engine::evaluate_function: AddmmBackward0``.
+
+    Returns
+    -------
+    base : str
+        ``add``, ``linear``, ``addmm``.
+    backward : bool
+        Whether the name says that it differentiates ``base``.
+    """
+    node = _AUTOGRAD_NODE.search(name)
+    if node:
+        return _WORD_START.sub("_", node[1]).lower(), True
     base = name.rpartition("::")[2].partition(".")[0].strip("_")
     for ending in _BACKWARD_ENDINGS:
         if base.endswith(ending):
-            found = _class_of_base(base.removesuffix(ending))
-            # A view's gradient is written into a zeroed tensor of the full size.
-            return {"convolution": "convolution_backward", "view": "memory"}.get(found, found)
-    found = _class_of_base(base)
-    return "convolution_backward" if found == "convolution" and "_backward" in base else found
+            return base.removesuffix(ending), True
+    return base, False
 
 
 def _class_of_base(base: str) -> str:

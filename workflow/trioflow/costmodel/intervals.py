@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from trioflow.costmodel.class_curves import (
     ANY,
+    ClassCurve,
     Key,
     fit_class_curves,
     lookup_order,
@@ -27,6 +29,9 @@ COVERAGE = (0.1, 0.9)
 
 MIN_RESIDUALS = 8
 """A class with fewer residuals takes the quantiles of a wider one."""
+
+FEWEST_WORKLOADS = 3
+"""Fewer workloads at two batches than this say too little of how far rescaling misses a step."""
 
 FOLDS = 5
 """Parts that the operators of a lone workload are left out in."""
@@ -93,6 +98,9 @@ class StepBand:
         Of the held-out step sums.
     basis : str
         What was left out, in words.
+    distance : float
+        Root mean square logarithm of the ratio between the two steps' times,
+        not below ``NEAREST_DISTANCE``, for rescaled steps; 0 otherwise.
     """
 
     half_log: float
@@ -100,6 +108,19 @@ class StepBand:
     steps: int
     mean_absolute_error: float | None
     basis: str
+    distance: float = 0.0
+
+    def half_at(self, distance: float | None) -> float:
+        """Return the half width at a logarithmic distance from the captured step.
+
+        The width grows in proportion with the distance; sizes nearer than
+        twofold show noise, which does not grow. Without a distance, or where
+        none was seen in the fit, it is that of the pairs it was estimated from.
+        """
+        half = self.half_log
+        if distance is not None and self.distance > 0:
+            half *= max(abs(distance), NEAREST_DISTANCE) / self.distance
+        return min(half, math.log(WIDEST_FACTOR))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -117,7 +138,7 @@ class HeldOut:
     pairs : DataFrame
         One row a pair: ``workload``, ``recorded``, ``target`` (labels of
         ``rows``), traces, ``operator_class``, ``phase``, ``time_s`` (the
-        target's recorded time), ``held_out_s`` (rescaled from the recorded
+        target's recorded time), ``recorded_s``, ``held_out_s`` (rescaled from the recorded
         size), ``distance``, ``unchanged``.
     basis : str
         What was left out, in words.
@@ -128,11 +149,22 @@ class HeldOut:
     basis: str
 
 
-def hold_out(rows: pd.DataFrame, form: str) -> HeldOut:
+Fit = Callable[[pd.DataFrame, pd.DataFrame], Mapping[Key, ClassCurve]]
+"""Fits curves to some rows; the second argument is the rows that they will be judged on."""
+
+
+def hold_out(rows: pd.DataFrame, form: str | Fit) -> HeldOut:
     """Predict every operator with a model fitted without its workload.
 
     With one workload, fifths of its operators are left out instead; an
     operator's captures at all batches are left out together.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        As ``operator_rows.collect_rows`` returns them.
+    form : str or callable
+        Name in ``curves.FORMS``, or what fits the curves.
     """
     groups, basis = rows["workload"], LEFT_OUT_WORKLOADS
     if groups.nunique() < 2:
@@ -142,7 +174,10 @@ def hold_out(rows: pd.DataFrame, form: str) -> HeldOut:
         left_out = (groups == name).to_numpy()
         kept = rows[~left_out]
         # A lone operator has nothing else to be predicted from.
-        curves = fit_class_curves(kept if len(kept) else rows, form)
+        known = kept if len(kept) else rows
+        curves = (
+            fit_class_curves(known, form) if isinstance(form, str) else form(known, rows[left_out])
+        )
         predicted[left_out] = predict_rows(curves, rows[left_out])
     held = rows.assign(held_out_s=predicted)
     return HeldOut(held, _rescale_pairs(held), basis)
@@ -159,6 +194,7 @@ def _rescale_pairs(held: pd.DataFrame) -> pd.DataFrame:
         operator_class=recorded["operator_class"].to_numpy(),
         phase=recorded["phase"].to_numpy(),
         time_s=target["time_s"].to_numpy(),
+        recorded_s=recorded["time_s"].to_numpy(),
         held_out_s=rescale_times(recorded["time_s"].to_numpy(), before, after, unchanged),
         distance=log_distance(before, after),
         unchanged=unchanged,
@@ -177,7 +213,7 @@ def _log_residuals(frame: pd.DataFrame, doubled: bool) -> Floats:
     return np.asarray(np.log(recorded / predicted) * (2.0 if doubled else 1.0), np.float64)
 
 
-def fit_bands(frame: pd.DataFrame, basis: str) -> dict[Key, Band]:
+def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> dict[Key, Band]:
     """Return a band for every class and phase with enough residuals, and for wider ones.
 
     Parameters
@@ -187,8 +223,16 @@ def fit_bands(frame: pd.DataFrame, basis: str) -> dict[Key, Band]:
         pairs, ``distance``; may be empty.
     basis : str
         As in :class:`HeldOut`.
+    clustered : bool
+        Whether equal residuals (repeated layers) count once, and quantiles of
+        few workloads are widened as Student's are: what misses one operator of
+        a workload misses the others, too.
     """
     doubled = basis == LEFT_OUT_OPERATORS
+    if clustered and len(frame):
+        frame = frame.drop_duplicates(
+            ["workload", "operator_class", "phase", "time_s", "held_out_s"]
+        )
     work = pd.DataFrame(
         {
             "residual": _log_residuals(frame, doubled),
@@ -205,6 +249,10 @@ def fit_bands(frame: pd.DataFrame, basis: str) -> dict[Key, Band]:
         if len(positions) >= MIN_RESIDUALS or key == (ANY, ANY):
             chosen = work.iloc[positions]
             low, high = np.quantile(chosen["residual"], COVERAGE)
+            if clustered:
+                workloads = frame["workload"].iloc[positions].nunique()
+                widening = float(student.ppf(COVERAGE[1], workloads) / norm.ppf(COVERAGE[1]))
+                low, high = low * widening, high * widening
             bands[key] = Band(
                 min(float(low), 0.0),
                 max(float(high), 0.0),
@@ -222,7 +270,9 @@ def find_band(bands: Mapping[Key, Band], operator_class: str, phase: str) -> Ban
     return Band(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
 
 
-def fit_step_band(frame: pd.DataFrame, by: list[str], basis: str) -> StepBand:
+def fit_step_band(
+    frame: pd.DataFrame, by: list[str], basis: str, stand_in: pd.DataFrame | None = None
+) -> StepBand:
     """Estimate the error of a whole step's sum from held-out steps.
 
     Parameters
@@ -234,6 +284,10 @@ def fit_step_band(frame: pd.DataFrame, by: list[str], basis: str) -> StepBand:
         Columns whose values make one step.
     basis : str
         As in :class:`HeldOut`.
+    stand_in : DataFrame, optional
+        Rows predicted from shapes alone, with ``trace``. Where fewer than
+        ``FEWEST_WORKLOADS`` were captured at two batches, the others' errors
+        of predicting a step stand in for those of rescaling it.
 
     Notes
     -----
@@ -247,10 +301,25 @@ def fit_step_band(frame: pd.DataFrame, by: list[str], basis: str) -> StepBand:
     sums = frame.groupby(["workload", *by], sort=True)[["time_s", "held_out_s"]].sum()
     errors = _log_residuals(sums.reset_index(), basis == LEFT_OUT_OPERATORS)
     squares = pd.Series(errors**2, index=sums.index).groupby(level="workload").mean()
+    if stand_in is not None and len(squares) < FEWEST_WORKLOADS:
+        others = stand_in[~stand_in["workload"].isin(squares.index)]
+        if len(others):
+            found = others.groupby(["workload", "trace"], sort=True)[["time_s", "held_out_s"]].sum()
+            missed = _log_residuals(found.reset_index(), basis == LEFT_OUT_OPERATORS)
+            more = pd.Series(missed**2, index=found.index).groupby(level="workload").mean()
+            squares = pd.concat([squares, more])
+            basis = (
+                f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
+            )
     workloads = len(squares)
     half = float(student.ppf(COVERAGE[1], workloads)) * math.sqrt(float(squares.mean()))
     relative = sums["held_out_s"] / sums["time_s"].clip(lower=SHORTEST_S) - 1.0
-    return StepBand(half, workloads, len(sums), float(relative.abs().mean()), basis)
+    distance = 0.0
+    if "recorded_s" in frame.columns:
+        before = frame.groupby(["workload", *by], sort=True)["recorded_s"].sum()
+        far = log_distance(before.to_numpy(np.float64), sums["held_out_s"].to_numpy(np.float64))
+        distance = float(np.sqrt(np.mean(np.maximum(far, NEAREST_DISTANCE) ** 2)))
+    return StepBand(half, workloads, len(sums), float(relative.abs().mean()), basis, distance)
 
 
 def relative_errors(frame: pd.DataFrame) -> tuple[float | None, float | None]:

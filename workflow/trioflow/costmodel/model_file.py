@@ -39,6 +39,8 @@ class _Content(Protocol):
     def class_errors(self) -> Mapping[Key, Mapping[str, float | None]]: ...
     @property
     def facts(self) -> Mapping[str, Any]: ...
+    @property
+    def products(self) -> bool: ...
 
 
 def write_model(model: _Content, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
@@ -55,6 +57,7 @@ def write_model(model: _Content, path: str | Path, inputs: Iterable[str | Path] 
             "classes": [_class_to_json(model, key) for key in keys],
             "steps": {kind: band.to_json() for kind, band in model.steps.items()},
             "facts": dict(model.facts),
+            "products": model.products,
             "provenance": stamp(inputs, device_name=model.device_name, method=model.method),
         },
     )
@@ -167,6 +170,7 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
         "steps": {kind: _step(content["steps"][kind]) for kind in ("predict", "rescale")},
         "class_errors": errors,
         "facts": dict(content["facts"]),
+        "products": bool(content.get("products", False)),
     }
 
 
@@ -204,4 +208,5 @@ def _step(entry: Mapping[str, Any]) -> StepBand:
         int(entry["steps"]),
         None if error is None else float(error),
         str(entry["basis"]),
+        float(entry.get("distance", 0.0)),
     )

@@ -6,25 +6,31 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from trioflow import tables
 from trioflow.costmodel.features import FEATURES, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
+from trioflow.costmodel.products import PRODUCTS, product_columns
 from trioflow.errors import InputError, TableError, TraceError
 from trioflow.units import ns_to_s
+
+Names = npt.NDArray[np.object_]
 
 IDENTITY = ["name", "phase", "module", "occurrence"]
 """What tells that operators of two captures of one workload are the same one."""
 
 
-def collect_rows(traces: Sequence[TraceLike]) -> pd.DataFrame:
+def collect_rows(traces: Sequence[TraceLike], *, products: bool = False) -> pd.DataFrame:
     """Join the operators of all traces.
 
     Parameters
     ----------
     traces : sequence of trace
         Of one device; their order does not matter.
+    products : bool
+        As in :func:`sized_rows`.
 
     Returns
     -------
@@ -51,17 +57,65 @@ def collect_rows(traces: Sequence[TraceLike]) -> pd.DataFrame:
             fix="fit a model for each device",
         )
     for number, trace in enumerate(ordered):
-        frame = trace_rows(trace.operators)
+        frame = trace_rows(trace.operators, products=products)
         frame.insert(0, "workload", _fact(trace, "workload"))
         frame.insert(1, "batch", _batch(trace))
         frame.insert(2, "trace", number)
+        frame["mode"] = str(trace.facts.get("mode", "train"))
+        frame["precision"] = str(trace.facts.get("precision", ""))
+        frame["timed"] = "calls" if "timer_floor_s" in trace.facts else "kernels"
         frames.append(frame)
     if not frames or not sum(len(frame) for frame in frames):
         raise InputError("no operator to fit", fix="give at least one trace with operators")
     return pd.concat(frames, ignore_index=True)
 
 
-def trace_rows(operators: pd.DataFrame) -> pd.DataFrame:
+def sized_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFrame:
+    """Return class, phase and features of operators, rows numbered from 0.
+
+    Parameters
+    ----------
+    operators : DataFrame
+        Columns of ``tables.OPERATORS``.
+    products : bool
+        Whether to tell matrix products (columns ``products.PRODUCTS``), batched
+        ones from single ones, and the accumulation of gradients from other
+        element-wise operators.
+
+    Raises
+    ------
+    TableError
+        When a column is missing, or a size is out of range.
+    """
+    if "phase" not in operators.columns:
+        raise TableError("operator table has no column phase")
+    rows = pd.DataFrame(feature_matrix(operators), columns=list(FEATURES))
+    classes = classify(operators).to_numpy(dtype=object)
+    rows["phase"] = operators["phase"].to_numpy()
+    if products:
+        rows[[*PRODUCTS]] = product_columns(operators, list(classes))
+        classes = _tell_kinds(operators, classes, rows)
+    rows["operator_class"] = classes
+    return rows
+
+
+def _tell_kinds(operators: pd.DataFrame, classes: Names, rows: pd.DataFrame) -> Names:
+    """Append the kind to batch norms, products over several problems, gradient accumulation."""
+    kinds = classes.copy()
+    names = operators["name"].astype(str)
+    kinds[(classes == "norm") & names.str.contains("batch_?norm", case=False).to_numpy()] = (
+        "norm/batch"
+    )
+    kinds[(classes == "gemm") & (rows["product_batch"] > 1).to_numpy()] = "gemm/batched"
+    growing = ["batch_read_bytes", "batch_write_bytes"]
+    if all(name in operators.columns for name in growing):
+        fixed = (operators[growing] == 0).all(axis=1).to_numpy() & (rows["write_bytes"] > 0)
+        backward = (rows["phase"] == "backward").to_numpy()
+        kinds[(classes == "elementwise") & backward & fixed] = "elementwise/accumulation"
+    return kinds
+
+
+def trace_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFrame:
     """Return the columns that a fit needs of one operator table, rows numbered from 0."""
     needed = ("op_id", "name", "phase", "module", "device_ns", *FEATURES)
     missing = [name for name in needed if name not in operators.columns]
@@ -75,9 +129,11 @@ def trace_rows(operators: pd.DataFrame) -> pd.DataFrame:
             place=f"row {wrong[0]}, column phase",
         )
     rows["occurrence"] = rows.groupby(["name", "phase", "module"]).cumcount()
-    rows["operator_class"] = classify(operators).to_numpy()
-    rows[list(FEATURES)] = feature_matrix(operators)
-    rows["time_s"] = recorded_times(operators)
+    sized = sized_rows(operators, products=products)
+    rows[["operator_class", *FEATURES]] = sized[["operator_class", *FEATURES]]
+    if products:
+        rows[[*PRODUCTS]] = sized[[*PRODUCTS]]
+    rows["time_s"] = recorded_times(operators).to_numpy()
     return rows
 
 
@@ -118,7 +174,10 @@ def pair_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """
     columns = ["workload", "recorded", "target", "recorded_trace", "target_trace"]
     found = []
-    for workload, group in rows.groupby("workload", sort=True):
+    # Training and inference of one model are different steps of one workload.
+    series = ["workload", "mode"] if "mode" in rows.columns else ["workload"]
+    for names, group in rows.groupby(series, sort=True):
+        workload = str(names[0])
         captures = list(group.groupby("trace", sort=True))
         for (first, a), (second, b) in itertools.permutations(captures, 2):
             if a["batch"].iloc[0] == b["batch"].iloc[0]:

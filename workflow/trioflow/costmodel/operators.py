@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from trioflow import tables
 from trioflow.costmodel.class_curves import (
     ClassCurve,
     Key,
@@ -20,22 +19,26 @@ from trioflow.costmodel.class_curves import (
     predict_rows,
     rescale_times,
 )
-from trioflow.costmodel.features import FEATURES, Floats, classify, feature_matrix
+from trioflow.costmodel.features import FEATURES, Floats, feature_matrix
+from trioflow.costmodel.fit_table import class_errors, fit_table
 from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.intervals import (
-    LEFT_OUT_WORKLOADS,
     Band,
-    HeldOut,
     StepBand,
     find_band,
     fit_bands,
     fit_step_band,
     hold_out,
     log_distance,
-    relative_errors,
 )
 from trioflow.costmodel.model_file import read_model, write_model
-from trioflow.costmodel.operator_rows import collect_rows, recorded_times, trace_names
+from trioflow.costmodel.operator_rows import (
+    collect_rows,
+    recorded_times,
+    sized_rows,
+    trace_names,
+)
+from trioflow.costmodel.products import PRODUCTS, scale_products
 from trioflow.errors import InputError, TableError
 
 METHODS = {
@@ -69,6 +72,8 @@ class OperatorCostModel:
         Held-out relative errors of each class, for the reader.
     facts : dict
         Traces that it was fitted to.
+    products : bool
+        Whether matrix products and kinds are told (``operator_rows.sized_rows``).
     """
 
     method: str
@@ -79,6 +84,7 @@ class OperatorCostModel:
     steps: Mapping[str, StepBand]
     class_errors: Mapping[Key, Mapping[str, float | None]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    products: bool = False
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from their names, shapes and sizes alone.
@@ -100,7 +106,7 @@ class OperatorCostModel:
         TableError
             When a column is missing or a size is out of range.
         """
-        rows = _sized_rows(operators)
+        rows = sized_rows(operators, products=self.products)
         time_s = predict_rows(self.curves, rows)
         low, high = self._factors(self.predict_bands, rows, np.ones(len(rows)))
         outside = self._outside(rows, rows)
@@ -142,9 +148,12 @@ class OperatorCostModel:
                 "recorded and target operators have different rows",
                 fix="give the same operators in the same order, with other sizes",
             )
-        rows = _sized_rows(operators)
+        rows = sized_rows(operators, products=self.products)
         resized = rows.copy()
         resized[list(FEATURES)] = feature_matrix(target)
+        if self.products:
+            before, after = (frame[list(FEATURES)].to_numpy() for frame in (rows, resized))
+            resized[list(PRODUCTS)] = scale_products(rows[list(PRODUCTS)].to_numpy(), before, after)
         recorded_s: Floats = np.asarray(recorded_times(operators), dtype=np.float64)
         unchanged = (rows[list(FEATURES)] == resized[list(FEATURES)]).all(axis=1).to_numpy()
         before, after = predict_rows(self.curves, rows), predict_rows(self.curves, resized)
@@ -156,13 +165,18 @@ class OperatorCostModel:
         outside = self._outside(rows, resized) & ~unchanged
         return _prediction(operators.index, time_s, low_s, high_s, outside)
 
-    def step_interval(self, kind: str = "rescale") -> tuple[float, float]:
+    def step_interval(
+        self, kind: str = "rescale", distance: float | None = None
+    ) -> tuple[float, float]:
         """Return the 80 % interval of a step's summed compute, relative to its prediction.
 
         Parameters
         ----------
         kind : str
             ``rescale`` or ``predict``: how the step's times were made.
+        distance : float, optional
+            Logarithm of the ratio between the rescaled and the recorded step's
+            compute: the interval widens with it (``StepBand.half_at``).
 
         Returns
         -------
@@ -175,7 +189,7 @@ class OperatorCostModel:
         InputError
             When the kind is unknown.
         """
-        half = self._step(kind).half_log
+        half = self._step(kind).half_at(distance)
         return float(np.exp(-half)), float(np.exp(half))
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
@@ -221,16 +235,6 @@ class OperatorCostModel:
             known = key == (operator_class, phase)
             outside[positions] = ~found.covers(features[positions]) if known else True
         return outside
-
-
-def _sized_rows(operators: pd.DataFrame) -> pd.DataFrame:
-    """Return class, phase and features of operators, rows numbered from 0."""
-    if "phase" not in operators.columns:
-        raise TableError("operator table has no column phase")
-    rows = pd.DataFrame(feature_matrix(operators), columns=list(FEATURES))
-    rows["operator_class"] = classify(operators).to_numpy()
-    rows["phase"] = operators["phase"].to_numpy()
-    return rows
 
 
 def _prediction(
@@ -321,51 +325,10 @@ def fit_operator_model(
             "predict": fit_step_band(held.rows, ["trace"], held.basis),
             "rescale": fit_step_band(held.pairs, ["recorded_trace", "target_trace"], held.basis),
         },
-        class_errors=_class_errors(held, resized),
+        class_errors=class_errors(held, resized),
         facts={"traces": trace_names(traces), "basis": held.basis},
     )
-    return model, _fit_table(curves, held)
-
-
-def _class_errors(held: HeldOut, resized: pd.DataFrame) -> dict[Key, dict[str, float | None]]:
-    """Return the held-out errors of every class for predicting and for rescaling."""
-    errors: dict[Key, dict[str, float | None]] = {}
-    for kind, frame in (("predict", held.rows), ("rescale", resized)):
-        for key, group in frame.groupby(["operator_class", "phase"], sort=True):
-            total, absolute = relative_errors(group)
-            entry = errors.setdefault(cast(Key, key), {})
-            entry[f"{kind}_error"], entry[f"{kind}_absolute_error"] = total, absolute
-    return errors
-
-
-def _fit_table(curves: Mapping[Key, ClassCurve], held: HeldOut) -> pd.DataFrame:
-    """Return the rows of ``tables.OPERATOR_FIT``."""
-    total_s = float(held.rows["time_s"].sum())
-    entries = []
-    for key, group in held.rows.groupby(["operator_class", "phase"], sort=True):
-        operator_class, phase = cast(Key, key)
-        found = curves[operator_class, phase]
-        times = group["time_s"].to_numpy(np.float64)
-        left = times - found.curve.predict(group[list(FEATURES)].to_numpy(np.float64))
-        spread = float(np.sum((times - times.mean()) ** 2))
-        error, absolute = relative_errors(group)
-        judged = held.basis == LEFT_OUT_WORKLOADS
-        entries.append(
-            {
-                "operator_class": operator_class,
-                "phase": phase,
-                "driver": found.driver,
-                "operators": found.rows,
-                "r_squared": 1.0 - float(np.sum(left**2)) / spread if spread > 0 else None,
-                "time_share": float(times.sum()) / total_s if total_s > 0 else 0.0,
-                "held_out_error": error if judged else None,
-                "held_out_absolute_error": absolute if judged else None,
-            }
-        )
-    frame = pd.DataFrame(entries, columns=tables.OPERATOR_FIT.names)
-    for name in ("r_squared", "held_out_error", "held_out_absolute_error"):
-        frame[name] = frame[name].astype("float64")
-    return frame
+    return model, fit_table(curves, held)
 
 
 def load_operator_model(path: str | Path) -> OperatorCostModel:

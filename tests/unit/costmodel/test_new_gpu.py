@@ -1,0 +1,374 @@
+"""A GPU predicted from another one: rules by hand, fits of a known law, and what a trace becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from trioflow.costmodel.new_gpu import (
+    label_new_gpu,
+    new_gpu_interval,
+    retime_trace,
+    scale_trace,
+)
+from trioflow.costmodel.new_gpu_data import BENCHMARKS, pair_rows
+from trioflow.costmodel.new_gpu_fit import (
+    describe_pairs,
+    fit_exponents,
+    leave_out,
+    predict_held_out,
+)
+from trioflow.costmodel.new_gpu_model import (
+    NewGpuBand,
+    NewGpuModel,
+    load_new_gpu_model,
+    summarise_residuals,
+)
+from trioflow.costmodel.new_gpu_operators import derive_operator_model
+from trioflow.costmodel.new_gpu_rules import (
+    RULES,
+    Exponents,
+    device_rates,
+    expected_s,
+    find_exponents,
+    size_rows,
+    wave_quantisation,
+)
+from trioflow.costmodel.operators import fit_operator_model
+from trioflow.errors import InputError, PlatformError, TableError, TraceError
+from trioflow.hardware.device_sheet import load_device
+from trioflow.trace.store import Trace, check_facts
+
+from costmodel.synthetic import make_operators
+
+H100, A100, A40, V100 = (
+    load_device(name) for name in ("h100-sxm", "a100-pcie-80gb", "a40", "v100-pcie-32gb")
+)
+PLAIN = NewGpuModel({}, {}, {})
+"""Nothing fitted: shares of the roofline carried over."""
+
+
+def operators(**columns: Any) -> pd.DataFrame:
+    """Return one large matrix product, one addition and one copy from the host."""
+    n, elements = 8192, 2**28
+    frame = pd.DataFrame(
+        {
+            "name": ["aten::mm", "aten::add", "aten::copy_"],
+            "phase": "forward",
+            "kind": ["compute", "compute", "memcpy"],
+            "flop": [2 * n**3, 0, 0],
+            "read_bytes": [8 * n * n, 8 * elements, 4 * elements],
+            "write_bytes": [4 * n * n, 4 * elements, 4 * elements],
+            "device_ns": [20_000_000, 2_000_000, 40_000_000],
+            "input_shapes": [[[n, n], [n, n]], [[elements]] * 2, [[elements]]],
+            "output_shapes": [[[n, n]], [[elements]], [[elements]]],
+        }
+    )
+    return frame.assign(**columns)
+
+
+def ratios(
+    rule: str, source: Any, target: Any, precision: str = "fp32", **named: Any
+) -> list[float]:
+    frame = operators()
+    predicted = scale_trace(
+        frame, source, target, rule=rule, precision=precision, model=PLAIN, **named
+    )
+    return list(predicted["time_s"] / (frame["device_ns"] * 1e-9))
+
+
+def test_bandwidth_rule_is_the_ratio_of_bandwidths() -> None:
+    wanted = 3350.0 / 696.0
+    assert ratios("bandwidth", H100, A40) == pytest.approx([wanted, wanted, 1.0])
+
+
+def test_ours_carries_the_share_of_the_roofline_over() -> None:
+    """Without a fit a product follows the peaks, an addition the bandwidths."""
+    found = ratios("ours", H100, A40, floor_s=0.0)
+    assert found == pytest.approx([67.0 / 37.4, 3350.0 / 696.0, 1.0], rel=1e-6)
+
+
+def test_precision_decides_which_peak_counts() -> None:
+    assert ratios("ours", H100, A40, "tf32", floor_s=0.0)[0] == pytest.approx(494.7 / 74.8)
+    assert ratios("ours", H100, A40, "bf16", floor_s=0.0)[0] == pytest.approx(989.0 / 149.7)
+    # A V100 has no tf32: its products run on the vector units.
+    assert ratios("ours", H100, V100, "tf32", floor_s=0.0)[0] == pytest.approx(494.7 / 14.0)
+
+
+def test_the_launch_floor_is_kept() -> None:
+    frame = operators(device_ns=[20_000_000, 2_000_000, 5_000])
+    default = scale_trace(frame, H100, A40, precision="fp32", model=PLAIN)
+    wanted = 5e-6 + (2e-3 - 5e-6) * 3350.0 / 696.0
+    assert default["time_s"].iloc[1] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_nothing_is_faster_than_its_roofline() -> None:
+    eager = NewGpuModel({"gemm": Exponents(1.0, 40.0, 1e-8, 1.0, 0.0)}, {}, {})
+    n = 8192
+    # On the H100 at 95 % of its peak; the A100 has more power for its peak.
+    frame = operators(device_ns=[round(2 * n**3 / 67e12 / 0.95 * 1e9), 2_000_000, 1])
+    found = scale_trace(frame, H100, A100, precision="fp32", model=eager, floor_s=0.0)
+    assert found["time_s"].iloc[0] == pytest.approx(2 * n**3 / 19.5e12 * 1.0, rel=0.001)
+
+
+def test_habitat_by_hand() -> None:
+    frame = operators()
+    n, ridge = 8192, 37.4e12 / 696e9
+    share = (2 * n**3 / (12 * n * n)) / ridge
+    gamma = 0.5 / share
+    compute = (1980 / 1740) * (132 / 84)
+    wanted = (3350 / 696) ** gamma * compute ** (1 - gamma)
+    found = scale_trace(frame, H100, A40, rule="habitat", precision="fp32", model=PLAIN)
+    assert found["time_s"].iloc[0] / 20e-3 == pytest.approx(wanted)
+    assert found["time_s"].iloc[1] / 2e-3 == pytest.approx(3350 / 696)
+
+
+def test_li_scales_slopes_and_keeps_constants() -> None:
+    sizes = np.array([1e6, 4e6, 16e6])
+    frame = pd.DataFrame(
+        {
+            "name": "aten::relu", "phase": "forward", "flop": 0, "read_bytes": sizes,
+            "write_bytes": sizes, "device_ns": (10e3 + 1e-3 * sizes).astype(int),
+        }
+    )  # fmt: skip
+    found = scale_trace(frame, H100, A40, rule="li", precision="fp32", model=PLAIN)
+    wanted = 10e-6 + 1e-12 * sizes * 3350 / 696
+    assert found["time_s"].to_numpy() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_traced_gpu_itself_stays_as_it_is() -> None:
+    for rule in RULES:
+        found = scale_trace(operators(), A100, A100, rule=rule, precision="fp32", model=PLAIN)
+        assert list(found["time_s"]) == [20e-3, 2e-3, 40e-3]
+        assert (found["low_s"] == found["high_s"]).all() and not found["extrapolated"].any()
+
+
+def test_there_and_back_is_the_same() -> None:
+    """Every rule but the regression inverts."""
+    model = NewGpuModel({"gemm": Exponents(0.5, 15.0, 2e-5, 0.8, 0.2)}, {}, {})
+    slow = operators(device_ns=[100_000_000, 3_000_000, 1_000])
+    for rule in ("bandwidth", "ours"):
+        there = scale_trace(slow, A100, A40, rule=rule, precision="fp32", model=model, floor_s=0.0)
+        moved = slow.assign(device_ns=(there["time_s"] * 1e9).round().astype("int64"))
+        back = scale_trace(moved, A40, A100, rule=rule, precision="fp32", model=model, floor_s=0.0)
+        assert back["time_s"].to_numpy() == pytest.approx(slow["device_ns"] * 1e-9, rel=1e-4)
+
+
+def test_waves_by_hand() -> None:
+    def product(batch: int, m: int, n: int) -> list[float]:
+        return [batch, m, n, 64, 1, 0, 0]
+
+    rows = np.array(
+        [product(132, 128, 128), product(133, 128, 128), product(66, 100, 128), [0] * 7]
+    )
+    found = wave_quantisation(rows.astype(np.float64), 132)
+    assert found == pytest.approx([1.0, 2 * 132 / 133, 2.0, 1.0])
+
+
+def test_intervals_are_those_of_the_class_and_wider_for_a_rule_that_misses_more() -> None:
+    bands = {
+        "ours": {
+            "gemm": NewGpuBand(math.log(0.8), math.log(1.5), 50),
+            "*": NewGpuBand(-0.1, 0.1, 90),
+        }
+    }
+    model = NewGpuModel({}, bands, {"ours": NewGpuBand(-0.2, 0.2, 5)})
+    found = scale_trace(operators(), H100, A40, precision="fp32", model=model)
+    low, high = found["low_s"] / found["time_s"], found["high_s"] / found["time_s"]
+    assert list(low) == pytest.approx([0.8, math.exp(-0.1), 1.0])
+    assert list(high) == pytest.approx([1.5, math.exp(0.1), 1.0])
+    assert list(found["extrapolated"]) == [True, True, False], "nothing was fitted; copies stay"
+    other = scale_trace(operators(), H100, A40, rule="habitat", precision="fp32", model=model)
+    assert list(other["high_s"] / other["time_s"])[:2] == pytest.approx([2.0, 2.0]), "assumed"
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(
+        InputError, match="unknown rule for a new GPU 'magic'; use one of bandwidth"
+    ):
+        scale_trace(operators(), H100, A40, rule="magic", precision="fp32", model=PLAIN)
+    with pytest.raises(InputError, match="unknown precision 'fp5'"):
+        scale_trace(operators(), H100, A40, precision="fp5", model=PLAIN)
+    with pytest.raises(TableError, match="no column phase"):
+        scale_trace(operators().drop(columns="phase"), H100, A40, precision="fp32", model=PLAIN)
+
+
+LAW = Exponents(0.5, 15.0, 2e-5, 0.8, 0.0)
+LAW_DEVICES = ("a100-pcie-80gb", "v100-pcie-32gb", "h100-sxm", "l4", "t4", "p4")
+
+
+def law_rows(noise: float = 0.0) -> pd.DataFrame:
+    """Return square products on six GPUs that obey LAW, each reaching 90 % of what it can."""
+    random = np.random.default_rng(0)
+    sizes = [2**power for power in range(8, 14)] * 3
+    frame = pd.DataFrame(
+        {
+            "name": "aten::mm", "phase": "forward",
+            "flop": [2 * n**3 * (k + 1) for k, n in enumerate(sizes)],
+            "read_bytes": [8 * n * n for n in sizes], "write_bytes": [4 * n * n for n in sizes],
+            "device_ns": 1,
+        }
+    )  # fmt: skip
+    frames = []
+    for name in LAW_DEVICES:
+        rows = size_rows(frame)
+        data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(float)
+        rates = device_rates(rows, load_device(name), "fp32")
+        _, cost = expected_s(rows["flop"].to_numpy(float), data, rates, LAW)
+        time_s = cost / 0.9 * np.exp(noise * random.standard_normal(len(rows)))
+        frames.append(rows.assign(time_s=time_s, device=name))
+    return pd.concat(frames, ignore_index=True).assign(
+        workload=BENCHMARKS, case=BENCHMARKS, precision="fp32", floor_s=0.0, count=1
+    )
+
+
+@pytest.fixture(scope="module")
+def law_pairs() -> pd.DataFrame:
+    return describe_pairs(pair_rows(law_rows(noise=0.02)))
+
+
+def test_a_known_law_is_found_on_gpus_that_the_fit_never_saw(law_pairs: pd.DataFrame) -> None:
+    held = predict_held_out(law_pairs, "ours")
+    error = (held["held_out_s"] / held["target_s"] - 1).abs()
+    assert error.mean() < 0.06
+    naive = predict_held_out(law_pairs, "bandwidth")
+    assert (naive["held_out_s"] / naive["target_s"] - 1).abs().mean() > 5 * error.mean()
+
+
+def test_what_is_fitted_never_sees_the_left_out_chip_or_workload(law_pairs: pd.DataFrame) -> None:
+    spoiled = law_pairs.copy()
+    touched = (spoiled["source_chip"] == "GH100") | (spoiled["target_chip"] == "GH100")
+    spoiled.loc[touched, "target_s"] *= 7.0
+    clean = fit_exponents(leave_out(law_pairs, "GH100", None))
+    assert fit_exponents(leave_out(spoiled, "GH100", None)) == clean
+    assert fit_exponents(spoiled) != fit_exponents(law_pairs)
+    assert leave_out(law_pairs, None, BENCHMARKS).empty
+
+
+def test_two_chips_are_too_few_for_exponents(law_pairs: pd.DataFrame) -> None:
+    chips = ("GA100", "GV100")
+    two = law_pairs[law_pairs["source_chip"].isin(chips) & law_pairs["target_chip"].isin(chips)]
+    assert len(two) >= 12
+    assert fit_exponents(two) == {}
+
+
+def test_intervals_come_from_held_out_residuals(law_pairs: pd.DataFrame) -> None:
+    held = {rule: predict_held_out(law_pairs, rule) for rule in ("bandwidth", "ours")}
+    bands, steps = summarise_residuals(held)
+    for rule, frame in held.items():
+        logs = np.log(frame["target_s"] / frame["held_out_s"])
+        band = bands[rule]["gemm"]
+        assert ((logs >= band.low_log) & (logs <= band.high_log)).mean() >= 0.8
+    assert steps["bandwidth"].high_log > 3 * steps["ours"].high_log
+    assert steps["ours"].residuals == 15, "pairs of the six chips"
+
+
+def test_classes_that_were_not_fitted_borrow() -> None:
+    gemm, rest = (Exponents(p, 15.0, 1e-6, 0.5, 0.0) for p in (0.5, 0.0))
+    fitted = {"gemm": gemm, "*": rest}
+    assert find_exponents(fitted, "gemm") == (gemm, True)
+    assert find_exponents(fitted, "convolution") == (gemm, False)
+    assert find_exponents(fitted, "pooling") == (rest, False)
+    on_tensor_cores, own = find_exponents(fitted, "gemm:tensor")
+    assert on_tensor_cores.power == 0.0 and not own, "vector units say nothing of tensor cores"
+
+
+def test_a_model_survives_its_file(tmp_path: Any) -> None:
+    model = load_new_gpu_model()
+    model.save(tmp_path / "model.json")
+    assert load_new_gpu_model(tmp_path / "model.json") == model
+    (tmp_path / "bad.json").write_text('{"kind": "new_gpu_model", "format": 1}')
+    with pytest.raises(InputError, match=r"bad\.json.*incomplete or damaged"):
+        load_new_gpu_model(tmp_path / "bad.json")
+    (tmp_path / "other.json").write_text('{"kind": "operator_cost_model"}')
+    with pytest.raises(InputError, match="not a new-GPU model"):
+        load_new_gpu_model(tmp_path / "other.json")
+
+
+def gpu_trace(**facts: Any) -> Trace:
+    table = make_operators([64, 128], batch=8)
+    table = table.assign(start_ns=table["device_ns"].cumsum() - table["device_ns"], kind="compute")
+    busy = float(table["device_ns"].sum()) * 1e-9
+    told = {
+        "workload": "toy", "batch": 8, "device_name": "NVIDIA H100 80GB HBM3", "device": "cuda",
+        "precision": "tf32", "step_time_s": busy + 1e-4, "step_times_s": [busy, busy + 2e-4],
+        "busy_s": busy, "measured_end_to_end_s": 1.0, "gradients": [], "warnings": ["older"],
+        **facts,
+    }  # fmt: skip
+    return Trace(table, pd.DataFrame(), told)
+
+
+def test_a_trace_becomes_another_gpu_s() -> None:
+    trace = gpu_trace()
+    moved = retime_trace(trace, "NVIDIA A40")
+    before, after = (float(t.operators["device_ns"].sum()) * 1e-9 for t in (trace, moved))
+    assert after > 2 * before
+    assert moved.facts["device_name"] == "NVIDIA A40"
+    told = moved.facts["new_gpu"]
+    assert told["label"] == "new GPU: NVIDIA A40 from NVIDIA H100 80GB HBM3"
+    assert told["source_device"] == "NVIDIA H100 80GB HBM3" and told["rule"] == "ours"
+    assert told["traced"]["measured_end_to_end_s"] == 1.0
+    assert "measured_end_to_end_s" not in moved.facts, "true of the traced GPU only"
+    assert moved.facts["warnings"][0] == "older"
+    assert moved.facts["warnings"][-1].startswith(told["label"])
+    low, high = new_gpu_interval(moved.facts)
+    assert low < 0.9 and high > 1.1 and new_gpu_interval(trace.facts) == (1.0, 1.0)
+    host_s = trace.facts["step_time_s"] - before
+    assert moved.facts["step_time_s"] - after == pytest.approx(host_s, rel=1e-6)
+    assert moved.facts["busy_s"] == pytest.approx(after)
+    assert moved.operators["start_ns"].is_monotonic_increasing
+    assert (moved.operators["device_ns"] >= 0).all()
+    assert trace.facts["device_name"] == "NVIDIA H100 80GB HBM3", "the given trace is untouched"
+    check_facts(moved.facts)
+
+
+def test_a_trace_of_the_same_gpu_is_itself() -> None:
+    trace = gpu_trace()
+    assert retime_trace(trace, H100) is trace
+
+
+def test_traces_that_tell_nothing_are_refused() -> None:
+    with pytest.raises(TraceError, match="does not say its precision"):
+        retime_trace(gpu_trace(precision=None), A40)
+    assert retime_trace(gpu_trace(precision=None), A40, precision="fp32").facts["new_gpu"]
+    with pytest.raises(TraceError, match="holds no times"):
+        retime_trace(gpu_trace(step_time_source="none"), A40)
+    with pytest.raises(TraceError, match="themselves predicted"):
+        retime_trace(retime_trace(gpu_trace(), A40), A100)
+    with pytest.raises(PlatformError, match="no device sheet is called 'cpu'"):
+        retime_trace(gpu_trace(device_name="cpu"), A40)
+
+
+def test_deterministic() -> None:
+    first, second = (retime_trace(gpu_trace(), A40) for _ in range(2))
+    pd.testing.assert_frame_equal(first.operators, second.operators)
+    assert first.facts == second.facts
+
+
+def test_an_operator_model_is_derived_with_wider_intervals() -> None:
+    traces = [gpu_trace(workload=name, batch=batch) for name, batch in (("a", 8), ("b", 8))]
+    traces[1] = dataclasses.replace(traces[1], operators=make_operators([96, 160], batch=8))
+    base, _ = fit_operator_model(traces, method="roofline")
+    derived = derive_operator_model(base, "NVIDIA A40", precision="tf32")
+    assert derived.device_name == "NVIDIA A40"
+    assert "new GPU: NVIDIA A40 from NVIDIA H100" in derived.method
+    table = traces[0].operators
+    there, here = base.predict(table), derived.predict(table)
+    timed = there["time_s"] > 0
+    assert (here["time_s"] > there["time_s"])[timed].mean() > 0.5
+    width = [(f["high_s"] / f["low_s"])[timed & (f["low_s"] > 0)].median() for f in (there, here)]
+    assert width[1] > width[0]
+    same = derived.rescale(table, table)
+    assert same["time_s"].to_numpy() == pytest.approx(table["device_ns"] * 1e-9)
+    grown = derived.rescale(table, table.assign(flop=2 * table["flop"]))
+    assert (grown["time_s"] >= same["time_s"] - 1e-12).all()
+    with pytest.raises(InputError, match="is not saved"):
+        derived.save("anywhere.json")
+
+
+def test_label() -> None:
+    assert label_new_gpu(A100, A40) == "new GPU: NVIDIA A40 from NVIDIA A100 80GB PCIe"

@@ -1,0 +1,169 @@
+"""Device sheets: every number has a source, and the numbers agree with each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from trioflow.errors import PlatformError
+from trioflow.hardware.device_sheet import (
+    SCHEMA,
+    SHIPPED,
+    DeviceSheet,
+    find_device,
+    list_devices,
+    load_device,
+)
+from trioflow.hardware.platform import list_platforms, load_platform
+
+REPOSITORY = Path(__file__).parents[3]
+DUE = {
+    "a40", "a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm",
+    "h100-pcie", "h200", "v100-pcie-32gb", "v100-sxm2-32gb", "l4", "b200",
+}  # fmt: skip
+LANES = {
+    "Volta": 64, "GA100": 64, "GP100": 64, "Turing": 64, "GP104": 128, "GA102": 128,
+    "Ada": 128, "Hopper": 128, "Blackwell": 128,
+}  # fmt: skip
+"""fp32 lanes of a multiprocessor, by chip or architecture; a lane multiplies and adds in a clock."""
+
+
+def sheets() -> list[DeviceSheet]:
+    return [load_device(name) for name in list_devices()]
+
+
+def test_the_devices_asked_for_ship() -> None:
+    assert set(list_devices()) >= DUE
+    for name in list_devices():
+        assert load_device(name).name == name
+
+
+def test_every_number_is_positive_and_has_a_source() -> None:
+    for name in list_devices():
+        content = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
+        sheet = load_device(name)
+        numbers = [
+            sheet.memory_bytes, sheet.memory_bandwidth_bytes_per_s, sheet.l2_bytes, sheet.sm_count,
+            sheet.boost_clock_hz, sheet.power_limit_w, *sheet.peak_flop_per_s.values(),
+        ]  # fmt: skip
+        assert all(number > 0 for number in numbers), name
+        expected = len(numbers) + 2 * ("nvlink" in content)
+        assert len(sheet.sources) == expected, name
+        assert all(len(source) > 20 for source in sheet.sources.values()), name
+
+
+@pytest.mark.parametrize("sheet", sheets(), ids=lambda sheet: sheet.name)
+def test_the_fp32_peak_is_lanes_times_clock(sheet: DeviceSheet) -> None:
+    """SMs x lanes x 2 flop x boost clock is the sheet's rate within 1.5 %."""
+    lanes = LANES.get(sheet.chip) or LANES[sheet.architecture]
+    derived = sheet.sm_count * lanes * 2 * sheet.boost_clock_hz
+    assert sheet.peak_flop_per_s["fp32"] == pytest.approx(derived, rel=0.015)
+
+
+def test_platforms_say_the_same_as_their_device_s_sheet() -> None:
+    compared = 0
+    for name in list_platforms():
+        device = load_platform(name, 2).device
+        if device.kind != "gpu":
+            continue
+        sheet = find_device(device.name)
+        assert device.memory_bytes == sheet.memory_bytes, name
+        assert device.memory_bandwidth_bytes_per_s == sheet.memory_bandwidth_bytes_per_s, name
+        for precision, peak in device.peak_flop_per_s.items():
+            assert peak == sheet.peak_flop_per_s[precision], (name, precision)
+        compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA_A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
+        ("nvidia a40", "a40"),
+        ("NVIDIA H200", "h200"),
+        ("h200", "h200"),
+    ],
+)
+def test_a_driver_s_name_finds_its_sheet(driver_name: str, name: str) -> None:
+    assert find_device(driver_name).name == name
+
+
+def test_driver_names_are_unique() -> None:
+    names = [alias for sheet in sheets() for alias in (sheet.name, *sheet.driver_names)]
+    plain = [name.lower().replace("-", " ") for name in names]
+    # A sheet may be called as one of its own driver names.
+    owners: dict[str, set[str]] = {}
+    for sheet in sheets():
+        for alias in sheet.driver_names:
+            owners.setdefault(alias.lower().replace("-", " "), set()).add(sheet.name)
+    assert len(plain) >= 2 * len(list_devices())
+    assert all(len(found) == 1 for found in owners.values())
+
+
+def test_unknown_names_offer_the_nearest() -> None:
+    with pytest.raises(PlatformError, match="did you mean NVIDIA H100 80GB HBM3"):
+        find_device("NVIDIA H100 80GB HBM")
+    with pytest.raises(PlatformError, match="did you mean a40"):
+        load_device("a40x")
+
+
+def test_what_follows_from_the_numbers() -> None:
+    h100, v100, p4 = load_device("h100-sxm"), load_device("v100-pcie-32gb"), load_device("p4")
+    assert h100.ridge_flop_per_byte("fp32") == pytest.approx(20.0)
+    assert h100.ridge_flop_per_byte("bf16") == pytest.approx(989.0 / 3.35)
+    assert v100.peak("tf32") == v100.peak("fp32"), "a V100 has no tf32"
+    assert v100.has_tensor_cores and not v100.runs_on_tensor_cores("tf32")
+    assert h100.runs_on_tensor_cores("tf32") and not h100.runs_on_tensor_cores("fp32")
+    assert not p4.has_tensor_cores
+
+
+def test_schema_of_the_workflow_is_the_package_s_own() -> None:
+    workflow = REPOSITORY / "workflow" / "schemas" / "device.schema.json"
+    assert SCHEMA.read_bytes() == workflow.read_bytes()
+
+
+def test_schema_is_closed_everywhere() -> None:
+    todo, objects = [json.loads(SCHEMA.read_text())], 0
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "object":
+                objects += 1
+                assert "additionalProperties" in node
+            todo += node.values()
+        elif isinstance(node, list):
+            todo += node
+    assert objects == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("sm_count: {value: 84, ", "sm_count: {value: 0, ", "sm_count.value"),
+        ("sm_count:", "sm_counts:", "sm_count"),
+        ("memory_bytes: {value: 48.0e9, ", "memory_bytes: {", "memory_bytes"),
+        ("chip: GA102\n", "", "the key 'chip' is missing"),
+        ("[tf32, fp16, bf16]", "[tf32, fp16, bf16, fp8]", "tensor cores of fp8 have no peak"),
+        ("sm_count: {value: 84, ", "sm_count: {value: .inf, ", "sm_count"),
+        ("  fp32: {value: 37.4e12", "  fp31: {value: 37.4e12", "peak_flop_per_s"),
+        ("name: a40\n", "name: a40\nname: a40\n", "written twice"),
+    ],
+)
+def test_broken_sheets_are_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    text = (SHIPPED / "a40.yaml").read_text()
+    assert old in text
+    path = tmp_path / "a40.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(PlatformError, match=message) as caught:
+        load_device(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match="no such file"):
+        load_device(tmp_path / "none.yaml")

@@ -1,0 +1,287 @@
+"""A GPU predicted from another one's trace, with the interval and the label that this needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.new_gpu_data import floor_of, shortest_time_s
+from trioflow.costmodel.new_gpu_model import NewGpuModel, load_new_gpu_model
+from trioflow.costmodel.new_gpu_rules import apply_rule, key_of, size_rows
+from trioflow.errors import InputError, TraceError
+from trioflow.hardware.device_sheet import DeviceSheet, find_device
+from trioflow.trace.store import UNTIMED, Trace
+from trioflow.units import s_to_ns
+from trioflow.workload_words import PRECISIONS
+
+DEFAULT_RULE = "ours"
+COMPUTE = "compute"
+FACT = "new_gpu"
+"""Fact of a trace whose times are predicted from another GPU's."""
+
+_OF_THE_SOURCE = (
+    "measured_",
+    "busy_over_measured",
+    "timer_floor_s",
+    "host_only_s",
+    "profiled_step_s",
+)
+
+
+def scale_trace(
+    operators: pd.DataFrame,
+    source: DeviceSheet,
+    target: DeviceSheet,
+    *,
+    rule: str = DEFAULT_RULE,
+    precision: str,
+    model: NewGpuModel | None = None,
+    floor_s: float | None = None,
+) -> pd.DataFrame:
+    """Predict the operators of a trace on another GPU.
+
+    Parameters
+    ----------
+    operators : DataFrame
+        Columns of ``tables.OPERATORS``, recorded on the source.
+    source, target : DeviceSheet
+        The GPU that was traced and the one that is asked for.
+    rule : str
+        ``bandwidth`` (ratio of the memories' bandwidths), ``li``, ``habitat``
+        or ``ours``.
+    precision : str
+        Of the step's matrix products: fp32, tf32, bf16 or fp16. It decides
+        whether tensor cores or vector units set the roofline.
+    model : NewGpuModel, optional
+        The shipped one unless given.
+    floor_s : float, optional
+        Time of an operator that does nothing [s], kept on the target; the
+        shortest recorded time unless given.
+
+    Returns
+    -------
+    DataFrame
+        ``time_s``, ``low_s``, ``high_s`` [s] (80 % of residuals on GPUs left
+        out) and ``extrapolated``; index as ``operators``. Copies to and from
+        the device and collectives keep their time: no device sheet tells it.
+        On the GPU that was traced every time stays, without an interval.
+
+    Raises
+    ------
+    InputError
+        When the rule or the precision is unknown.
+    TableError
+        When a column is missing or a value is out of range.
+
+    Notes
+    -----
+    ``ours`` keeps the share of its roofline that an operator reached on the
+    source. Three things change that share, with exponents fitted for each
+    class of operators: the power that the board has for its peak rate (few
+    GPUs hold their clock in long products), how short the operator is, and
+    the quantisation of waves. Nothing comes out faster than its roofline.
+    Operators that the source's cache served are taken to be served so again.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}"
+        )
+    if floor_s is None:
+        floor_s = shortest_time_s(operators)
+    rows = size_rows(operators)
+    rows["kept"] = (
+        False if "kind" not in operators.columns else operators["kind"].to_numpy() != COMPUTE
+    )
+    model = model or load_new_gpu_model()
+    predicted = scale_rows(rows, source, target, rule, precision, model, floor_s)
+    return predicted.set_index(operators.index)
+
+
+def scale_rows(
+    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
+    model: NewGpuModel, floor_s: float,
+) -> pd.DataFrame:  # fmt: skip
+    """Predict rows whose sizes are read already: as :func:`scale_trace`.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        As ``new_gpu_rules.size_rows`` returns them, numbered from 0; where
+        ``kept`` is there and true, a row keeps its time.
+    source, target, rule, precision, model, floor_s
+        As in :func:`scale_trace`.
+
+    Returns
+    -------
+    DataFrame
+        As :func:`scale_trace`, numbered from 0.
+    """
+    times = rows["time_s"].to_numpy(np.float64)
+    predicted, outside = apply_rule(
+        rule, rows, source, target, precision=precision, fitted=model.exponents, floor_s=floor_s
+    )
+    tensor = any(device.runs_on_tensor_cores(precision) for device in (source, target))
+    low, high = model.factors(rule, [key_of(name, tensor) for name in rows["operator_class"]])
+    kept = np.asarray(times == 0) | (source.name == target.name)
+    if "kept" in rows.columns:
+        kept |= rows["kept"].to_numpy(dtype=bool)
+    predicted = np.where(kept, times, predicted)
+    low, high = np.where(kept, 1.0, low), np.where(kept, 1.0, high)
+    return pd.DataFrame(
+        {
+            "time_s": predicted, "low_s": predicted * low, "high_s": predicted * high,
+            "extrapolated": np.asarray(outside, dtype=bool) & ~kept,
+        },
+        index=rows.index,
+    )  # fmt: skip
+
+
+def label_new_gpu(source: DeviceSheet, target: DeviceSheet) -> str:
+    """Return the plain label of a prediction, such as ``new GPU: NVIDIA A40 from NVIDIA A100``."""
+    return f"new GPU: {target.driver_name} from {source.driver_name}"
+
+
+def retime_trace(
+    trace: Trace,
+    target: DeviceSheet | str,
+    *,
+    rule: str = DEFAULT_RULE,
+    model: NewGpuModel | None = None,
+    precision: str | None = None,
+) -> Trace:
+    """Return a trace as another GPU would have recorded it.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a GPU that has a device sheet.
+    target : DeviceSheet or str
+        The GPU asked for, or its driver's name.
+    rule, model
+        As in :func:`scale_trace`.
+    precision : str, optional
+        Of the step, where the trace does not say.
+
+    Returns
+    -------
+    Trace
+        The same operators and tensors with other times. The fact
+        ``device_name`` is the target's; ``new_gpu`` holds ``label``, ``rule``,
+        ``source_device``, ``target_device``, ``interval`` (80 % of a step's
+        compute, relative), ``interval_basis``, ``extrapolated_share`` (of the
+        time) and ``traced`` (the source's own times). A warning starts with
+        the label. On the GPU that was traced the trace itself is returned.
+
+    Raises
+    ------
+    TraceError
+        When the trace holds no times, is itself predicted, or does not say its
+        precision.
+    PlatformError
+        When a device has no sheet.
+
+    Notes
+    -----
+    Host times stay: another machine's processor is not known. The step's time
+    changes as much as the device's time in operators does.
+    """
+    source = find_device(str(trace.facts["device_name"]))
+    target = find_device(target) if isinstance(target, str) else target
+    _check(trace)
+    if source.name == target.name:
+        return trace
+    precision = precision or trace.facts.get("precision")
+    if not precision:
+        raise TraceError(
+            "the trace does not say its precision", fix="import it again with --precision"
+        )
+    model = model or load_new_gpu_model()
+    predicted = scale_trace(
+        trace.operators, source, target, rule=rule, precision=str(precision), model=model,
+        floor_s=floor_of(trace),
+    )  # fmt: skip
+    operators = _retime_operators(trace.operators, predicted["time_s"])
+    facts = _retime_facts(trace, operators)
+    total_s = float(predicted["time_s"].sum())
+    beyond_s = float(predicted.loc[predicted["extrapolated"].astype(bool), "time_s"].sum())
+    low, high = model.step_interval(rule)
+    label = label_new_gpu(source, target)
+    facts |= {
+        "device_name": target.driver_name,
+        FACT: {
+            "label": label,
+            "rule": rule,
+            "source_device": str(trace.facts["device_name"]),
+            "target_device": target.driver_name,
+            "interval": [low, high],
+            "interval_basis": f"rule {rule}: {model.facts.get('intervals', 'held out')}",
+            "extrapolated_share": beyond_s / total_s if total_s else 0.0,
+            "traced": _traced(trace.facts),
+        },
+        "warnings": [
+            *trace.facts.get("warnings", []),
+            f"{label}: compute times are predicted by the rule {rule!r} from data sheets "
+            f"(80 % interval {low - 1:+.0%} to {high - 1:+.0%}), not measured; "
+            "host times are those of the traced machine",
+        ],
+    }
+    return Trace(operators, trace.tensors, facts)
+
+
+def new_gpu_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the 80 % interval that a trace's facts give its compute, relative; (1, 1) if traced."""
+    told = facts.get(FACT)
+    if not told:
+        return 1.0, 1.0
+    low, high = told["interval"]
+    return float(low), float(high)
+
+
+def _check(trace: Trace) -> None:
+    if trace.facts.get("step_time_source") == UNTIMED:
+        raise TraceError("the trace holds no times that another GPU's could follow from")
+    if FACT in trace.facts:
+        raise TraceError(
+            f"the trace's times are themselves predicted ({trace.facts[FACT]['label']})",
+            fix="start from the trace that was captured",
+        )
+
+
+def _retime_operators(operators: pd.DataFrame, time_s: pd.Series[float]) -> pd.DataFrame:
+    """Return operators with other times; each starts later by what those before it grew."""
+    result = operators.copy()
+    before = operators["device_ns"].to_numpy(np.int64)
+    after = np.array([s_to_ns(float(value)) for value in time_s], dtype=np.int64)
+    shift = np.concatenate([[0], np.cumsum(after - before)[:-1]])
+    starts = np.maximum(operators["start_ns"].to_numpy(np.int64) + shift, 0)
+    result["device_ns"] = after
+    result["start_ns"] = np.maximum.accumulate(starts)
+    return result
+
+
+def _retime_facts(trace: Trace, operators: pd.DataFrame) -> dict[str, Any]:
+    """Return the facts with the step's times changed as the operators' are."""
+    before_s = float(trace.operators["device_ns"].sum()) * 1e-9
+    after_s = float(operators["device_ns"].sum()) * 1e-9
+    step_s = float(trace.facts["step_time_s"])
+    # Where operators overlap, their sum exceeds the step, which then changes in proportion.
+    new_s = step_s + after_s - before_s if step_s >= before_s else step_s * after_s / before_s
+    facts = {k: v for k, v in trace.facts.items() if not k.startswith(_OF_THE_SOURCE)}
+    facts["step_time_s"] = new_s
+    if facts.get("step_times_s"):
+        facts["step_times_s"] = [float(t) * new_s / step_s for t in facts["step_times_s"]]
+    if "busy_s" in facts:
+        facts["busy_s"] = float(facts["busy_s"]) * after_s / before_s
+    return facts
+
+
+def _traced(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain facts that hold for the traced GPU only."""
+    names = ("step_time_s", "busy_s")
+    return {
+        key: value for key, value in sorted(facts.items())
+        if (key in names or key.startswith(_OF_THE_SOURCE)) and isinstance(value, int | float | str)
+    }  # fmt: skip

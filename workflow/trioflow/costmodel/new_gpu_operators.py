@@ -1,0 +1,181 @@
+"""An operator model of a GPU that nobody measured, derived from another GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.new_gpu import DEFAULT_RULE, label_new_gpu, scale_trace
+from trioflow.costmodel.new_gpu_model import NewGpuModel, load_new_gpu_model
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import DeviceSheet, find_device
+from trioflow.units import s_to_ns
+
+NOTHING_S = 1e-12
+
+
+@dataclass(frozen=True)
+class NewGpuOperatorModel:
+    """Predicts operators on a target GPU: the source's model, then the new-GPU rule.
+
+    Attributes
+    ----------
+    base : OperatorModel
+        Fitted on the source.
+    source, target : DeviceSheet
+        The two GPUs.
+    precision : str
+        Of the step's matrix products.
+    rule : str
+        As in ``new_gpu.scale_trace``.
+    model : NewGpuModel
+        The rule's exponents and intervals.
+    """
+
+    base: OperatorModel
+    source: DeviceSheet
+    target: DeviceSheet
+    precision: str
+    rule: str
+    model: NewGpuModel
+
+    @property
+    def device_name(self) -> str:
+        """Name of the target, as its driver reports it."""
+        return self.target.driver_name
+
+    @property
+    def method(self) -> str:
+        """Method of the source's model, and the label."""
+        return f"{getattr(self.base, 'method', 'model')}; {label_new_gpu(self.source, self.target)}"
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Predict operators from their names and sizes alone; the intervals of both steps join.
+
+        Raises
+        ------
+        TableError
+            When a column is missing or a size is out of range.
+        """
+        there = self.base.predict(operators)
+        here = self._scale(operators, there["time_s"].to_numpy(np.float64))
+        low, high = (_join(there, here, end) for end in ("low_s", "high_s"))
+        return here.assign(
+            low_s=here["time_s"] * low, high_s=here["time_s"] * high,
+            extrapolated=there["extrapolated"].to_numpy() | here["extrapolated"].to_numpy(),
+        )  # fmt: skip
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Predict operators of the target GPU at other sizes.
+
+        The source's model tells the change at the source; the rule carries
+        both ends of it over. Unchanged sizes keep their time.
+
+        Raises
+        ------
+        TableError
+            When a column is missing, a value is out of range, or the two
+            tables have different rows.
+        """
+        there = self.base.rescale(operators, target)
+        same = (operators[_SIZES].to_numpy() == target[_SIZES].to_numpy()).all(axis=1)
+        recorded = operators["device_ns"].to_numpy(np.float64) * 1e-9
+        before = self.base.predict(operators)["time_s"].to_numpy(np.float64)
+        after = self.base.predict(target)["time_s"].to_numpy(np.float64)
+        old, new = (
+            self._scale(frame, times)["time_s"].to_numpy(np.float64)
+            for frame, times in ((operators, before), (target, after))
+        )
+        # How much the change differs between the GPUs.
+        usable = (np.minimum(before, after) > NOTHING_S) & (np.minimum(old, new) > NOTHING_S)
+        change = np.ones(len(operators))
+        change[usable] = (new / old)[usable] / (after / before)[usable]
+        change[same] = 1.0
+        values = {name: there[name].to_numpy(np.float64) * change for name in _TIMES}
+        values["time_s"][same] = recorded[same]
+        return there.assign(**values)
+
+    def step_interval(self, *arguments: Any, **named: Any) -> tuple[float, float]:
+        """Return the interval of a changed batch; the new GPU's own is a fact of its trace."""
+        return self.base.step_interval(*arguments, **named)
+
+    def step_interval_basis(self, *arguments: Any, **named: Any) -> str:
+        """Say what the step interval was estimated from."""
+        basis = self.base.step_interval_basis(*arguments, **named)
+        return f"{basis}, on {self.source.driver_name}"
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Refuse: the model is derived again from those of the source.
+
+        Raises
+        ------
+        InputError
+            Always.
+        """
+        raise InputError(
+            f"a model of {self.device_name} that is derived from {self.source.driver_name} "
+            "is not saved", file=path, fix="save the source's model; capture and fit the target",
+        )  # fmt: skip
+
+    def _scale(self, operators: pd.DataFrame, times: Floats) -> pd.DataFrame:
+        timed = operators.assign(device_ns=[s_to_ns(float(value)) for value in times])
+        return scale_trace(
+            timed, self.source, self.target, rule=self.rule, precision=self.precision,
+            model=self.model, floor_s=0.0,
+        )  # fmt: skip
+
+
+_SIZES = ["flop", "read_bytes", "write_bytes"]
+_TIMES = ("time_s", "low_s", "high_s")
+
+
+def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:
+    """Return the factor at one end of the product of two independent factors."""
+    parts = []
+    for frame in (first, second):
+        middle = np.maximum(frame["time_s"].to_numpy(np.float64), NOTHING_S)
+        limit = np.maximum(frame[end].to_numpy(np.float64), NOTHING_S)
+        parts.append(np.log(limit / middle))
+    sign = -1.0 if end == "low_s" else 1.0
+    return np.asarray(np.exp(sign * np.hypot(*parts)), np.float64)
+
+
+def derive_operator_model(
+    base: OperatorModel,
+    target: DeviceSheet | str,
+    *,
+    precision: str,
+    source: DeviceSheet | str | None = None,
+    rule: str = DEFAULT_RULE,
+    model: NewGpuModel | None = None,
+) -> NewGpuOperatorModel:
+    """Return an operator model of a GPU that nobody measured.
+
+    Parameters
+    ----------
+    base : OperatorModel
+        Fitted on the source.
+    target : DeviceSheet or str
+        The GPU asked for, or its driver's name.
+    precision : str
+        Of the step's matrix products.
+    source : DeviceSheet or str, optional
+        The base's GPU; its ``device_name`` unless given.
+    rule, model
+        As in ``new_gpu.scale_trace``.
+
+    Raises
+    ------
+    PlatformError
+        When a device has no sheet.
+    """
+    source = source if source is not None else str(getattr(base, "device_name", ""))
+    source, target = (find_device(d) if isinstance(d, str) else d for d in (source, target))
+    return NewGpuOperatorModel(base, source, target, precision, rule, model or load_new_gpu_model())

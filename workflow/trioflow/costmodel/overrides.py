@@ -1,0 +1,191 @@
+"""Operator times that come from elsewhere: another simulator's, say, or a vendor's.
+
+A CSV file of at most four columns: ``name`` (of the operator, with or without
+namespace), ``time_us``, and where they are needed ``phase`` and
+``input_shapes`` such as ``[[8, 512], [1024, 512]]``. An operator takes the
+first row that fits it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
+from trioflow.errors import InputError
+from trioflow.tables import PHASES
+
+NEEDED = ("name", "time_us")
+OPTIONAL = ("phase", "input_shapes")
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One row: what it fits, and the time [s] that such an operator takes."""
+
+    line: int
+    name: str
+    time_s: float
+    phase: str | None = None
+    input_shapes: Shapes | None = None
+
+    def fits(self, name: str, phase: str, shapes: Shapes) -> bool:
+        """Tell whether an operator is meant."""
+        named = name == self.name or name.rpartition("::")[2] == self.name
+        return (
+            named
+            and self.phase in (None, phase)
+            and self.input_shapes in (None, shapes)
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        """Return the row in words."""
+        parts = [self.name, self.phase or "", str([list(s) for s in self.input_shapes or ()])]
+        return " ".join(part for part in parts if part not in ("", "[]"))
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """All rows of a file, in order."""
+
+    rows: tuple[Override, ...]
+    file: Path
+
+    def match(self, operators: pd.DataFrame) -> Floats:
+        """Return the given time of every operator [s]; not a number where the file has none.
+
+        Parameters
+        ----------
+        operators : DataFrame
+            Columns ``name``, ``phase`` and ``input_shapes`` of
+            ``tables.OPERATORS``, at the sizes that the times are for.
+
+        Raises
+        ------
+        InputError
+            When a row fits no operator, or only ones that rows above it have
+            taken; it names them all.
+        """
+        found = np.full(len(operators), np.nan)
+        used: set[int] = set()
+        columns = (operators["name"], operators["phase"], operators["input_shapes"])
+        for place, (name, phase, cell) in enumerate(zip(*columns, strict=True)):
+            shapes = tuple(tuple(int(size) for size in shape) for shape in cell)
+            row = next((r for r in self.rows if r.fits(str(name), str(phase), shapes)), None)
+            if row is not None:
+                found[place] = row.time_s
+                used.add(row.line)
+        unused = [row for row in self.rows if row.line not in used]
+        if unused:
+            listed = "; ".join(f"line {row.line}: {row.describe()}" for row in unused)
+            raise InputError(
+                f"{len(unused)} of {len(self.rows)} rows fit no operator: {listed}",
+                file=self.file,
+                fix="name, phase and shapes are those of `trioflow show`; the first row that fits "
+                "is taken",
+            )
+        return found
+
+
+def load_overrides(path: str | Path) -> Overrides:
+    """Read a file of operator times.
+
+    Raises
+    ------
+    InputError
+        Names file, line and column of what is wrong.
+    """
+    file = Path(path)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            titles = [title.strip() for title in reader.fieldnames or []]
+            _check_titles(titles, file)
+            reader.fieldnames = titles
+            rows = tuple(_read(row, reader.line_num, file) for row in reader)
+    except FileNotFoundError:
+        raise InputError("no such file", file=file) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"not readable as CSV: {error}", file=file) from None
+    if not rows:
+        raise InputError("no row of times", file=file, fix="give at least one operator")
+    return Overrides(rows, file)
+
+
+def _check_titles(titles: Sequence[str], file: Path) -> None:
+    missing = [name for name in NEEDED if name not in titles]
+    unknown = [name for name in titles if name not in (*NEEDED, *OPTIONAL)]
+    if missing or unknown:
+        raise InputError(
+            f"column {missing[0]!r} is missing" if missing else f"unknown column {unknown[0]!r}",
+            file=file, place="line 1", fix=f"columns: {', '.join((*NEEDED, *OPTIONAL))}",
+        )  # fmt: skip
+
+
+def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
+    """Check and convert one row."""
+    cells = {key: (value or "").strip() for key, value in row.items() if isinstance(value, str)}
+
+    def wrong(column: str, fix: str) -> InputError:
+        return InputError(
+            f"{cells.get(column, '')!r:.60} is wrong", file=file,
+            place=f"line {line}, column {column}", fix=fix,
+        )  # fmt: skip
+
+    if None in row or not cells.get("name"):
+        raise wrong("name", "give the name of an operator, and one cell a column")
+    try:
+        time_us = float(cells.get("time_us", ""))
+    except ValueError:
+        time_us = math.nan
+    if not 0 <= time_us < math.inf:
+        raise wrong("time_us", "give a number of microseconds from 0 on")
+    phase = cells.get("phase") or None
+    if phase is not None and phase not in PHASES:
+        raise wrong("phase", f"use one of {', '.join(PHASES)}, or leave it empty")
+    shapes = None
+    if cells.get("input_shapes"):
+        try:
+            content = json.loads(cells["input_shapes"])
+            shapes = tuple(tuple(int(size) for size in shape) for shape in content)
+        except (ValueError, TypeError, RecursionError):
+            raise wrong("input_shapes", "write shapes as [[8, 512], [1024, 512]]") from None
+    return Override(line, cells["name"], time_us / 1e6, phase, shapes)
+
+
+def apply_overrides(
+    operators: pd.DataFrame, times: pd.DataFrame, overrides: Overrides
+) -> pd.DataFrame:
+    """Put given times in the place of predicted ones.
+
+    Parameters
+    ----------
+    operators : DataFrame
+        Columns of ``tables.OPERATORS``, at the sizes that the times are for.
+    times : DataFrame
+        ``time_s``, ``low_s``, ``high_s`` [s] and ``extrapolated`` of the same
+        operators, as an ``OperatorModel`` returns them.
+    overrides : Overrides
+        What to put in; such a time has an interval of no width.
+
+    Returns
+    -------
+    DataFrame
+        A copy, with the column ``overridden`` besides.
+    """
+    given = overrides.match(operators)
+    changed = ~np.isnan(given)
+    result = times.copy()
+    for name in ("time_s", "low_s", "high_s"):
+        result[name] = np.where(changed, given, times[name].to_numpy(np.float64))
+    result["extrapolated"] = times["extrapolated"].to_numpy(dtype=bool) & ~changed
+    result["overridden"] = changed
+    return result

@@ -1,0 +1,99 @@
+"""Times for a trace that has none: an operator graph captured without a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.overrides import Overrides, apply_overrides
+from trioflow.trace.store import Trace
+from trioflow.units import s_to_ns
+
+PREDICTED = "predicted"
+"""The fact ``step_time_source`` of a trace whose times a model gave."""
+
+
+@dataclass(frozen=True)
+class TimedTrace:
+    """A trace with predicted times, and how sure they are.
+
+    Attributes
+    ----------
+    trace : Trace
+        ``device_ns`` of every operator is predicted, ``cpu_ns`` is 0; its step
+        time is their sum.
+    times : DataFrame
+        ``time_s``, ``low_s``, ``high_s`` [s] and ``extrapolated`` of every operator.
+    low_s, high_s : float
+        80 % interval of the sum [s].
+    """
+
+    trace: Trace
+    times: pd.DataFrame
+    low_s: float
+    high_s: float
+
+
+def time_trace(
+    trace: Trace,
+    model: OperatorModel,
+    *,
+    device_name: str | None = None,
+    overrides: Overrides | None = None,
+) -> TimedTrace:
+    """Predict the time of every operator of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+        Its own times, if it has any, are not read.
+    model : OperatorModel
+        Predicts from names, shapes and sizes.
+    device_name : str, optional
+        Device that the times are of; the model's by default.
+    overrides : Overrides, optional
+        Times that come from elsewhere.
+
+    Raises
+    ------
+    InputError
+        When the model cannot predict without recorded times, or an override
+        fits no operator.
+
+    Notes
+    -----
+    The interval of the sum is the held-out error of whole steps that the model
+    predicted from shapes alone. Host time is not part of it: what the device
+    computes is a lower bound of the step where launches are slower.
+    """
+    times = model.predict(trace.operators)
+    if overrides is not None:
+        times = apply_overrides(trace.operators, times, overrides)
+    total_s = float(times["time_s"].sum())
+    low, high = model.step_interval("predict")
+    device = device_name or str(getattr(model, "device_name", "unknown"))
+    operators = trace.operators.copy()
+    nanoseconds = [s_to_ns(time_s) for time_s in times["time_s"]]
+    operators["device_ns"] = np.asarray(nanoseconds, dtype=np.int64)
+    operators["cpu_ns"] = np.int64(0)
+    ends = operators["device_ns"].cumsum()
+    operators["start_ns"] = ends - operators["device_ns"]
+    share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(
+        total_s, 1e-12
+    )
+    facts = {
+        **trace.facts,
+        "device": "cuda", "device_name": device,
+        "step_time_s": float(ends.iloc[-1]) / 1e9 if len(ends) else 0.0,
+        "step_time_source": PREDICTED,
+        "step_times_s": [],
+        "warnings": [
+            *trace.facts.get("warnings", []),
+            f"no time was recorded: all are predicted by the cost model of {device}, "
+            f"{share:.0%} of them outside the sizes that it was fitted to",
+        ],
+    }  # fmt: skip
+    return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)

@@ -1,0 +1,297 @@
+"""The new-GPU rules judged on every pair of GPUs that public data holds.
+
+Whole models: NeuSight's tables, every two GPUs with the same model, mode,
+sequence and batch, both ways. Besides them, bf16 matrix products on tensor
+cores, and ResNet-50's published throughput. TrioSim's own traces are of one
+GPU: no pair of them exists.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.costmodel.new_gpu import scale_rows, scale_trace
+from trioflow.costmodel.new_gpu_data import (
+    TENSOR_BENCHMARKS,
+    Case,
+    floor_of,
+    load_cases,
+    pair_rows,
+    read_rows,
+)
+from trioflow.costmodel.new_gpu_fit import (
+    describe_pairs,
+    fit_exponents,
+    leave_out,
+    predict_held_out,
+)
+from trioflow.costmodel.new_gpu_model import NewGpuModel, describe_facts, summarise_residuals
+from trioflow.costmodel.new_gpu_rules import RULES, Exponents, apply_rule, size_rows
+from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
+from trioflow.provenance import PACKAGE
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.triosim import import_triosim
+
+SET = "new-gpu"
+THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
+RESNET50 = Path("sarchlab+triosim/sample_trace/trace2-h100-bs128/resnet50")
+RESNET50_DEVICE, RESNET50_BATCH = "NVIDIA H100 80GB HBM3", 128
+OTHER_SOFTWARE = "resnet50 throughput, other batch and software"
+TENSOR_PRODUCTS = "bf16 products"
+
+
+@dataclass
+class _Folds:
+    """Rules fitted without a chip and a workload, and their intervals.
+
+    Attributes
+    ----------
+    pairs : DataFrame
+        As ``new_gpu_fit.describe_pairs`` returns them.
+    """
+
+    pairs: pd.DataFrame
+    _known: dict[tuple[str, str | None], NewGpuModel] = field(default_factory=dict)
+
+    @cached_property
+    def held(self) -> Mapping[str, pd.DataFrame]:
+        """For each rule all pairs, predicted without their chip and workload."""
+        return {rule: predict_held_out(self.pairs, rule) for rule in RULES}
+
+    def model(self, chip: str, workload: str | None) -> NewGpuModel:
+        """Return the rules as known before a chip and a workload were seen.
+
+        The intervals come from residuals of other chips and workloads; the
+        fits behind those residuals left out their own, not this one's.
+        """
+        key = (chip, workload)
+        if key not in self._known:
+            kept = leave_out(self.pairs, chip, workload)
+            held = {rule: leave_out(frame, chip, workload) for rule, frame in self.held.items()}
+            exponents = fit_exponents(kept)
+            self._known[key] = NewGpuModel(
+                exponents, *summarise_residuals(held), describe_facts(kept)
+            )
+        return self._known[key]
+
+
+def validate_new_gpu(data_folder: str | Path) -> pd.DataFrame:
+    """Judge every rule on every pair of GPUs.
+
+    Parameters
+    ----------
+    data_folder : path
+        Retrieved data or a mirror of it.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``tables.VALIDATION``, set ``new-gpu``, one row for each
+        rule, case, ordered pair of GPUs and quantity. Groups: ``train`` and
+        ``inf`` (operator sums of the step; end to end beside the oracle, the
+        target's measured operators), the same with ``forward`` and
+        ``backward``; ``bf16 products``; ResNet-50's throughput.
+
+    Raises
+    ------
+    InputError
+        When the folder lacks the tables.
+
+    Notes
+    -----
+    What is fitted for a row saw neither the chip of its target (the A100's
+    boards count as one) nor its workload, on whatever GPU. An interval that is
+    printed for a sum is used for end-to-end times too.
+    """
+    cases = load_cases(data_folder)
+    measured = read_rows(data_folder, cases)
+    folds = _Folds(describe_pairs(pair_rows(measured)))
+    sized = {id(case): size_rows(case.trace.operators) for case in cases}
+    rows: list[dict[str, Any]] = []
+    for source, target in _case_pairs(cases):
+        model = folds.model(target.device.chip, target.workload)
+        for rule in RULES:
+            rows += _judge_case(source, sized[id(source)], target, rule, model)
+    rows += _judge_products(measured, folds)
+    rows += _judge_throughput(Path(data_folder), folds)
+    return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
+
+
+def _case_pairs(cases: list[Case]) -> Iterator[tuple[Case, Case]]:
+    """Yield the same case on two GPUs of different chips, in both orders."""
+    for source, target in itertools.permutations(cases, 2):
+        if source.name == target.name and source.device.chip != target.device.chip:
+            yield source, target
+
+
+def _judge_case(
+    source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel
+) -> list[dict[str, Any]]:
+    """Return the rows of one case, one pair of GPUs and one rule."""
+    precision = str(source.trace.facts["precision"])
+    predicted = scale_rows(
+        sized, source.device, target.device, rule, precision, model, floor_of(source.trace)
+    )
+    there = target.trace.operators
+    interval = model.step_interval(rule)
+    rows = []
+    for phase in ("", "forward", "backward"):
+        chosen = np.ones(len(predicted), dtype=bool)
+        if phase:
+            chosen = (source.trace.operators["phase"] == phase).to_numpy()
+        measured = there if not phase else there[there["phase"] == phase]
+        if not chosen.any():
+            continue
+        rows.append(
+            _row(
+                rule, target.name, f"{target.mode} {phase}".strip(), source.device, target.device,
+                "operator_sum", float(measured["device_ns"].sum()) * 1e-9, predicted[chosen],
+                interval,
+            )
+        )  # fmt: skip
+    total_s = float(there["device_ns"].sum()) * 1e-9
+    whole_s = target.trace.facts.get("measured_end_to_end_s")
+    if whole_s:
+        rows.append(
+            _row(
+                rule, target.name, target.mode, source.device, target.device, "end_to_end",
+                float(whole_s), predicted, interval, oracle_s=total_s,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _row(
+    rule: str, case: str, group: str, source: DeviceSheet, target: DeviceSheet, quantity: str,
+    measured_s: float, predicted: pd.DataFrame, interval: tuple[float, float],
+    oracle_s: float = float("nan"),
+) -> dict[str, Any]:  # fmt: skip
+    """Return one row of the table from the operators' predictions."""
+    time_s = predicted["time_s"].to_numpy(np.float64)
+    total_s = float(time_s.sum())
+    beyond_s = float(time_s[predicted["extrapolated"].to_numpy(dtype=bool)].sum())
+    return {
+        "model": rule, "case": case, "group": group, "device": target.driver_name,
+        "source": source.driver_name, "quantity": quantity, "measured_s": measured_s,
+        "predicted_s": total_s, "low_s": total_s * interval[0], "high_s": total_s * interval[1],
+        "oracle_s": oracle_s, "extrapolated": beyond_s / total_s if total_s else 0.0,
+    }  # fmt: skip
+
+
+def _judge_products(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]:
+    """Return the rows of bf16 products: the sum over all sizes that two GPUs share."""
+    rows: list[dict[str, Any]] = []
+    products = measured[measured["workload"] == TENSOR_BENCHMARKS]
+    if products["device"].nunique() < 2:
+        return rows
+    pairs = pair_rows(products, most=0)
+    for (source_name, target_name), group in pairs.groupby(["source", "target"], sort=True):
+        source, target = load_device(str(source_name)), load_device(str(target_name))
+        model = folds.model(target.chip, None)
+        for rule in RULES:
+            predicted = _apply(rule, group, source, target, "bf16", model.exponents)
+            rows.append(
+                _row(
+                    rule, f"{len(group)} products of matrices", TENSOR_PRODUCTS, source, target,
+                    "operator_sum", float(group["target_s"].sum()), predicted,
+                    model.step_interval(rule),
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _apply(
+    rule: str, rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str,
+    fitted: Mapping[str, Exponents],
+) -> pd.DataFrame:  # fmt: skip
+    numbered = rows.reset_index(drop=True)
+    time_s, outside = apply_rule(
+        rule, numbered, source, target, precision=precision, floor_s=0.0, fitted=fitted
+    )
+    return pd.DataFrame({"time_s": time_s, "extrapolated": outside})
+
+
+def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
+    """Return ResNet-50 from TrioSim's H100 trace beside throughputs published for other GPUs.
+
+    The time of 128 images is compared, which the other GPUs computed in larger
+    batches with other versions of PyTorch and another optimizer: no like with
+    like, yet the only public step of an A40.
+    """
+    folder = data_folder / RESNET50
+    if not folder.is_dir():
+        return []
+    options = ImportOptions(
+        gpu=RESNET50_DEVICE, batch=RESNET50_BATCH, precision="tf32", optimizer="adam"
+    )
+    trace = import_triosim(folder, options)
+    source = find_device(RESNET50_DEVICE)
+    published = pd.read_csv(THROUGHPUT, sep="\t")
+    rows = []
+    for entry in published[published["gpus"] == 1].itertuples(index=False):
+        target = find_device(str(entry.device))
+        if target.chip == source.chip:
+            continue
+        model = folds.model(target.chip, None)
+        for rule in RULES:
+            predicted = scale_trace(
+                trace.operators, source, target, rule=rule, precision="tf32", model=model,
+                floor_s=floor_of(trace),
+            )  # fmt: skip
+            measured_s = RESNET50_BATCH / float(entry.images_per_s)  # type: ignore[arg-type]
+            case = f"resnet50, {RESNET50_BATCH} images (measured at batch {entry.batch_per_gpu})"
+            rows.append(
+                _row(
+                    rule, case, OTHER_SOFTWARE, source, target, "end_to_end", measured_s,
+                    predicted, model.step_interval(rule),
+                )
+            )  # fmt: skip
+    return rows
+
+
+def summarise_validation(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the errors of each rule by group and quantity.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        As :func:`validate_new_gpu` returns it.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``group``, ``quantity``, ``cases``, ``mean_absolute_error``,
+        ``mean_error``, ``largest_error`` (with its sign), ``coverage`` of the
+        80 % interval, ``relative_width`` (mean, of the predicted time) and
+        ``oracle_error`` (mean absolute, where there is an oracle).
+    """
+    error = frame["predicted_s"] / frame["measured_s"] - 1.0
+    inside = frame["measured_s"].between(frame["low_s"], frame["high_s"])
+    work = frame.assign(
+        error=error, absolute=error.abs(), inside=inside.astype(float),
+        width=(frame["high_s"] - frame["low_s"]) / frame["predicted_s"],
+        oracle=(frame["oracle_s"] / frame["measured_s"] - 1.0).abs(),
+    )  # fmt: skip
+    rows = []
+    for (group, quantity, model), part in work.groupby(["group", "quantity", "model"], sort=True):
+        largest = part["error"].iloc[int(np.argmax(part["absolute"].to_numpy()))]
+        rows.append(
+            {
+                "model": model, "group": group, "quantity": quantity, "cases": len(part),
+                "mean_absolute_error": float(part["absolute"].mean()),
+                "mean_error": float(part["error"].mean()), "largest_error": float(largest),
+                "coverage": float(part["inside"].mean()),
+                "relative_width": float(part["width"].mean()),
+                "oracle_error": float(part["oracle"].mean()),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)

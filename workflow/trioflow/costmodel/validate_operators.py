@@ -1,0 +1,256 @@
+"""How far the operator models miss published measurements that they never saw.
+
+A judged workload is left out whole: all its batches, training and inference,
+and the single operators of its shapes. What is left fits the model and its
+intervals. When a batch changes, the recorded operators of the source batch are
+what the model is given.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.costmodel.baselines import ProportionalModel, fit_recorded
+from trioflow.costmodel.benchmarks import TEST, TRAIN
+from trioflow.costmodel.device_fit import DEVICE_METHODS, DeviceData, fit_device_data
+from trioflow.costmodel.features import base_class
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.operator_cases import (
+    BATCH_CHANGE,
+    LEFT_OUT,
+    OPERATOR,
+    OPERATOR_DATA,
+    Case,
+    Row,
+    describe_sizes,
+    judge_pair,
+    judge_shapes,
+)
+from trioflow.costmodel.operator_rows import recorded_times, sized_rows
+from trioflow.costmodel.published_data import PublishedDevice, load_published
+from trioflow.trace.store import Trace
+
+MODELS = ("recorded", "proportional", *DEVICE_METHODS)
+"""All models by name, in the order of the table."""
+
+MOST_TRAINED = 1000
+"""Single operators of each class that a model of the published split is fitted to."""
+
+PARTS = 5
+"""Parts of the single operators that are left out in turn for intervals."""
+
+
+def validate_batch_change(
+    data_folder: str | Path,
+    models: Sequence[str] = MODELS,
+    devices: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Predict every published step from the same model's step at another batch.
+
+    Parameters
+    ----------
+    data_folder : path
+        Retrieved data or a mirror of it.
+    models : sequence of str
+        Names in ``MODELS``.
+    devices : sequence of str, optional
+        GPUs, as their drivers name them; all by default.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``tables.VALIDATION``: a row for every ordered pair of
+        batches, model, phase and quantity.
+
+    Notes
+    -----
+    ``operator_sum``: sum of the rescaled operators against the sum of those
+    measured at the target. ``operator``: the same for each operator, equal
+    ones of repeated layers added up; the group is its class. ``end_to_end``:
+    what the source's publisher measured of the whole step, times the predicted
+    ratio of operator sums, against what was measured at the target; the oracle
+    is the sum of the operators measured at the target, which a perfect model
+    of operators would say (it holds no idle time). ``recorded`` cannot change
+    a batch: its rows are that oracle. The sizes at the target follow from the
+    source's table, as a simulation's do. TrioSim's pair has no end-to-end
+    time.
+    """
+    rows: list[Row] = []
+    for device in load_published(data_folder, devices):
+        for model in models:
+            for workload, fitted in _fit_without(device, model, _paired(device)):
+                for source, target in _pairs(device, workload):
+                    rows += judge_pair(device.name, model, fitted, source, target)
+    return _table(rows)
+
+
+def validate_left_out_workloads(
+    data_folder: str | Path,
+    models: Sequence[str] = MODELS,
+    devices: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Predict every published step from its shapes alone, by models of the other workloads.
+
+    Parameters and result as :func:`validate_batch_change`. ``recorded`` knows
+    only the operators whose shapes another workload has (rows ``operator``);
+    ``proportional`` knows none and has no rows.
+    """
+    rows: list[Row] = []
+    for device in load_published(data_folder, devices):
+        workloads = sorted({str(trace.facts["workload"]) for trace in device.traces})
+        for model in (name for name in models if name != "proportional"):
+            for workload, fitted in _fit_without(device, model, workloads):
+                for trace in _of(device, workload):
+                    rows += judge_shapes(device.name, model, fitted, trace)
+    return _table(rows)
+
+
+def validate_operator_data(
+    data_folder: str | Path,
+    models: Sequence[str] = MODELS,
+    devices: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Predict single operators with NeuSight's published split.
+
+    Parameters and result as :func:`validate_batch_change`; the group is the
+    class. Where a class has a published training and a test part on the GPU,
+    they are used; where it has one part only (matrix products and others on
+    A100 80GB and H100, convolutions), every other row predicts the rest, and
+    the source says so.
+    """
+    rows: list[Row] = []
+    for device in load_published(data_folder, devices):
+        known, judged = _split(device.benchmarks())
+        for model in (name for name in models if name in DEVICE_METHODS):
+            data = DeviceData.prepare(_part_traces(known, device.name), device.limits)
+            fitted, _ = fit_device_data(data, model)
+            found = fitted.predict(judged)
+            measured = recorded_times(judged)
+            classes = sized_rows(judged, products=True)["operator_class"]
+            columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
+            for place, name in enumerate(judged["name"]):
+                case = Case(
+                    OPERATOR_DATA, model, f"{name} {describe_sizes(judged['input_shapes'].iloc[place])}",
+                    device.name, str(judged["source"].iloc[place]),
+                )  # fmt: skip
+                outside = float(found["extrapolated"].iloc[place])
+                rows.append(
+                    case.row(
+                        str(classes.iloc[place]), OPERATOR, float(measured.iloc[place]),
+                        columns[place], extrapolated=outside,
+                    )
+                )  # fmt: skip
+    return _table(rows)
+
+
+def _table(rows: list[Row]) -> pd.DataFrame:
+    """Return rows in the order of the schema, with missing values as such."""
+    frame = pd.DataFrame(rows, columns=tables.VALIDATION.names)
+    numbers = ["measured_s", "predicted_s", "low_s", "high_s", "oracle_s", "extrapolated"]
+    return frame.astype(dict.fromkeys(numbers, "float64"))
+
+
+def _of(device: PublishedDevice, workload: str) -> list[Trace]:
+    return [trace for trace in device.traces if trace.facts["workload"] == workload]
+
+
+def _paired(device: PublishedDevice) -> list[str]:
+    """Return the workloads that were measured at two batches, in one mode."""
+    names = sorted({str(trace.facts["workload"]) for trace in device.traces})
+    return [name for name in names if _pairs(device, name)]
+
+
+def _pairs(device: PublishedDevice, workload: str) -> list[tuple[Trace, Trace]]:
+    """Return every ordered pair of batches of a workload, training and inference apart.
+
+    A raw profile splits a gradient into other operators than the table of the
+    same step: it can be a target, as a sum, and no source.
+    """
+    mine = sorted(_of(device, workload), key=lambda trace: int(trace.facts["batch"]))
+    return [
+        (a, b)
+        for a, b in itertools.permutations(mine, 2)
+        if a.facts.get("mode") == b.facts.get("mode")
+        and a.facts["batch"] != b.facts["batch"]
+        and _is_table(a)
+    ]
+
+
+def _is_table(trace: Trace) -> bool:
+    return str(trace.facts["source_files"][0]).endswith(".csv")
+
+
+def _fit_without(
+    device: PublishedDevice, model: str, workloads: Sequence[str]
+) -> Iterator[tuple[str, OperatorModel | Any]]:
+    """Yield a model for every workload that did not see it."""
+    data = None
+    for workload in workloads:
+        if model == "proportional":
+            yield workload, ProportionalModel(device.name)
+        elif model == "recorded":
+            others = [t for t in device.traces if t.facts["workload"] != workload]
+            yield workload, fit_recorded(others)
+        else:
+            data = data or DeviceData.prepare(device.traces, device.limits, device.benchmarks())
+            fitted, _ = fit_device_data(data.without(workload), model)
+            yield workload, fitted
+
+
+def _split(benchmarks: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows to fit and those to judge, with what the latter were predicted from."""
+    classes = sized_rows(benchmarks, products=True)["operator_class"].map(base_class)
+    known, judged = [], []
+    for _, group in benchmarks.groupby(classes.to_numpy(), sort=True):
+        train, test = (group[group["part"] == part] for part in (TRAIN, TEST))
+        source = "published training part"
+        if train.empty or test.empty:
+            train, test = group.iloc[::2], group.iloc[1::2]
+            source = "every other row; there is one published part"
+        places = np.linspace(0, len(train) - 1, min(len(train), MOST_TRAINED)).astype(int)
+        known.append(train.iloc[places])
+        judged.append(test.assign(source=source))
+    return tuple(pd.concat(each, ignore_index=True) for each in (known, judged))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Part:
+    operators: pd.DataFrame
+    facts: dict[str, Any]
+
+
+def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
+    """Return single operators as parts that can be left out in turn."""
+    return [
+        _Part(
+            known.iloc[part::PARTS].reset_index(drop=True),
+            {"workload": f"part {part}", "batch": 1, "device_name": device, "precision": "fp32"},
+        )
+        for part in range(PARTS)
+    ]
+
+
+SETS: dict[str, Callable[..., pd.DataFrame]] = {
+    BATCH_CHANGE: validate_batch_change,
+    LEFT_OUT: validate_left_out_workloads,
+    OPERATOR_DATA: validate_operator_data,
+}
+
+
+def validate_operators(data_folder: str | Path, sets: Sequence[str] = tuple(SETS)) -> pd.DataFrame:
+    """Return the rows of several sets, one under the other."""
+    found = map(partial(_run, data_folder), sets)
+    return pd.concat(list(found), ignore_index=True)
+
+
+def _run(data_folder: str | Path, name: str) -> pd.DataFrame:
+    return SETS[name](data_folder)

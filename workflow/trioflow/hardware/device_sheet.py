@@ -1,0 +1,279 @@
+"""Device sheets: what a GPU's maker says of it, each number beside its source.
+
+A sheet is a file ``data/devices/<name>.yaml``::
+
+    memory_bytes: {value: 48.0e9, source: NVIDIA A40 data sheet}
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonschema import Draft202012Validator, ValidationError
+
+from trioflow.errors import PlatformError
+from trioflow.hardware.yaml_numbers import StrictLoader
+from trioflow.provenance import PACKAGE, read_json
+
+SHIPPED = PACKAGE / "data" / "devices"
+SCHEMA = PACKAGE / "data" / "device.schema.json"
+
+FALLBACK_PRECISION = "fp32"
+"""What arithmetic runs in where a device lacks the precision asked for."""
+
+
+@dataclass(frozen=True)
+class DeviceSheet:
+    """A GPU as its maker describes it.
+
+    Attributes
+    ----------
+    name : str
+        Name of the sheet.
+    title : str
+        Product name with form factor and memory.
+    driver_names : tuple of str
+        Names under which drivers report it.
+    chip, architecture, form_factor : str
+        Boards of one chip share its parts and libraries' kernels.
+    memory_bytes : int
+        Memory [bytes].
+    memory_bandwidth_bytes_per_s : float
+        Peak bandwidth of the memory [bytes/s].
+    l2_bytes : int
+        Level-2 cache [bytes].
+    sm_count : int
+        Streaming multiprocessors.
+    boost_clock_hz : float
+        Highest clock [Hz].
+    power_limit_w : float
+        Power that the board may draw [W].
+    peak_flop_per_s : mapping of str to float
+        Peak dense rate for each precision [flop/s].
+    tensor_core_precisions : tuple of str
+        Precisions whose peak is that of tensor cores.
+    nvlink_generation : int or None
+        None without NVLink.
+    nvlink_bandwidth_bytes_per_s : float or None
+        All links, both directions together [bytes/s].
+    sources : mapping of str to str
+        Source of every number by its dotted key.
+    """
+
+    name: str
+    title: str
+    driver_names: tuple[str, ...]
+    chip: str
+    architecture: str
+    form_factor: str
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    l2_bytes: int
+    sm_count: int
+    boost_clock_hz: float
+    power_limit_w: float
+    peak_flop_per_s: Mapping[str, float]
+    tensor_core_precisions: tuple[str, ...] = ()
+    nvlink_generation: int | None = None
+    nvlink_bandwidth_bytes_per_s: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def driver_name(self) -> str:
+        """Name that a current driver reports."""
+        return self.driver_names[0]
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether the device has tensor cores."""
+        return bool(self.tensor_core_precisions)
+
+    def runs_on_tensor_cores(self, precision: str) -> bool:
+        """Tell whether matrix products of a precision run on tensor cores."""
+        return precision in self.tensor_core_precisions
+
+    def peak(self, precision: str) -> float:
+        """Return the peak rate of matrix products of a precision [flop/s].
+
+        A precision that the hardware lacks (tf32 on a V100, say) runs in fp32.
+        """
+        return self.peak_flop_per_s.get(precision, self.peak_flop_per_s[FALLBACK_PRECISION])
+
+    def ridge_flop_per_byte(self, precision: str) -> float:
+        """Return the arithmetic intensity from which on arithmetic is the limit [flop/byte]."""
+        return self.peak(precision) / self.memory_bandwidth_bytes_per_s
+
+
+def list_devices() -> list[str]:
+    """Return the names of the sheets that ship with trioflow, sorted."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load_device(name_or_path: str | Path) -> DeviceSheet:
+    """Read a sheet, by the name of a shipped one or from a file.
+
+    Parameters
+    ----------
+    name_or_path : str or path
+        A shipped name, or a path that ends in ``.yaml`` or ``.yml`` or holds
+        a folder.
+
+    Raises
+    ------
+    PlatformError
+        When the name is unknown (the known ones are listed), or the file is
+        missing or breaks the schema.
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
+        return _read(Path(name_or_path))
+    if text not in list_devices():
+        raise _unknown(text, list_devices())
+    return _shipped(text)
+
+
+def find_device(driver_name: str) -> DeviceSheet:
+    """Return the shipped sheet of a device by the name that its driver reports.
+
+    Parameters
+    ----------
+    driver_name : str
+        Such as ``NVIDIA H100 80GB HBM3``; case, spaces, hyphens and
+        underscores do not matter. A sheet's own name is found too.
+
+    Raises
+    ------
+    PlatformError
+        When no sheet has the name; the nearest one is offered.
+    """
+    known: dict[str, str] = {}
+    for name in list_devices():
+        for alias in (name, *_shipped(name).driver_names):
+            known[_plain(alias)] = name
+    if _plain(driver_name) not in known:
+        names = [_shipped(name).driver_name for name in list_devices()]
+        raise _unknown(driver_name, names)
+    return _shipped(known[_plain(driver_name)])
+
+
+def _plain(name: str) -> str:
+    """Return a name without what tools write differently."""
+    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def _unknown(name: str, known: list[str]) -> PlatformError:
+    close = difflib.get_close_matches(name, known, n=1)
+    return PlatformError(
+        f"no device sheet is called {name!r}",
+        fix=(f"did you mean {close[0]}? " if close else "")
+        + f"known are {', '.join(known)}; a sheet of your own is given by its path",
+    )
+
+
+@cache
+def _shipped(name: str) -> DeviceSheet:
+    return _read(SHIPPED / f"{name}.yaml")
+
+
+def _read(path: Path) -> DeviceSheet:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
+    except FileNotFoundError:
+        raise PlatformError("no such file", file=path) from None
+    except OSError as error:
+        raise PlatformError(f"cannot be read: {error.strerror}", file=path) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise PlatformError(f"not readable as YAML: {problem}", file=path) from None
+    _validate(content, path)
+    return _build(content, path)
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(read_json(SCHEMA))
+
+
+def _validate(content: Any, path: Path) -> None:
+    """Raise the shallowest violation of the schema."""
+    errors = sorted(
+        _validator().iter_errors(content),
+        key=lambda error: (len(error.absolute_path), str(error.json_path), str(error.validator)),
+    )
+    if errors:
+        place = ".".join(str(part) for part in errors[0].absolute_path)
+        raise PlatformError(_explain(errors[0]), file=path, place=place, fix=_mend(errors[0]))
+
+
+def _explain(error: ValidationError) -> str:
+    """Turn a violation into a few words."""
+    instance: Any = error.instance
+    if error.validator == "additionalProperties":
+        known = error.schema["properties"] if isinstance(error.schema, Mapping) else ()
+        return f"unknown key {sorted(set(map(str, instance)) - set(known))[0]!r}"
+    if error.validator == "required" and isinstance(error.validator_value, list):
+        missing = next(key for key in error.validator_value if key not in instance)
+        return f"the key {missing!r} is missing"
+    if error.validator == "type" and not isinstance(instance, dict | list):
+        return f"{instance!r} is not what is due here"
+    return error.message
+
+
+def _mend(error: ValidationError) -> str:
+    schema: Any = error.schema
+    if isinstance(schema, Mapping) and schema.get("required") == ["value", "source"]:
+        return "write {value: the number, source: where it comes from}"
+    return "see workflow/schemas/device.schema.json"
+
+
+def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield dotted key, value and source of every number."""
+    for key, entry in content.items():
+        if isinstance(entry, dict) and "source" in entry:
+            yield f"{place}{key}", entry["value"], entry["source"]
+        elif isinstance(entry, dict):
+            yield from _walk_numbers(entry, f"{place}{key}.")
+
+
+def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
+    """Make the sheet from a file's checked content."""
+    values, sources = {}, {}
+    for place, value, source in _walk_numbers(content):
+        if not math.isfinite(value):
+            raise PlatformError(f"{value!r} is not finite", file=path, place=place)
+        values[place], sources[place] = value, source
+    peaks = {name: float(values[f"peak_flop_per_s.{name}"]) for name in content["peak_flop_per_s"]}
+    lacking = sorted(set(content["tensor_core_precisions"]) - set(peaks))
+    if lacking:
+        raise PlatformError(
+            f"tensor cores of {lacking[0]} have no peak", file=path,
+            place="tensor_core_precisions", fix=f"add peak_flop_per_s.{lacking[0]}",
+        )  # fmt: skip
+    generation = values.get("nvlink.generation")
+    nvlink = values.get("nvlink.bandwidth_bytes_per_s")
+    return DeviceSheet(
+        name=content["name"],
+        title=content["title"],
+        driver_names=tuple(content["driver_names"]),
+        chip=content["chip"],
+        architecture=content["architecture"],
+        form_factor=content["form_factor"],
+        memory_bytes=int(values["memory_bytes"]),
+        memory_bandwidth_bytes_per_s=float(values["memory_bandwidth_bytes_per_s"]),
+        l2_bytes=int(values["l2_bytes"]),
+        sm_count=int(values["sm_count"]),
+        boost_clock_hz=float(values["boost_clock_hz"]),
+        power_limit_w=float(values["power_limit_w"]),
+        peak_flop_per_s=peaks,
+        tensor_core_precisions=tuple(content["tensor_core_precisions"]),
+        nvlink_generation=None if generation is None else int(generation),
+        nvlink_bandwidth_bytes_per_s=None if nvlink is None else float(nvlink),
+        sources=sources,
+    )
