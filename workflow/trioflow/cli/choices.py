@@ -17,6 +17,7 @@ from trioflow.costmodel.platform_collectives import (
 )
 from trioflow.errors import InputError, PlanError, PlatformError
 from trioflow.experiments import Plan
+from trioflow.hardware.device_sheet import find_device
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.parallel.plan import make_plan, named_plan
@@ -156,12 +157,23 @@ def choose_model(
     for path, model in found:
         if model.device_name == device:
             return model, f"{path.parent.name} ({model.method}), anchored on the recorded times"
-    path, model = found[-1]
+    # A processor lends its shape to processors, a GPU to GPUs; the last of those known.
+    alike = [one for one in found if _has_sheet(one[1].device_name) == _has_sheet(device)]
+    path, model = (alike or found)[-1]
     _say_other_device(choices, device, model.device_name)
     return (
         model,
         f"{path.parent.name} ({model.method}), of another device, anchored on the recorded times",
     )
+
+
+def _has_sheet(device_name: str) -> bool:
+    """Tell whether a device is one that the data sheets know: a GPU."""
+    try:
+        find_device(device_name)
+    except PlatformError:
+        return False
+    return True
 
 
 def _say_other_device(choices: Choices, device: str, other: str) -> None:
