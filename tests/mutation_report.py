@@ -57,7 +57,7 @@ REASONS = {
     "shape shortened": "a profile without an execution trace gives a shape once",
     "shape missing": "a profile may have been taken without shapes of some calls",
     "other dtype": "a type of known size stands where another did, and nothing else tells the size",
-    "element size changed": "sizes of elements are the only witness of a type",
+    "element size changed": "a type is told by its size alone; other rows of the same memory are not compared",
     "another row's value": "a cell took a possible value of its column",
     "cell emptied": "an empty type stands for a result that is no tensor",
     "phase changed": "a row names its phase once",

@@ -165,8 +165,8 @@ SHARES = {
 }  # fmt: skip
 """Mutations of one source in the whole suite, by its importer."""
 FEW = {
-    "capture": 8, "kineto with execution trace": 15, "kineto alone": 10, "chakra": 10,
-    "triosim": 25, "neusight": 3, "small": 40,
+    "capture": 6, "kineto with execution trace": 12, "kineto alone": 8, "chakra": 8,
+    "triosim": 20, "neusight": 2, "small": 35,
 }  # fmt: skip
 """Those in the fast tier."""
 
