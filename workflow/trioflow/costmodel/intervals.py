@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import ndtri, stdtrit
 
 from trioflow.costmodel.class_curves import (
     ANY,
@@ -251,7 +250,7 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
             low, high = np.quantile(chosen["residual"], COVERAGE)
             if clustered:
                 workloads = frame["workload"].iloc[positions].nunique()
-                widening = float(student.ppf(COVERAGE[1], workloads) / norm.ppf(COVERAGE[1]))
+                widening = float(stdtrit(workloads, COVERAGE[1]) / ndtri(COVERAGE[1]))
                 low, high = low * widening, high * widening
             bands[key] = Band(
                 min(float(low), 0.0),
@@ -312,7 +311,7 @@ def fit_step_band(
                 f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
             )
     workloads = len(squares)
-    half = float(student.ppf(COVERAGE[1], workloads)) * math.sqrt(float(squares.mean()))
+    half = float(stdtrit(workloads, COVERAGE[1])) * math.sqrt(float(squares.mean()))
     relative = sums["held_out_s"] / sums["time_s"].clip(lower=SHORTEST_S) - 1.0
     distance = 0.0
     if "recorded_s" in frame.columns:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.model_file import read_content
@@ -225,7 +225,7 @@ def _step_band(frame: pd.DataFrame) -> NewGpuBand:
     if errors.empty:
         return ASSUMED
     squares = (errors**2).groupby(level="chips").mean()
-    half = float(student.ppf(ENDS[1], len(squares))) * math.sqrt(float(squares.mean()))
+    half = float(stdtrit(len(squares), ENDS[1])) * math.sqrt(float(squares.mean()))
     return NewGpuBand(-half, half, len(squares), float(np.abs(np.expm1(-errors)).mean()))
 
 
