@@ -160,7 +160,7 @@ def _tensor_rows(data_folder: Path) -> list[pd.DataFrame]:
         medians = table.groupby(["m", "n", "k"], sort=True)["latency"].median().reset_index()
         m, n, k = (medians[key].to_numpy(np.float64) for key in ("m", "n", "k"))
         ones, zeros = np.ones(len(medians)), np.zeros(len(medians))
-        values = (ones, m, n, k, ones, zeros, zeros)
+        values = (ones, m, n, k, ones, zeros, zeros, ones)
         rows = pd.DataFrame(dict(zip(PRODUCTS, values, strict=True)))
         rows["flop"] = 2 * m * n * k
         rows["read_bytes"] = TENSOR_BYTES * (m * k + k * n)

@@ -146,7 +146,7 @@ def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rat
 
 
 def wave_quantisation(products: Floats, sm_count: int) -> Floats:
-    """Return waves rounded up over waves, for each row of products; shape (n, 7) to (n,).
+    """Return waves rounded up over waves, for each row of products; shape (n, 8) to (n,).
 
     Fewer tiles than multiprocessors make less than one wave: the rest idles.
     """
