@@ -19,6 +19,33 @@ from trioflow.trace.workloads import build_workload
 ELEM_BYTES = {"float": 4, "long int": 8, "int": 4, "unsigned char": 1}
 
 
+def read_messages(events: list[dict]) -> list[tuple[str, int]]:
+    """Return name and bytes of every message, in the order in which the rank asked for them.
+
+    Gloo's own events carry the element types, but each begins when one of gloo's
+    threads takes the message up, and those may overtake one another; what the
+    rank called (``c10d::``) carries the order.
+    """
+    moved = [event for event in events if event["name"].startswith("gloo:")]
+    messages = []
+    for call in events:
+        if not call["name"].startswith("c10d::"):
+            continue
+        name = call["name"].removeprefix("c10d::").replace("_", "")
+        dims = call["args"]["Input Dims"][0]  # the list of tensors comes first
+        found = next(
+            event for event in moved
+            if event["name"].removeprefix("gloo:").replace("_", "") == name
+            and [size for size in event["args"]["Input Dims"] if size] == dims
+        )  # fmt: skip
+        moved.remove(found)
+        kinds = zip(dims, found["args"]["Input type"], strict=True)
+        size = sum(ELEM_BYTES[kind] * torch.Size(shape).numel() for shape, kind in kinds)
+        messages.append((found["name"].removeprefix("gloo:"), size))
+    assert not moved, f"messages that nobody asked for: {moved}"
+    return messages
+
+
 def main() -> None:
     job_path, rank = Path(sys.argv[1]), int(sys.argv[2])
     job = json.loads(job_path.read_text())
@@ -37,16 +64,7 @@ def main() -> None:
     raw = job_path.parent / f"profile-{rank}.json"
     profiler.export_chrome_trace(str(raw))
     events = [e for e in json.loads(raw.read_text())["traceEvents"] if e.get("ph") == "X"]
-    messages = []
-    for event in sorted(events, key=lambda e: e["ts"]):
-        if event["name"].startswith("gloo:"):
-            arguments = event["args"]
-            sizes = [
-                ELEM_BYTES[kind] * torch.Size(dims).numel()
-                for dims, kind in zip(arguments["Input Dims"], arguments["Input type"], strict=True)
-                if kind in ELEM_BYTES
-            ]
-            messages.append([event["name"].removeprefix("gloo:"), sum(sizes)])
+    messages = read_messages(sorted(events, key=lambda e: e["ts"]))
     (job_path.parent / f"messages-{rank}.json").write_text(json.dumps(messages))
     dist.barrier()
     dist.destroy_process_group()
