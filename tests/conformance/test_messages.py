@@ -44,7 +44,7 @@ class Same:
             {"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False}
         )
 
-    def step_interval(self, kind="rescale"):
+    def step_interval(self, kind="rescale", distance=None):
         return (1.0, 1.0)
 
 

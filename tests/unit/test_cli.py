@@ -105,6 +105,24 @@ def test_a_model_of_another_device_is_said_to_be_one(capsys):
     assert any("no cost model of" in warning for warning in told["warnings"])
 
 
+def test_given_operator_times_replace_recorded_ones(capsys):
+    before = answer(capsys, "simulate", TRACE, "--platform", PLATFORM)
+    assert main(["show", TRACE, "--operators"]) == 0
+    printed = capsys.readouterr().out
+    Path("times.csv").write_text(printed)
+    same = answer(capsys, "simulate", TRACE, "--platform", PLATFORM, "--override", "times.csv")
+    assert same["step_time_s"] == pytest.approx(before["step_time_s"], rel=1e-4)
+    name = printed.splitlines()[1].split(",")[0]
+    Path("times.csv").write_text(f"name,time_us\n{name},900000\n")
+    told = answer(capsys, "simulate", TRACE, "--platform", PLATFORM, "--override", "times.csv")
+    assert told["step_time_s"] > before["step_time_s"]
+    assert told["confidence"] == "uncalibrated"
+    assert any("have times from times.csv" in warning for warning in told["warnings"])
+    Path("times.csv").write_text("name,time_us\nnothing,1\n")
+    err = refuse(capsys, "simulate", TRACE, "--platform", PLATFORM, "--override", "times.csv")
+    assert "times.csv" in err and "line 2" in err
+
+
 def test_show_sums_to_the_trace(capsys):
     told = answer(capsys, "show", TRACE)
     assert sum(row["device_time_s"] for row in told["classes"]) == pytest.approx(

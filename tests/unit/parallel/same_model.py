@@ -28,5 +28,5 @@ class ProportionalModel:
         factor = (work[1] / work[0]).where(work[0] > 0, 1.0)
         return self._frame(operators["device_ns"].astype(float) / 1e9 * factor, operators.index)
 
-    def step_interval(self, kind="rescale"):
+    def step_interval(self, kind="rescale", distance=None):
         return (0.9, 1.1)

@@ -10,76 +10,50 @@ from pathlib import Path
 from typing import Any
 
 from trioflow import tables
-from trioflow.cli.choices import (
-    Choices,
-    choose_collectives,
-    choose_model,
-    choose_plan,
-    choose_platform,
-)
+from trioflow.cli.choices import choose_collectives, choose_graph, choose_platform
 from trioflow.cli.text import format_facts
 from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.network.collectives import compute_wire_bytes
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.report.perfetto import write_perfetto
-from trioflow.trace.store import UNTIMED, load_trace
 from trioflow.units import format_bytes, format_time
 
 
 def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Return the answer of ``trioflow simulate`` and its timeline."""
-    traces = [load_trace(name) for name in options.trace]
-    trace = traces[0]
-    for name, one in zip(options.trace, traces, strict=True):
-        if one.facts.get("step_time_source") == UNTIMED:
-            raise InputError(
-                "the trace holds no times, so no step can be predicted from it", file=name,
-                fix="capture the workload on a device, two blocks of it with --layers where it is too big",
-            )  # fmt: skip
-    plan = choose_plan(options)
-    platform = choose_platform(options.platform, plan.ranks)
+    graph, platform, times = choose_graph(options)
+    trace, batch = times.traces[0], int(graph.metadata["batch"])
     collectives = choose_collectives(options, platform)
-    choices = Choices(warnings=[])
-    model, model_text = choose_model(options, trace, choices)
-    batch = int(trace.facts["batch"]) * plan.data if options.batch is None else options.batch
-    graph = extrapolate(traces, plan, model, batch=batch, host=platform.host)
-    if str(trace.facts["device_name"]) != platform.device.name:
-        choices.warnings.append(
-            f"compute times are those of the traced device ({trace.facts['device_name']}), "
-            f"not of {platform.name}'s ({platform.device.name})"
-        )
+    warnings = list(times.warnings)
     if graph.tasks["kind"].isin(("collective", "send")).any() and collectives is None:
-        choices.warnings.append(
+        warnings.append(
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links"
         )
     result = simulate_interval(graph, platform, collectives)
     peak, room = int(graph.metadata["peak_memory_bytes"]), platform.device.memory_bytes
     if peak > room:
-        choices.warnings.insert(0, "out of memory: the step does not fit a rank's device")
+        warnings.insert(0, "out of memory: the step does not fit a rank's device")
     summary = result.summary
-    confidences = [graph.metadata["compute_confidence"], summary["confidence"], choices.confidence]
-    if str(trace.facts["device_name"]) != platform.device.name:
-        confidences.append("uncalibrated")
+    confidences = [graph.metadata["compute_confidence"], summary["confidence"], times.confidence]
     keys = ("step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
             "exposed_communication_s", "ranks", "events", "simulator_wall_s")  # fmt: skip
     told = {
         **{key: summary[key] for key in keys},
         "workload": trace.facts["workload"],
         "batch": batch,
-        "plan": plan.plan,
+        "plan": graph.metadata["plan"]["plan"],
         "plan_text": graph.metadata["plan_text"],
         "platform": platform.name,
-        "cost_model": model_text,
+        "cost_model": times.model_text,
         "confidence": max(confidences, key=CONFIDENCES.index),
         "peak_memory_bytes": peak,
         "memory_bytes": room,
         "fits_memory": peak <= room,
         "samples_per_s": batch / summary["step_time_s"],
         "folded": False,
-        "warnings": list(dict.fromkeys([*choices.warnings, *summary["warnings"]])),
+        "warnings": list(dict.fromkeys([*warnings, *summary["warnings"]])),
     }
     return told, result.timeline
 

@@ -36,6 +36,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
     )
     parser.add_argument("--cost-model", metavar="MODEL", help="operator model of `trioflow fit`")
+    parser.add_argument(
+        "--override", metavar="CSV",
+        help="operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
+        "needed, phase and input_shapes",
+    )  # fmt: skip
 
 
 def add_collectives_argument(parser: argparse.ArgumentParser) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.overrides import load_overrides
 from trioflow.costmodel.platform_collectives import (
     KIND,
     PlatformCollectives,
@@ -17,12 +18,13 @@ from trioflow.costmodel.platform_collectives import (
 )
 from trioflow.errors import InputError, PlanError, PlatformError
 from trioflow.experiments import Plan
-from trioflow.hardware.device_sheet import find_device
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
+from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import read_json
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, load_trace
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "data" / "cost_models"
 MEASURED = Path("results")
@@ -30,14 +32,6 @@ MEASURED = Path("results")
 THIS_MACHINE = "this-machine"
 ALGORITHMS = (*METHODS, "ring")
 """Ways to predict a collective: from the platform's measurements, or the ring's closed form."""
-
-
-@dataclass
-class Choices:
-    """What was chosen for the user, and what they must know of it."""
-
-    warnings: list[str] = field(default_factory=list)
-    confidence: str = "measured"
 
 
 def choose_plan(options: argparse.Namespace) -> Plan:
@@ -129,57 +123,41 @@ def _load_collectives(path: Path, method: str | None) -> CollectiveCostModel | P
     return load_collective_model(path)
 
 
-def choose_model(
-    options: argparse.Namespace, trace: Trace, choices: Choices
-) -> tuple[OperatorModel, str]:
-    """Return the operator model and a description of it.
+def choose_device_times(
+    options: argparse.Namespace, traces: Sequence[Trace], device_name: str
+) -> DeviceTimes:
+    """Return the traces with a device's times, and the operator model for it.
 
-    Without ``--cost-model`` it is the one fitted on the traced device: the
-    workflow's in this folder, else a shipped one. A model of another device
-    only lends its shape, since recorded times are rescaled; that is said.
+    Without ``--cost-model`` the model is chosen among the workflow's own in
+    this folder and those that ship.
 
     Raises
     ------
-    InputError
-        When no model ships.
+    InputError, TraceError
+        As ``costmodel.device_times.prepare_device_times``, and when a file
+        holds no model or no times.
     """
-    device = str(trace.facts["device_name"])
+    overrides = load_overrides(options.override) if options.override else None
     if options.cost_model:
-        own = load_operator_model(options.cost_model)
-        if own.device_name != device:
-            _say_other_device(choices, device, own.device_name)
-        return own, f"{options.cost_model}, anchored on the recorded times"
-    candidates = [MEASURED / "cost_models" / THIS_MACHINE / "operators.json"]
-    candidates += sorted(SHIPPED_MODELS.glob("*/operators.json"))
-    found = [(path, load_operator_model(path)) for path in candidates if path.exists()]
-    if not found:
-        raise InputError("no operator cost model ships", fix="give one with --cost-model")
-    for path, model in found:
-        if model.device_name == device:
-            return model, f"{path.parent.name} ({model.method}), anchored on the recorded times"
-    # A processor lends its shape to processors, a GPU to GPUs; the last of those known.
-    alike = [one for one in found if _has_sheet(one[1].device_name) == _has_sheet(device)]
-    path, model = (alike or found)[-1]
-    _say_other_device(choices, device, model.device_name)
-    return (
-        model,
-        f"{path.parent.name} ({model.method}), of another device, anchored on the recorded times",
-    )
+        models = {str(options.cost_model): load_operator_model(options.cost_model)}
+    else:
+        here = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
+        paths = [here, *sorted(SHIPPED_MODELS.glob("*/operators.json"))]
+        models = {path.parent.name: load_operator_model(path) for path in paths if path.exists()}
+    return prepare_device_times(traces, device_name, models, overrides=overrides)
 
 
-def _has_sheet(device_name: str) -> bool:
-    """Tell whether a device is one that the data sheets know: a GPU."""
-    try:
-        find_device(device_name)
-    except PlatformError:
-        return False
-    return True
+def choose_graph(options: argparse.Namespace) -> tuple[TaskGraph, Platform, DeviceTimes]:
+    """Return the task graph that a command line asks for, and what it was made from.
 
-
-def _say_other_device(choices: Choices, device: str, other: str) -> None:
-    """Note that a model of another device only lends its shape."""
-    choices.confidence = "uncalibrated"
-    choices.warnings.append(
-        f"no cost model of {device}: recorded times are rescaled with the shape of {other}'s; "
-        "fit one with `trioflow fit`"
-    )
+    Raises
+    ------
+    TrioflowError
+        When anything of it does not fit.
+    """
+    traces = [load_trace(name) for name in options.trace]
+    plan = choose_plan(options)
+    platform = choose_platform(options.platform, plan.ranks)
+    times = choose_device_times(options, traces, platform.device.name)
+    graph = extrapolate(times.traces, plan, times.model, batch=options.batch, host=platform.host)
+    return graph, platform, times

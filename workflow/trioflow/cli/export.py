@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
 from trioflow.errors import InputError
+from trioflow.experiments import Plan
 
 
 def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,29 +41,17 @@ def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> Non
 
 def run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
-    from trioflow.cli.choices import Choices, choose_model, choose_plan, choose_platform
+    from trioflow.cli.choices import choose_graph
     from trioflow.export.chakra import size_trace, write_chakra
-    from trioflow.parallel.extrapolate import extrapolate
-    from trioflow.trace.store import load_trace
 
-    traces = [load_trace(name) for name in options.trace]
-    plan = choose_plan(options)
-    platform = choose_platform(options.platform, plan.ranks)
-    choices = Choices()
-    model, _ = choose_model(options, traces[0], choices)
-    graph = extrapolate(traces, plan, model, batch=options.batch, host=platform.host)
-    source = size_trace(traces, plan, int(graph.metadata["batch"]))
+    graph, _, times = choose_graph(options)
+    plan = Plan(**graph.metadata["plan"])
+    source = size_trace(times.traces, plan, int(graph.metadata["batch"]))
     files = write_chakra(graph, options.output, source)
-    device = str(traces[0].facts["device_name"])
-    if device != platform.device.name:
-        choices.warnings.append(
-            f"compute times are those of the traced device ({device}), "
-            f"not of {platform.name}'s ({platform.device.name})"
-        )
     print(f"{graph.metadata['workload']}: {graph.metadata['plan_text']}")
     nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"
     print(f"{nodes} in {files[0]} to {files[-2].name}; communicator groups in {files[-1].name}")
-    _say([*choices.warnings, *graph.metadata["warnings"]])
+    _say([*times.warnings, *graph.metadata["warnings"]])
 
 
 def run_export_perfetto(options: argparse.Namespace) -> None:

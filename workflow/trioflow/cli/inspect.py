@@ -9,6 +9,7 @@ from typing import Any
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.overrides import write_operator_times
 from trioflow.tables import PHASES, records
 from trioflow.trace.store import Trace, find_trace, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
@@ -58,7 +59,11 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
 
 def run_show(options: argparse.Namespace) -> None:
     """Print what a trace holds."""
-    told = describe_trace(load_trace(options.trace))
+    trace = load_trace(options.trace)
+    if options.operators:
+        print(write_operator_times(trace), end="")
+        return
+    told = describe_trace(trace)
     if options.json:
         print(json.dumps(told, sort_keys=True))
         return

@@ -46,8 +46,14 @@ class OperatorModel(Protocol):
         """Predict recorded operators at other sizes; unchanged sizes keep the recorded time."""
         ...
 
-    def step_interval(self, kind: str = "rescale") -> tuple[float, float]:
-        """Return the 80 % interval of a step's compute over its prediction."""
+    def step_interval(
+        self, kind: str = "rescale", distance: float | None = None
+    ) -> tuple[float, float]:
+        """Return the 80 % interval of a step's compute over its prediction.
+
+        ``distance`` is the logarithm of the rescaled over the recorded step's
+        compute; the interval may widen with it.
+        """
         ...
 
     def step_interval_basis(self, kind: str = "rescale") -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -96,19 +96,33 @@ class NewGpuOperatorModel:
         # How much the change differs between the GPUs.
         usable = (np.minimum(before, after) > NOTHING_S) & (np.minimum(old, new) > NOTHING_S)
         change = np.ones(len(operators))
-        change[usable] = (new / old)[usable] / (after / before)[usable]
+        change[usable] = new[usable] / old[usable] / (after[usable] / before[usable])
         change[same] = 1.0
         values = {name: there[name].to_numpy(np.float64) * change for name in _TIMES}
         values["time_s"][same] = recorded[same]
         return there.assign(**values)
 
-    def step_interval(self, *arguments: Any, **named: Any) -> tuple[float, float]:
-        """Return the interval of a changed batch; the new GPU's own is a fact of its trace."""
-        return self.base.step_interval(*arguments, **named)
+    def step_interval(
+        self, kind: str = "rescale", distance: float | None = None
+    ) -> tuple[float, float]:
+        """Return the 80 % interval of a step's compute, relative to its prediction.
 
-    def step_interval_basis(self, *arguments: Any, **named: Any) -> str:
+        ``predict`` joins the base's interval with the rule's, as independent
+        factors. ``rescale`` is the base's own: recorded times that were carried
+        over to the target have the rule's interval in the facts of their trace.
+        """
+        interval = self.base.step_interval(kind, distance)
+        if kind != "predict":
+            return interval
+        rule = self.model.step_interval(self.rule)
+        low, high = (
+            math.hypot(*(math.log(part[end]) for part in (interval, rule))) for end in (0, 1)
+        )
+        return math.exp(-low), math.exp(high)
+
+    def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say what the step interval was estimated from."""
-        basis = self.base.step_interval_basis(*arguments, **named)
+        basis = self.base.step_interval_basis(kind)
         return f"{basis}, on {self.source.driver_name}"
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:

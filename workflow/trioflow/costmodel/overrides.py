@@ -21,6 +21,8 @@ import pandas as pd
 from trioflow.costmodel.features import Floats
 from trioflow.errors import InputError
 from trioflow.tables import PHASES
+from trioflow.trace.store import Trace
+from trioflow.units import s_to_ns
 
 NEEDED = ("name", "time_us")
 OPTIONAL = ("phase", "input_shapes")
@@ -89,8 +91,8 @@ class Overrides:
             raise InputError(
                 f"{len(unused)} of {len(self.rows)} rows fit no operator: {listed}",
                 file=self.file,
-                fix="name, phase and shapes are those of `trioflow show`; the first row that fits "
-                "is taken",
+                fix="name, phase and shapes are those of `trioflow show TRACE --operators`; the first row "
+                "that fits is taken",
             )
         return found
 
@@ -189,3 +191,68 @@ def apply_overrides(
     result["extrapolated"] = times["extrapolated"].to_numpy(dtype=bool) & ~changed
     result["overridden"] = changed
     return result
+
+
+def override_trace(trace: Trace, overrides: Overrides) -> Trace:
+    """Put given times in the place of a trace's recorded ones.
+
+    Parameters
+    ----------
+    trace : Trace
+        Its shapes are the ones that the times are for.
+    overrides : Overrides
+        What to put in.
+
+    Returns
+    -------
+    Trace
+        Operators start later or earlier by what those before them changed; the
+        step's time changes as much as the sum of the operators'.
+
+    Raises
+    ------
+    InputError
+        When a row fits no operator.
+    """
+    operators = trace.operators.copy()
+    given = overrides.match(operators)
+    changed = ~np.isnan(given)
+    before = operators["device_ns"].to_numpy(np.int64)
+    after = before.copy()
+    after[changed] = [s_to_ns(float(time_s)) for time_s in given[changed]]
+    shift = np.concatenate([[0], np.cumsum(after - before)[:-1]])
+    operators["device_ns"] = after
+    operators["start_ns"] = np.maximum(operators["start_ns"].to_numpy(np.int64) + shift, 0)
+    gone_s = float((after - before).sum()) * 1e-9
+    step_s = max(float(trace.facts["step_time_s"]) + gone_s, float(after.sum()) * 1e-9)
+    share = float(after[changed].sum()) / max(float(after.sum()), 1.0)
+    facts = {
+        **trace.facts,
+        "step_time_s": step_s,
+        "step_times_s": [],
+        "warnings": [
+            *trace.facts.get("warnings", []),
+            f"{int(changed.sum())} operators ({share:.0%} of the compute) have times from "
+            f"{overrides.file.name}, without an interval",
+        ],
+    }
+    return Trace(operators, trace.tensors, facts)
+
+
+def write_operator_times(trace: Trace) -> str:
+    """Return a trace's operators in the format of overrides, to be edited.
+
+    One row for each distinct name, phase and input shapes, the ones with most
+    time first, with the mean time of those operators.
+    """
+    frame = trace.operators[["name", "phase", "device_ns"]].assign(
+        input_shapes=[
+            json.dumps([[int(size) for size in shape] for shape in cell])
+            for cell in trace.operators["input_shapes"]
+        ]
+    )
+    groups = frame.groupby(["name", "phase", "input_shapes"], sort=True)["device_ns"]
+    told = groups.agg(["mean", "sum"]).reset_index()
+    told = told.sort_values("sum", ascending=False, kind="stable")
+    told["time_us"] = told["mean"] / 1e3
+    return told[["name", "phase", "input_shapes", "time_us"]].to_csv(index=False)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.new_gpu import new_gpu_interval
 from trioflow.costmodel.overrides import Overrides, apply_overrides
 from trioflow.trace.store import Trace
 from trioflow.units import s_to_ns
 
 PREDICTED = "predicted"
 """The fact ``step_time_source`` of a trace whose times a model gave."""
+FACT = "predicted_times"
+"""The fact that holds the interval of such times."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ def time_trace(
     *,
     device_name: str | None = None,
     overrides: Overrides | None = None,
+    device: str = "cuda",
 ) -> TimedTrace:
     """Predict the time of every operator of a trace.
 
@@ -56,6 +62,8 @@ def time_trace(
         Device that the times are of; the model's by default.
     overrides : Overrides, optional
         Times that come from elsewhere.
+    device : {"cuda", "cpu"}
+        Kind of device that the times are of.
 
     Raises
     ------
@@ -66,15 +74,19 @@ def time_trace(
     Notes
     -----
     The interval of the sum is the held-out error of whole steps that the model
-    predicted from shapes alone. Host time is not part of it: what the device
-    computes is a lower bound of the step where launches are slower.
+    predicted from shapes alone. On a GPU, what moves no byte (a view, say)
+    launches no kernel and takes no time. Host time is not part of it: what the
+    device computes is a lower bound of the step where launches are slower.
     """
     times = model.predict(trace.operators)
+    if device == "cuda":
+        work = trace.operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
+        times.loc[(work == 0).all(axis=1), ["time_s", "low_s", "high_s"]] = 0.0
     if overrides is not None:
         times = apply_overrides(trace.operators, times, overrides)
     total_s = float(times["time_s"].sum())
     low, high = model.step_interval("predict")
-    device = device_name or str(getattr(model, "device_name", "unknown"))
+    device_name = device_name or str(getattr(model, "device_name", "unknown"))
     operators = trace.operators.copy()
     nanoseconds = [s_to_ns(time_s) for time_s in times["time_s"]]
     operators["device_ns"] = np.asarray(nanoseconds, dtype=np.int64)
@@ -86,14 +98,29 @@ def time_trace(
     )
     facts = {
         **trace.facts,
-        "device": "cuda", "device_name": device,
+        "device": device, "device_name": device_name,
         "step_time_s": float(ends.iloc[-1]) / 1e9 if len(ends) else 0.0,
         "step_time_source": PREDICTED,
         "step_times_s": [],
+        FACT: {"interval": [low, high], "basis": model.step_interval_basis("predict"),
+               "extrapolated_share": share},
         "warnings": [
             *trace.facts.get("warnings", []),
-            f"no time was recorded: all are predicted by the cost model of {device}, "
-            f"{share:.0%} of them outside the sizes that it was fitted to",
+            f"no time was recorded: all are predicted by the cost model of {device_name}, "
+            f"{share:.0%} of them outside the sizes that it was fitted to; host time is not part of them",
         ],
     }  # fmt: skip
     return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
+
+
+def times_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the 80 % interval, relative, of times that were not recorded on their device.
+
+    Times carried over from another GPU, and times that a model gave, have one
+    in the facts of their trace; recorded times have (1, 1).
+    """
+    told = facts.get(FACT)
+    if told:
+        low, high = told["interval"]
+        return float(low), float(high)
+    return new_gpu_interval(facts)

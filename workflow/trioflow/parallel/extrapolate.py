@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.timed_trace import times_interval
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.platform import load_platform
@@ -96,10 +97,13 @@ def extrapolate(
     works = _Works(trace, plan, model, factor)
     builder.add_ranks(_build_stages(trace, plan, split, works, cut))
     rescaled = factor != 1.0 or plan.tensor > 1
-    beyond = reference.batch != samples or works.extrapolated
+    of_device = times_interval(trace.facts)
+    beyond = reference.batch != samples or works.extrapolated or of_device != (1.0, 1.0)
+    rescaled_by = rescale_distance(device_s, reference.operators)
     interval = combine_intervals(
         repeat_interval(trace.facts),
-        model.step_interval() if rescaled else (1.0, 1.0),
+        of_device,
+        model.step_interval("rescale", rescaled_by) if rescaled else (1.0, 1.0),
         works.interval(float(times.device_s.sum() + times.host_s.sum())),
     )
     share = batch / int(given[0].facts["batch"]) / plan.ranks
@@ -116,7 +120,9 @@ def extrapolate(
             "device_name": trace.facts["device_name"],
             "baseline_step_time_s": float(given[0].facts["step_time_s"]) * share,
             "compute_interval": list(interval),
-            "compute_confidence": _confidence(rescaled or works.predicted, beyond or extrapolated),
+            "compute_confidence": _confidence(
+                rescaled or works.predicted or of_device != (1.0, 1.0), beyond or extrapolated
+            ),
             "stages": [list(stage) for stage in cut],
             "peak_memory_bytes": estimate_peak_memory(trace, plan, batch, cut),
             "warnings": list(trace.facts.get("warnings", [])),
@@ -165,6 +171,12 @@ def phase_times(trace: Trace) -> dict[str, float]:
     return {
         phase: ns_to_s(float(total[trace.operators["phase"] == phase].sum())) for phase in PHASES
     }
+
+
+def rescale_distance(device_s: NDArray[np.float64], operators: pd.DataFrame) -> float:
+    """Return the logarithm of the rescaled over the recorded compute; 0 where there is none."""
+    recorded_s, rescaled_s = ns_to_s(float(operators["device_ns"].sum())), float(device_s.sum())
+    return float(np.log(rescaled_s / recorded_s)) if recorded_s > 0 and rescaled_s > 0 else 0.0
 
 
 def repeat_interval(facts: Mapping[str, Any]) -> tuple[float, float]:

@@ -20,6 +20,7 @@ STEP_TIME_SOURCES = {
     "profiled": "the profiled step's own duration, the profiler's time included",
     "busy": "time in which the device was busy: no host time, no idle time",
     "repeated": "a captured step, one of its blocks repeated",
+    "predicted": "the sum of operator times that a cost model gave",
     "none": "the trace holds no times",
 }
 """What ``step_time_s`` is, by the fact ``step_time_source``."""

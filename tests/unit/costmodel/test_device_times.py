@@ -1,0 +1,148 @@
+"""Traces and a model for the device that is asked about, whatever was traced."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from trioflow.costmodel.device_fit import fit_device_model
+from trioflow.costmodel.device_times import nearest_model, prepare_device_times
+from trioflow.costmodel.new_gpu import new_gpu_interval
+from trioflow.costmodel.overrides import load_overrides
+from trioflow.costmodel.timed_trace import times_interval
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import find_device
+from trioflow.trace.store import Trace
+
+from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
+
+A100 = "NVIDIA A100 80GB PCIe"
+H100 = "NVIDIA H100 80GB HBM3"
+A40 = "NVIDIA A40"
+CPU = "a processor"
+
+
+def make_trace(device=A100, batch=4, *, timed=True, **facts):
+    operators = make_step(640, batch).assign(kind="compute", cpu_ns=0)
+    if not timed:
+        operators["device_ns"] = 0
+    told = {
+        "workload": "new", "batch": batch, "device": "cuda", "device_name": device,
+        "precision": "fp32", "step_time_s": operators["device_ns"].sum() * 1e-9,
+        "step_time_source": "busy" if timed else "none",
+    }  # fmt: skip
+    return Trace(operators, pd.DataFrame(), told | facts)
+
+
+@pytest.fixture(scope="module")
+def a100():
+    fitted = fit_device_model(make_gpu_traces(), LIMITS, method="tile")[0]
+    return replace(fitted, device_name=A100)
+
+
+def test_the_traced_device_keeps_its_times(a100):
+    trace = make_trace()
+    found = prepare_device_times([trace], A100, {"own": a100})
+    assert found.traces == [trace] and found.model is a100
+    assert (found.confidence, found.warnings) == ("measured", [])
+    assert found.model_text.startswith("own (tile), anchored")
+    assert times_interval(found.traces[0].facts) == (1.0, 1.0)
+
+
+def test_another_gpu_gets_times_by_the_rule_and_the_model_too(a100):
+    trace = make_trace(precision="bf16")
+    found = prepare_device_times([trace], A40, {"own": a100})
+    ratio = found.traces[0].facts["step_time_s"] / trace.facts["step_time_s"]
+    assert ratio > 1.2, "half the rate, a third of the bandwidth"
+    low, high = times_interval(found.traces[0].facts)
+    assert low < 0.9 and high > 1.1
+    assert found.confidence == "extrapolated"
+    assert found.model.device_name == A40
+    assert "new GPU: NVIDIA A40 from NVIDIA A100" in found.model_text
+    assert any("no cost model of NVIDIA A40" in warning for warning in found.warnings)
+    assert any("new GPU" in warning for warning in found.traces[0].facts["warnings"])
+
+
+def test_a_model_of_the_target_is_preferred(a100):
+    other = replace(a100, device_name=H100)
+    found = prepare_device_times([make_trace()], H100, {"a": a100, "h": other})
+    assert found.model is other and found.warnings == []
+    assert found.confidence == "extrapolated"
+    assert found.traces[0].facts["step_time_s"] < make_trace().facts["step_time_s"]
+
+
+def test_a_device_without_a_sheet_only_lends(a100):
+    mine = replace(a100, device_name=CPU)
+    found = prepare_device_times([make_trace()], CPU, {"mine": mine, "a": a100})
+    assert found.confidence == "uncalibrated"
+    assert found.model is a100, "recorded times are rescaled by the model of their own device"
+    assert "compute times are those of the traced device" in found.warnings[-1]
+    assert new_gpu_interval(found.traces[0].facts) == (1.0, 1.0)
+
+
+def test_without_times_the_model_gives_them(a100):
+    found = prepare_device_times([make_trace("none", timed=False)], A100, {"own": a100})
+    real_s = make_trace().facts["step_time_s"]
+    assert found.traces[0].facts["step_time_s"] == pytest.approx(real_s, rel=0.05)
+    assert found.confidence == "extrapolated"
+    low, high = times_interval(found.traces[0].facts)
+    assert (low, high) == pytest.approx(a100.step_interval("predict"))
+
+
+def test_without_times_on_a_gpu_that_nobody_measured(a100):
+    found = prepare_device_times([make_trace("none", timed=False)], A40, {"own": a100})
+    assert found.traces[0].facts["device_name"] == A40
+    low, high = times_interval(found.traces[0].facts)
+    base_low, base_high = a100.step_interval("predict")
+    assert low < base_low and high > base_high, "the rule's error comes on top"
+    rule = found.model.model.step_interval("ours")
+    expected = math.hypot(math.log(base_high), math.log(rule[1]))
+    assert math.log(high) == pytest.approx(expected)
+
+
+def test_a_view_takes_no_time_on_a_gpu(a100):
+    trace = make_trace("none", timed=False)
+    work = ["flop", "read_bytes", "write_bytes"]
+    trace.operators.loc[0, work] = 0
+    found = prepare_device_times([trace], A100, {"own": a100})
+    assert found.traces[0].operators["device_ns"].iloc[0] == 0
+    assert (found.traces[0].operators["device_ns"].iloc[1:] > 0).all()
+
+
+def test_times_from_elsewhere_replace_recorded_ones(a100, tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("name,time_us\ngelu,1000\n")
+    trace = make_trace()
+    found = prepare_device_times([trace], A100, {"own": a100}, overrides=load_overrides(path))
+    operators = found.traces[0].operators
+    gelu = operators["name"] == "aten::gelu"
+    assert set(operators.loc[gelu, "device_ns"]) == {1_000_000}
+    assert (operators.loc[~gelu, "device_ns"] == trace.operators.loc[~gelu, "device_ns"]).all()
+    assert found.traces[0].facts["step_time_s"] == pytest.approx(operators["device_ns"].sum() / 1e9)
+    assert found.confidence == "uncalibrated"
+    assert "2 operators" in found.traces[0].facts["warnings"][-1]
+    with pytest.raises(InputError, match="2 traces were given"):
+        prepare_device_times([trace, trace], A100, {"own": a100}, overrides=load_overrides(path))
+
+
+def test_what_cannot_be_timed_is_refused(a100):
+    with pytest.raises(InputError, match="no cost model of a processor can predict"):
+        prepare_device_times([make_trace("none", timed=False)], CPU, {"own": a100})
+    with pytest.raises(InputError, match="some of the traces hold no times"):
+        prepare_device_times([make_trace(), make_trace(timed=False)], A100, {"own": a100})
+    with pytest.raises(InputError, match="no operator cost model ships"):
+        prepare_device_times([make_trace()], A100, {})
+
+
+def test_the_nearest_model_is_that_of_the_same_chip(a100):
+    models = {
+        "v100": replace(a100, device_name="Tesla V100-PCIE-32GB"),
+        "a100": a100,
+        "h100": replace(a100, device_name=H100),
+        "cpu": replace(a100, device_name=CPU),
+    }
+    assert nearest_model(models, find_device("NVIDIA A100-SXM4-40GB"), "fp32") == "a100"
+    assert nearest_model(models, find_device("NVIDIA H200"), "bf16") == "h100"
+    assert nearest_model({"cpu": models["cpu"]}, find_device("NVIDIA H200"), "bf16") is None
