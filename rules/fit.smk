@@ -29,6 +29,7 @@ rule fit_operators:
         runtime=10,
     params:
         library=library_digest("fit_operators"),
+        method=config["fit"]["method"],
     message:
         "fit operator times from all traces"
     script:

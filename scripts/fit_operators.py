@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.methods import fit_named_model
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
 from trioflow.tables import write_table
@@ -10,6 +10,6 @@ from trioflow.trace.store import load_trace
 
 with log_job(snakemake.log[0]):
     traces = [load_trace(Path(facts).parent) for facts in snakemake.input.facts]
-    model, diagnostics = fit_operator_model(traces)
+    model, diagnostics = fit_named_model(traces, snakemake.params.method)
     model.save(snakemake.output.model, inputs=snakemake.input)
     write_table(diagnostics, "operator_fit", snakemake.output.diagnostics, stamp(snakemake.input))

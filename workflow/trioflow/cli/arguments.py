@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from trioflow.costmodel.methods import UNFITTED
 from trioflow.parallel.plan import NAMED
 
 
@@ -35,7 +36,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
     )
-    parser.add_argument("--cost-model", metavar="MODEL", help="operator model of `trioflow fit`")
+    parser.add_argument(
+        "--cost-model", metavar="MODEL",
+        help="operator model of `trioflow fit`, a shipped one by name, or "
+        f"{' or '.join(UNFITTED)} (a baseline)",
+    )  # fmt: skip
     parser.add_argument(
         "--override", metavar="CSV",
         help="operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "

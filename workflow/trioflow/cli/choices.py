@@ -8,7 +8,9 @@ from pathlib import Path
 
 from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
-from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
+from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.methods import UNFITTED
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.costmodel.platform_collectives import (
@@ -138,13 +140,36 @@ def choose_device_times(
         holds no model or no times.
     """
     overrides = load_overrides(options.override) if options.override else None
+    models: dict[str, OperatorModel]
+    if options.cost_model in UNFITTED:
+        return lend_recorded_times(traces, options.cost_model, device_name, overrides)
     if options.cost_model:
-        models = {str(options.cost_model): load_operator_model(options.cost_model)}
+        models = {str(options.cost_model): load_operator_model(find_model(options.cost_model))}
     else:
         here = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
         paths = [here, *sorted(SHIPPED_MODELS.glob("*/operators.json"))]
         models = {path.parent.name: load_operator_model(path) for path in paths if path.exists()}
     return prepare_device_times(traces, device_name, models, overrides=overrides)
+
+
+def find_model(name: str) -> Path:
+    """Return the file of an operator model: a path, or the name of a shipped one.
+
+    Raises
+    ------
+    InputError
+        When it is neither.
+    """
+    shipped = SHIPPED_MODELS / name / "operators.json"
+    if "/" not in name and shipped.exists():
+        return shipped
+    if not Path(name).exists():
+        known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob("*/operators.json"))]
+        raise InputError(
+            f"no cost model is called {name!r}, and there is no such file",
+            fix=f"use one of {', '.join([*known, *UNFITTED])}, or a file of `trioflow fit`",
+        )
+    return Path(name)
 
 
 def choose_graph(options: argparse.Namespace) -> tuple[TaskGraph, Platform, DeviceTimes]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
-from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.methods import fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.tables import PHASES, records
 from trioflow.trace.store import Trace, find_trace, load_trace
@@ -95,7 +95,7 @@ def run_show(options: argparse.Namespace) -> None:
 def run_fit(options: argparse.Namespace) -> None:
     """Fit a model, write it, and print how well it predicts what it did not see."""
     traces = [load_trace(name) for name in options.traces]
-    model, diagnostics = fit_operator_model(traces)
+    model, diagnostics = fit_named_model(traces, options.method)
     model.save(options.output, inputs=[find_trace(n) / "operators.parquet" for n in options.traces])
     rows = records(diagnostics.sort_values("time_share", ascending=False))
     low, high = model.step_interval()

@@ -15,6 +15,7 @@ from trioflow.cli.collectives import add_import_collectives
 from trioflow.cli.datasets import add_retrieve
 from trioflow.cli.export import add_export
 from trioflow.cli.imports import add_import
+from trioflow.costmodel.methods import AUTO, METHOD_NAMES
 from trioflow.errors import TrioflowError
 from trioflow.experiments import OPTIMIZERS, PRECISIONS
 
@@ -102,6 +103,10 @@ def _add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"
     )
+    parser.add_argument(
+        "--method", default=AUTO, metavar="NAME",
+        help=f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
     _json(parser)
 

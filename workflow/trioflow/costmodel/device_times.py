@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.methods import make_unfitted_model
 from trioflow.costmodel.new_gpu import label_new_gpu, retime_trace
 from trioflow.costmodel.new_gpu_operators import derive_operator_model
 from trioflow.costmodel.overrides import Overrides, override_trace
@@ -91,11 +92,7 @@ def prepare_device_times(
     """
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
-    if overrides is not None and len(traces) > 1:
-        raise InputError(
-            f"{len(traces)} traces were given with operator times from elsewhere",
-            file=overrides.file, fix="give the one trace whose sizes the times are for",
-        )  # fmt: skip
+    _check_overrides(overrides, traces)
     untimed = [trace.facts.get("step_time_source") == UNTIMED for trace in traces]
     if any(untimed) and not all(untimed):
         raise InputError(
@@ -117,15 +114,56 @@ def prepare_device_times(
         found.traces = [retime_trace(trace, sheets[1]) for trace in traces]
         found.doubt(EXTRAPOLATED)
     if lent:
-        found.doubt(
-            UNCALIBRATED,
-            f"compute times are those of the traced device ({traced}), not of {device_name}",
-        )
+        found.doubt(UNCALIBRATED, _of_another(traced, device_name))
     found.model_text += ", anchored on the recorded times" + (f" of {traced}" if carried else "")
     if overrides is not None:
         found.traces = [override_trace(found.traces[0], overrides)]
         found.doubt(UNCALIBRATED)
     return found
+
+
+def lend_recorded_times(
+    traces: Sequence[Trace], name: str, device_name: str, overrides: Overrides | None = None
+) -> DeviceTimes:
+    """Return the traces as they are, with a model that is made of their own times.
+
+    Parameters
+    ----------
+    traces, device_name, overrides
+        As in :func:`prepare_device_times`.
+    name : str
+        One of ``methods.UNFITTED``.
+
+    Raises
+    ------
+    InputError
+        When a trace holds no times.
+    """
+    if any(trace.facts.get("step_time_source") == UNTIMED for trace in traces):
+        raise InputError(f"the cost model {name!r} needs a trace with times")
+    _check_overrides(overrides, traces)
+    given = list(traces)
+    found = DeviceTimes(given, make_unfitted_model(name, given), f"{name}, of the recorded times")
+    if overrides is not None:
+        found.traces = [override_trace(given[0], overrides)]
+        found.doubt(UNCALIBRATED)
+    traced = str(given[0].facts["device_name"])
+    if traced != device_name:
+        found.doubt(UNCALIBRATED, _of_another(traced, device_name))
+    return found
+
+
+def _check_overrides(overrides: Overrides | None, traces: Sequence[Trace]) -> None:
+    """Refuse times for sizes that nobody can tell."""
+    if overrides is not None and len(traces) > 1:
+        raise InputError(
+            f"{len(traces)} traces were given with operator times from elsewhere",
+            file=overrides.file, fix="give the one trace whose sizes the times are for",
+        )  # fmt: skip
+
+
+def _of_another(traced: str, device_name: str) -> str:
+    return f"compute times are those of the traced device ({traced}), not of {device_name}"
 
 
 def _time(
