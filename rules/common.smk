@@ -2,8 +2,9 @@
 # Inputs:  config/workloads.tsv, config/plans.tsv, config/experiments.tsv, config/imports.tsv
 #          and, only when a job asks for it, workflow/resources/datasets.yaml
 # Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
-#          capture)
+#          capture), VALIDATIONS (sets that judge the cost models)
 
+from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
 from trioflow.costmodel.published_collectives import (
     PLATFORMS as PUBLISHED_PLATFORMS,
     published_tables,
@@ -23,6 +24,9 @@ WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
 EXPERIMENTS = load_experiments(config["tables"]["experiments"], WORKLOADS, PLANS)
 PUBLISHED_DEVICES = ["a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"]
+PUBLISHED_PRODUCTS = expand("aiconfigurator/gemm-{gpu}", gpu=["a100", "h100", "h200"])
+OPERATOR_SETS = ["batch-change", "leave-workload-out", "operator-data"]
+VALIDATIONS = [*OPERATOR_SETS, "new-gpu", "collectives"]
 CATALOGUE_NAME = "workflow/resources/datasets.yaml"
 CATALOGUE_FILE = workflow.source_path(f"../{CATALOGUE_NAME}")
 IMPORTS = load_imports(config["tables"]["imports"])
@@ -38,6 +42,7 @@ wildcard_constraints:
     imported="[a-z0-9-]+",
     dataset_file=r"[^/]+\+[^/]+/.+",
     traces_page="traces|published_traces",
+    operator_set="|".join(OPERATOR_SETS),
 
 
 def library_digest(rule_name):
@@ -162,4 +167,23 @@ def published_files(wildcards):
 def published_operator_files(wildcards):
     """The public files that hold operator measurements."""
     files = find_catalogue().select_files(["triosim", "neusight"])
+    return [f"<results>/data/{file.key}" for file in files]
+
+
+def published_gpu_files(wildcards):
+    """The public files that hold one operator on several GPUs, and a step to judge."""
+    groups = ["triosim", "neusight", *PUBLISHED_PRODUCTS]
+    return [
+        f"<results>/data/{file.key}" for file in find_catalogue().select_files(groups)
+    ]
+
+
+def published_collective_files(wildcards):
+    """The public files that hold measured collectives."""
+    return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]
+
+
+def published_product_files(wildcards):
+    """The public files that hold single matrix products in half precision."""
+    files = find_catalogue().select_files(PUBLISHED_PRODUCTS)
     return [f"<results>/data/{file.key}" for file in files]

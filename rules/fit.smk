@@ -3,7 +3,8 @@
 # Inputs:  all traces (results/operator_tables/), all sessions (results/measurements/); results/data/
 # Outputs: results/cost_models/this-machine/: operators.json, operator_fit.parquet,
 #          collectives.json; results/platforms/this-machine.yaml;
-#          results/cost_models/published/<platform>/collectives.json
+#          results/cost_models/published/<platform>/collectives.json, <device>/operators.json and
+#          tensor-products/model.json
 
 
 rule fit_operators:
@@ -150,3 +151,26 @@ rule fit_published_operators:
         "fit published operators of all GPUs"
     script:
         "../scripts/fit_published_operators.py"
+
+
+rule fit_tensor_products:
+    input:
+        published_product_files,
+    output:
+        "<results>/cost_models/published/tensor-products/model.json",
+    log:
+        "<logs>/fit_tensor_products.log",
+    benchmark:
+        "<benchmarks>/fit_tensor_products.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("fit_tensor_products"),
+        data=f"{config['results']}/data",
+    message:
+        "fit published matrix products in half precision"
+    script:
+        "../scripts/fit_tensor_products.py"

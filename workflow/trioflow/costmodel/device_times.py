@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trioflow.costmodel.half_precision import in_precision, product_precision
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.methods import make_unfitted_model
-from trioflow.costmodel.new_gpu import label_new_gpu, retime_trace
+from trioflow.costmodel.new_gpu import retime_trace
 from trioflow.costmodel.new_gpu_operators import derive_operator_model
 from trioflow.costmodel.overrides import Overrides, override_trace
+from trioflow.costmodel.tensor_products import HALF
 from trioflow.costmodel.timed_trace import time_trace
 from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device
@@ -107,6 +109,13 @@ def prepare_device_times(
     # Times that stay those of the traced device are rescaled by that device's model.
     found = choose_operator_model(models, traced if lent else device_name, precision)
     if untimed[0]:
+        fitted = product_precision(found.model)
+        if fitted not in (None, precision):
+            found.doubt(
+                EXTRAPOLATED,
+                f"the cost model knows matrix products in {fitted}, and the trace's run in {precision}: "
+                "their times are those of the former",
+            )
         _time(found, traces, device_name, sheets[1], overrides)
         return found
     found.traces = list(traces)
@@ -195,15 +204,17 @@ def choose_operator_model(
     sheet = find_sheet(device_name)
     for name, model in models.items():
         if _is_of(model, device_name, sheet):
-            return DeviceTimes([], model, f"{name} ({_method(model)})")
+            own = model if sheet is None else in_precision(model, sheet, precision)
+            return DeviceTimes([], own, f"{name} ({_method(own)})")
     if sheet is not None:
         nearest = nearest_model(models, sheet, precision)
         if nearest is not None:
             source = find_device(_device(models[nearest]))
-            found = DeviceTimes(
-                [], derive_operator_model(models[nearest], sheet, precision=precision),
-                f"{nearest} ({_method(models[nearest])}), {label_new_gpu(source, sheet)}",
-            )  # fmt: skip
+            # Half precision is told by a table; what is carried over is the rest of the step.
+            carried = FALLBACK_PRECISION if precision in HALF else precision
+            derived = derive_operator_model(models[nearest], sheet, precision=carried)
+            model = in_precision(derived, sheet, precision)
+            found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
             found.doubt(
                 EXTRAPOLATED,
                 f"no cost model of {device_name}: that of {source.driver_name} is carried over by the "

@@ -120,7 +120,7 @@ def read_rows(data_folder: str | Path, cases: list[Case]) -> pd.DataFrame:
                     precision="fp32", floor_s=0.0,
                 )
             )  # fmt: skip
-    frames += _tensor_rows(Path(data_folder))
+    frames += read_tensor_products(Path(data_folder))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -149,7 +149,7 @@ def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
     return joined.assign(**facts)
 
 
-def _tensor_rows(data_folder: Path) -> list[pd.DataFrame]:
+def read_tensor_products(data_folder: Path) -> list[pd.DataFrame]:
     """Return bf16 matrix products of the GPUs that aiconfigurator publishes."""
     frames = []
     files = sorted((data_folder / TENSOR_TABLES).glob("*/gemm/*/*/gemm_perf.parquet"))

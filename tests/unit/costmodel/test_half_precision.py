@@ -1,0 +1,161 @@
+"""Matrix products in half precision: fitted tables, and the model that uses them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from trioflow.costmodel import tensor_products
+from trioflow.costmodel.device_fit import fit_device_model
+from trioflow.costmodel.half_precision import HalfPrecisionModel, in_precision, product_precision
+from trioflow.costmodel.new_gpu_operators import derive_operator_model
+from trioflow.costmodel.tensor_products import (
+    fit_tensor_products,
+    load_tensor_products,
+    nearest_table,
+    save_tensor_products,
+    shipped_tensor_products,
+)
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import load_device
+
+from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
+
+RATE, BANDWIDTH, LAUNCH_S = 500e12, 2e12, 3e-6
+A100 = "NVIDIA A100 80GB PCIe"
+
+
+def product_s(m, n, k):
+    return LAUNCH_S + max(2 * m * n * k / RATE, 2 * (m * k + k * n + m * n) / BANDWIDTH)
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Write and fit a made-up table of an A100."""
+    sizes = [2**power for power in range(8, 14)]
+    rows = [
+        {"device": "NVIDIA A100-SXM4-80GB", "gemm_dtype": "bfloat16", "m": m, "n": n, "k": k,
+         "latency": product_s(m, n, k) * 1e3}
+        for m in [16, *sizes] for n in sizes for k in sizes
+    ]  # fmt: skip
+    rows.append(rows[0] | {"gemm_dtype": "fp8", "latency": 1e6})
+    folder = tmp_path / tensor_products_folder() / "a100_sxm/gemm/engine/1.0"
+    folder.mkdir(parents=True)
+    pd.DataFrame(rows).to_parquet(folder / "gemm_perf.parquet")
+    return fit_tensor_products(tmp_path)
+
+
+def tensor_products_folder():
+    from trioflow.costmodel.new_gpu_data import TENSOR_TABLES
+
+    return TENSOR_TABLES
+
+
+@pytest.fixture(scope="module")
+def a100():
+    fitted = fit_device_model(make_gpu_traces(), LIMITS, method="tile")[0]
+    return replace(fitted, device_name=A100)
+
+
+def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
+    assert list(tables) == ["a100-sxm4-80gb"]
+    table = tables["a100-sxm4-80gb"]
+    assert table.curve.form in tensor_products.CANDIDATES
+    assert table.held_out_error < 0.06 and abs(table.held_out_sum_error) < 0.06
+    assert table.low_log <= 0 <= table.high_log
+    assert table.products == 6**3, "few rows belong to serving, fp8 to another precision"
+
+
+def test_a_table_survives_its_file(tables, tmp_path):
+    save_tensor_products(tables, tmp_path / "model.json")
+    assert load_tensor_products(tmp_path / "model.json") == tables
+    (tmp_path / "other.json").write_text(json.dumps({"kind": "else"}))
+    with pytest.raises(InputError, match="no table of tensor products"):
+        load_tensor_products(tmp_path / "other.json")
+    with pytest.raises(InputError, match="no table of single products"):
+        fit_tensor_products(tmp_path / "nothing")
+
+
+def test_shipped_tables_are_those_of_three_gpus():
+    tables = shipped_tensor_products()
+    assert set(tables) == {"a100-sxm4-80gb", "h100-sxm", "h200"}
+    for name, table in tables.items():
+        peak = load_device(name).peak("bf16")
+        rows = pd.DataFrame(
+            {"flop": [2 * 8192.0**3], "read_bytes": 4 * 8192.0**2, "write_bytes": 2 * 8192.0**2}
+        )
+        time_s = float(table.predict(rows)[0])
+        assert 0.4 * peak < 2 * 8192**3 / time_s < peak
+
+
+def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypatch):
+    monkeypatch.setattr("trioflow.costmodel.half_precision.shipped_tensor_products", lambda: tables)
+    sheet = load_device("a100-sxm4-80gb")
+    model = in_precision(a100, sheet, "bf16")
+    assert isinstance(model, HalfPrecisionModel)
+    operators = make_step(1024, 8).assign(kind="compute")
+    full, half = a100.predict(operators), model.predict(operators)
+    linear = (operators["name"] == "aten::linear").to_numpy()
+    row = operators[linear].iloc[0]
+    # A linear layer of 2048 tokens, 1024 x 2048.
+    data = (row["read_bytes"] + row["write_bytes"]) / BANDWIDTH
+    expected = LAUNCH_S + max(row["flop"] / RATE, data)
+    assert half.loc[linear, "time_s"].iloc[0] == pytest.approx(expected, rel=0.15)
+    gelu = (operators["name"] == "aten::gelu").to_numpy()
+    pd.testing.assert_frame_equal(full[gelu], half[gelu])
+    assert not half.loc[linear, "extrapolated"].any()
+    batched = (operators["name"] == "aten::matmul").to_numpy()
+    assert half.loc[batched, "extrapolated"].all(), "tables hold single products only"
+    assert (half["low_s"] <= half["time_s"]).all() and (half["time_s"] <= half["high_s"]).all()
+
+
+def test_recorded_times_are_rescaled_with_the_tables_shape(a100, tables, monkeypatch):
+    monkeypatch.setattr("trioflow.costmodel.half_precision.shipped_tensor_products", lambda: tables)
+    model = in_precision(a100, load_device("a100-sxm4-80gb"), "fp16")
+    one, two = (make_step(1024, batch).assign(kind="compute") for batch in (4, 8))
+    target = one.copy()
+    for name in ("flop", "read_bytes", "write_bytes"):
+        target[name] = two[name]
+    found = model.rescale(one, target)
+    linear = (one["name"] == "aten::linear").to_numpy()
+    before, after = (model.predict(frame)["time_s"][linear].iloc[0] for frame in (one, two))
+    recorded = one.loc[linear, "device_ns"].iloc[0] * 1e-9
+    assert found.loc[linear, "time_s"].iloc[0] == pytest.approx(recorded * after / before, rel=0.01)
+    same = model.rescale(one, one)
+    assert same["time_s"].to_numpy() == pytest.approx(one["device_ns"].to_numpy() * 1e-9)
+
+
+def test_full_precision_and_fitted_half_precision_stay(a100):
+    sheet = load_device("a100-sxm4-80gb")
+    assert in_precision(a100, sheet, "fp32") is a100
+    own = replace(a100, facts={**a100.facts, "precisions": {"gemm": "bf16"}})
+    assert in_precision(own, sheet, "bf16") is own
+    assert in_precision(a100, load_device("p100-pcie-16gb"), "fp16") is a100
+    assert product_precision(in_precision(a100, sheet, "bf16")) == "bf16"
+
+
+def test_another_gpu_takes_the_nearest_table_by_the_rule(a100):
+    derived = derive_operator_model(a100, load_device("a40"), precision="fp32")
+    model = in_precision(derived, load_device("a40"), "bf16")
+    assert isinstance(model, HalfPrecisionModel) and model.source == "a100-sxm4-80gb"
+    operators = make_step(4096, 8).assign(kind="compute")
+    linear = (operators["name"] == "aten::linear").to_numpy()
+    here = model.predict(operators)["time_s"][linear].iloc[0]
+    there = in_precision(a100, load_device("a100-sxm4-80gb"), "bf16").predict(operators)
+    assert here > 1.5 * there["time_s"][linear].iloc[0], "an A40 has half the rate"
+    low, high = model.step_interval("predict")
+    base = derived.step_interval("predict")
+    assert low < base[0] and high > base[1]
+    assert math.log(high) == pytest.approx(math.hypot(math.log(base[1]), model.table.high_log))
+    assert model.step_interval("rescale", 0.7) == derived.step_interval("rescale", 0.7)
+
+
+def test_the_nearest_table_is_ones_own_then_the_chips():
+    tables = ["a100-sxm4-80gb", "h100-sxm", "h200"]
+    assert nearest_table(tables, "h200", "bf16") == "h200"
+    assert nearest_table(tables, "a100-pcie-40gb", "bf16") == "a100-sxm4-80gb"
+    assert nearest_table(tables, "l4", "bf16") == "a100-sxm4-80gb"
+    assert nearest_table([], "l4", "bf16") is None
