@@ -15,6 +15,7 @@ from trioflow.provenance import digest_modules
 ORDER = (
     (
         "units",
+        "table_columns",
         "tables",
         "errors",
         "provenance",
