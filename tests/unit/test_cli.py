@@ -265,3 +265,26 @@ def test_the_console_script_reports_bad_input_with_status_2(tmp_path):
         pytest.skip("the console script is not installed beside this Python")
     done = subprocess.run([script, "show", "nowhere"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_the_step_is_broken_down(capsys):
+    words = ("simulate", TRACE, "--platform", PLATFORM, "--pipeline-parallel", 2)
+    status, out, _ = run(capsys, *words, "--by", "stage")
+    assert status == 0
+    table = out.split("\n\n")[1].splitlines()
+    assert table[0].startswith("stage") and "idle" in table[0]
+    assert [line.split()[0] for line in table[2:]] == ["0", "1"]
+    told = answer(capsys, *words, "--by", "module", "--depth", 1, "--breakdown", "modules.parquet")
+    assert {row["name"] for row in told["breakdown"]} >= {"embedding", "blocks", "head"}
+    assert len(pd.read_parquet("modules.parquet")) == len(told["breakdown"])
+    assert "without --by" in refuse(capsys, *words, "--breakdown", "modules.parquet")
+    assert "--depth 0" in refuse(capsys, *words, "--by", "module", "--depth", 0)
+    assert "use .parquet" in refuse(capsys, *words, "--by", "rank", "--breakdown", "m.csv")
+
+
+def test_a_node_of_a_cluster_takes_what_was_measured_inside_one(capsys):
+    words = ("collective", "all_reduce", "--bytes", "100e6", "--ranks")
+    inside = answer(capsys, *words, 8, "--platform", "dgx-h100")
+    assert inside["time_s"] == answer(capsys, *words, 8, "--platform", "h100x8-nvlink")["time_s"]
+    across = answer(capsys, *words, 16, "--platform", "dgx-h100")
+    assert across["confidence"] == "uncalibrated" and across["algorithm"] == "ring"

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from trioflow import provenance
 from trioflow.errors import PlatformError
+from trioflow.hardware.device_sheet import SHIPPED, load_device
 from trioflow.hardware.platform import (
     Device,
     Link,
     Platform,
+    describe_unmeasured,
     list_platforms,
     load_platform,
     save_platform,
@@ -88,15 +90,17 @@ def test_fewer_ranks_keep_the_machine() -> None:
     assert part.links == whole.links
 
 
-@pytest.mark.parametrize("name", ["a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink"])
+@pytest.mark.parametrize("name", ["a40x2-pcie", "a100x4-nvlink", "h100x8-nvlink", "dgx1-v100"])
 def test_saved_platform_reads_back_equal_and_same_bytes(name: str, tmp_path: Path) -> None:
     platform = load_platform(name)
     save_platform(platform, tmp_path / "one.yaml")
     again = load_platform(tmp_path / "one.yaml")
-    assert dataclasses.replace(again, sources={}) == dataclasses.replace(platform, sources={})
+    plain = {"sources": {}, "unmeasured": ()}
+    assert dataclasses.replace(again, **plain) == dataclasses.replace(platform, **plain)
     first = platform.links[0]
     key = f"links.{first.source}->{first.target}.latency_s"
-    assert again.sources[key] == platform.sources["topology.latency_s"]
+    assert platform.sources["topology.latency_s"] in again.sources[key]
+    assert key in again.unmeasured
     save_platform(again, tmp_path / "two.yaml")
     assert (tmp_path / "one.yaml").read_bytes() == (tmp_path / "two.yaml").read_bytes()
 
@@ -200,17 +204,227 @@ def test_second_link_between_the_same_nodes_is_refused(tmp_path: Path) -> None:
         load_platform(write(tmp_path, content))
 
 
-def test_only_the_tree_takes_bridges(tmp_path: Path) -> None:
+def with_topology(**topology: object) -> dict[str, Any]:
     content = describe()
     del content["links"]
-    content["topology"] = {
-        "builder": "switch", "bandwidth_bytes_per_s": sourced(1e9), "latency_s": sourced(0.0),
-        "ranks_per_bridge": sourced(2),
-    }  # fmt: skip
-    with pytest.raises(PlatformError, match="topology: 'ranks_per_bridge' is not possible here"):
+    content["topology"] = topology
+    return content
+
+
+LINK = {"bandwidth_bytes_per_s": sourced(1e9), "latency_s": sourced(0.0)}
+NVSWITCH = {"builder": "nvswitch", **LINK}
+
+
+def test_only_the_tree_takes_bridges(tmp_path: Path) -> None:
+    content = with_topology(builder="switch", **LINK, ranks_per_bridge=sourced(2))
+    with pytest.raises(PlatformError, match="'switch' takes no 'ranks_per_bridge'; it takes"):
         load_platform(write(tmp_path, content))
     content["topology"]["builder"] = "pcie_tree"
     with pytest.raises(PlatformError, match="the key 'bridge_bandwidth_bytes_per_s' is missing"):
+        load_platform(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ({"builder": "ring", **LINK, "latency_s": sourced(-1)},
+         r"topology\.latency_s\.value: -1 is too small"),
+        ({"builder": "ring", **LINK, "bandwidth_bytes_per_s": 5},
+         r"topology\.bandwidth_bytes_per_s: 5 has no source"),
+        ({"builder": "ring", **LINK, "latency_s": sourced(float("inf"))}, "inf is not finite"),
+        ({"builder": "rings", **LINK}, r"topology\.builder: no builder is called 'rings'"),
+        ({**LINK}, "topology: the key 'builder' is missing"),
+        ({"builder": "mesh", **LINK, "rows": sourced(2), "columns": sourced(2)},
+         r"topology\.rows: 2 rows x 2 columns make 4 places for 2 ranks"),
+        ({"builder": "mesh", **LINK, "rows": sourced(1.5), "columns": sourced(2)},
+         r"topology\.rows: 1\.5 does not do"),
+        ({"builder": "ring", **LINK, "chords": sourced(1)},
+         r"topology\.chords: 1 does not do; write true or false"),
+        ({"builder": "edge_list", "edges_file": "x.csv"}, "x.csv have no source; add source"),
+        ({"builder": "edge_list", "edges_file": "x.csv", "source": "s"}, r"x\.csv: no such file"),
+        ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH},
+         "topology: the key 'between' is missing"),
+        ({"builder": "node_groups", "ranks_per_node": sourced(1), "between": NVSWITCH,
+          "inside": {"builder": "ring", **LINK, "chord": True}},
+         r"topology\.inside: the builder 'ring' takes no 'chord'; did you mean 'chords'"),
+        ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH,
+          "between": {"builder": "cube_mesh", **LINK}, "attach_latency_s": sourced(0),
+          "attach_bandwidth_bytes_per_s": sourced(1)},
+         r"topology\.between\.ranks: a cube mesh has 8 ranks, not 2"),
+        ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": sourced(1),
+          "between": NVSWITCH}, r"topology\.inside: 1 does not do; write a topology"),
+    ],
+)  # fmt: skip
+def test_topologies_that_cannot_be_built_name_the_key(
+    topology: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, with_topology(**topology))
+    with pytest.raises(PlatformError, match=message) as caught:
+        load_platform(path)
+    assert str(tmp_path) in str(caught.value) and caught.value.fix
+
+
+def test_nodes_and_their_ranks_stand_beside_a_topology(tmp_path: Path) -> None:
+    content = with_topology(
+        builder="node_groups", inside=NVSWITCH, between={"builder": "ring", **LINK},
+        attach_bandwidth_bytes_per_s=sourced(1e9), attach_latency_s=sourced(0.0),
+    )  # fmt: skip
+    content |= {"ranks": 12, "ranks_per_node": 4}
+    platform = load_platform(write(tmp_path, content))
+    assert platform.ranks_per_node == 4
+    assert sum(link.target.endswith("nic0") for link in platform.links) == 12 + 2 * 3
+    del content["ranks"]
+    with pytest.raises(PlatformError, match="the key 'ranks' is missing"):
+        load_platform(write(tmp_path, content))
+    content["nodes"] = 3
+    assert load_platform(write(tmp_path, content)) == platform
+    assert load_platform(write(tmp_path, content), ranks=5).links == platform.links
+    content["topology"]["ranks_per_node"] = sourced(4)
+    with pytest.raises(PlatformError, match="'ranks_per_node' stands beside the topology, too"):
+        load_platform(write(tmp_path, content))
+    del content["ranks_per_node"]
+    with pytest.raises(PlatformError, match="'nodes' goes with 'ranks_per_node'"):
+        load_platform(write(tmp_path, content))
+    del content["nodes"]
+    again = load_platform(write(tmp_path, {**content, "ranks": 12}))
+    assert again.links == platform.links and again.ranks_per_node == 4
+
+
+def test_links_from_a_file_beside_the_platform(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "links.tsv").write_text(
+        "source\ttarget\tbandwidth_bytes_per_s\tlatency_s\nrank0\trank1\t5e9\t1e-6\n"
+    )
+    content = with_topology(
+        builder="edge_list", edges_file="nets/links.tsv", both_ways=True, source="our sweep",
+        measured=False,
+    )  # fmt: skip
+    platform = load_platform(write(tmp_path, content))
+    assert [link.bandwidth_bytes_per_s for link in platform.links] == [5e9, 5e9]
+    assert platform.sources["topology"] == "our sweep" and platform.unmeasured == ("topology",)
+    save_platform(platform, tmp_path / "saved.yaml")
+    again = load_platform(tmp_path / "saved.yaml")
+    assert again.sources["links.rank1->rank0.latency_s"] == "our sweep"
+    assert len(again.unmeasured) == 4
+
+
+def test_what_was_never_measured_is_said(tmp_path: Path) -> None:
+    content = describe()
+    content["links"][1]["latency_s"]["measured"] = False
+    content["links"][1]["bandwidth_bytes_per_s"]["measured"] = True
+    platform = load_platform(write(tmp_path, content))
+    assert platform.unmeasured == ("links.rank1->rank0.latency_s",)
+    assert describe_unmeasured(platform) == (
+        "1 number of two never measured, but assumed or a data sheet's peak: "
+        "links.rank1->rank0.latency_s"
+    )
+    assert describe_unmeasured(load_platform(write(tmp_path, describe()))) == ""
+    assert "9 numbers of dgx-h100 never" in describe_unmeasured(load_platform("dgx-h100", 16))
+    save_platform(platform, tmp_path / "saved.yaml")
+    assert load_platform(tmp_path / "saved.yaml").unmeasured == platform.unmeasured
+
+
+def degrade(**entry: object) -> dict[str, Any]:
+    content = with_topology(builder="switch", **LINK)
+    content["topology"]["latency_s"] = {**sourced(1e-6), "measured": False}
+    return {**content, "ranks": 3, "degraded": [{"from": "rank1", "to": "switch", **entry}]}
+
+
+def test_degraded_links_keep_their_place_and_tell_their_source(tmp_path: Path) -> None:
+    whole = load_platform(write(tmp_path, {**degrade(), "degraded": []}))
+    content = degrade(factor=sourced(0.25), latency_factor=sourced(3), both_ways=True)
+    platform = load_platform(write(tmp_path, content))
+    changed = {
+        (new.source, new.target): (new.bandwidth_bytes_per_s, new.latency_s)
+        for old, new in zip(whole.links, platform.links, strict=True) if old != new
+    }  # fmt: skip
+    slow = (0.25e9, pytest.approx(3e-6))
+    assert changed == {("rank1", "switch"): slow, ("switch", "rank1"): slow}
+    key = "links.rank1->switch.bandwidth_bytes_per_s"
+    assert platform.sources[key] == "a test; times 0.25: a test"
+    assert key not in platform.unmeasured
+    assert "links.switch->rank1.latency_s" in platform.unmeasured, "three times an assumption"
+    one_way = load_platform(write(tmp_path, degrade(factor=sourced(0.25))))
+    assert sum(a != b for a, b in zip(whole.links, one_way.links, strict=True)) == 1
+    save_platform(platform, tmp_path / "saved.yaml")
+    again = load_platform(tmp_path / "saved.yaml")
+    assert again.links == platform.links and again.sources[key] == platform.sources[key]
+
+
+def test_a_failed_link_is_gone_and_must_leave_a_way(tmp_path: Path) -> None:
+    content = degrade(factor=sourced(0), both_ways=True)
+    with pytest.raises(PlatformError, match="topology: no link reaches rank1"):
+        load_platform(write(tmp_path, content))
+    content = degrade(factor=sourced(0))
+    with pytest.raises(PlatformError, match="topology: no route leads from rank1 to rank0"):
+        load_platform(write(tmp_path, content))
+    content["topology"]["builder"] = "ring"
+    content["degraded"][0]["to"] = "rank2"
+    assert len(load_platform(write(tmp_path, content)).links) == 5
+    content["degraded"].append({"from": "rank0", "to": "rank2", "factor": sourced(0)})
+    with pytest.raises(PlatformError, match="no route leads from rank0 to rank2"):
+        load_platform(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"factor": sourced(1.5)}, r"degraded\.0\.factor\.value: 1\.5 is too large; write 1 or"),
+        ({"factor": 0.5}, r"degraded\.0\.factor: 0\.5 has no source"),
+        ({}, r"degraded\.0: the key 'factor' is missing"),
+        ({"factor": sourced(1), "to": "switches"},
+         r"degraded\.0: no link leads from rank1 to switches; from rank1 one leads to switch"),
+        ({"factor": sourced(1), "from": "rank11"}, "no link leads from rank11.*did you mean rank1"),
+    ],
+)  # fmt: skip
+def test_degraded_links_are_checked(entry: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match=message):
+        load_platform(write(tmp_path, degrade(**entry)))
+    twice = degrade(factor=sourced(0.5))
+    twice["degraded"] *= 2
+    with pytest.raises(PlatformError, match=r"degraded\.1: .*degraded twice"):
+        load_platform(write(tmp_path, twice))
+
+
+def test_a_device_comes_from_its_sheet(tmp_path: Path) -> None:
+    content = {**describe(), "device": {"sheet": "a40"}}
+    platform = load_platform(write(tmp_path, content))
+    sheet = load_device("a40")
+    assert platform.device == Device(
+        "NVIDIA A40", "gpu", sheet.memory_bytes, sheet.peak_flop_per_s,
+        sheet.memory_bandwidth_bytes_per_s,
+    )  # fmt: skip
+    assert platform.sources["device.memory_bytes"] == sheet.sources["memory_bytes"]
+    assert "device.sm_count" not in platform.sources
+    own = (SHIPPED / "a40.yaml").read_text().replace("value: 48.0e9", "value: 96.0e9")
+    (tmp_path / "mine.yaml").write_text(own)
+    content["device"] = {"sheet": "mine.yaml"}
+    path = write(tmp_path, content)
+    assert load_platform(path).device.memory_bytes == 96 * 10**9
+    save_platform(platform, tmp_path / "saved.yaml")
+    assert load_platform(tmp_path / "saved.yaml").device == platform.device
+
+
+def test_sheets_that_are_not_there_are_named(tmp_path: Path) -> None:
+    content = {**describe(), "device": {"sheet": "a41"}}
+    with pytest.raises(PlatformError, match=r"two\.yaml, device\.sheet: no device sheet.*mean a40"):
+        load_platform(write(tmp_path, content))
+    content["device"]["sheet"] = "other/a40.yaml"
+    with pytest.raises(PlatformError, match=r"other/a40\.yaml: no such file"):
+        load_platform(write(tmp_path, content))
+    content["device"]["name"] = "chip"
+    with pytest.raises(PlatformError, match=r"device: unknown key 'name'; the keys are sheet"):
+        load_platform(write(tmp_path, content))
+
+
+def test_misnamed_ranks_and_one_way_streets_are_refused(tmp_path: Path) -> None:
+    content = describe()
+    content["links"][0]["to"] = "rank01"
+    with pytest.raises(PlatformError, match="links: 'rank01' is no name of a rank; write rank1"):
+        load_platform(write(tmp_path, content))
+    content = describe()
+    del content["links"][1]
+    with pytest.raises(PlatformError, match="links: no route leads from rank1 to rank0"):
         load_platform(write(tmp_path, content))
 
 
@@ -247,4 +461,4 @@ def test_schema_is_closed_everywhere() -> None:
             todo += node.values()
         elif isinstance(node, list):
             todo += node
-    assert objects == 9
+    assert objects == 14

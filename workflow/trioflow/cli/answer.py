@@ -5,24 +5,38 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from trioflow import tables
 from trioflow.cli.choices import choose_collectives, choose_graph, choose_platform
-from trioflow.cli.text import format_facts
+from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
 from trioflow.errors import InputError
+from trioflow.hardware.platform import describe_unmeasured
 from trioflow.network.collectives import compute_wire_bytes
 from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.report.breakdown import WAYS, build_breakdown
 from trioflow.report.perfetto import write_perfetto
 from trioflow.units import format_bytes, format_time
 
 
-def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
-    """Return the answer of ``trioflow simulate`` and its timeline."""
+@dataclass(frozen=True)
+class Answer:
+    """What ``trioflow simulate`` says: the figures by name, the timeline, the breakdown asked for."""
+
+    told: dict[str, Any]
+    timeline: pd.DataFrame
+    breakdown: pd.DataFrame | None
+
+
+def predict(options: argparse.Namespace) -> Answer:
+    """Return the answer of ``trioflow simulate``."""
     graph, platform, times = choose_graph(options)
     trace, batch = times.traces[0], int(graph.metadata["batch"])
     collectives = choose_collectives(options, platform)
@@ -31,6 +45,7 @@ def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         warnings.append(
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links"
         )
+        warnings += [told for told in [describe_unmeasured(platform)] if told]
     result = simulate_interval(graph, platform, collectives)
     peak, room = int(graph.metadata["peak_memory_bytes"]), platform.device.memory_bytes
     if peak > room:
@@ -55,17 +70,26 @@ def predict(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         "folded": False,
         "warnings": list(dict.fromkeys([*warnings, *summary["warnings"]])),
     }
-    return told, result.timeline
+    by = getattr(options, "by", None)
+    breakdown = None
+    if by:
+        breakdown = build_breakdown(graph, result.timeline, trace, by, options.depth)
+    return Answer(told, result.timeline, breakdown)
 
 
 def run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
     writer = choose_writer(options.timeline)
-    told, timeline = predict(options)
+    check_breakdown(options)
+    answer = predict(options)
+    told, breakdown = answer.told, answer.breakdown
     if writer:
-        writer(timeline)
+        writer(answer.timeline)
+    if options.breakdown and breakdown is not None:
+        tables.write_table(breakdown, "breakdown", options.breakdown)
     if options.json:
-        print(json.dumps(told, sort_keys=True))
+        rows = {} if breakdown is None else {"breakdown": tables.records(breakdown)}
+        print(json.dumps(told | rows, sort_keys=True))
         return
     memory = (
         f"{format_bytes(told['peak_memory_bytes'])} of {format_bytes(told['memory_bytes'])} a rank"
@@ -84,10 +108,72 @@ def run_simulate(options: argparse.Namespace) -> None:
              f"of which {format_time(told['exposed_communication_s'])} exposed"),
             ("simulated", f"{told['events']} events in {format_time(told['simulator_wall_s'])}"),
             ("timeline", options.timeline or ""),
+            ("breakdown", options.breakdown or ""),
         ])
     )  # fmt: skip
+    if breakdown is not None:
+        print(f"\n{format_breakdown(breakdown, told['step_time_s'])}")
     for warning in told["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def check_breakdown(options: argparse.Namespace) -> None:
+    """Refuse what makes no breakdown, before anything is computed.
+
+    Raises
+    ------
+    InputError
+        When a file is asked for without ``--by``, does not end in
+        ``.parquet``, or has no folder.
+    """
+    path = options.breakdown
+    if options.depth < 1:
+        raise InputError(f"--depth {options.depth} is not positive")
+    if not path:
+        return
+    if not options.by:
+        raise InputError(f"--breakdown {path} without --by", fix=f"say --by {'|'.join(WAYS)}")
+    if not path.endswith(".parquet"):
+        raise InputError(f"--breakdown {path}: unknown ending", fix="use .parquet")
+    if not Path(path).parent.is_dir():
+        raise InputError(f"--breakdown {path}: no folder {Path(path).parent}", fix="make it first")
+
+
+def format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
+    """Return a breakdown as text, times with their share of the step."""
+
+    def share(time_s: float | None) -> str:
+        if time_s is None or pd.isna(time_s):
+            return "-"
+        return f"{format_time(time_s)} {time_s / step_time_s:6.1%}" if step_time_s else "-"
+
+    def size(value: int | None) -> str:
+        return "-" if value is None or pd.isna(value) or not value else format_bytes(value)
+
+    rows = [
+        (
+            row["name"] or "(outside)", str(row["ranks"]), share(row["compute_s"]),
+            share(row["communication_s"]), share(row["exposed_communication_s"]), share(row["idle_s"]),
+            size(row["message_bytes"]), size(row["gradient_bytes"]),
+            " ".join("x".join(map(str, shape)) for shape in row["output_shapes"] or []) or "-",
+        )
+        for row in tables.records(breakdown)
+    ]  # fmt: skip
+    head = [
+        "ranks",
+        "compute",
+        "communication",
+        "exposed",
+        "idle",
+        "messages",
+        "gradients",
+        "output",
+    ]
+    columns = [breakdown["by"].iloc[0] if len(breakdown) else "name", *head]
+    kept = [0, *(i for i in range(1, len(columns)) if any(row[i] != "-" for row in rows))]
+    return format_table(
+        tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows], left=1
+    )
 
 
 def choose_writer(path: str | None) -> Any:

@@ -93,7 +93,8 @@ def choose_collectives(
 ) -> CollectiveCostModel | PlatformCollectives | None:
     """Return the platform's measured collectives, or None where there are none.
 
-    ``--collectives`` names a file, or a folder of the shipped models.
+    ``--collectives`` names a file, or a folder of the shipped models. Ranks of
+    one node may take what was measured inside such a node.
 
     Raises
     ------
@@ -107,7 +108,10 @@ def choose_collectives(
         shipped = SHIPPED_MODELS / options.collectives / "collectives.json"
         return _load_collectives(path if path.exists() or not shipped.exists() else shipped, method)
     folder = MEASURED / "cost_models" if platform.name == THIS_MACHINE else SHIPPED_MODELS
-    path = folder / platform.name / "collectives.json"
+    name = platform.name
+    if platform.node_collectives and platform.ranks <= (platform.ranks_per_node or platform.ranks):
+        name = platform.node_collectives
+    path = folder / name / "collectives.json"
     return _load_collectives(path, method) if path.exists() else None
 
 

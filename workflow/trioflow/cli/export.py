@@ -63,7 +63,8 @@ def run_export_perfetto(options: argparse.Namespace) -> None:
         raise InputError(
             f"--output {options.output}: unknown ending", fix="use .json or .json.gz for Perfetto"
         )
-    told, timeline = predict(options)
+    answer = predict(options)
+    told, timeline = answer.told, answer.timeline
     write_perfetto(timeline, options.output)
     print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
     print(f"{len(timeline)} tasks in {options.output}")

@@ -18,6 +18,7 @@ from trioflow.cli.imports import add_import
 from trioflow.costmodel.methods import AUTO, METHOD_NAMES
 from trioflow.errors import TrioflowError
 from trioflow.experiments import OPTIMIZERS, PRECISIONS
+from trioflow.report.breakdown import DEPTH, WAYS
 
 EXAMPLE = """example, with a trace that ships with trioflow:
   trioflow show gpt2-tiny-b8
@@ -61,6 +62,12 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )
+    parser.add_argument("--by", choices=WAYS, help="break the step down as well")
+    parser.add_argument(
+        "--depth", type=int, default=DEPTH, metavar="N",
+        help=f"parts of a module's path that --by module tells apart (default: {DEPTH})",
+    )  # fmt: skip
+    parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
     _json(parser)
 
 

@@ -85,6 +85,14 @@ class Platform:
         covers all keys below it, so ``links`` may speak for every link.
     notes : str
         What a reader of a prediction must know.
+    ranks_per_node : int or None
+        Ranks of a node, which ranks fill in order; None where the machine is
+        one node or its nodes are not known.
+    node_collectives : str or None
+        Shipped cost model of collectives inside such a node.
+    unmeasured : tuple of str
+        Keys, as in ``sources`` and as far-reaching, of the numbers that nobody
+        has measured on such a machine: assumed ones and peaks of data sheets.
     """
 
     name: str
@@ -96,6 +104,9 @@ class Platform:
     collectives: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
+    ranks_per_node: int | None = None
+    node_collectives: str | None = None
+    unmeasured: tuple[str, ...] = ()
 
 
 def name_rank_node(rank: int) -> str:

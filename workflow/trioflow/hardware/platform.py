@@ -10,12 +10,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trioflow.errors import PlatformError
+from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.link_sources import describe_platform, find_link_source
 from trioflow.hardware.machine import (
     Device,
     Link,
@@ -25,16 +28,18 @@ from trioflow.hardware.machine import (
     name_rank_node,
 )
 from trioflow.hardware.schema import validate_platform
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.links import build_links
 from trioflow.hardware.yaml_numbers import StrictLoader
 from trioflow.provenance import PACKAGE, atomic_path
 
 __all__ = [
-    "Device", "Link", "Platform", "is_rank_node", "list_platforms", "load_platform", "name_link",
-    "name_rank_node", "save_platform",
+    "Device", "Link", "Platform", "describe_unmeasured", "is_rank_node", "list_platforms",
+    "load_platform", "name_link", "name_rank_node", "save_platform",
 ]  # fmt: skip
 
 SHIPPED = PACKAGE / "data" / "platforms"
+_NAMED = 3
+"""Keys that the sentence on unmeasured numbers names."""
 
 
 def list_platforms() -> list[str]:
@@ -58,8 +63,9 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     ------
     PlatformError
         When the name is unknown (the known ones are listed), the file is
-        missing or breaks the schema, two links join the same nodes, a rank
-        has no link, or more ranks are asked for than the machine has.
+        missing or breaks the schema, its topology cannot be built, two links
+        join the same nodes, a rank has no link or no route to another, or
+        more ranks are asked for than the machine has.
     """
     path = _find(name_or_path)
     try:
@@ -86,12 +92,24 @@ def save_platform(platform: Platform, path: str | Path) -> None:
     PlatformError
         When a number has no source, or the file would break the schema.
     """
-    content = _describe(platform, path)
+    content = describe_platform(platform, path)
     validate_platform(content, path)
     _build(content, None, path)
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     with atomic_path(path) as temporary:
         temporary.write_text(text)
+
+
+def describe_unmeasured(platform: Platform) -> str:
+    """Say in a sentence which numbers nobody has measured; empty where there are none."""
+    keys = platform.unmeasured
+    if not keys:
+        return ""
+    named = ", ".join(keys[:_NAMED]) + (" and others" if len(keys) > _NAMED else "")
+    numbers = "1 number" if len(keys) == 1 else f"{len(keys)} numbers"
+    return (
+        f"{numbers} of {platform.name} never measured, but assumed or a data sheet's peak: {named}"
+    )
 
 
 def _find(name_or_path: str | Path) -> Path:
@@ -114,48 +132,68 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
     """Make the values from a file's checked content."""
     numbers = dict(_walk_numbers(content))
     for place, entry in numbers.items():
-        if not math.isfinite(entry["value"]):
+        if not math.isfinite(entry.get("value", 0)):
             raise PlatformError(
                 f"{entry['value']!r} is not finite", file=path, place=place, fix="write a number"
             )
     available = _choose_ranks(content, ranks, path)
-    device = content["device"]
-    bandwidth = device.get("memory_bandwidth_bytes_per_s")
-    if "links" in content:
-        links = [
-            Link(
-                entry["from"],
-                entry["to"],
-                _number(entry["bandwidth_bytes_per_s"]),
-                _number(entry["latency_s"]),
-            )
-            for entry in content["links"]
-        ]
-    else:
-        topology = dict(content["topology"])
-        builder = BUILDERS[topology.pop("builder")]
-        links = builder(available, **{key: entry["value"] for key, entry in topology.items()})
-    _check_links(links, available, path)
-    return Platform(
+    sources = {place: entry["source"] for place, entry in numbers.items()}
+    device, device_sources = _build_device(content["device"], path)
+    unmeasured = [place for place, entry in numbers.items() if not entry.get("measured", True)]
+    platform = Platform(
         name=content["name"],
-        device=Device(
-            name=device["name"],
-            kind=device["kind"],
-            memory_bytes=int(device["memory_bytes"]["value"]),
-            peak_flop_per_s={k: _number(v) for k, v in device["peak_flop_per_s"].items()},
-            memory_bandwidth_bytes_per_s=None if bandwidth is None else _number(bandwidth),
-        ),
+        device=device,
         ranks=available if ranks is None else ranks,
         links=tuple(
             Link(e.source, e.target, float(e.bandwidth_bytes_per_s), float(e.latency_s))
-            for e in links
+            for e in build_links(content, available, path)
         ),
         communication_on_compute_stream=content["communication_on_compute_stream"],
         host={key: _number(entry) for key, entry in content.get("host", {}).items()},
         collectives=content.get("collectives"),
-        sources={place: entry["source"] for place, entry in numbers.items()},
+        sources={**device_sources, **sources},
         notes=content.get("notes", ""),
+        ranks_per_node=_read_ranks_per_node(content),
+        node_collectives=content.get("node_collectives"),
+        unmeasured=tuple(sorted(unmeasured)),
     )
+    return _explain_degraded(platform, content.get("degraded", []))
+
+
+def _build_device(content: dict[str, Any], path: str | Path) -> tuple[Device, dict[str, str]]:
+    """Return the device, and the sources of its numbers where a sheet holds them."""
+    if "sheet" not in content:
+        bandwidth = content.get("memory_bandwidth_bytes_per_s")
+        device = Device(
+            name=content["name"],
+            kind=content["kind"],
+            memory_bytes=int(content["memory_bytes"]["value"]),
+            peak_flop_per_s={k: _number(v) for k, v in content["peak_flop_per_s"].items()},
+            memory_bandwidth_bytes_per_s=None if bandwidth is None else _number(bandwidth),
+        )
+        return device, {}
+    name = content["sheet"]
+    is_file = name.endswith((".yaml", ".yml"))
+    try:
+        sheet = load_device(Path(path).parent / name if is_file else name)
+    except PlatformError as error:
+        if error.file is not None:
+            raise
+        raise PlatformError(error.problem, file=path, place="device.sheet", fix=error.fix) from None
+    sources = {
+        f"device.{key}": source
+        for key, source in sheet.sources.items()
+        if key.partition(".")[0]
+        in ("memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flop_per_s")
+    }
+    device = Device(
+        name=sheet.driver_name,
+        kind="gpu",
+        memory_bytes=sheet.memory_bytes,
+        peak_flop_per_s=dict(sheet.peak_flop_per_s),
+        memory_bandwidth_bytes_per_s=sheet.memory_bandwidth_bytes_per_s,
+    )
+    return device, sources
 
 
 def _number(entry: dict[str, Any]) -> float:
@@ -164,7 +202,16 @@ def _number(entry: dict[str, Any]) -> float:
 
 def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) -> int:
     """Return the devices of the machine, with the job's ranks checked against them."""
-    devices = content["ranks"]
+    devices = content.get("ranks")
+    if "nodes" in content:
+        if devices is not None or "ranks_per_node" not in content:
+            raise PlatformError(
+                "'nodes' goes with 'ranks_per_node', instead of 'ranks'", file=path, place="nodes",
+                fix="write nodes and ranks_per_node, or ranks",
+            )  # fmt: skip
+        devices = content["nodes"] * content["ranks_per_node"]
+    if devices is None:
+        raise PlatformError("the key 'ranks' is missing", file=path, fix="add 'ranks'")
     if ranks is not None and ranks < 1:
         raise PlatformError(f"{ranks} ranks were asked for", file=path, fix="ask for 1 or more")
     if devices == "any":
@@ -183,98 +230,50 @@ def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) 
     return int(devices)
 
 
-def _check_links(links: list[Link], ranks: int, path: str | Path) -> None:
-    """Refuse what a network could not simulate or would read two ways."""
-    seen: set[tuple[str, str]] = set()
-    nodes: set[str] = set()
-    for number, link in enumerate(links):
-        ends = (link.source, link.target)
-        problem, fix = "", ""
-        if link.source == link.target:
-            problem, fix = f"joins {link.source} to itself", "leave it out"
-        elif ends in seen:
-            problem = f"a second link from {link.source} to {link.target}"
-            fix = "write one link with the bandwidths added"
-        if problem:
-            raise PlatformError(problem, file=path, place=f"links.{number}", fix=fix)
-        seen.add(ends)
-        nodes.update(ends)
-    if ranks == 1:
-        return
-    lonely = [name_rank_node(rank) for rank in range(ranks) if name_rank_node(rank) not in nodes]
-    if lonely:
-        raise PlatformError(
-            f"no link reaches {lonely[0]}", file=path, place="links",
-            fix=f"name the {ranks} ranks rank0 to rank{ranks - 1} and join each of them",
-        )  # fmt: skip
+def _read_ranks_per_node(content: dict[str, Any]) -> int | None:
+    """Return the ranks of a node from the platform or from its topology."""
+    found = content.get("ranks_per_node")
+    if found is None and isinstance(
+        inner := content.get("topology", {}).get("ranks_per_node"), dict
+    ):
+        found = inner["value"]
+    return None if found is None else int(found)
+
+
+def _explain_degraded(platform: Platform, entries: list[dict[str, Any]]) -> Platform:
+    """Add what degraded links have to say to their sources."""
+    sources, unmeasured = dict(platform.sources), set(platform.unmeasured)
+    for entry in entries:
+        ends = [(entry["from"], entry["to"])]
+        if entry.get("both_ways", False):
+            ends.append((entry["to"], entry["from"]))
+        factors = {"bandwidth_bytes_per_s": "factor", "latency_s": "latency_factor"}
+        gone = entry["factor"]["value"] == 0
+        for source, target in ends if not gone else ():
+            link = Link(source, target, 1.0, 0.0)
+            for key, factor in factors.items():
+                if factor in entry:
+                    known, measured = find_link_source(platform, link, key)
+                    place = f"links.{name_link(link)}.{key}"
+                    told = f"times {entry[factor]['value']}: {entry[factor]['source']}"
+                    sources[place] = f"{known}; {told}"
+                    if not (measured and entry[factor].get("measured", True)):
+                        unmeasured.add(place)
+    return replace(platform, sources=sources, unmeasured=tuple(sorted(unmeasured)))
 
 
 def _walk_numbers(content: Any, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every number with its source under its dotted key."""
+    """Yield what has a source, a number or all of a topology, under its dotted key."""
     if not isinstance(content, dict):
         return
     if "source" in content and "value" in content:
         yield place, content
         return
+    if "source" in content and "builder" in content:
+        yield place, content
     for key, entry in content.items():
-        if key == "links":
+        if key in ("links", "degraded") and not place:
             for link in entry:
-                yield from _walk_numbers(link, f"links.{link['from']}->{link['to']}")
+                yield from _walk_numbers(link, f"{key}.{link['from']}->{link['to']}")
         else:
             yield from _walk_numbers(entry, f"{place}.{key}" if place else key)
-
-
-def _describe(platform: Platform, path: str | Path) -> dict[str, Any]:
-    """Turn a platform into a file's content."""
-
-    def number(value: float, key: str, topology_key: str = "") -> dict[str, Any]:
-        source = _source_of(platform, key) or _source_of(platform, topology_key)
-        if source is None:
-            raise PlatformError(
-                f"{value!r} has no source", file=path, place=key,
-                fix=f"give the platform sources[{key!r}]",
-            )  # fmt: skip
-        return {"value": value, "source": source}
-
-    device = platform.device
-    described: dict[str, Any] = {
-        "name": device.name,
-        "kind": device.kind,
-        "memory_bytes": number(device.memory_bytes, "device.memory_bytes"),
-        "peak_flop_per_s": {
-            precision: number(peak, f"device.peak_flop_per_s.{precision}")
-            for precision, peak in device.peak_flop_per_s.items()
-        },
-    }
-    if device.memory_bandwidth_bytes_per_s is not None:
-        key = "memory_bandwidth_bytes_per_s"
-        described[key] = number(device.memory_bandwidth_bytes_per_s, f"device.{key}")
-    links = []
-    for link in platform.links:
-        entry: dict[str, Any] = {"from": link.source, "to": link.target}
-        for key in ("bandwidth_bytes_per_s", "latency_s"):
-            # A built link's numbers have the source of the topology's parameter.
-            bridge = "" if is_rank_node(link.source) or is_rank_node(link.target) else "bridge_"
-            place = f"links.{name_link(link)}.{key}"
-            entry[key] = number(getattr(link, key), place, f"topology.{bridge}{key}")
-        links.append(entry)
-    content = {
-        "name": platform.name,
-        "device": described,
-        "ranks": platform.ranks,
-        "links": links,
-        "communication_on_compute_stream": platform.communication_on_compute_stream,
-        "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
-        "collectives": platform.collectives,
-        "notes": platform.notes,
-    }
-    return {key: value for key, value in content.items() if value not in (None, "", {})}
-
-
-def _source_of(platform: Platform, key: str) -> str | None:
-    """Return the source of a dotted key, or of the nearest key above it."""
-    while key:
-        if key in platform.sources:
-            return platform.sources[key]
-        key = key.rpartition(".")[0]
-    return None

@@ -62,12 +62,19 @@ def _explain(error: ValidationError) -> tuple[str, str]:
     if error.validator == "type" and schema.get("required") == ["value", "source"]:
         fix = f"write {{value: {instance!r}, source: where the number comes from}}"
         return f"{instance!r} has no source", fix
+    if error.validator == "type" and value == ["object", "boolean", "string"]:
+        if isinstance(instance, int | float):
+            fix = f"write {{value: {instance!r}, source: where the number comes from}}"
+            return f"{instance!r} has no source", fix
+        return f"{instance!r} is no parameter", "write a number with its source, or a choice"
     problem, fix = {
         "oneOf": ("exactly one of the keys 'links' and 'topology' is due", "keep one of them"),
         "anyOf": (f"{instance!r} is no number of ranks", "write a whole number of 1 or more"),
         "type": (f"{instance!r} is not of the type {value}", f"write a value of type {value}"),
         "enum": (f"{instance!r} is not possible here", f"choose one of {value}"),
         "minimum": (f"{instance!r} is too small", f"write {value} or more"),
+        "maximum": (f"{instance!r} is too large", f"write {value} or less"),
+        "pattern": (error.message, "write a name of that form, without spaces"),
         "exclusiveMinimum": (f"{instance!r} is too small", f"write more than {value}"),
     }.get(str(error.validator), (error.message, "see workflow/schemas/platform.schema.json"))
     return problem, fix

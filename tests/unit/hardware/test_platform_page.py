@@ -1,0 +1,49 @@
+"""docs/platforms.md: its examples load, its tables are complete."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from trioflow.hardware.platform import list_platforms, load_platform
+from trioflow.hardware.topologies.registry import BUILDERS, ENTRY_POINTS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("text", blocks("yaml"), ids=lambda text: text.split()[1])
+def test_every_example_loads(text: str, tmp_path: Path) -> None:
+    (csv,) = blocks("csv")
+    (tmp_path / "links.csv").write_text(csv)
+    (tmp_path / "mine.yaml").write_text(text)
+    platform = load_platform(tmp_path / "mine.yaml")
+    assert platform.links and platform.name in text
+
+
+def test_the_examples_are_what_they_say() -> None:
+    assert len(blocks("yaml")) == 3
+    (toml,) = blocks("toml")
+    assert ENTRY_POINTS in tomllib.loads(toml)["project"]["entry-points"]
+
+
+def test_the_tables_name_every_machine_and_every_parameter() -> None:
+    for name in list_platforms():
+        assert f"`{name}`" in PAGE, name
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("## Builders")[1], re.MULTILINE))
+    assert list(rows) == list(BUILDERS)
+    for name, builder in BUILDERS.items():
+        parameters = list(inspect.signature(builder).parameters.values())[1:]
+        common = {"bandwidth_bytes_per_s", "latency_s"}
+        own = [one for one in parameters if one.name not in common]
+        assert ("no link of its own" in rows[name]) == (len(own) == len(parameters)), name
+        due, _, optional = rows[name].rpartition(" | ")[2].partition("[")
+        words = re.findall(r"`(\w+)`", due), re.findall(r"`(\w+)`", optional)
+        assert words[0] == [one.name for one in own if one.default is one.empty], name
+        assert words[1] == [one.name for one in own if one.default is not one.empty], name

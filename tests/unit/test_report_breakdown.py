@@ -1,0 +1,92 @@
+"""Where a simulated step goes."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from trioflow import tables
+from trioflow.errors import InputError
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.report.breakdown import build_breakdown
+from trioflow.trace.store import Trace
+
+
+@pytest.fixture
+def step():
+    """Two ranks of one stage each: an operator of h.0.a, one of h.1, an all-reduce, an update."""
+    builder = TaskGraphBuilder()
+    times = []
+    for rank in (0, 1):
+        fields = {"stage": rank, "micro_batch": 0}
+        builder.add(
+            rank, "compute", "compute", "mm", phase="forward", op_id=0, duration_s=1.0, **fields
+        )
+        builder.add(
+            rank, "compute", "compute", "mm", phase="backward", op_id=1, duration_s=2.0, **fields
+        )
+        builder.add(rank, "communication", "collective", "all_reduce", phase="backward",
+                    message_bytes=100 * (rank + 1), group="0,1", match_id=0, **fields)  # fmt: skip
+        builder.add(
+            rank, "compute", "compute", "add_", phase="optimizer", op_id=2, duration_s=1.0, **fields
+        )
+        times += [(0.0, 1.0), (1.0, 3.0 + rank), (3.0, 6.0), (6.0, 7.0)]
+    graph = builder.build()
+    timeline = graph.tasks.assign(
+        start_s=[start for start, _ in times], end_s=[end for _, end in times]
+    )[tables.TIMELINE.names]
+    operators = pd.DataFrame(
+        {
+            "module": ["h.0.a", "h.1", "h.0.b"],
+            "phase": ["forward", "backward", "optimizer"],
+            "output_shapes": [[[8, 4]], [[2]], [[3]]],
+        }
+    )
+    gradients = [{"module": "h.0.a", "size_bytes": 64, "ready_after_op_id": 1}]
+    return graph, timeline, Trace(operators, pd.DataFrame(), {"gradients": gradients})
+
+
+def test_ranks_add_up_to_the_step(step):
+    found = build_breakdown(*step, "rank").set_index("name")
+    assert found.index.tolist() == ["0", "1"]
+    assert found["compute_s"].tolist() == [4.0, 5.0]
+    assert found["communication_s"].tolist() == [3.0, 3.0]
+    assert found["exposed_communication_s"].tolist() == [3.0, 2.0], "rank 1 still computed"
+    assert found["idle_s"].tolist() == [0.0, 0.0]
+    assert found["message_bytes"].tolist() == [100, 200]
+    assert found["optimizer_s"].tolist() == [1.0, 1.0]
+
+
+def test_stages_are_told_apart_and_without_a_pipeline_there_is_one(step):
+    graph, timeline, trace = step
+    assert build_breakdown(graph, timeline, trace, "stage")["name"].tolist() == ["0", "1"]
+    alone = timeline.assign(stage=pd.array([None] * len(timeline), dtype="Int64"))
+    (row,) = build_breakdown(graph, alone, trace, "stage").to_dict("records")
+    assert (row["name"], row["ranks"], row["compute_s"]) == ("0", 2, 4.5)
+
+
+def test_modules_tell_gradients_and_shapes(step):
+    graph, timeline, trace = step
+    found = build_breakdown(graph, timeline, trace, "module").set_index("name")
+    assert found.index.tolist() == ["h.0", "h.1"]
+    assert found["compute_s"].tolist() == [2.0, 2.5]
+    assert found["gradient_bytes"].tolist() == [64, 0]
+    assert found.loc["h.0", "output_shapes"] == [[8, 4]]
+    assert found["communication_s"].isna().all()
+    deep = build_breakdown(graph, timeline, trace, "module", depth=3)
+    assert deep["name"].tolist() == ["h.0.a", "h.1", "h.0.b"]
+
+
+def test_a_breakdown_is_a_table(step, tmp_path):
+    for by in ("rank", "stage", "module"):
+        path = tmp_path / f"{by}.parquet"
+        tables.write_table(build_breakdown(*step, by), "breakdown", path)
+        assert len(tables.read_table(path, "breakdown"))
+
+
+def test_wrong_questions_are_refused(step):
+    with pytest.raises(InputError, match="no breakdown by 'layer'"):
+        build_breakdown(*step, "layer")
+    with pytest.raises(InputError, match="depth 0"):
+        build_breakdown(*step, "module", depth=0)
+    empty = TaskGraph(step[0].tasks.iloc[:0], step[0].dependencies, {})
+    assert build_breakdown(empty, step[1].iloc[:0], step[2], "rank").empty

@@ -1,0 +1,195 @@
+"""Networks from a file: one link a row."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from trioflow.errors import PlatformError
+from trioflow.hardware.machine import Link, name_rank_node
+from trioflow.hardware.topologies.wiring import find_nodes, read_rank
+
+COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
+
+
+def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) -> list[Link]:
+    """Read the links of a network from a file.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n; the file names each of them, from rank0 on.
+    edges_file : path
+        Comma- or tab-separated, with the columns of ``read_edge_list``.
+    both_ways : bool
+        Whether each row stands for a link each way.
+
+    Raises
+    ------
+    PlatformError
+        As ``read_edge_list``; also when a rank is missing, or the file names
+        more ranks than there are.
+
+    Notes
+    -----
+    Nodes: those that the file names. Links: its rows, or twice as many with
+    ``both_ways``.
+    """
+    links = read_edge_list(edges_file, both_ways=both_ways)
+    nodes = find_nodes(links)
+    beyond = sorted((rank, node) for node in nodes if (rank := read_rank(node)) >= ranks)
+    if beyond:
+        raise PlatformError(
+            f"{beyond[0][1]} is named and the platform has {ranks} ranks",
+            file=edges_file, fix=f"name the ranks rank0 to rank{ranks - 1}, or raise the ranks",
+        )  # fmt: skip
+    known = set(nodes)
+    missing = [name for rank in range(ranks) if (name := name_rank_node(rank)) not in known]
+    if missing and ranks > 1:
+        close = difflib.get_close_matches(missing[0], [n for n in nodes if read_rank(n) < 0], n=1)
+        raise PlatformError(
+            f"no link reaches {missing[0]}", file=edges_file,
+            fix=(f"is it {close[0]!r}? " if close else "")
+            + f"name the {ranks} ranks rank0 to rank{ranks - 1}, other nodes freely",
+        )  # fmt: skip
+    return links
+
+
+def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
+    """Read links from a comma- or tab-separated file.
+
+    Parameters
+    ----------
+    path : path
+        A first line with the columns source, target, bandwidth_bytes_per_s
+        and latency_s, in any order, then one link a line. Empty lines and
+        those that start with ``#`` are skipped. Tabs separate where the
+        first line has one.
+    both_ways : bool
+        Whether each line stands for a link each way; where the two directions
+        differ, write both and leave this out.
+
+    Returns
+    -------
+    list of Link
+        In the order of the file.
+
+    Raises
+    ------
+    PlatformError
+        When the file is missing or empty, a column is missing or unknown, a
+        line has too few or too many cells, a number is none or out of range,
+        a node has no name, a link joins a node to itself, or two join the
+        same nodes the same way. Names file, line and column.
+    """
+    path = Path(path)
+    links: list[Link] = []
+    lines: dict[tuple[str, str], int] = {}
+    for line, row in _read_rows(path):
+        source, target = (_read_node(row[name], path, line, name) for name in COLUMNS[:2])
+        bandwidth, latency_s = (_read_number(row[name], path, line, name) for name in COLUMNS[2:])
+        ends = [(source, target), (target, source)] if both_ways else [(source, target)]
+        for one, other in ends:
+            problem, fix = "", "write one link with the bandwidths added"
+            if one == other:
+                problem, fix = f"the link joins {one} to itself", "leave the line out"
+            elif (one, other) in lines:
+                problem = f"a second link from {one} to {other}, after line {lines[one, other]}"
+                if both_ways:
+                    fix = "write each pair of nodes once, or leave both_ways out"
+            if problem:
+                raise PlatformError(problem, file=path, place=f"line {line}", fix=fix)
+            lines[one, other] = line
+            links.append(Link(one, other, bandwidth, latency_s))
+    return links
+
+
+def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of each line that holds a link, and its cells by column."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise PlatformError(
+            "no such file", file=path, fix="a path starts at the platform file's folder"
+        ) from None
+    except OSError as error:
+        raise PlatformError(f"cannot be read: {error.strerror}", file=path) from None
+    except UnicodeDecodeError:
+        raise PlatformError("not a text in UTF-8", file=path, fix="save it as CSV") from None
+    kept = [
+        (number, line)
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if len(kept) < 2:
+        raise PlatformError(
+            "holds no links", file=path, fix=f"write a line {','.join(COLUMNS)} and one a link"
+        )
+    delimiter = "\t" if "\t" in kept[0][1] else ","
+    rows = csv.reader((line for _, line in kept), delimiter=delimiter, skipinitialspace=True)
+    header = [cell.strip() for cell in next(rows)]
+    _check_header(header, path, kept[0][0])
+    for (number, _), cells in zip(kept[1:], rows, strict=False):
+        if len(cells) != len(header):
+            raise PlatformError(
+                f"{len(cells)} cells and {len(header)} columns", file=path, place=f"line {number}",
+                fix=f"write {', '.join(header)}",
+            )  # fmt: skip
+        yield number, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+
+
+def _check_header(header: list[str], path: Path, line: int) -> None:
+    """Refuse a first line that does not name each column once."""
+    place = f"line {line}"
+    unknown = [name for name in header if name not in COLUMNS]
+    missing = [name for name in COLUMNS if name not in header]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], missing, n=1)
+        raise PlatformError(
+            f"unknown column {unknown[0]!r}", file=path, place=place,
+            fix=(f"did you mean {close[0]!r}? " if close else "")
+            + f"the columns are {', '.join(COLUMNS)}",
+        )  # fmt: skip
+    if missing:
+        raise PlatformError(
+            f"the column {missing[0]!r} is missing", file=path, place=place, fix="add it"
+        )
+    if len(set(header)) != len(header):
+        raise PlatformError("a column stands twice", file=path, place=place, fix="keep one")
+
+
+def _read_node(text: str, path: Path, line: int, column: str) -> str:
+    """Return a node's name, refusing what could be read two ways."""
+    place = f"line {line}, column {column}"
+    if not text or any(character.isspace() for character in text):
+        raise PlatformError(
+            f"{text!r} is no name of a node", file=path, place=place, fix="write it without spaces"
+        )
+    rank = read_rank(text)
+    if rank >= 0 and text != name_rank_node(rank):
+        raise PlatformError(
+            f"{text!r} is no name of a rank", file=path, place=place,
+            fix=f"write {name_rank_node(rank)}",
+        )  # fmt: skip
+    return text
+
+
+def _read_number(text: str, path: Path, line: int, column: str) -> float:
+    """Return a bandwidth above zero or a latency of zero or more."""
+    place = f"line {line}, column {column}"
+    try:
+        value = float(text)
+    except ValueError:
+        raise PlatformError(
+            f"{text!r} is no number", file=path, place=place,
+            fix="write a plain number such as 25e9, without a unit",
+        ) from None  # fmt: skip
+    least = "0 or more" if column == "latency_s" else "more than 0"
+    if not math.isfinite(value) or value < 0 or (value == 0 and column != "latency_s"):
+        raise PlatformError(
+            f"{text} is out of range", file=path, place=place, fix=f"write {least}, finite"
+        )
+    return value

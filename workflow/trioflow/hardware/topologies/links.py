@@ -1,0 +1,177 @@
+"""The links of a platform file: listed or built, degraded where it says so, and checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trioflow.errors import PlatformError
+from trioflow.hardware.machine import Link, name_rank_node
+from trioflow.hardware.topologies.description import build_topology
+from trioflow.hardware.topologies.wiring import find_nodes, read_rank
+
+
+def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> list[Link]:
+    """Return the links that a platform file describes.
+
+    Parameters
+    ----------
+    content : mapping
+        What the file holds, checked against the schema.
+    ranks : int
+        Devices of the machine.
+    file : path
+        The file.
+
+    Raises
+    ------
+    PlatformError
+        When a link cannot be simulated or read two ways, a degraded link does
+        not exist, or bytes cannot get from a rank to another.
+    """
+    if "links" in content:
+        links = [
+            Link(
+                entry["from"],
+                entry["to"],
+                float(entry["bandwidth_bytes_per_s"]["value"]),
+                float(entry["latency_s"]["value"]),
+            )
+            for entry in content["links"]
+        ]
+    else:
+        shared = {
+            key: content[key] for key in ("nodes", "ranks_per_node") if content.get(key) is not None
+        }
+        links = build_topology(content["topology"], ranks, file, shared=shared)
+    _check_ends(links, file, "links." if "links" in content else "topology, link ")
+    links = degrade_links(links, content.get("degraded", []), file)
+    _check_ranks(links, ranks, file, "links" if "links" in content else "topology")
+    return links
+
+
+def degrade_links(
+    links: list[Link], entries: Iterable[Mapping[str, Any]], file: str | Path
+) -> list[Link]:
+    """Return links with some of them slower, or gone.
+
+    Parameters
+    ----------
+    links : list of Link
+        Links of the machine.
+    entries : iterable of mapping
+        ``degraded`` of a platform file: ends, ``factor`` of the bandwidth
+        (0 removes the link), ``latency_factor``, ``both_ways``.
+    file : path
+        The file, for the message.
+
+    Raises
+    ------
+    PlatformError
+        When there is no such link, or it is named twice.
+    """
+    places = {(link.source, link.target): place for place, link in enumerate(links)}
+    changed: dict[int, Link | None] = {}
+    for number, entry in enumerate(entries):
+        ends = [(entry["from"], entry["to"])]
+        if entry.get("both_ways", False):
+            ends.append((entry["to"], entry["from"]))
+        for source, target in ends:
+            where = f"degraded.{number}"
+            if (source, target) not in places:
+                raise PlatformError(
+                    f"no link leads from {source} to {target}", file=file, place=where,
+                    fix=_offer_link(links, source, target),
+                )  # fmt: skip
+            place = places[source, target]
+            if place in changed:
+                raise PlatformError(
+                    f"the link from {source} to {target} is degraded twice", file=file,
+                    place=where, fix="keep one entry, with the factors multiplied",
+                )  # fmt: skip
+            changed[place] = _degrade(links[place], entry)
+    kept = (changed.get(place, link) for place, link in enumerate(links))
+    return [link for link in kept if link is not None]
+
+
+def _degrade(link: Link, entry: Mapping[str, Any]) -> Link | None:
+    factor = float(entry["factor"]["value"])
+    slower = float(entry["latency_factor"]["value"]) if "latency_factor" in entry else 1.0
+    if factor == 0:
+        return None
+    bandwidth_bytes_per_s = link.bandwidth_bytes_per_s * factor
+    return Link(link.source, link.target, bandwidth_bytes_per_s, link.latency_s * slower)
+
+
+def _offer_link(links: list[Link], source: str, target: str) -> str:
+    """Say which link may be meant."""
+    targets = [link.target for link in links if link.source == source]
+    if targets:
+        close = difflib.get_close_matches(target, targets, n=1, cutoff=0.0)
+        return f"from {source} one leads to {close[0]}"
+    nodes = find_nodes(links)
+    close = difflib.get_close_matches(source, nodes, n=1)
+    return f"did you mean {close[0]}?" if close else f"nodes are {', '.join(nodes[:8])}"
+
+
+def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
+    """Refuse a link that a network could not simulate or would read two ways."""
+    seen: set[tuple[str, str]] = set()
+    for number, link in enumerate(links):
+        ends = (link.source, link.target)
+        problem, fix = "", ""
+        if link.source == link.target:
+            problem, fix = f"joins {link.source} to itself", "leave it out"
+        elif ends in seen:
+            problem = f"a second link from {link.source} to {link.target}"
+            fix = "write one link with the bandwidths added"
+        if problem:
+            raise PlatformError(problem, file=file, place=f"{place}{number}", fix=fix)
+        seen.add(ends)
+    for node in find_nodes(links):
+        rank = read_rank(node)
+        if rank >= 0 and node != name_rank_node(rank):
+            raise PlatformError(
+                f"{node!r} is no name of a rank", file=file, place=place.partition(",")[0].strip("."),
+                fix=f"write {name_rank_node(rank)}",
+            )  # fmt: skip
+
+
+def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) -> None:
+    """Refuse ranks without a link, and such as bytes cannot reach."""
+    if ranks == 1:
+        return
+    names = [name_rank_node(rank) for rank in range(ranks)]
+    nodes = set(find_nodes(links))
+    lonely = next((name for name in names if name not in nodes), None)
+    if lonely:
+        raise PlatformError(
+            f"no link reaches {lonely}", file=file, place=place,
+            fix=f"name the {ranks} ranks rank0 to rank{ranks - 1} and join each of them",
+        )  # fmt: skip
+    onward: dict[str, list[str]] = {}
+    backward: dict[str, list[str]] = {}
+    for link in links:
+        onward.setdefault(link.source, []).append(link.target)
+        backward.setdefault(link.target, []).append(link.source)
+    for graph, words in ((onward, "from rank0 to {}"), (backward, "from {} to rank0")):
+        reached = _reach(graph, names[0])
+        cut_off = next((name for name in names if name not in reached), None)
+        if cut_off:
+            raise PlatformError(
+                f"no route leads {words.format(cut_off)}", file=file, place=place,
+                fix="links are directed: write one each way, or leave fewer of them out",
+            )  # fmt: skip
+
+
+def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
+    """Return the nodes that can be reached."""
+    reached, todo = {start}, [start]
+    while todo:
+        for node in graph.get(todo.pop(), ()):
+            if node not in reached:
+                reached.add(node)
+                todo.append(node)
+    return reached

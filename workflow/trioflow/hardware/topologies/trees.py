@@ -1,0 +1,166 @@
+"""Networks of switches between many nodes: fat tree and dragonfly."""
+
+from __future__ import annotations
+
+import itertools
+
+from trioflow.errors import PlatformError
+from trioflow.hardware.machine import Link
+from trioflow.hardware.topologies.wiring import (
+    check_count,
+    check_positive,
+    join,
+    join_all,
+    join_pairs,
+    name_ranks,
+)
+
+
+def build_fat_tree(
+    ranks: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float,
+    *,
+    arity: int | None = None,
+    oversubscription: float = 1.0,
+) -> list[Link]:
+    """Hang ranks below a folded Clos network of equal switches in three levels.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n, at most k^3 / 4; they fill the edge switches in order.
+    bandwidth_bytes_per_s : float
+        Bandwidth of a rank's link, per direction [bytes/s].
+    latency_s : float
+        Latency of every link [s].
+    arity : int, optional
+        Ports of a switch, k, an even number; the smallest that holds the
+        ranks unless given.
+    oversubscription : float
+        How many times less than its ranks' bandwidth an edge switch has
+        upwards: each link between switches has the bandwidth of a rank's,
+        divided by it.
+
+    Raises
+    ------
+    PlatformError
+        When the arity is odd or holds too few ranks, or the factor is not
+        above 0.
+
+    Notes
+    -----
+    k pods of k / 2 edge and k / 2 aggregation switches each, below k^2 / 4
+    cores; all switches are there, however few the ranks. Nodes:
+    n + 5 k^2 / 4. Links: 2 n + k^3. Diameter between ranks: 6 across pods,
+    4 within a pod, 2 below an edge switch. Every pod reaches each core, so
+    that there are k^2 / 4 shortest routes between two pods: the first one
+    is taken, or all by the choice ``ecmp`` of ``hardware.routes``.
+
+    References
+    ----------
+    M. Al-Fares, A. Loukissas, A. Vahdat, A Scalable, Commodity Data Center
+    Network Architecture, SIGCOMM 2008, doi:10.1145/1402958.1402967.
+    """
+    nodes = name_ranks(ranks)
+    if arity is None:
+        arity = next(k for k in itertools.count(2, 2) if k**3 // 4 >= ranks)
+    check_count("arity", arity, 2)
+    check_positive("oversubscription", oversubscription)
+    if arity % 2 or arity**3 // 4 < ranks:
+        raise PlatformError(
+            f"switches of {arity} ports make no fat tree of {ranks} ranks", place="arity",
+            fix="write an even number whose cube is at least four times the ranks",
+        )  # fmt: skip
+    half = arity // 2
+    links = []
+    for rank, node in enumerate(nodes):
+        links += join(node, f"edge{rank // half}", bandwidth_bytes_per_s, latency_s)
+    upward = bandwidth_bytes_per_s / oversubscription
+    for pod in range(arity):
+        edges = [f"edge{pod * half + place}" for place in range(half)]
+        aggregations = [f"aggregation{pod * half + place}" for place in range(half)]
+        links += join_pairs(itertools.product(edges, aggregations), upward, latency_s)
+        for place, aggregation in enumerate(aggregations):
+            for core in range(place * half, (place + 1) * half):
+                links += join(aggregation, f"core{core}", upward, latency_s)
+    return links
+
+
+def build_dragonfly(
+    ranks: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float,
+    *,
+    groups: int,
+    routers_per_group: int,
+    local_bandwidth_bytes_per_s: float,
+    local_latency_s: float,
+    global_bandwidth_bytes_per_s: float,
+    global_latency_s: float,
+    ranks_per_router: int | None = None,
+) -> list[Link]:
+    """Make groups of routers, all joined within a group, and every two groups by one link.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n, at most the places of all routers; they fill them in order.
+    bandwidth_bytes_per_s, latency_s : float
+        Between a rank and its router, per direction [bytes/s], [s].
+    groups : int
+        Groups, g.
+    routers_per_group : int
+        Routers of a group, a. The g - 1 global links of a group are dealt to
+        them evenly, at most ceil((g - 1) / a) each: the one to the group d
+        further on starts at router floor((d - 1) / that).
+    local_bandwidth_bytes_per_s, local_latency_s : float
+        Between two routers of a group, per direction [bytes/s], [s].
+    global_bandwidth_bytes_per_s, global_latency_s : float
+        Between two groups, per direction [bytes/s], [s].
+    ranks_per_router : int, optional
+        Ranks at one router; as many as are needed unless given.
+
+    Raises
+    ------
+    PlatformError
+        When a count is below 1 or the routers have too few places.
+
+    Notes
+    -----
+    Nodes: n + g a. Links: 2 n + g a (a - 1) + g (g - 1). Diameter: 5 (rank,
+    router, way out of the group, way into the other, router, rank).
+
+    References
+    ----------
+    J. Kim, W. J. Dally, S. Scott, D. Abts, Technology-Driven,
+    Highly-Scalable Dragonfly Topology, ISCA 2008, doi:10.1109/ISCA.2008.19.
+    """
+    nodes = name_ranks(ranks)
+    check_count("groups", groups)
+    check_count("routers_per_group", routers_per_group)
+    routers = groups * routers_per_group
+    size = -(-ranks // routers) if ranks_per_router is None else ranks_per_router
+    check_count("ranks_per_router", size)
+    if size * routers < ranks:
+        raise PlatformError(
+            f"{routers} routers of {size} ranks have no place for {ranks}",
+            place="ranks_per_router", fix=f"write {-(-ranks // routers)} or more",
+        )  # fmt: skip
+    links = []
+    for rank, node in enumerate(nodes):
+        links += join(node, f"router{rank // size}", bandwidth_bytes_per_s, latency_s)
+    for group in range(groups):
+        first = group * routers_per_group
+        names = [f"router{number}" for number in range(first, first + routers_per_group)]
+        links += join_all(names, local_bandwidth_bytes_per_s, local_latency_s)
+    ports = max(1, -(-(groups - 1) // routers_per_group))
+
+    def name_gate(group: int, other: int) -> str:
+        ahead = (other - group) % groups
+        return f"router{group * routers_per_group + (ahead - 1) // ports}"
+
+    for one, other in itertools.combinations(range(groups), 2):
+        ends = name_gate(one, other), name_gate(other, one)
+        links += join(*ends, global_bandwidth_bytes_per_s, global_latency_s)
+    return links
