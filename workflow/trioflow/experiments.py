@@ -33,12 +33,20 @@ _TYPES: dict[Any, dict[str, Any]] = {
     tuple[str, ...]: {"type": "array", "items": {"type": "string", "minLength": 1}},
 }
 _WORDS = {"true": True, "false": False}
+SCHEDULES = (
+    "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",
+    "dualpipev",
+)  # fmt: skip
+"""Pipeline schedules: ``parallel.schedules`` builds them, its tests keep the two alike."""
+MEASURED_SCHEDULES = ("none", "gpipe")
+"""Schedules that a measuring session can run."""
 Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import")
 
 
 def _cell(meaning: str, **limits: Any) -> Any:
-    """Declare a column: its meaning and its JSON schema limits."""
-    return field(metadata={"description": meaning, **limits})
+    """Declare a column: its meaning and its JSON schema limits; with a default it may be left out."""
+    default = {"default": limits["default"]} if "default" in limits else {}
+    return field(**default, metadata={"description": meaning, **limits})
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,11 @@ class Plan:
     data: int = _cell("data-parallel degree: replicas that share the batch", minimum=1)
     tensor: int = _cell("tensor-parallel degree: ranks that share every operator", minimum=1)
     pipeline: int = _cell("pipeline degree: stages", minimum=1)
-    schedule: str = _cell("pipeline schedule, or none", enum=["none", "gpipe"])
+    schedule: str = _cell(
+        "pipeline schedule, or none; gpipe-recompute is the old torch Pipe, which runs every forward"
+        " but the last micro-batch's again; zbv is the V-shaped zero bubble",
+        enum=["none", *SCHEDULES],
+    )
     micro_batches: int = _cell("pieces that the pipeline cuts a batch into", minimum=1)
     first_bucket_bytes: int = _cell(
         "limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1
@@ -103,11 +115,20 @@ class Plan:
     bucket_bytes: int = _cell(
         "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
     )
+    stages_per_rank: int = _cell(
+        "pipeline stages of each rank; more than one for interleaved, looped-bfs, zero-bubble, zbv, dualpipev",
+        minimum=1, default=1,
+    )  # fmt: skip
 
     @property
     def ranks(self) -> int:
         """Processes that the plan takes."""
         return self.data * self.tensor * self.pipeline
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of one replica, those of all ranks together."""
+        return self.pipeline * self.stages_per_rank
 
 
 @dataclass(frozen=True)
@@ -157,7 +178,7 @@ def row_schema(name: str) -> dict[str, Any]:
         "description": f"One row of config/{name}.tsv; generated from trioflow.experiments.",
         "type": "object",
         "properties": properties,
-        "required": list(properties),
+        "required": [name for name, entry in properties.items() if "default" not in entry],
         "additionalProperties": False,
     }
 
@@ -219,7 +240,12 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
             raise TableError(
                 f"{row.schedule!r} does not go with a pipeline degree of {row.pipeline}",
                 file=path, place=f"{place}, column schedule",
-                fix="write none for one stage and gpipe for more",
+                fix="write none for one rank and a schedule for more",
+            )  # fmt: skip
+        if row.stages_per_rank > 1 and row.pipeline == 1:
+            raise TableError(
+                f"{row.stages_per_rank} stages a rank without a pipeline",
+                file=path, place=f"{place}, column stages_per_rank", fix="write 1",
             )  # fmt: skip
         if row.micro_batches > 1 and row.pipeline == 1:
             raise TableError(
@@ -284,6 +310,11 @@ def _check_plan(
             f" transformer and not for {row.workload}, {workload.family}",
             file=path, place=f"{place}, column plan", fix="choose another plan or a transformer",
         )  # fmt: skip
+    if plan.schedule not in MEASURED_SCHEDULES:
+        raise TableError(
+            f"the plan {row.plan} runs the schedule {plan.schedule}, which is not measured yet",
+            file=path, place=f"{place}, column plan", fix="choose a plan with gpipe",
+        )  # fmt: skip
     if plan.pipeline > 1 and workload.precision == "fp16":
         raise TableError(
             f"{row.workload} scales its gradients (fp16), which is not measured in a pipeline",
@@ -312,7 +343,8 @@ def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[s
     schema = row_schema(name)
     validator = Draft202012Validator(schema)
     result: list[tuple[str, Row]] = []
-    for place, cells in _read_cells(path, list(schema["properties"])):
+    defaults = {k: str(e["default"]) for k, e in schema["properties"].items() if "default" in e}
+    for place, cells in _read_cells(path, list(schema["properties"]), defaults):
         values: dict[str, Any] = {
             column: _parse(cells[column], entry["type"], entry.get("items", {}).get("type", ""))
             for column, entry in schema["properties"].items()
@@ -329,8 +361,10 @@ def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[s
     return result
 
 
-def _read_cells(path: str | Path, columns: list[str]) -> list[tuple[str, dict[str, str]]]:
-    """Read a tab-separated file into (place, cells by column) pairs."""
+def _read_cells(
+    path: str | Path, columns: list[str], defaults: Mapping[str, str]
+) -> list[tuple[str, dict[str, str]]]:
+    """Read a tab-separated file into (place, cells by column) pairs; what is left out has a default."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
@@ -344,7 +378,7 @@ def _read_cells(path: str | Path, columns: list[str]) -> list[tuple[str, dict[st
                 fix=suggest_name(column, columns) if column else "remove the extra tab",
             )  # fmt: skip
     for column in columns:
-        if column not in header:
+        if column not in (*header, *defaults):
             raise TableError(
                 f"column {column!r} is missing", file=path, place="row 0 (line 1)",
                 fix=f"the columns are {', '.join(columns)}, with a tab between",
@@ -360,7 +394,7 @@ def _read_cells(path: str | Path, columns: list[str]) -> list[tuple[str, dict[st
                 f"{len(line)} cells found where {len(header)} are due", file=path, place=place,
                 fix="separate cells with one tab and write - for nothing",
             )  # fmt: skip
-        cells = {column: cell.strip() for column, cell in zip(header, line, strict=True)}
+        cells = {**defaults, **{c: cell.strip() for c, cell in zip(header, line, strict=True)}}
         name = cells[columns[0]]
         if name in seen:
             raise TableError(

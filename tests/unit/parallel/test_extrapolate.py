@@ -169,7 +169,7 @@ def test_given_stages_must_be_the_model_s(transformer_trace):
     ("plan", "batch", "words"),
     [
         (make_plan(data=3), 4, "batch 4 does not divide into 3 replica"),
-        (make_plan(pipeline=2, micro_batches=3), 4, "3 micro-batch"),
+        (make_plan(pipeline=2, micro_batches=3), 2, "2 samples cannot be cut into 3 micro-batches"),
         (make_plan(tensor=2), 4, "no layers that a tensor split cuts"),
         (make_plan(pipeline=64), 64, "64 stages"),
         (make_plan(), 0, "batch 0 is not positive"),

@@ -6,6 +6,7 @@ import argparse
 
 from trioflow.costmodel.methods import UNFITTED
 from trioflow.parallel.plan import NAMED
+from trioflow.parallel.schedules import SCHEDULES
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +33,14 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
     )
     degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
-    degrees.add_argument("--schedule", choices=["gpipe"], help="pipeline schedule")
+    degrees.add_argument("--schedule", choices=SCHEDULES, help="pipeline schedule (default: gpipe)")
     parser.add_argument(
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
     )
+    parser.add_argument(
+        "--stages-per-rank", type=int, metavar="V",
+        help="pipeline stages of each rank, for interleaved, looped-bfs, zero-bubble and zbv",
+    )  # fmt: skip
     parser.add_argument(
         "--cost-model", metavar="MODEL",
         help="operator model of `trioflow fit`, a shipped one by name, or "

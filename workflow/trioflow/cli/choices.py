@@ -24,6 +24,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.schedules import SCHEDULES
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import read_json
 from trioflow.trace.store import Trace, load_trace
@@ -50,17 +51,23 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         "pipeline": options.pipeline_parallel,
     }
     given = {name: degree for name, degree in degrees.items() if degree is not None}
-    micro_batches = options.micro_batches or 0
+    micro_batches, stages = options.micro_batches or 0, options.stages_per_rank or 0
     if options.plan:
         if given or options.schedule:
             raise PlanError("--plan and degrees were both given", fix="give one of them")
         ranks = options.ranks or (1 if options.plan == "single" else 0)
         if ranks < 1 or (ranks == 1 and options.plan != "single"):
             raise PlanError(f"--plan {options.plan} needs --ranks of 2 or more")
-        if micro_batches and options.plan != "gpipe":
-            raise PlanError(f"--micro-batches does not apply to plan {options.plan}")
-        return named_plan(options.plan, ranks, micro_batches)
-    plan = make_plan(**given, schedule=options.schedule or "", micro_batches=micro_batches)
+        for flag, value in (("--micro-batches", micro_batches), ("--stages-per-rank", stages)):
+            if value and options.plan not in SCHEDULES:
+                raise PlanError(f"{flag} does not apply to plan {options.plan}")
+        return named_plan(options.plan, ranks, micro_batches, stages)
+    plan = make_plan(
+        **given,
+        schedule=options.schedule or "",
+        micro_batches=micro_batches,
+        stages_per_rank=stages,
+    )
     if options.ranks is not None and options.ranks != plan.ranks:
         if not given:
             raise PlanError(f"--ranks {options.ranks} without a plan", fix="give --plan or degrees")

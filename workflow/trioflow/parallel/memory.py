@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from trioflow.experiments import Plan
-from trioflow.parallel.pipeline import assign_units
+from trioflow.parallel.pipeline import assign_units, boundary_bytes
+from trioflow.parallel.schedule_checks import measure_held
+from trioflow.parallel.schedule_table import Schedule
 from trioflow.parallel.tensor_parallel import is_sharded
 from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
 
 
-def estimate_peak_memory(trace: Trace, plan: Plan, batch: int, cut: list[list[str]]) -> int:
+def estimate_peak_memory(
+    trace: Trace, plan: Plan, sizes: Sequence[int], cut: list[list[str]], schedule: Schedule
+) -> int:
     """Return the peak of the fullest rank [bytes].
 
     Parameters
     ----------
-    trace, plan, batch
+    trace, plan
         As in ``extrapolate``.
+    sizes : sequence of int
+        Samples of each micro-batch of one replica.
     cut : list of list of str
         Units of each pipeline stage.
+    schedule : Schedule
+        Its order decides how many micro-batches are in flight on each rank.
 
     Returns
     -------
     int
-        Parameters, gradients, optimizer state and buffers, DDP's buckets, and
-        the activations that forward keeps for backward, over all micro-batches
-        in flight (GPipe holds them all).
+        Parameters, gradients, optimizer state, buffers and inputs of the rank's
+        stages, DDP's buckets, and the activations that forward keeps for
+        backward, of the micro-batches in flight when they come to most. Before
+        a recomputation only a stage's input is kept.
 
     Notes
     -----
     A first estimate: operators' workspaces, allocator fragmentation and the
     communication library's own buffers are left out, so the true peak is higher.
+    Where I and W run apart, activations are held until W.
     Under tensor parallelism only split parameters and their gradients shrink;
     optimizer state and activations are counted whole, so the peak is too high.
     """
+    frame = _sized_storages(trace, plan)
+    frame["stage"] = _stage_of_storages(trace, frame, cut)
+    traced = int(trace.facts["batch"])
+    held = frame[frame["held"]]
+    flows = held["category"].isin(["activation", "output"])
+    full = held[flows].groupby("stage")["bytes"].sum().to_dict()
+    inputs = _stage_inputs(trace, cut) if len(cut) > 1 else {}
+
+    def size(stage: int, micro_batch: int) -> tuple[float, float]:
+        share = sizes[micro_batch] / traced
+        return full.get(stage, 0.0) * share, inputs.get(stage, 0) * share
+
+    fixed = held[~flows].copy()
+    fixed.loc[fixed["category"] == "input", "bytes"] *= sum(sizes) / traced
+    total = fixed.groupby("stage")["bytes"].sum().to_dict()
+    if plan.data > 1:  # buckets hold a second copy of every gradient
+        gradients = fixed[fixed["category"] == "gradient"].groupby("stage")["bytes"].sum()
+        total = {s: total.get(s, 0.0) + gradients.get(s, 0.0) for s in range(len(cut))}
+    peaks = [
+        sum(total.get(stage, 0.0) for stage in schedule.stages_of_rank(rank)) + activations
+        for rank, activations in enumerate(measure_held(schedule, size))
+    ]
+    return int(max(peaks, default=0))
+
+
+def _sized_storages(trace: Trace, plan: Plan) -> pd.DataFrame:
+    """Return the storages, split parameters and their gradients at one shard's size."""
     rules = trace.facts.get("tensor_split", {}) if plan.tensor > 1 else {}
     sharded = {
         int(g[key])
@@ -42,22 +81,23 @@ def estimate_peak_memory(trace: Trace, plan: Plan, batch: int, cut: list[list[st
         for key in ("parameter_storage_id", "gradient_storage_id")
     }
     frame = _storages(trace)
-    grown = frame["category"].isin(["activation", "output", "input"])
-    frame.loc[grown, "bytes"] *= batch / plan.data / int(trace.facts["batch"])
     frame.loc[frame["storage_id"].isin(sharded), "bytes"] /= plan.tensor
+    return frame
+
+
+def _stage_of_storages(trace: Trace, frame: pd.DataFrame, cut: list[list[str]]) -> list[int]:
+    if len(cut) == 1:
+        return [0] * len(frame)
     stage_of_unit = {unit: stage for stage, units in enumerate(cut) for unit in units}
-    names = list(pipeline_units(trace))
-    if plan.pipeline > 1:
-        unit_of = assign_units(trace)
-        frame["stage"] = [stage_of_unit[names[unit_of[op]]] for op in frame["op_id"]]
-    else:
-        frame["stage"] = 0
-    held = frame[frame["held"]]
-    gradient_bytes = held[held["category"] == "gradient"].groupby("stage")["bytes"].sum()
-    total = held.groupby("stage")["bytes"].sum()
-    if plan.data > 1:  # buckets hold a second copy of every gradient
-        total = total.add(gradient_bytes, fill_value=0.0)
-    return int(total.max()) if len(total) else 0
+    names, unit_of = list(pipeline_units(trace)), assign_units(trace)
+    return [stage_of_unit[names[unit_of[op]]] for op in frame["op_id"]]
+
+
+def _stage_inputs(trace: Trace, cut: list[list[str]]) -> dict[int, int]:
+    """Return what each stage but the first receives for the traced batch [bytes]."""
+    unit_of = assign_units(trace)
+    ends = [sum(len(units) for units in cut[:stage]) for stage in range(len(cut))]
+    return {stage: boundary_bytes(trace, unit_of, ends[stage]) for stage in range(1, len(cut))}
 
 
 def _storages(trace: Trace) -> pd.DataFrame:

@@ -1,9 +1,12 @@
-"""Pipeline parallelism: units, stages, messages between them, and the GPipe order."""
+"""Pipeline parallelism: units, stages, micro-batches, messages and parameters between them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,3 +161,138 @@ def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
             if storage[index] in before and category[index] == "activation":
                 crossing[storage[index]] = max(size[index], crossing.get(storage[index], 0))
     return sum(crossing.values())
+
+
+def split_batch(batch: int, micro_batches: int) -> list[int]:
+    """Return the samples of each micro-batch, as ``torch.distributed.pipelining`` cuts a batch.
+
+    The first ones are one sample larger where the number does not divide
+    (``torch.tensor_split``).
+
+    Raises
+    ------
+    PlanError
+        When there are fewer samples than micro-batches.
+
+    Notes
+    -----
+    In PyTorch 2.13 a stage receives into buffers of the first micro-batch's
+    size, so that a step with unequal ones stops there with an error: its
+    prediction is for a framework that receives what was sent.
+    """
+    if micro_batches < 1 or batch < micro_batches:
+        raise PlanError(
+            f"{batch} samples cannot be cut into {micro_batches} micro-batches",
+            fix="use fewer micro-batches or a larger batch",
+        )
+    size, larger = divmod(batch, micro_batches)
+    return [size + (index < larger) for index in range(micro_batches)]
+
+
+def chunk_batch(batch: int, micro_batches: int) -> list[int]:
+    """Return the samples of each micro-batch, as the old ``Pipe`` cuts a batch.
+
+    All have the same size but a smaller last one, and there may be fewer than
+    asked for (``torch.chunk``).
+
+    Raises
+    ------
+    PlanError
+        When there are fewer samples than micro-batches.
+    """
+    size = -(-batch // len(split_batch(batch, micro_batches)))
+    return [min(size, batch - start) for start in range(0, batch, size)]
+
+
+def loss_operators(trace: Trace) -> set[int]:
+    """Return the forward operators behind the last module: the loss, which no stage recomputes."""
+    paths = [path for modules in pipeline_units(trace).values() for path in modules]
+    forward = trace.operators[trace.operators["phase"] == "forward"]
+    inside = [
+        any(module == path or module.startswith(f"{path}.") for path in paths)
+        for module in forward["module"]
+    ]
+    last = max((index for index, found in enumerate(inside) if found), default=len(inside) - 1)
+    return {int(op) for op in forward["op_id"].to_numpy()[last + 1 :]}
+
+
+@dataclass(frozen=True)
+class TiedParameter:
+    """A parameter that several units use, such as a token embedding that is the head's weight too.
+
+    Attributes
+    ----------
+    gradient : dict
+        Its entry among the trace's gradients.
+    size_bytes : int
+        Gradient of one rank's copy [bytes].
+    stages : tuple of int
+        Stages that use it, in order.
+    ready_after : dict of int to int
+        Stage to its last operator that makes a part of the gradient.
+    sums : frozenset of int
+        Operators that add the parts up on one rank; between ranks an
+        all-reduce does.
+    """
+
+    gradient: dict[str, Any]
+    size_bytes: int
+    stages: tuple[int, ...]
+    ready_after: dict[int, int]
+    sums: frozenset[int]
+
+    def shard(self, degree: int) -> TiedParameter:
+        """Return the share of one of ``degree`` tensor-parallel ranks."""
+        return replace(self, size_bytes=self.size_bytes // degree)
+
+
+def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
+    """Return the parameters that forward operators of several stages read.
+
+    Parameters
+    ----------
+    trace : Trace
+        The whole model's step.
+    stage_of : array [operators]
+        Stage of each operator.
+
+    Notes
+    -----
+    A stage's part of the gradient is ready after its last backward operator
+    of a forward operator that reads the parameter. The operators that make
+    the gradient out of tensors of its own size only are taken for the sum.
+    """
+    storage = trace.tensors["storage_id"].tolist()
+    elements = [prod(shape) for shape in trace.tensors["shape"]]
+    rows = records(trace.operators, "op_id", "phase", "forward_op_id", "input_ids", "output_ids")
+    readers: dict[int, set[int]] = {}
+    for row in rows:
+        if row["phase"] == "forward":
+            for index in row["input_ids"]:
+                readers.setdefault(storage[index], set()).add(row["op_id"])
+    tied = []
+    for gradient in trace.facts.get("gradients", []):
+        reading = readers.get(int(gradient["parameter_storage_id"]), set())
+        stages = tuple(sorted({int(stage_of[op]) for op in reading}))
+        if len(stages) < 2:
+            continue
+        made = int(gradient["gradient_storage_id"])
+        count = max((elements[i] for i in range(len(storage)) if storage[i] == made), default=-1)
+        sums = {
+            int(row["op_id"])
+            for row in rows
+            if row["phase"] == "backward"
+            and len(row["input_ids"]) > 1
+            and any(storage[i] == made for i in row["output_ids"])
+            and all(elements[i] == count for i in row["input_ids"])
+        }
+        ready: dict[int, int] = {}
+        for row in rows:
+            if row["phase"] == "backward" and row["forward_op_id"] in reading - {None}:
+                ready[int(stage_of[row["forward_op_id"]])] = int(row["op_id"])
+        tied.append(
+            TiedParameter(
+                dict(gradient), int(gradient["size_bytes"]), stages, ready, frozenset(sums)
+            )
+        )
+    return tied

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
+from trioflow.parallel.pipeline import chunk_batch, split_batch
+from trioflow.parallel.schedules import SCHEDULES, build_schedule
 from trioflow.trace.store import Trace
 from trioflow.units import BYTES_PER_MIB
 
@@ -13,27 +15,52 @@ FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB
 """PyTorch's own limits (``kDefaultFirstBucketBytes`` and ``bucket_cap_mb``)."""
 
-NAMED = ("single", "ddp", "tp", "gpipe")
+SEVERAL_STAGES = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
+"""Stages a rank of the schedules that are made for several, unless asked for others."""
+MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
+"""Micro-batches, times the ranks, of schedules that need more than one a rank."""
+CHUNKS = ("gpipe-recompute",)
+"""Schedules whose framework cuts a batch by ``torch.chunk``."""
+NAMED = ("single", "ddp", "tp", *SCHEDULES)
+"""Named plans; the pipelines are called as their schedules."""
 
 
 def make_plan(
-    data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "", micro_batches: int = 0
-) -> Plan:
+    data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "", micro_batches: int = 0,
+    stages_per_rank: int = 0,
+) -> Plan:  # fmt: skip
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
+
+    Parameters
+    ----------
+    data, tensor, pipeline : int
+        Degrees.
+    schedule : str
+        One of ``schedules.SCHEDULES``.
+    micro_batches : int
+        Pieces of a replica's batch; by default as many as ranks of the pipeline,
+        for dualpipev twice as many.
+    stages_per_rank : int
+        Pipeline stages of a rank; by default two for the schedules that are
+        made for several, otherwise one.
 
     Raises
     ------
     PlanError
-        When a degree is not positive or the schedule is unknown.
+        When a degree is not positive, the schedule is unknown or it does not
+        allow these numbers.
     """
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
     for name, degree in degrees.items():
         if degree < 1:
             raise PlanError(f"{name} degree {degree} is not positive")
-    schedule = schedule or ("gpipe" if pipeline > 1 else "none")
-    if schedule not in ("none", "gpipe"):
-        raise PlanError(f"unknown schedule {schedule!r}", fix="use gpipe")
-    micro_batches = micro_batches or (pipeline if pipeline > 1 else 1)
+    if schedule not in ("", "none", *SCHEDULES):
+        raise PlanError(f"unknown schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}")
+    if pipeline == 1:
+        schedule = "none"
+    elif schedule in ("", "none"):
+        schedule = "gpipe"
+    micro_batches = micro_batches or pipeline * MICRO_BATCHES_PER_RANK.get(schedule, 1)
     if micro_batches < 1:
         raise PlanError(f"{micro_batches} micro-batches are too few")
     if pipeline == 1 and micro_batches > 1:
@@ -41,14 +68,23 @@ def make_plan(
             f"{micro_batches} micro-batches without a pipeline",
             fix="give a pipeline degree above 1",
         )
+    stages_per_rank = stages_per_rank or SEVERAL_STAGES.get(schedule, 1)
+    if pipeline == 1 and stages_per_rank != 1:
+        raise PlanError(
+            f"{stages_per_rank} stages a rank without a pipeline",
+            fix="give a pipeline degree above 1",
+        )
+    if pipeline > 1:
+        build_schedule(schedule, pipeline, micro_batches, stages_per_rank)
     name = "-".join(f"{key}{degree}" for key, degree in degrees.items() if degree > 1) or "single"
     return Plan(
         plan=name, data=data, tensor=tensor, pipeline=pipeline, schedule=schedule,
         micro_batches=micro_batches, first_bucket_bytes=FIRST_BUCKET_BYTES, bucket_bytes=BUCKET_BYTES,
+        stages_per_rank=stages_per_rank,
     )  # fmt: skip
 
 
-def named_plan(name: str, ranks: int, micro_batches: int = 0) -> Plan:
+def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: int = 0) -> Plan:
     """Return one of the named plans on a number of ranks.
 
     Raises
@@ -64,9 +100,33 @@ def named_plan(name: str, ranks: int, micro_batches: int = 0) -> Plan:
         return replace(make_plan(data=ranks), plan="ddp")
     if name == "tp":
         return replace(make_plan(tensor=ranks), plan="tp")
-    if name == "gpipe":
-        return replace(make_plan(pipeline=ranks, micro_batches=micro_batches), plan="gpipe")
+    if name in SCHEDULES:
+        plan = make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
+        return replace(plan, plan=name)
     raise PlanError(f"unknown plan {name!r}", fix=f"use one of {', '.join(NAMED)}")
+
+
+def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
+    """Return the samples of each micro-batch of one replica, the largest first.
+
+    Raises
+    ------
+    PlanError
+        When the replicas cannot share the batch evenly, or a replica's batch
+        has fewer samples than micro-batches.
+    """
+    if batch < 1:
+        raise PlanError(f"batch {batch} is not positive")
+    if batch % plan.data:
+        raise PlanError(
+            f"plan {plan.plan}: batch {batch} does not divide into {plan.data} replica(s)",
+            fix=f"use a multiple of {plan.data}",
+        )
+    cut = chunk_batch if plan.schedule in CHUNKS else split_batch
+    try:
+        return cut(batch // plan.data, plan.micro_batches)
+    except PlanError as error:
+        raise PlanError(f"plan {plan.plan}: {error.problem}", fix=error.fix) from None
 
 
 def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
@@ -77,15 +137,7 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     PlanError
         Names the numbers that do not fit.
     """
-    if batch < 1:
-        raise PlanError(f"batch {batch} is not positive")
-    pieces = plan.data * plan.micro_batches
-    if batch % pieces:
-        raise PlanError(
-            f"plan {plan.plan}: batch {batch} does not divide into "
-            f"{plan.data} replica(s) x {plan.micro_batches} micro-batch(es)",
-            fix=f"use a multiple of {pieces}",
-        )
+    micro_batch_sizes(plan, batch)
     if plan.tensor > 1 and not trace.facts.get("tensor_split"):
         raise PlanError(
             f"plan {plan.plan}: workload {trace.facts['workload']} has no layers that a tensor split cuts",
@@ -98,9 +150,9 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
             fix=f"use a degree that divides {heads}",
         )
     units = len(trace.facts.get("units", []))
-    if plan.pipeline > max(units, 1):
+    if plan.stages > max(units, 1):
         raise PlanError(
-            f"plan {plan.plan}: {plan.pipeline} stages, but the model can be cut into {units} pieces at most"
+            f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most"
         )
 
 
@@ -122,5 +174,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
         f", {each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline == 1 else 'replica'}"
     )
     if plan.micro_batches > 1:
-        text += f" in {plan.micro_batches} micro-batches ({plan.schedule})"
+        text += f" in {len(micro_batch_sizes(plan, batch))} micro-batches ({plan.schedule})"
+    if plan.stages_per_rank > 1:
+        text += f", {plan.stages_per_rank} stages a rank"
     return text

@@ -1,7 +1,8 @@
-"""The program of each rank: which tasks it runs, in which order, waiting for what."""
+"""The program of each rank: what its stages do, what it costs, and the graph it goes into."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.data_parallel import Bucket
+from trioflow.parallel.pipeline import TiedParameter
+from trioflow.parallel.schedule_lowering import lower_directly, lower_schedule
+from trioflow.parallel.schedule_orders import ONE_STAGE
+from trioflow.parallel.schedule_table import MESSAGE_KINDS, REDUCE_GRAD, leaves
+from trioflow.parallel.schedules import Schedule, build_schedule, check_schedule
+from trioflow.parallel.staged_program import StagedRank
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 HOST_COSTS = (
@@ -28,8 +36,16 @@ class StageWork:
     ----------
     forward, backward, optimizer : array
         ``op_id`` of the stage's operators, in order.
-    all_reduces : dict of int to int
-        Operator to the bytes of the tensor-parallel all-reduce that follows it.
+    backward_input, backward_weight : array
+        The backward in two: what the gradient of the stage's input takes, and
+        the rest; filled where the schedule runs them apart.
+    input_share : dict of int to float
+        Operators in both, with the part of their time that the first takes.
+    recomputed : array
+        Forward operators that a recomputation runs again: all but the loss.
+    all_reduces : dict of int to list of int
+        Operator to the bytes of the tensor-parallel all-reduce that follows
+        it, for each micro-batch.
     buckets : list of Bucket
         Gradient buckets, empty without data parallelism.
     bucket_copy_s, bucket_return_s : list of float
@@ -39,26 +55,30 @@ class StageWork:
     accumulate_s, scale_s : float
         Time to add a further micro-batch's gradients, and to divide them by
         the number of micro-batches [s].
-    send_bytes : int
-        Activations sent to the next stage, per micro-batch [bytes].
+    send_bytes : list of int
+        Activations sent to the next stage, for each micro-batch [bytes].
     """
 
     forward: NDArray[np.int64]
     backward: NDArray[np.int64]
     optimizer: NDArray[np.int64]
-    all_reduces: dict[int, int] = field(default_factory=dict)
+    backward_input: Sequence[int] = ()
+    backward_weight: Sequence[int] = ()
+    input_share: dict[int, float] = field(default_factory=dict)
+    recomputed: Sequence[int] = ()
+    all_reduces: dict[int, list[int]] = field(default_factory=dict)
     buckets: list[Bucket] = field(default_factory=list)
     bucket_copy_s: list[float] = field(default_factory=list)
     bucket_return_s: list[float] = field(default_factory=list)
     buffer_bytes: list[int] = field(default_factory=list)
     accumulate_s: float = 0.0
     scale_s: float = 0.0
-    send_bytes: int = 0
+    send_bytes: list[int] = field(default_factory=list)
 
 
 @dataclass
 class OperatorTimes:
-    """Times of the operators at the micro-batch's size.
+    """Times of the operators at one micro-batch's size.
 
     Attributes
     ----------
@@ -73,18 +93,52 @@ class OperatorTimes:
     separate_host: bool
 
 
+def lower_for_execution(schedule: Schedule) -> Schedule:
+    """Return a schedule with the messages as the framework that runs it places them.
+
+    A table that has messages keeps them. PyTorch's classes for one stage a rank, and the old ``Pipe``, receive right
+    before they need something; its runtime, which runs all other tables,
+    posts receives as soon as the sender has sent.
+    """
+    if any(
+        action.kind in (*MESSAGE_KINDS, REDUCE_GRAD)
+        for row in schedule.rows
+        for action in leaves(row)
+    ):
+        return schedule
+    return lower_directly(schedule) if schedule.name in ONE_STAGE else lower_schedule(schedule)
+
+
 class ProgramBuilder:
     """Writes the programs of all ranks into one task graph.
 
     Rank numbers follow Megatron-LM: tensor fastest, then data, then pipeline.
+
+    Parameters
+    ----------
+    plan : Plan
+        Degrees and schedule.
+    operators : DataFrame
+        Operators of the trace.
+    times : sequence of OperatorTimes
+        For each micro-batch; the first one's optimizer times count.
+    tail_s : float
+        Host time after the last operator [s].
+    host : dict
+        Host costs of the platform [s].
+    schedule : Schedule, optional
+        Compute actions of the pipeline's ranks; the plan's own by default.
     """
 
     def __init__(
-        self, plan: Plan, operators: pd.DataFrame, times: OperatorTimes, tail_s: float,
-        host: dict[str, float],
+        self, plan: Plan, operators: pd.DataFrame, times: Sequence[OperatorTimes], tail_s: float,
+        host: dict[str, float], schedule: Schedule | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.times, self.tail_s, self.host = plan, times, tail_s, host
+        self.schedule = lower_for_execution(schedule or plan_schedule(plan, len(times)))
+        self.rank_of_stage = self.schedule.rank_of_stage
         self.stages: list[StageWork] = []
+        self.tied: list[TiedParameter] = []
         self.sharded_updates: set[int] = set()
         self.names = operators["name"].tolist()
         self.phases = operators["phase"].tolist()
@@ -107,156 +161,37 @@ class ProgramBuilder:
         for pipeline in range(self.plan.pipeline):
             for data in range(self.plan.data):
                 for tensor in range(self.plan.tensor):
-                    self._add_rank(data, pipeline, tensor)
-
-    def _add_rank(self, data: int, pipeline: int, tensor: int) -> None:
-        rank = _Rank(self, data, pipeline, tensor, self.stages[pipeline])
-        rank.broadcast_buffers()
-        for micro_batch in range(self.plan.micro_batches):
-            rank.forward(micro_batch)
-        for micro_batch in range(self.plan.micro_batches):
-            rank.backward(micro_batch)
-        rank.finish()
+                    StagedRank(self, data, pipeline, tensor).run()
 
 
-class _Rank:
-    """Writes one rank's tasks; `last` is the last task of its compute stream."""
+def plan_schedule(
+    plan: Plan, micro_batches: int | None = None, given: Schedule | None = None
+) -> Schedule:
+    """Return the compute actions of a plan's pipeline; of one rank without a pipeline.
 
-    def __init__(
-        self, program: ProgramBuilder, data: int, pipeline: int, tensor: int, work: StageWork
-    ) -> None:
-        self.program, self.work = program, work
-        self.data, self.pipeline, self.tensor = data, pipeline, tensor
-        self.rank = program.rank_of(data, pipeline, tensor)
-        self.last: int | None = None
-        self.waits: list[int] = []
-        self.reduced: list[int] = []
-        plan = program.plan
-        self.stage = pipeline if plan.pipeline > 1 else None
-        self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
-        self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.data)]
+    Parameters
+    ----------
+    plan : Plan
+        Its schedule, pipeline degree and stages a rank.
+    micro_batches : int, optional
+        Micro-batches that the batch really makes; the plan's by default.
+    given : Schedule, optional
+        A schedule to take instead, checked against these numbers.
 
-    def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
-        """Add one task to the compute stream; it waits for what was handed to `waits`."""
-        self.last = self.program.graph.add(
-            self.rank, "compute", kind, name,
-            after=self.waits, duration_s=duration_s, stage=self.stage, **fields,
-        )  # fmt: skip
-        self.waits = []
-
-    def operator(self, op_id: int, micro_batch: int | None, extra_s: float = 0.0) -> None:
-        """Add one operator, after its launch where the host runs beside the device."""
-        program = self.program
-        device_s, host_s = float(program.times.device_s[op_id]), float(program.times.host_s[op_id])
-        fields = {"phase": program.phases[op_id], "op_id": op_id, "micro_batch": micro_batch}
-        if program.times.separate_host:
-            launch = program.graph.add(
-                self.rank, "host", "host", f"launch {program.names[op_id]}",
-                duration_s=host_s + extra_s, stage=self.stage, **fields,
-            )  # fmt: skip
-            self.waits.append(launch)
-            self.compute(program.names[op_id], device_s, **fields)
-        else:
-            self.compute(program.names[op_id], device_s + host_s + extra_s, **fields)
-
-    def collective(
-        self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str
-    ) -> int:
-        """Add this rank's part of a collective, after all computed so far."""
-        return self.program.graph.add(
-            self.rank, "communication", "collective", name,
-            after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase, stage=self.stage,
-            group=",".join(map(str, group)), match_id=self.program.match(*key),
-        )  # fmt: skip
-
-    def broadcast_buffers(self) -> None:
-        """DDP: rank 0 of the replicas sends its buffers before forward."""
-        if self.program.plan.data > 1 and self.program.host.get("data_parallel_step_s"):
-            self.compute("data_parallel: hooks", self.program.host["data_parallel_step_s"], "host")
-        for index, size in enumerate(self.work.buffer_bytes):
-            key = ("buffers", self.pipeline, self.tensor, index)
-            self.waits.append(self.collective("broadcast", key, size, self.data_group, "forward"))
-
-    def _message(self, kind: str, direction: str, micro_batch: int, peer: int) -> int:
-        """Add a send to, or a receive from, a neighbouring stage."""
-        other = self.program.rank_of(self.data, peer, self.tensor)
-        ends = (min(self.pipeline, peer), direction, micro_batch, self.data, self.tensor)
-        # A gradient comes back as large as the activation that went.
-        size = self.program.stages[min(self.pipeline, peer)].send_bytes
-        return self.program.graph.add(
-            self.rank, "send" if kind == "send" else "receive", kind, f"{kind} {direction}",
-            after=(self.last,), message_bytes=size, peer=other, stage=self.stage,
-            phase=direction, micro_batch=micro_batch, match_id=self.program.match("p2p", *ends),
-        )  # fmt: skip
-
-    def _chunk_overhead(self, phase: str, micro_batch: int) -> None:
-        cost = self.program.host.get("pipeline_micro_batch_s", 0.0)
-        if self.stage is not None and cost:
-            self.compute("pipeline: chunk", cost, "host", phase=phase, micro_batch=micro_batch)
-
-    def forward(self, micro_batch: int) -> None:
-        """Receive, compute and send one micro-batch's activations."""
-        plan = self.program.plan
-        if self.pipeline > 0:
-            self.waits.append(self._message("recv", "forward", micro_batch, self.pipeline - 1))
-        self._chunk_overhead("forward", micro_batch)
-        for op_id in self.work.forward:
-            self._run(int(op_id), micro_batch, "forward")
-        if self.pipeline < plan.pipeline - 1:
-            self._message("send", "forward", micro_batch, self.pipeline + 1)
-
-    def _run(self, op_id: int, micro_batch: int, phase: str) -> None:
-        """Run one operator and the tensor-parallel all-reduce that follows it."""
-        size = self.work.all_reduces.get(op_id)
-        dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) if size else 0.0
-        self.operator(op_id, micro_batch, dispatch_s)
-        if size:
-            key = ("tensor", self.data, self.pipeline, op_id, micro_batch)
-            self.waits.append(self.collective("all_reduce", key, size, self.tensor_group, phase))
-
-    def backward(self, micro_batch: int) -> None:
-        """Receive gradients, compute, hand over buckets, send gradients on."""
-        plan = self.program.plan
-        last_micro_batch = micro_batch == plan.micro_batches - 1
-        if self.pipeline < plan.pipeline - 1:
-            self.waits.append(self._message("recv", "backward", micro_batch, self.pipeline + 1))
-        self._chunk_overhead("backward", micro_batch)
-        buckets = list(enumerate(self.work.buckets)) if last_micro_batch else []
-        for op_id in self.work.backward:
-            self._run(int(op_id), micro_batch, "backward")
-            while buckets and buckets[0][1].ready_after_op_id <= op_id:
-                self._reduce_bucket(*buckets.pop(0))
-        for index, bucket in buckets:
-            self._reduce_bucket(index, bucket)
-        if micro_batch > 0 and self.work.accumulate_s:
-            self.compute(
-                "gradient accumulation",
-                self.work.accumulate_s,
-                phase="backward",
-                micro_batch=micro_batch,
-            )
-        if self.pipeline > 0:
-            self._message("send", "backward", micro_batch, self.pipeline - 1)
-
-    def _reduce_bucket(self, index: int, bucket: Bucket) -> None:
-        """Copy a bucket's gradients in and start its all-reduce."""
-        copy_s = self.work.bucket_copy_s[index]
-        self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
-        key = ("bucket", self.pipeline, self.tensor, index)
-        self.reduced.append(
-            self.collective("all_reduce", key, bucket.size_bytes, self.data_group, "backward")
+    Raises
+    ------
+    PlanError
+        When the schedule does not allow these numbers, or has others.
+    """
+    count = plan.micro_batches if micro_batches is None else micro_batches
+    if given is None:
+        name = plan.schedule if plan.pipeline > 1 else "gpipe"
+        return build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
+    check_schedule(given)
+    found = (given.ranks, given.stages, given.micro_batches)
+    if found != (plan.pipeline, plan.stages, count):
+        raise PlanError(
+            f"the given schedule has {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches,"
+            f" the plan {plan.pipeline}, {plan.stages} and {count}"
         )
-
-    def finish(self) -> None:
-        """Divide gradients by the micro-batches, wait for buckets and copy back, update."""
-        if self.work.scale_s:  # after the last send, as torch.distributed.pipelining does
-            self.compute("gradient scaling", self.work.scale_s, phase="backward")
-        self.waits += self.reduced
-        for index, return_s in enumerate(self.work.bucket_return_s):
-            self.compute(f"copy from bucket {index}", return_s, "memcpy", phase="backward")
-        update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
-        for op_id in self.work.optimizer:
-            sharded = int(op_id) in self.program.sharded_updates
-            self.operator(int(op_id), None, update_s if sharded else 0.0)
-        if self.program.tail_s:
-            self.compute("host: end of step", self.program.tail_s, "host")
+    return given

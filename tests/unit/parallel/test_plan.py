@@ -1,0 +1,83 @@
+"""Plans with pipeline schedules, from names, degrees and rows of plans.tsv."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+from trioflow.errors import PlanError, TableError
+from trioflow.experiments import Workload, as_rows, load_experiments, load_plans, row_schema
+from trioflow.parallel.plan import make_plan, micro_batch_sizes, named_plan
+from trioflow.parallel.schedules import SCHEDULES
+
+OLD = "plan data tensor pipeline schedule micro_batches first_bucket_bytes bucket_bytes"
+ROW = "{} 1 1 {} {} {} 1048576 26214400"
+
+
+def write(path, *rows, header=OLD):
+    path.write_text("\n".join("\t".join(line.split()) for line in (header, *rows)) + "\n")
+    return path
+
+
+def test_stages_of_a_rank_may_be_left_out_of_the_table(tmp_path):
+    rows = [ROW.format(name, 2, name, 4) for name in SCHEDULES]
+    plans = load_plans(write(tmp_path / "plans.tsv", *rows))
+    assert {name: plan.schedule for name, plan in plans.items()} == {n: n for n in SCHEDULES}
+    assert {plan.stages_per_rank for plan in plans.values()} == {1}
+    full = write(
+        tmp_path / "full.tsv",
+        ROW.format("deep", 2, "interleaved", 4) + " 3",
+        header=f"{OLD} stages_per_rank",
+    )
+    deep = load_plans(full)["deep"]
+    assert deep.stages_per_rank == 3 and deep.stages == 6 and deep.ranks == 2
+    for row in as_rows([deep, *plans.values()]):
+        Draft202012Validator(row_schema("plans")).validate(json.loads(json.dumps(row)))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (ROW.format("a", 1, "1f1b", 1) + " 1", "'1f1b' does not go with a pipeline degree of 1"),
+        (ROW.format("a", 2, "none", 2) + " 1", "write none for one rank and a schedule for more"),
+        (ROW.format("a", 1, "none", 1) + " 2", "column stages_per_rank: 2 stages a rank without"),
+        (ROW.format("a", 2, "interleaved", 2) + " 0", "column stages_per_rank"),
+        (ROW.format("a", 2, "1f2b", 2) + " 1", "column schedule: .*1f2b"),
+    ],
+)
+def test_rows_that_are_no_pipeline_are_refused(tmp_path, row, words):
+    path = write(tmp_path / "plans.tsv", row, header=f"{OLD} stages_per_rank")
+    with pytest.raises(TableError, match=words):
+        load_plans(path)
+
+
+def test_schedules_that_no_session_runs_are_no_experiments(tmp_path):
+    plans = load_plans(write(tmp_path / "plans.tsv", ROW.format("p", 2, "1f1b", 2)))
+    sizes = dict.fromkeys(
+        ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary", "causal")
+    )
+    workload = Workload("w", "user", "a:b", (2,), **sizes, optimizer="sgd", precision="fp32")
+    path = write(
+        tmp_path / "experiments.tsv", "e live w p 4", header="experiment set workload plan batch"
+    )
+    with pytest.raises(
+        TableError, match=r"column plan: .* schedule 1f1b, which is not measured yet"
+    ):
+        load_experiments(path, {"w": workload}, plans)
+
+
+def test_a_schedule_without_a_pipeline_is_none():
+    assert make_plan(data=2, schedule="1f1b").schedule == "none"
+    assert make_plan(pipeline=2, schedule="none").schedule == "gpipe"
+    assert (
+        named_plan("zbv", 2).stages_per_rank == named_plan("dualpipev", 2, 4).stages_per_rank == 2
+    )
+
+
+def test_replicas_share_a_batch_evenly():
+    assert micro_batch_sizes(make_plan(data=2, pipeline=2, micro_batches=2), 10) == [3, 2]
+    with pytest.raises(
+        PlanError, match=r"batch 9 does not divide into 2 replica\(s\); use a multiple of 2"
+    ):
+        micro_batch_sizes(make_plan(data=2, pipeline=2), 9)

@@ -1,0 +1,395 @@
+"""The graph of a scheduled pipeline: every rank runs its row, and what it waits for."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from captured import BATCH, capture_raw
+from same_model import ProportionalModel
+from trioflow import experiments
+from trioflow.errors import PlanError
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.pipeline import (
+    boundary_bytes,
+    chunk_batch,
+    find_tied,
+    loss_operators,
+    split_batch,
+)
+from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan
+from trioflow.parallel.schedule_backward import split_backward
+from trioflow.parallel.schedule_table import leaves
+from trioflow.parallel.schedules import SCHEDULES, build_schedule, read_schedule, write_schedule
+from trioflow.parallel.staged_work import stages_of_operators
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+MODEL = ProportionalModel()
+HALVES = [["embedding", "blocks.0"], ["blocks.1", "head"]]
+"""Stages of the small transformer that do not depend on its times."""
+SHAPES = {
+    "gpipe": (2, 4, 1), "gpipe-recompute": (2, 4, 1), "1f1b": (2, 4, 1), "interleaved": (2, 4, 2),
+    "looped-bfs": (2, 3, 2), "zero-bubble": (2, 4, 2), "zbv": (2, 4, 2),
+    "dualpipev": (2, 5, 2),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tied_trace(tmp_path_factory):
+    pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
+    from trioflow.trace.merge import merge_trace
+
+    row = {
+        "workload": "test-tied", "family": "user", "model": "tied_model:make",
+        "optimizer": "adamw", "precision": "fp32",
+    }  # fmt: skip
+    return merge_trace(capture_raw(row, tmp_path_factory.mktemp("tied")))
+
+
+def plan_of(name, **degrees):
+    p, m, v = SHAPES[name]
+    return make_plan(
+        pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v, **degrees
+    )  # fmt: skip
+
+
+def runs_of(graph, rank):
+    """Return the order in which a rank's actions compute, as cells of a schedule."""
+    tasks = graph.tasks[(graph.tasks["rank"] == rank) & graph.tasks["micro_batch"].notna()]
+    runs = []
+    for row in records(tasks[tasks["op_id"].notna()]):
+        again = row["name"].startswith("recompute ")
+        letter = "R" if again else {"forward": "F", "backward": "B"}[row["phase"]]
+        cell = f"{row['stage']}{letter}{row['micro_batch']}"
+        if not runs or runs[-1] != cell:
+            runs.append(cell)
+    return runs
+
+
+def run_graph(graph):
+    """Run a graph with messages that take no time; return the end of every task."""
+    rows = records(graph.tasks)
+    waits, matches, streams = {}, {}, {}
+    for edge in records(graph.dependencies):
+        waits.setdefault(edge["task_id"], []).append(edge["depends_on"])
+    for row in rows:
+        before = streams.setdefault((row["rank"], row["stream"]), [])
+        waits.setdefault(row["task_id"], []).extend(before[-1:])
+        before.append(row["task_id"])
+        key = ("alone", row["task_id"]) if row["match_id"] is None else row["match_id"]
+        matches.setdefault(key, []).append(row["task_id"])
+    ends, left = {}, list(matches.values())
+    while left:
+        stuck = []
+        for group in left:
+            sources = [s for task in group for s in waits[task]]
+            if all(source in ends for source in sources):
+                length = max(rows[task]["duration_s"] or 0.0 for task in group)
+                end = max((ends[source] for source in sources), default=0.0) + length
+                ends.update(dict.fromkeys(group, end))
+            else:
+                stuck.append(group)
+        assert len(stuck) < len(left), "the graph cannot go on"
+        left = stuck
+    return ends
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_rank_runs_its_row_of_the_schedule(name, transformer_trace):
+    plan = plan_of(name)
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
+    schedule = build_schedule(name, plan.pipeline, plan.micro_batches, plan.stages_per_rank)
+    for rank, row in enumerate(schedule.rows):
+        expected, seen = [], set()
+        for action in leaves(row):
+            if (action.stage, action.kind) == (0, "I"):
+                continue  # the first stage has no I: PyTorch does all of it in W
+            letter = "B" if action.kind in "BIW" else "R" if str(action) in seen else "F"
+            seen.add(str(action))
+            cell = f"{action.stage}{letter}{action.micro_batch}"
+            if not expected or expected[-1] != cell:  # an I and its W, one after the other
+                expected.append(cell)
+        assert runs_of(graph, rank) == expected
+    ends = run_graph(graph)
+    assert len(ends) == len(graph.tasks)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_work_is_the_same_whatever_the_schedule(name, transformer_trace):
+    graph = extrapolate(transformer_trace, plan_of(name), MODEL, batch=8)
+    operators = graph.tasks[graph.tasks["op_id"].notna()]
+    again = operators["name"].str.startswith("recompute ")
+    runs = operators[~again].groupby(["op_id", "micro_batch"], dropna=False).size()
+    both = runs[runs > 1]
+    names = transformer_trace.operators.loc[both.index.get_level_values(0), "name"]
+    # Only norms make both kinds of gradient in this model, and only where I and W are apart.
+    apart = name in ("zero-bubble", "zbv", "dualpipev")
+    assert set(names) == ({"aten::native_layer_norm_backward"} if apart else set())
+    assert set(operators["op_id"]) == set(range(len(transformer_trace.operators)))
+    m = SHAPES[name][1]
+    forward = transformer_trace.operators.query("phase == 'forward'")["op_id"]
+    repeated = (m - 1) * (len(forward) - len(loss_operators(transformer_trace)))
+    assert again.sum() == (repeated if name == "gpipe-recompute" else 0)
+
+
+def test_graphs_of_equal_stages_have_the_ideal_bubbles(transformer_trace):
+    operators = transformer_trace.operators.copy()
+    inside = operators["module"].str.startswith("blocks") & (operators["phase"] != "optimizer")
+    operators["cpu_ns"] = 0
+    operators["device_ns"] = np.where(inside & (operators["flop"] > 0), 10_000_000, 0)
+    even = Trace(operators, transformer_trace.tensors, {**transformer_trace.facts, "tail_s": 0})
+
+    def waits(name):
+        plan = make_plan(pipeline=2, schedule=name, micro_batches=4, stages_per_rank=1)
+        graph = extrapolate(even, plan, MODEL, batch=4 * BATCH, stages=HALVES)
+        graph.tasks.loc[graph.tasks["op_id"].isna(), "duration_s"] = 0.0
+        ends = run_graph(graph)
+        return max(ends.values()) / graph.tasks.groupby("rank")["duration_s"].sum().max()
+
+    assert waits("1f1b") == pytest.approx(1 + 1 / 4)
+    assert waits("gpipe") == pytest.approx(1 + 1 / 4)
+    assert waits("zero-bubble") < waits("1f1b") - 0.05
+
+
+def test_1f1b_waits_for_its_sends_and_others_do_not(transformer_trace):
+    for name, expected in (("1f1b", True), ("interleaved", False)):
+        plan = make_plan(pipeline=2, schedule=name, micro_batches=4, stages_per_rank=1)
+        graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
+        tasks = graph.tasks.set_index("task_id")
+        edges = graph.dependencies
+        on_send = edges[tasks.loc[edges["depends_on"], "kind"].to_numpy() == "send"]
+        waiting = tasks.loc[on_send["task_id"]]
+        assert (waiting["kind"] == "compute").all()
+        assert set(waiting["phase"]) == (
+            {"forward", "backward", "optimizer"} if expected else {"optimizer"}
+        )
+    # Rank 0's first backward waits for the forward it sends together with that receive.
+    plan = make_plan(pipeline=2, schedule="1f1b", micro_batches=4)
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
+    tasks = graph.tasks
+    first = tasks[(tasks["rank"] == 0) & (tasks["phase"] == "backward") & tasks["op_id"].notna()]
+    waits = graph.dependencies.query(f"task_id == {first['task_id'].iloc[0]}")["depends_on"]
+    kinds = tasks.set_index("task_id").loc[waits]
+    # And for the send before, which PyTorch awaits after the second forward.
+    assert sorted(zip(kinds["kind"], kinds["micro_batch"], strict=True)) == [
+        ("recv", 0), ("send", 0), ("send", 1),
+    ]  # fmt: skip
+
+
+def test_the_old_pipe_recomputes_while_gradients_travel(transformer_trace):
+    graph = extrapolate(transformer_trace, plan_of("gpipe-recompute"), MODEL, batch=16)
+    tasks = graph.tasks
+    assert "gradient scaling" not in set(tasks["name"])  # one loss of the whole batch
+    waits = graph.dependencies.groupby("task_id")["depends_on"].apply(set)
+    kinds = tasks.set_index("task_id")["kind"]
+    again = tasks[tasks["name"].str.startswith("recompute ")]
+    assert (again["phase"] == "backward").all()
+    for task in again["task_id"]:
+        assert not any(kinds[w] == "recv" for w in waits.get(task, ()))
+    received = tasks[(tasks["kind"] == "recv")]["task_id"]
+    assert not set(received) & set(waits.index)  # copies need only what the sender has made
+    losses = loss_operators(transformer_trace)
+    assert losses and not losses & set(again["op_id"])
+    names = set(transformer_trace.operators.loc[sorted(losses), "name"])
+    assert "aten::cross_entropy_loss" in names and "aten::linear" not in names
+
+
+def test_micro_batches_that_do_not_divide_differ_by_one_sample(transformer_trace):
+    plan = make_plan(pipeline=2, micro_batches=3)
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=8)
+    assert micro_batch_sizes(plan, 8) == [3, 3, 2]
+    sends = graph.tasks[(graph.tasks["kind"] == "send") & (graph.tasks["rank"] == 0)]
+    bytes_of = dict(zip(sends["micro_batch"], sends["message_bytes"], strict=True))
+    assert bytes_of[0] == bytes_of[1] == bytes_of[2] * 3 / 2 > 0
+    busy = graph.tasks[graph.tasks["op_id"].notna()].groupby("micro_batch")["duration_s"].sum()
+    assert busy[0] == pytest.approx(busy[1]) and busy[2] < busy[0]
+    assert any("micro-batches of 2 and 3 samples" in w for w in graph.metadata["warnings"])
+    even = extrapolate(transformer_trace, plan, MODEL, batch=9)
+    assert not any("micro-batches of" in w for w in even.metadata["warnings"])
+    with pytest.raises(PlanError, match="2 samples cannot be cut into 3"):
+        extrapolate(transformer_trace, plan, MODEL, batch=2)
+
+
+def test_batches_are_cut_as_the_frameworks_cut_them():
+    assert split_batch(10, 4) == [3, 3, 2, 2]
+    assert chunk_batch(10, 4) == [3, 3, 3, 1]
+    assert chunk_batch(5, 4) == [2, 2, 1]  # fewer than asked for
+    pipe = named_plan("gpipe-recompute", 2, 4)
+    assert micro_batch_sizes(pipe, 5) == [2, 2, 1]
+    assert "in 3 micro-batches (gpipe-recompute)" in describe_plan(pipe, 5)
+    for batch, m in itertools.product(range(1, 30), range(1, 10)):
+        if batch >= m:
+            assert sum(split_batch(batch, m)) == sum(chunk_batch(batch, m)) == batch
+
+
+def test_a_backward_is_split_by_what_the_stage_before_needs(transformer_trace):
+    stage_of, _ = stages_of_operators(transformer_trace, HALVES)
+    operators = transformer_trace.operators
+    mine = operators[(stage_of == 1) & (operators["phase"] == "backward")]["op_id"].tolist()
+    split = split_backward(transformer_trace, stage_of, 1)
+    assert sorted({*split.for_input, *split.for_weight}) == mine
+    names = operators["name"].to_dict()
+    flop = operators["flop"].to_dict()
+    products = [o for o in mine if names[o] == "aten::mm"]
+    # Every linear layer has one product for its input and one, as large, for its weight.
+    for part in (split.for_input, split.for_weight):
+        assert sum(flop[o] for o in part if o in products) * 2 == sum(flop[o] for o in products)
+    assert all(names[o] != "aten::sum" for o in split.for_input)
+    assert {names[o] for o in split.input_share} == {"aten::native_layer_norm_backward"}
+    assert all(0 < share < 1 for share in split.input_share.values())
+    first = split_backward(transformer_trace, stage_of, 0)
+    assert not first.for_input and first.for_weight
+
+
+def test_a_convolution_is_shared_by_its_flops(cnn_trace):
+    plan = make_plan(pipeline=2, schedule="zero-bubble", micro_batches=2)
+    graph = extrapolate(cnn_trace, plan, MODEL)
+    tasks = graph.tasks[(graph.tasks["rank"] == 1) & (graph.tasks["micro_batch"] == 0)]
+    parts = tasks[tasks["name"].str.startswith("aten::convolution_backward")]
+    assert {"aten::convolution_backward (I)", "aten::convolution_backward (W)"} == set(
+        parts["name"]
+    )
+    whole = extrapolate(cnn_trace, make_plan(pipeline=2, micro_batches=2), MODEL).tasks
+    whole = whole[whole["micro_batch"] == 0].groupby("op_id")["duration_s"].sum()
+    host_s = cnn_trace.operators["cpu_ns"] / 1e9
+    for op_id, group in parts.groupby("op_id"):
+        assert len(group) == 2  # its device time is shared, its host time is paid twice
+        assert group["duration_s"].sum() == pytest.approx(whole[op_id] + host_s[op_id])
+        assert group["duration_s"].nunique() == 1
+
+
+def test_a_trace_without_tensors_cannot_be_split(transformer_trace):
+    operators = transformer_trace.operators.copy()
+    for column in ("input_ids", "output_ids"):
+        operators[column] = [[] for _ in range(len(operators))]
+    blind = replace(transformer_trace, operators=operators)
+    plan = make_plan(pipeline=2, schedule="zero-bubble", micro_batches=2)
+    with pytest.raises(PlanError, match="what the backward of stage 1 hands to the stage before"):
+        extrapolate(blind, plan, MODEL)
+
+
+def test_all_reduces_of_inputs_stay_with_i(transformer_trace):
+    plan = make_plan(tensor=2, pipeline=2, schedule="zero-bubble", micro_batches=2)
+    graph = extrapolate(transformer_trace, plan, MODEL, stages=HALVES)
+    plain = make_plan(tensor=2, pipeline=2, micro_batches=2)
+    whole = extrapolate(transformer_trace, plain, MODEL, stages=HALVES)
+    for tasks in (graph.tasks, whole.tasks):
+        reduces = tasks[(tasks["name"] == "all_reduce") & (tasks["phase"] == "backward")]
+        assert len(reduces) == 2 * 2 * 2 * 2  # ranks of a stage, micro-batches, blocks, layers
+    run_graph(graph)
+    # The sums of input gradients come before the send that needs them, not in W behind it.
+    mine = graph.tasks[(graph.tasks["rank"] == 2) & (graph.tasks["phase"] == "backward")]
+    send = mine[mine["kind"] == "send"]["task_id"].iloc[0]
+    before = mine[(mine["name"] == "all_reduce") & (mine["task_id"] < send)]
+    assert len(before) == 2  # of the stage's one block
+
+
+def test_tied_parameters_are_found_and_added_up_between_stages(tied_trace):
+    cut = [["embedding"], ["first", "second"], ["head"]]
+    stage_of, _ = stages_of_operators(tied_trace, cut)
+    (tied,) = find_tied(tied_trace, stage_of)
+    assert tied.size_bytes == 128 * 32 * 4 and tied.stages == (0, 2)
+    assert {tied_trace.operators.loc[o, "name"] for o in tied.sums} == {"aten::add"}
+    for data in (1, 2):
+        plan = make_plan(data=data, pipeline=3, schedule="1f1b", micro_batches=4)
+        graph = extrapolate(tied_trace, plan, MODEL, batch=8 * data, stages=cut)
+        tasks = graph.tasks
+        assert not set(tasks["op_id"].dropna()) & tied.sums
+        reduces = tasks[
+            (tasks["name"] == "all_reduce") & (tasks["message_bytes"] == tied.size_bytes)
+        ]
+        groups = [f"{d},{2 * data + d}" for d in range(data)]
+        between = reduces[reduces["group"].isin(groups)]
+        assert sorted(between["group"]) == sorted(groups * 2)
+        if data == 2:  # every stage's own copy is in a bucket of its replicas first
+            buckets = tasks[(tasks["name"] == "all_reduce") & ~tasks.index.isin(between.index)]
+            total = buckets.groupby("rank")["message_bytes"].sum()
+            assert min(total[0], total[4]) >= tied.size_bytes
+        run_graph(graph)
+        # Both copies are updated, after the sum.
+        update = tied_trace.operators.query("phase == 'optimizer' and module == '0'")["op_id"]
+        done = tasks[tasks["op_id"].isin(update)]
+        assert set(done["rank"]) == {r for g in groups for r in map(int, g.split(","))}
+        assert done["task_id"].min() > between["task_id"].min()
+
+
+def test_a_tie_on_one_rank_needs_no_message(tied_trace):
+    """The V puts the first and the last stage on one rank."""
+    graph = extrapolate(
+        tied_trace, make_plan(pipeline=2, schedule="zbv", micro_batches=4), MODEL, batch=8
+    )
+    assert "all_reduce" not in set(graph.tasks["name"])
+    crossing = make_plan(pipeline=2, schedule="interleaved", micro_batches=4, stages_per_rank=2)
+    graph = extrapolate(tied_trace, crossing, MODEL, batch=8)
+    reduces = graph.tasks[graph.tasks["name"] == "all_reduce"]
+    assert reduces["group"].tolist() == ["0,1"] * 2
+    split = make_plan(pipeline=4, schedule="zero-bubble", micro_batches=4)
+    run_graph(extrapolate(tied_trace, split, MODEL, batch=8))
+
+
+def test_an_untied_model_shares_nothing(transformer_trace):
+    cut = [["embedding"], ["blocks.0", "blocks.1"], ["head"]]
+    assert find_tied(transformer_trace, stages_of_operators(transformer_trace, cut)[0]) == []
+
+
+def test_an_imported_schedule_is_executed(transformer_trace, tmp_path):
+    write_schedule(build_schedule("1f1b", 2, 4), tmp_path / "mine.csv")
+    given = read_schedule(tmp_path / "mine.csv")
+    plan = make_plan(pipeline=2, micro_batches=4)
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=8, schedule=given)
+    assert runs_of(graph, 0)[:4] == ["0F0", "0F1", "0B0", "0F2"]
+    other = make_plan(pipeline=2, micro_batches=8)
+    with pytest.raises(
+        PlanError, match="has 2 ranks, 2 stages and 4 micro-batches, the plan 2, 2 and 8"
+    ):
+        extrapolate(transformer_trace, other, MODEL, batch=8, schedule=given)
+
+
+def test_memory_follows_the_schedule(transformer_trace):
+    def peak(name, p, m, v=1, batch=64):
+        plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
+        return extrapolate(transformer_trace, plan, MODEL, batch=batch).metadata[
+            "peak_memory_bytes"
+        ]
+
+    assert peak("gpipe", 2, 2) == peak("gpipe", 2, 8)  # all in flight: the whole batch
+    assert peak("1f1b", 2, 8) < peak("1f1b", 2, 4) < peak("gpipe", 2, 8)
+    assert peak("gpipe-recompute", 2, 8) < peak("1f1b", 2, 8)
+    assert peak("gpipe-recompute", 2, 1) == peak("gpipe", 2, 1)
+    # What a recomputation keeps instead: the stage's input of every other micro-batch.
+    _, unit_of = stages_of_operators(transformer_trace, HALVES)
+    input_bytes = boundary_bytes(transformer_trace, unit_of, 2) * 64 / BATCH
+    assert peak("gpipe-recompute", 2, 64) > input_bytes * 63 / 64
+
+
+def test_plans_of_all_schedules_have_names():
+    assert set(SCHEDULES) == set(experiments.SCHEDULES) == set(SHAPES) < set(NAMED)
+    for name in SCHEDULES:
+        plan = named_plan(name, 4, 8)
+        assert plan.plan == plan.schedule == name and plan.ranks == 4
+        assert plan.stages == 4 * (
+            2 if name in ("interleaved", "looped-bfs", "zbv", "dualpipev") else 1
+        )
+    assert named_plan("interleaved", 2, 4, 4).stages == 8
+    assert describe_plan(named_plan("interleaved", 2, 4, 4), 8).endswith(
+        "(interleaved), 4 stages a rank"
+    )
+    assert make_plan(pipeline=3, schedule="1f1b").micro_batches == 3
+    assert named_plan("1f1b", 1).schedule == "none"
+    for call, words in (
+        ({"pipeline": 4, "schedule": "1f1b", "micro_batches": 2}, "2 micro-batches are fewer than"),
+        ({"pipeline": 2, "schedule": "fifo"}, "unknown schedule 'fifo'; use one of gpipe"),
+        ({"pipeline": 2, "stages_per_rank": 2}, "gpipe: 2 stages a rank"),
+        ({"stages_per_rank": 2}, "2 stages a rank without a pipeline"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            make_plan(**call)
+
+
+def test_stages_of_all_ranks_must_exist_in_the_model(cnn_trace):
+    plan = make_plan(pipeline=4, schedule="interleaved", micro_batches=4, stages_per_rank=4)
+    with pytest.raises(PlanError, match="16 stages, but the model can be cut into 10 pieces"):
+        extrapolate(cnn_trace, plan, MODEL)

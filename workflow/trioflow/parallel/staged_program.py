@@ -1,0 +1,292 @@
+"""One rank's tasks: the actions of its row of the schedule, turned into operators and messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trioflow.parallel.data_parallel import Bucket
+from trioflow.parallel.schedule_table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTE_KINDS,
+    FORWARD,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    SEND_B,
+    SEND_F,
+    Action,
+    leaves,
+)
+
+if TYPE_CHECKING:
+    from trioflow.parallel.program import ProgramBuilder, StageWork
+
+WAITS_FOR_SENDS = ("1f1b",)
+"""Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
+COPIES_EARLY = ("gpipe-recompute",)
+"""Schedules in which data moves when the sender has it: the old ``Pipe`` copies on streams of its own."""
+_PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
+
+
+class StagedRank:
+    """Writes one rank's tasks; `last` is the last task of its compute stream.
+
+    Parameters
+    ----------
+    program : ProgramBuilder
+        The plan, the stages' work, the times and the graph.
+    data, pipeline, tensor : int
+        The rank's place in the plan's grid.
+    """
+
+    def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
+        self.program, self.schedule = program, program.schedule
+        self.data, self.pipeline, self.tensor = data, pipeline, tensor
+        self.rank = program.rank_of(data, pipeline, tensor)
+        self.stages = program.schedule.stages_of_rank(pipeline)
+        self.one_stage = program.schedule.stages == 1
+        self.stage = self.stages[0]
+        self.last: int | None = None
+        self.waits: list[int] = []
+        self.reduced: list[int] = []
+        self.received: dict[Action, int] = {}
+        self.sent: list[int] = []
+        self.unawaited: list[int] = []
+        self.kind_before = ""
+        self.forwards: set[Action] = set()
+        self.backwards: Counter[int] = Counter()
+        plan = program.plan
+        self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
+        self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.data)]
+
+    @property
+    def work(self) -> StageWork:
+        """The work of the stage whose action runs."""
+        return self.program.stages[self.stage]
+
+    def run(self) -> None:
+        """Write the whole step."""
+        self.broadcast_buffers()
+        for action in leaves(self.schedule.rows[self.pipeline]):
+            self.stage = action.stage
+            if action.kind in COMPUTE_KINDS:
+                self.compute_action(action)
+            elif action.kind in (RECV_F, RECV_B):
+                self.received[action] = self._message("recv", action)
+            elif action.kind in (SEND_F, SEND_B):
+                self.unawaited.append(self._message("send", action))
+            elif action.kind == REDUCE_GRAD and self.work.scale_s:
+                self.compute("gradient scaling", self.work.scale_s, phase="backward")
+        self.finish()
+
+    def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
+        """Add one task to the compute stream; it waits for what was handed to `waits`."""
+        self.last = self.program.graph.add(
+            self.rank, "compute", kind, name,
+            after=self.waits, duration_s=duration_s, stage=self._stage_field(), **fields,
+        )  # fmt: skip
+        self.waits = []
+
+    def _stage_field(self) -> int | None:
+        return None if self.one_stage else self.stage
+
+    def operator(
+        self, op_id: int, micro_batch: int | None, extra_s: float = 0.0, part: float = 1.0,
+        name: str = "", phase: str = "",
+    ) -> None:  # fmt: skip
+        """Add one operator, after its launch where the host runs beside the device."""
+        program = self.program
+        times = program.times[micro_batch or 0]
+        device_s, host_s = float(times.device_s[op_id]) * part, float(times.host_s[op_id])
+        name = name or program.names[op_id]
+        fields: dict[str, Any] = {
+            "phase": phase or program.phases[op_id], "op_id": op_id, "micro_batch": micro_batch,
+        }  # fmt: skip
+        if times.separate_host:
+            launch = program.graph.add(
+                self.rank, "host", "host", f"launch {name}",
+                duration_s=host_s + extra_s, stage=self._stage_field(), **fields,
+            )  # fmt: skip
+            self.waits.append(launch)
+            self.compute(name, device_s, **fields)
+        else:
+            self.compute(name, device_s + host_s + extra_s, **fields)
+
+    def collective(
+        self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str
+    ) -> int:
+        """Add this rank's part of a collective, after all computed so far."""
+        return self.program.graph.add(
+            self.rank, "communication", "collective", name,
+            after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
+            stage=self._stage_field(), group=",".join(map(str, group)),
+            match_id=self.program.match(*key),
+        )  # fmt: skip
+
+    def broadcast_buffers(self) -> None:
+        """DDP: rank 0 of the replicas sends its buffers before forward."""
+        if self.program.plan.data > 1 and self.program.host.get("data_parallel_step_s"):
+            self.compute("data_parallel: hooks", self.program.host["data_parallel_step_s"], "host")
+        for stage in self.stages:
+            self.stage = stage
+            for index, size in enumerate(self.work.buffer_bytes):
+                key = ("buffers", self.stage, self.tensor, index)
+                task = self.collective("broadcast", key, size, self.data_group, "forward")
+                self.waits.append(task)
+
+    def _message(self, kind: str, action: Action) -> int:
+        """Add a send to, or a receive from, a neighbouring stage."""
+        direction = _PHASES.get(action.kind, "backward")
+        ahead = action.kind in (SEND_F, RECV_B)
+        boundary = action.stage if ahead else action.stage - 1
+        peer = self.program.rank_of_stage[action.stage + (1 if ahead else -1)]
+        assert action.micro_batch is not None
+        early = kind == "recv" and self.schedule.name in COPIES_EARLY
+        # A gradient comes back as large as the activation that went.
+        size = self.program.stages[boundary].send_bytes[action.micro_batch]
+        ends = (boundary, direction, action.micro_batch, self.data, self.tensor)
+        return self.program.graph.add(
+            self.rank, "send" if kind == "send" else "receive", kind, f"{kind} {direction}",
+            after=() if early else (self.last,), message_bytes=size,
+            peer=self.program.rank_of(self.data, peer, self.tensor), stage=self._stage_field(),
+            phase=direction, micro_batch=action.micro_batch, match_id=self.program.match("p2p", *ends),
+        )  # fmt: skip
+
+    def compute_action(self, action: Action) -> None:
+        """Run one action's operators once what they need is there."""
+        assert action.micro_batch is not None
+        again = action.kind == FORWARD and action in self.forwards
+        if not again:
+            self._await_messages(action)
+        if action.kind == FORWARD:
+            self.forwards.add(action)
+            self._run_forward(action.micro_batch, again)
+        else:
+            self._run_backward(action.kind, action.micro_batch)
+        self._await_sends(action.kind)
+
+    def _await_messages(self, action: Action) -> None:
+        """Let the next task wait for the action's input, and for a send that runs with it."""
+        receive = RECV_F if action.kind == FORWARD else RECV_B
+        task = None
+        if action.kind != BACKWARD_WEIGHT:
+            task = self.received.pop(Action(action.stage, receive, action.micro_batch), None)
+        if task is not None:
+            self.waits.append(task)
+        if self.schedule.name in WAITS_FOR_SENDS and action.kind != self.kind_before:
+            self.waits += self.unawaited
+            self.unawaited.clear()
+
+    def _await_sends(self, kind: str) -> None:
+        """In a run of forwards, or of backwards, a send is waited for after the next of them."""
+        if self.schedule.name in WAITS_FOR_SENDS:
+            self.waits += self.unawaited
+            self.unawaited.clear()
+            self.kind_before = kind
+
+    def _chunk_overhead(self, phase: str, micro_batch: int) -> None:
+        cost = self.program.host.get("pipeline_micro_batch_s", 0.0)
+        if not self.one_stage and cost:
+            self.compute("pipeline: chunk", cost, "host", phase=phase, micro_batch=micro_batch)
+
+    def _run_forward(self, micro_batch: int, again: bool) -> None:
+        if not again:
+            self._chunk_overhead("forward", micro_batch)
+        for op_id in self.work.recomputed if again else self.work.forward.tolist():
+            name = f"recompute {self.program.names[op_id]}" if again else ""
+            self._run(op_id, micro_batch, "forward", again=again, name=name)
+
+    def _run(
+        self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
+        name: str = "", reduces: bool = True,
+    ) -> None:  # fmt: skip
+        """Run one operator and the tensor-parallel all-reduce that follows it."""
+        sizes = self.work.all_reduces.get(op_id) if reduces else None
+        size = sizes[micro_batch] if sizes else 0
+        dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) if size else 0.0
+        when = "backward" if again else phase
+        self.operator(op_id, micro_batch, dispatch_s, part, name, when)
+        if size:
+            key = ("tensor", self.data, op_id, micro_batch, again)
+            self.waits.append(self.collective("all_reduce", key, size, self.tensor_group, when))
+
+    def _run_backward(self, kind: str, micro_batch: int) -> None:
+        """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
+        work = self.work
+        operators: Sequence[int] = {
+            BACKWARD: work.backward.tolist(), BACKWARD_INPUT: work.backward_input,
+            BACKWARD_WEIGHT: work.backward_weight,
+        }[kind]  # fmt: skip
+        self._chunk_overhead("backward", micro_batch)
+        makes_gradients = kind != BACKWARD_INPUT
+        done = self.backwards[self.stage]
+        last = makes_gradients and done == self.schedule.micro_batches - 1
+        buckets = list(enumerate(work.buckets)) if last else []
+        for op_id in operators:
+            share = None if kind == BACKWARD else work.input_share.get(op_id)
+            if share is None:
+                self._run(op_id, micro_batch, "backward")
+            else:  # one operator of both I and W: each time for one kind of gradient
+                of_input = kind == BACKWARD_INPUT
+                part, name = share if of_input else 1.0 - share, self.program.names[op_id]
+                self._run(
+                    op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input
+                )
+            while buckets and buckets[0][1].ready_after_op_id <= op_id:
+                self._reduce_bucket(*buckets.pop(0))
+        for index, bucket in buckets:
+            self._reduce_bucket(index, bucket)
+        if done and makes_gradients and work.accumulate_s:
+            self.compute(
+                "gradient accumulation",
+                work.accumulate_s,
+                phase="backward",
+                micro_batch=micro_batch,
+            )
+        self.backwards[self.stage] += makes_gradients
+
+    def _reduce_bucket(self, index: int, bucket: Bucket) -> None:
+        """Copy a bucket's gradients in and start its all-reduce."""
+        copy_s = self.work.bucket_copy_s[index]
+        self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
+        key = ("bucket", self.stage, self.tensor, index)
+        self.reduced.append(
+            self.collective("all_reduce", key, bucket.size_bytes, self.data_group, "backward")
+        )
+
+    def finish(self) -> None:
+        """Wait for buckets and copy back, add up tied gradients, update."""
+        self.waits += self.reduced
+        for stage in self.stages:
+            self.stage = stage
+            for index, return_s in enumerate(self.work.bucket_return_s):
+                self.compute(f"copy from bucket {index}", return_s, "memcpy", phase="backward")
+        self._reduce_tied()
+        if self.schedule.name not in ("gpipe", *COPIES_EARLY):
+            self.waits += self.unawaited
+        update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
+        for stage in self.stages:
+            self.stage = stage
+            for op_id in self.work.optimizer:
+                sharded = int(op_id) in self.program.sharded_updates
+                self.operator(int(op_id), None, update_s if sharded else 0.0)
+        if self.program.tail_s:
+            self.compute("host: end of step", self.program.tail_s, "host")
+
+    def _reduce_tied(self) -> None:
+        """Add up the gradients of parameters that stages of several ranks share, as Megatron does."""
+        place = self.program.rank_of_stage
+        for index, tied in enumerate(self.program.tied):
+            ranks = sorted({place[stage] for stage in tied.stages})
+            if self.pipeline not in ranks or len(ranks) == 1:
+                continue
+            self.stage = next(s for s in tied.stages if s in self.stages)
+            group = [self.program.rank_of(self.data, rank, self.tensor) for rank in ranks]
+            key = ("tied", self.data, self.tensor, index)
+            self.waits.append(
+                self.collective("all_reduce", key, tied.size_bytes, group, "backward")
+            )

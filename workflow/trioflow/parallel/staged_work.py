@@ -1,0 +1,243 @@
+"""What each pipeline stage has to do, from the trace: operators, messages, buckets, upkeep of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+from trioflow.parallel.data_parallel import Bucket, build_buckets
+from trioflow.parallel.pipeline import (
+    TiedParameter,
+    assign_units,
+    boundary_bytes,
+    find_tied,
+    loss_operators,
+)
+from trioflow.parallel.program import StageWork
+from trioflow.parallel.schedule_backward import keep_sums_with_input, split_backward
+from trioflow.parallel.schedule_table import BACKWARD_WEIGHT, Schedule, leaves, recomputed_pairs
+from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded
+from trioflow.tables import PHASES
+from trioflow.trace.store import Trace, tensor_bytes
+
+SUMS_LOSS = ("gpipe-recompute",)
+"""Schedules that compute one loss of the whole batch, so that gradients need no scaling."""
+
+
+@dataclass
+class StageWorks:
+    """Builds the stages' work and remembers how sure its predicted part is.
+
+    Attributes
+    ----------
+    trace, plan, model
+        As in ``extrapolate``.
+    schedule : Schedule
+        Compute actions of the pipeline's ranks.
+    factors : sequence of float
+        Samples of each micro-batch over the traced ones.
+    tied : list of TiedParameter
+        Parameters that stages on several ranks use.
+    spread_s : list of float
+        How far predicted upkeep may lie below and above [s].
+    predicted, extrapolated : bool
+        Whether any upkeep was predicted, and beyond what the model was fitted on.
+    """
+
+    trace: Trace
+    plan: Plan
+    model: OperatorModel
+    schedule: Schedule
+    factors: Sequence[float]
+    tied: list[TiedParameter] = field(default_factory=list)
+    spread_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    predicted: bool = False
+    extrapolated: bool = False
+
+    def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
+        """Return the work of each stage.
+
+        Parameters
+        ----------
+        split : TensorSplit
+            Operators of one tensor-parallel rank and their all-reduces.
+        cut : list of list of str
+            Units of each stage.
+        """
+        stage_of, unit_of = stages_of_operators(self.trace, cut)
+        self.tied = self._tied_over_ranks(stage_of)
+        size = tensor_bytes(self.trace)
+        splits = any(a.kind == BACKWARD_WEIGHT for row in self.schedule.rows for a in leaves(row))
+        repeats = bool(recomputed_pairs(self.schedule))
+        loss = loss_operators(self.trace) if repeats else set()
+        stages: list[StageWork] = []
+        for stage in range(len(cut)):
+            in_stage = set(np.flatnonzero(stage_of == stage).tolist())
+            work = self._operators_of(stage_of, stage)
+            work.all_reduces = {
+                op: [round(sum(size[i] for i in tensors) * factor) for factor in self.factors]
+                for op, tensors in split.all_reduce_after.items()
+                if op in in_stage
+            }
+            if splits:
+                self._split_backward(work, stage_of, stage)
+            if repeats:
+                work.recomputed = [op for op in work.forward.tolist() if op not in loss]
+            self._add_gradients(work, in_stage, stage)
+            if stage < len(cut) - 1:
+                boundary = sum(len(units) for units in cut[: stage + 1])
+                crossing = boundary_bytes(self.trace, unit_of, boundary)
+                work.send_bytes = [round(crossing * factor) for factor in self.factors]
+            stages.append(work)
+        return stages
+
+    def _tied_over_ranks(self, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
+        """Return the tied parameters whose stages lie on several ranks, sized for one shard."""
+        place = self.schedule.rank_of_stage
+        return [
+            tied.shard(self.plan.tensor if is_sharded(tied.gradient, self._rules()) else 1)
+            for tied in find_tied(self.trace, stage_of)
+            if len({place[stage] for stage in tied.stages}) > 1
+        ]
+
+    def _rules(self) -> dict[str, str]:
+        return dict(self.trace.facts.get("tensor_split", {}))
+
+    def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
+        """Return a stage's operators; each stage updates its own copy of a tied parameter."""
+        operators = self.trace.operators
+        phases, modules = operators["phase"].to_numpy(), operators["module"].to_numpy()
+        mine = [stage_of == stage] * 3
+        for tied in self.tied:
+            mine[1] = mine[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
+            if stage in tied.stages:
+                mine[2] = mine[2] | (modules == tied.gradient["module"])
+        forward, backward, optimizer = (
+            np.flatnonzero(own & (phases == phase)) for own, phase in zip(mine, PHASES, strict=True)
+        )
+        return StageWork(forward, backward, optimizer)
+
+    def _split_backward(self, work: StageWork, stage_of: NDArray[np.int64], stage: int) -> None:
+        left_out = frozenset(op for tied in self.tied for op in tied.sums)
+        parts = split_backward(self.trace, stage_of, stage, left_out)
+        work.backward_input, work.backward_weight = parts.for_input, parts.for_weight
+        work.input_share = parts.input_share
+        forward_of = [
+            None if pd.isna(op) else int(op) for op in self.trace.operators["forward_op_id"]
+        ]
+        work.all_reduces = keep_sums_with_input(parts, work.all_reduces, forward_of)
+
+    def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
+        """Return a stage's gradients in the order in which they become ready, sized for one shard."""
+        plan, rules = self.plan, self._rules()
+        shared = {tied.gradient["name"] for tied in self.tied}
+        gradients = [
+            {
+                **g,
+                "size_bytes": int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1),
+            }
+            for g in self.trace.facts.get("gradients", [])
+            if int(g["ready_after_op_id"]) in in_stage and g["name"] not in shared
+        ]
+        for tied in self.tied:
+            if stage in tied.stages:
+                ready = tied.ready_after.get(stage, max(in_stage))
+                copy = {"size_bytes": tied.size_bytes, "ready_after_op_id": ready}
+                gradients.append({**tied.gradient, **copy})
+        return sorted(gradients, key=lambda g: int(g["ready_after_op_id"])) if shared else gradients
+
+    def _add_gradients(self, work: StageWork, in_stage: set[int], stage: int) -> None:
+        """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
+        plan, gradients = self.plan, self._gradients_of(in_stage, stage)
+        if plan.data > 1:
+            if not self.trace.facts.get("gradients"):
+                raise PlanError(
+                    f"plan {plan.plan}: the trace does not say which gradients there are",
+                    fix="capture it again, or give trace.json the key gradients",
+                )
+            work.buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
+            work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
+            work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+            work.buffer_bytes = self._buffer_bytes(in_stage)
+        sizes = [int(g["size_bytes"]) for g in gradients]
+        further = self.schedule.micro_batches - 1
+        if further:
+            work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, further)
+            if self.schedule.name not in SUMS_LOSS:
+                work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
+
+    def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
+        """Predict one upkeep of gradients, and remember how sure that is."""
+        predicted = predict_elementwise(self.model, name, sizes, reads)
+        self.spread_s[0] += times * float((predicted["time_s"] - predicted["low_s"]).sum())
+        self.spread_s[1] += times * float((predicted["high_s"] - predicted["time_s"]).sum())
+        self.predicted |= bool(sizes)
+        self.extrapolated |= bool(predicted["extrapolated"].any())
+        return float(predicted["time_s"].sum())
+
+    def interval(self, operators_s: float) -> tuple[float, float]:
+        """Return what the predicted upkeep adds to the interval of a rank's compute.
+
+        Parameters
+        ----------
+        operators_s : float
+            Time of all operators for one micro-batch [s].
+        """
+        step_s = operators_s * self.schedule.micro_batches / self.plan.pipeline
+        below, above = (spread / self.plan.pipeline / step_s for spread in self.spread_s)
+        return max(1 - below, 0.01), 1 + above
+
+    def _copy_s(self, bucket: Bucket, name: str) -> float:
+        # Like an operator's table row, the target counts as read: a cache fetches it first.
+        return self._elementwise_s(name, bucket.sizes_bytes, 2)
+
+    def _buffer_bytes(self, in_stage: set[int]) -> list[int]:
+        """Return the broadcasts of the stage's buffers, one an element type [bytes]."""
+        size, tensors = tensor_bytes(self.trace), self.trace.tensors
+        category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
+        dtype = tensors["dtype"].tolist()
+        groups: dict[str, dict[int, int]] = {}
+        for ids in self.trace.operators.loc[sorted(in_stage), "input_ids"]:
+            for index in ids:
+                if category[index] == "buffer":
+                    groups.setdefault(dtype[index], {})[storage[index]] = size[index]
+        return [sum(group.values()) for _, group in sorted(groups.items())]
+
+
+def stages_of_operators(
+    trace: Trace, cut: list[list[str]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the stage and the unit of every operator."""
+    if len(cut) == 1:
+        nothing = np.zeros(len(trace.operators), dtype=np.int64)
+        return nothing, nothing
+    stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
+    unit_of = assign_units(trace)
+    return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of
+
+
+def predict_elementwise(
+    model: OperatorModel, name: str, sizes: Sequence[int], reads: int
+) -> pd.DataFrame:
+    """Predict one element-wise operator over tensors of some sizes [bytes]; see `OperatorModel`.
+
+    Gradients are as large as parameters, and what happens to them is what the
+    optimizer's own element-wise operators do: its class predicts them.
+    """
+    rows = pd.DataFrame(
+        {
+            "name": name, "phase": "optimizer", "module": "", "flop": 0, "kernels": 0,
+            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
+            "input_shapes": [[[size // 4]] * reads for size in sizes],
+            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
+        }
+    )  # fmt: skip
+    return model.predict(rows)
