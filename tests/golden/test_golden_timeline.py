@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from trioflow.engine.simulate import Result, simulate
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import build_ring
@@ -25,7 +26,7 @@ GOLDEN = Path(__file__).with_name("small_step.timeline.csv")
 MS, MB = 1e-3, 10**6
 
 
-def simulate_small_step() -> Result:
+def simulate_small_step(engine: str = "reference") -> Result:
     builder = TaskGraphBuilder()
     platform = Platform(
         "pair", Device("chip", "gpu", 10**9, {}), 2, tuple(build_ring(2, MB / MS, 0.0))
@@ -61,7 +62,7 @@ def simulate_small_step() -> Result:
                 match_id=match, after=[*after, *(ends if name == "all_reduce" and rank else [])],
             )  # fmt: skip
     builder.add(0, "copy", "memcpy", "copy", phase="backward", duration_s=MS / 7)
-    return simulate(builder.build(), platform)
+    return simulate(builder.build(), platform, engine=engine)
 
 
 def write(result: Result) -> str:
@@ -70,8 +71,9 @@ def write(result: Result) -> str:
     return text
 
 
-def test_timeline_is_the_golden_one() -> None:
-    assert write(simulate_small_step()) == GOLDEN.read_text()
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+def test_timeline_is_the_golden_one(engine: str) -> None:
+    assert write(simulate_small_step(engine)) == GOLDEN.read_text()
 
 
 def test_golden_times_are_those_of_the_story() -> None:

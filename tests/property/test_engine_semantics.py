@@ -14,6 +14,7 @@ from trioflow.engine.simulate import Result, simulate
 from trioflow.engine.timeline import find_critical_path
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
+from trioflow.network.collectives import CollectivePlanner
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.report.perfetto import write_perfetto
 
@@ -121,6 +122,32 @@ def test_nothing_starts_before_its_cause(
     for link in platform.links:
         moved_bytes = summary["link_bytes"][f"{link.source}->{link.target}"]
         assert moved_bytes <= link.bandwidth_bytes_per_s * summary["step_time_s"] * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(programs(), BUILDER_NAMES)
+def test_what_is_sent_arrives(program: list[tuple[Any, Any, Any, list[int]]], builder: str) -> None:
+    """Out of every node goes what comes in and what it sends, less what it receives."""
+    graph, platform = build(program, IDENTITY), make_platform(builder)
+    summary = simulate(graph, platform).summary
+    planner = CollectivePlanner(platform)
+    nodes = {link.source for link in platform.links}
+    surplus_bytes = dict.fromkeys(nodes, 0.0)
+    for _, members in graph.tasks.dropna(subset=["match_id"]).groupby("match_id"):
+        first = members.iloc[0]
+        if first["kind"] == "collective":
+            name, group = first["name"], [int(rank) for rank in first["group"].split(",")]
+        else:
+            name, group = "send", [int(rank) for rank in members.sort_values("kind")["rank"]][::-1]
+        for flow in planner.build(name, int(first["message_bytes"]), group).flows:
+            surplus_bytes[flow.source] += flow.size_bytes
+            surplus_bytes[flow.target] -= flow.size_bytes
+    moved_bytes = dict.fromkeys(nodes, 0.0)
+    for name, link_bytes in summary["link_bytes"].items():
+        source, target = name.split("->")
+        moved_bytes[source] += link_bytes
+        moved_bytes[target] -= link_bytes
+    assert moved_bytes == pytest.approx(surplus_bytes, rel=1e-9, abs=1e-6)
 
 
 @settings(deadline=None)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
@@ -113,11 +114,31 @@ def solve_by_linear_programs(sharing: Sharing) -> list[float]:
     return [fixed[flow] for flow in range(count)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(sharings())
-def test_rates_equal_those_of_a_linear_programming_solver(sharing: Sharing) -> None:
-    found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
-    np.testing.assert_allclose(found, solve_by_linear_programs(sharing), rtol=1e-5)
+def make_sharing(seed: int) -> Sharing:
+    """Make a network of up to 8 links and 10 flows; some links and caps are alike."""
+    generator = np.random.default_rng(seed)
+    links = int(generator.integers(1, 9))
+    flows = int(generator.integers(1, 11))
+    routes = [
+        generator.choice(links, size=int(generator.integers(1, links + 1)), replace=False).tolist()
+        for _ in range(flows)
+    ]
+    caps = generator.integers(1, 1000, size=flows).astype(float)
+    caps[generator.random(flows) < 0.6] = math.inf
+    return Sharing(
+        routes, generator.choice([100.0, 400.0, 777.0], size=links).tolist(), caps.tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)], ids=len
+)
+def test_rates_equal_those_of_a_linear_programming_solver(seeds: range) -> None:
+    for seed in seeds:
+        sharing = make_sharing(seed)
+        found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
+        expected = solve_by_linear_programs(sharing)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=f"seed {seed}")
 
 
 @settings(deadline=None)
@@ -191,6 +212,25 @@ def test_flows_end_once_never_early_and_within_the_links(
     for link in links:
         moved_bytes = network.link_bytes[link.source, link.target]
         assert moved_bytes <= link.bandwidth_bytes_per_s * last_s * (1 + RELATIVE)
+
+
+class SharingAllAnew(FairShareNetwork):
+    """The plain way: whenever a flow comes or goes, all flows share anew."""
+
+    def _collect_component(self, link: int, seen_links: set[int]) -> list[int]:
+        seen_links.update(range(len(self.links)))
+        return [key for key, moving in self._moving.items() if moving.route]
+
+
+@settings(deadline=None)
+@given(traffic())
+def test_sharing_only_what_is_concerned_changes_no_bit(
+    case: tuple[list[Link], list[tuple[float, Flow]]],
+) -> None:
+    links, flows = case
+    few, all_ = FairShareNetwork(links), SharingAllAnew(links)
+    assert play(few, flows) == play(all_, flows)
+    assert few.reshared_flows <= all_.reshared_flows
 
 
 @settings(deadline=None)

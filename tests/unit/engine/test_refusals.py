@@ -174,6 +174,40 @@ def test_task_without_a_duration(kind: str, duration_s: float | None) -> None:
     refuse(builder, f"task 0 'aten::mm' of rank 0 has the duration .*; a {kind} task needs one")
 
 
+@pytest.mark.parametrize("duration_s", [-1.0, float("inf")])
+def test_collective_with_a_duration_that_is_none(duration_s: float) -> None:
+    builder = TaskGraphBuilder()
+    for rank in range(2):
+        collective(builder, rank, 0, message_bytes=None, duration_s=1.0 if rank else duration_s)
+    refuse(builder, "task 0 'all_reduce' of rank 0 has the duration .*; a collective or message")
+
+
+@pytest.mark.parametrize("sizes", [(0, 8), (8, None)])
+def test_only_the_match_that_does_not_fit_is_named(sizes: tuple[int | None, int | None]) -> None:
+    builder = TaskGraphBuilder()
+    for match in range(4):
+        for rank in range(2):
+            size = sizes[rank] if match == 2 else 8
+            collective(builder, rank, match, message_bytes=size)
+    text = refuse(builder, "the sizes of one all_reduce differ: task 4 'all_reduce' of rank 0 has")
+    assert "task 5" in text
+    assert "task 3" not in text
+
+
+def test_both_engines_refuse_a_flow_that_could_not_end() -> None:
+    builder = TaskGraphBuilder()
+    for rank in range(2):
+        collective(builder, rank, 0, message_bytes=-8)
+    said = []
+    for engine in ("reference", "compiled"):
+        with pytest.raises(
+            SimulationError, match=r"flow 0 from rank0 to rank1: size_bytes is -8\.0"
+        ) as one:
+            simulate(builder.build(), PLATFORM, engine=engine)
+        said.append(str(one.value))
+    assert said[0] == said[1]
+
+
 def test_rank_beyond_the_platform() -> None:
     builder = TaskGraphBuilder()
     builder.add(3, "compute", "compute", "a", duration_s=1.0)

@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.engine.simulate import NETWORKS, simulate, simulate_interval
+from trioflow.engine.simulate import ENGINES, NETWORKS, simulate, simulate_interval
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
+from trioflow.network.fair_share import FairShareNetwork
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
@@ -161,7 +162,8 @@ def test_ring_all_reduce_closed_form(builder: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (2, 4), (4, 4), (4, 16)])
-def test_gpipe_bubble(stages: int, micro_batches: int) -> None:
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+def test_gpipe_bubble(stages: int, micro_batches: int, engine: str) -> None:
     """Equal stages and free messages: (m + p - 1) times forward and backward of one."""
     forward_s, backward_s = 1.0, 2.0
     builder = TaskGraphBuilder()
@@ -191,7 +193,7 @@ def test_gpipe_bubble(stages: int, micro_batches: int) -> None:
         run_stage(stage, "backward", backward_s, -1)
     platform = make_platform(stages)
     links = tuple(replace(link, latency_s=0.0) for link in platform.links)
-    summary = simulate(builder.build(), replace(platform, links=links)).summary
+    summary = simulate(builder.build(), replace(platform, links=links), engine=engine).summary
     ideal_s = (micro_batches + stages - 1) * (forward_s + backward_s)
     assert summary["step_time_s"] == ideal_s
     bubble = 1 - summary["compute_s"] / summary["step_time_s"]
@@ -325,6 +327,36 @@ def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:
 def test_unknown_network_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=f"choose one of {', '.join(NETWORKS)}"):
         simulate(data_parallel(), make_platform(), network="packets")
+
+
+def test_unknown_engine_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match=f"choose one of {', '.join(ENGINES)}"):
+        simulate(data_parallel(), make_platform(), engine="warp")
+
+
+@pytest.mark.parametrize(("repaid", "chosen"), [(True, "compiled"), (False, "reference")])
+def test_auto_takes_the_engine_that_answers_first(
+    monkeypatch: pytest.MonkeyPatch, repaid: bool, chosen: str
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "trioflow.engine.simulate.is_repaid", lambda events: asked.append(events) or repaid
+    )
+    result = simulate(data_parallel(), make_platform(), Cost())
+    assert result.summary["engine"] == chosen
+    assert asked == [result.summary["events"]]
+
+
+def test_auto_leaves_other_networks_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnNetwork(FairShareNetwork):
+        """Looks like one that the compiled engine knows, and may do anything."""
+
+    monkeypatch.setattr("trioflow.engine.simulate.is_repaid", lambda events: True)
+    monkeypatch.setattr("trioflow.engine.simulate.NETWORKS", {"own": OwnNetwork})
+    result = simulate(data_parallel(), make_platform(), Cost(), network="own")
+    assert result.summary["engine"] == "reference"
+    with pytest.raises(InputError, match="does not know the network OwnNetwork; choose the engine"):
+        simulate(data_parallel(), make_platform(), Cost(), network="own", engine="compiled")
 
 
 @pytest.mark.parametrize(

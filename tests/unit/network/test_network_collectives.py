@@ -142,6 +142,19 @@ def test_measured_time_is_kept_whatever_the_links(
     assert cost.asked == [(collective, len(group), 10_000_000)]
 
 
+def test_collectives_are_planned_once() -> None:
+    cost = ConstantCost(0.1)
+    planner = CollectivePlanner(make_platform(4), cost)
+    first = planner.build("all_reduce", 1000, range(4))
+    assert planner.build("all_reduce", 1000, [0, 1, 2, 3]) is first
+    assert cost.asked == [("all_reduce", 4, 1000)]
+    # Another size, and another collective between the same neighbours, keep pairs and routes.
+    assert planner.build("all_reduce", 2000, range(4)).shape is first.shape
+    assert planner.build("all_gather", 1000, range(4)).shape is first.shape
+    assert planner.build("broadcast", 1000, range(4)).shape is not first.shape
+    assert len(cost.asked) == 4
+
+
 def test_much_faster_than_the_links_is_said() -> None:
     platform = make_platform(2)
     slow = CollectivePlanner(platform, ConstantCost(1.0)).build("all_reduce", 10**6, (0, 1))

@@ -121,6 +121,33 @@ def test_ties_end_in_the_order_of_flow_id() -> None:
     assert [end.flow.flow_id for end in network.advance(5.0)] == [0, 1, 2]
 
 
+def test_flows_that_share_nothing_cost_one_rate_each() -> None:
+    """Work grows with the flows that meet, not with all flows under way."""
+    pairs = [Link(f"a{i}", f"b{i}", 100.0, 0.0) for i in range(50)]
+    network = FairShareNetwork(pairs)
+    for i in range(50):
+        network.start(Flow(i, f"a{i}", f"b{i}", 100.0 + i, 0.001 * i), 0.0)
+    assert len(drain(network)) == 50
+    assert network.reshared_flows == 50, "each once, when it begins"
+
+
+def test_a_flow_concerns_what_it_meets_directly_or_through_others() -> None:
+    network = FairShareNetwork([*LINE, Link("far", "away", 100.0, 0.0)])
+    network.start(Flow(0, "far", "away", 1000.0, 0.0), 0.0)
+    network.start(Flow(1, "n0", "n2", 1000.0, 0.0), 0.0)
+    network.start(Flow(2, "n1", "n3", 1000.0, 0.0), 0.0)
+    network.advance(0.0)
+    assert network.reshared_flows == 3
+    # It crosses the first link only, and the third link's flow is concerned through the second.
+    network.start(Flow(3, "n0", "n1", 100.0, 1.0), 0.0)
+    network.advance(1.0)
+    assert network.reshared_flows == 3 + 3
+    # It leaves, and the two that are left are concerned again; the far flow never was.
+    network.advance(3.0)
+    assert dict(network.rates_bytes_per_s) == {0: 100.0, 1: 50.0, 2: 50.0}
+    assert network.reshared_flows == 3 + 3 + 2
+
+
 def test_undisturbed_flow_keeps_its_bits() -> None:
     """Traffic elsewhere must not even change the rounding of a flow's end."""
     for size in range(1, 30):

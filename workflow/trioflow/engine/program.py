@@ -3,80 +3,100 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from trioflow.engine.exchanges import Exchanges, make_exchanges
 from trioflow.errors import SimulationError
-from trioflow.network.collectives import CollectivePlanner, FlowSpec
+from trioflow.network.collectives import CollectivePlanner
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.tables import records
 
-TIMED_KINDS = ("compute", "memcpy", "host")
-"""Kinds of task whose duration the graph states."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 COMPUTE_STREAM = "compute"
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Tasks that start and end together: a collective's members, or a send and its recv.
-
-    Attributes
-    ----------
-    members : tuple of int
-        Their ``task_id``, ascending.
-    flows : tuple of FlowSpec
-        What they put on the network; the exchange ends with the last flow.
-    duration_s : float
-        How long it lasts where there are no flows [s].
-    """
-
-    members: tuple[int, ...]
-    flows: tuple[FlowSpec, ...]
-    duration_s: float = 0.0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A task graph ready to run.
 
     Attributes
     ----------
-    streams : list of (int, str)
-        Rank and stream in which each task runs.
-    names : list of str
+    ranks : ndarray of int
+        Rank of each task [tasks].
+    streams : ndarray of int
+        Number, in ``stream_names``, of the stream that each task runs in [tasks].
+    stream_names : list of str
+        Names of streams; a stream is one of a rank.
+    names : sequence of str
         Name of each task, for messages.
-    durations_s : list of float
-        Scaled duration of each task [s]; not used for members of exchanges.
-    predecessors : list of tuple of int
-        For each task, the tasks that must have ended: its dependencies and the
-        task before it in its stream.
-    exchanges : list of Exchange
-        All exchanges.
-    exchange_of : list of int or None
-        Index of the exchange that a task is a member of.
-    confidences : list of (str, int, str)
-        Collective, ranks and confidence of every exchange with flows.
-    warnings : list of str
-        What the reader must know, without repeats.
+    durations_s : ndarray of float
+        Scaled duration of each task [tasks], 0 for members of exchanges [s].
+    waiting, awaited : ndarray of int
+        Pairs [pairs] of a task and one that must have ended before it starts: first
+        what the graph says, then, for each task, the one before it in its stream.
+    exchanges : Exchanges
+        Tasks that start and end together.
     """
 
-    streams: list[tuple[int, str]]
-    names: list[str]
-    durations_s: list[float]
-    predecessors: list[tuple[int, ...]]
-    exchanges: list[Exchange]
-    exchange_of: list[int | None]
-    confidences: list[tuple[str, int, str]]
-    warnings: list[str]
+    ranks: Ints
+    streams: Ints
+    stream_names: list[str]
+    names: pd.Series[str]
+    durations_s: Floats
+    waiting: Ints
+    awaited: Ints
+    exchanges: Exchanges
+
+    @property
+    def events(self) -> int:
+        """Starts and ends of tasks and of flows, when it has run."""
+        return 2 * (len(self.ranks) + int(self.exchanges.flow_counts.sum()))
+
+    @cached_property
+    def missing(self) -> Ints:
+        """For each task, how many others must have ended before it [tasks]."""
+        return np.bincount(self.waiting, minlength=len(self.ranks)).astype(np.int64)
+
+    @cached_property
+    def successors(self) -> Ints:
+        """The tasks that wait for each task, ascending, one task after the other [pairs]."""
+        count = len(self.ranks)
+        if not count:
+            return np.zeros(0, dtype=np.int64)
+        keys = self.awaited * count + self.waiting
+        keys.sort()
+        return keys % count
+
+    @cached_property
+    def first_successors(self) -> Ints:
+        """Where the successors of each task begin in ``successors`` [tasks + 1]."""
+        return count_up(np.bincount(self.awaited, minlength=len(self.ranks)))
+
+    def list_predecessors(self) -> list[list[int]]:
+        """Return, for each task, what it waits for; the one before it in its stream comes last."""
+        found: list[list[int]] = [[] for _ in self.ranks]
+        for task, other in zip(self.waiting.tolist(), self.awaited.tolist(), strict=True):
+            found[task].append(other)
+        return found
 
     def describe(self, task: int) -> str:
         """Name a task for a message."""
-        rank, stream = self.streams[task]
-        return f"task {task} '{self.names[task]}' (rank {rank}, {stream})"
+        stream = self.stream_names[self.streams[task]]
+        return f"task {task} '{self.names.iloc[task]}' (rank {self.ranks[task]}, {stream})"
+
+
+def count_up(counts: NDArray[np.integer]) -> Ints:
+    """Return where each of some consecutive runs begins, and where the last one ends."""
+    firsts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=firsts[1:])
+    return firsts
 
 
 def build_program(
@@ -111,45 +131,37 @@ def build_program(
         When a task has no duration or size, a rank is not on the platform, a
         dependency names no task, the members of an exchange do not fit
         together, or a scale is not positive.
+
+    Notes
+    -----
+    Whole columns are checked at once; a row is looked at by itself only to
+    say what is wrong with it.
     """
     tasks = graph.tasks
     count = len(tasks)
-    if tasks["task_id"].tolist() != list(range(count)):
+    if not np.array_equal(tasks["task_id"].to_numpy(), np.arange(count)):
         raise SimulationError("the tasks of the graph are not numbered 0, 1, 2, ... row by row")
-    rank_of = [int(rank) for rank in tasks["rank"]]
-    beyond = [rank for rank in rank_of if not 0 <= rank < ranks]
-    if beyond:
+    rank_of = tasks["rank"].to_numpy(dtype=np.int64)
+    beyond = (rank_of < 0) | (rank_of >= ranks)
+    if beyond.any():
         raise SimulationError(
-            f"the graph has tasks of rank {max(beyond)} and the platform has {ranks} ranks; "
-            "choose a larger platform or fewer ranks in the plan"
+            f"the graph has tasks of rank {rank_of[beyond].max()} and the platform has {ranks} "
+            "ranks; choose a larger platform or fewer ranks in the plan"
         )
     scales = _spread_scale(compute_scale, ranks)
     _check_scale(communication_scale, "communication_scale")
-    streams = _place_tasks(tasks, rank_of, communication_on_compute_stream)
-    maker = _ExchangeMaker(tasks, planner, communication_scale)
-    exchange_of: list[int | None] = [None] * count
-    for index, exchange in enumerate(maker.exchanges):
-        for member in exchange.members:
-            exchange_of[member] = index
-    names = [str(name) for name in tasks["name"]]
-    durations_s = [0.0] * count
-    for task, duration_s in enumerate(tasks["duration_s"].tolist()):
-        if exchange_of[task] is None:
-            if pd.isna(duration_s) or not 0 <= duration_s < math.inf:
-                raise SimulationError(
-                    f"task {task} '{names[task]}' of rank {rank_of[task]} has the duration "
-                    f"{duration_s}; a {tasks['kind'].iloc[task]} task needs one in seconds"
-                )
-            durations_s[task] = duration_s * scales[rank_of[task]]
+    streams, stream_names = _place_tasks(tasks, communication_on_compute_stream)
+    exchanges = make_exchanges(tasks, planner, communication_scale)
+    waiting, awaited = _collect_pairs(graph, rank_of * len(stream_names) + streams)
     return Program(
+        ranks=rank_of,
         streams=streams,
-        names=names,
-        durations_s=durations_s,
-        predecessors=_collect_predecessors(graph, streams),
-        exchanges=maker.exchanges,
-        exchange_of=exchange_of,
-        confidences=maker.confidences,
-        warnings=list(dict.fromkeys(maker.warnings)),
+        stream_names=stream_names,
+        names=tasks["name"],
+        durations_s=_read_durations(tasks, rank_of, exchanges) * scales[rank_of],
+        waiting=waiting,
+        awaited=awaited,
+        exchanges=exchanges,
     )
 
 
@@ -158,7 +170,7 @@ def _check_scale(scale: float, name: str) -> None:
         raise SimulationError(f"{name} is {scale!r}; give a positive factor")
 
 
-def _spread_scale(scale: float | Sequence[float], ranks: int) -> list[float]:
+def _spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
     """Return one compute scale for each rank."""
     if isinstance(scale, int | float):
         scales = [float(scale)] * ranks
@@ -168,143 +180,53 @@ def _spread_scale(scale: float | Sequence[float], ranks: int) -> list[float]:
         raise SimulationError(
             f"compute_scale has {len(scales)} values for {ranks} ranks; give one for each rank"
         )
-    for value in scales:
+    for value in dict.fromkeys(scales):
         _check_scale(value, "compute_scale")
-    return scales
+    return np.array(scales, dtype=np.float64)
 
 
 def _place_tasks(
-    tasks: pd.DataFrame, rank_of: list[int], communication_on_compute_stream: bool
-) -> list[tuple[int, str]]:
-    """Return the rank and stream that every task runs in."""
-    streams = []
-    for rank, stream, kind in zip(rank_of, tasks["stream"], tasks["kind"], strict=True):
-        moved = communication_on_compute_stream and kind == "collective"
-        streams.append((rank, COMPUTE_STREAM if moved else str(stream)))
-    return streams
+    tasks: pd.DataFrame, communication_on_compute_stream: bool
+) -> tuple[Ints, list[str]]:
+    """Return the number of the stream that every task runs in, and the streams' names."""
+    codes, found = pd.factorize(tasks["stream"])
+    names = [str(name) for name in found]
+    if communication_on_compute_stream:
+        moved = (tasks["kind"] == "collective").to_numpy(dtype=bool)
+        if COMPUTE_STREAM not in names:
+            names.append(COMPUTE_STREAM)
+        codes = np.where(moved, names.index(COMPUTE_STREAM), codes)
+    return codes.astype(np.int64), names
 
 
-def _collect_predecessors(
-    graph: TaskGraph, streams: list[tuple[int, str]]
-) -> list[tuple[int, ...]]:
-    """Return, for each task, its dependencies and the task before it in its stream."""
-    found: list[dict[int, None]] = [{} for _ in streams]
-    edges = graph.dependencies
-    for task, other in zip(edges["task_id"].tolist(), edges["depends_on"].tolist(), strict=True):
-        for end in (task, other):
-            if not 0 <= end < len(streams):
-                raise SimulationError(f"a dependency names task {end}, which does not exist")
-        found[task][other] = None
-    last: dict[tuple[int, str], int] = {}
-    for task, stream in enumerate(streams):
-        if stream in last:
-            found[task][last[stream]] = None
-        last[stream] = task
-    return [tuple(others) for others in found]
+def _read_durations(tasks: pd.DataFrame, rank_of: Ints, exchanges: Exchanges) -> Floats:
+    """Return the duration of every task by itself, and 0 for members of exchanges [s]."""
+    durations_s = tasks["duration_s"].to_numpy(dtype=np.float64, na_value=math.nan)
+    alone = exchanges.of_task < 0
+    wrong = alone & ~((durations_s >= 0) & (durations_s < math.inf))
+    if wrong.any():
+        task = int(np.argmax(wrong))
+        raise SimulationError(
+            f"task {task} '{tasks['name'].iloc[task]}' of rank {rank_of[task]} has the duration "
+            f"{durations_s[task]}; a {tasks['kind'].iloc[task]} task needs one in seconds"
+        )
+    return np.where(alone, durations_s, 0.0)
 
 
-class _ExchangeMaker:
-    """Joins the tasks of one ``match_id`` into exchanges, and checks that they fit."""
-
-    def __init__(self, tasks: pd.DataFrame, planner: CollectivePlanner, scale: float) -> None:
-        self._planner, self._scale = planner, scale
-        self.exchanges: list[Exchange] = []
-        self.confidences: list[tuple[str, int, str]] = []
-        self.warnings: list[str] = []
-        columns = ["task_id", "rank", "kind", "name", "message_bytes", "duration_s", "group"]
-        columns += ["peer", "match_id"]
-        matches: dict[int, list[dict[str, Any]]] = {}
-        for row in records(tasks[~tasks["kind"].isin(TIMED_KINDS)], *columns):
-            if row["match_id"] is None:
-                raise SimulationError(f"{_name(row)} has no match_id, so nothing can join it")
-            matches.setdefault(int(row["match_id"]), []).append(row)
-        for match, members in matches.items():
-            kinds = sorted({str(member["kind"]) for member in members})
-            if kinds == ["collective"]:
-                self._add(members, *self._check_collective(match, members))
-            elif set(kinds) <= {"send", "recv"}:
-                self._add(members, "send", self._check_message(match, members))
-            else:
-                raise SimulationError(
-                    f"match {match} joins tasks of the kinds {', '.join(kinds)}: "
-                    + "; ".join(_name(member) for member in members)
-                )
-
-    def _check_collective(
-        self, match: int, members: list[dict[str, Any]]
-    ) -> tuple[str, tuple[int, ...]]:
-        """Return the collective and its group, when all members agree."""
-        for column in ("group", "name"):
-            if len({member[column] for member in members}) > 1:
-                raise SimulationError(
-                    f"the members of match {match} differ in their {column}: "
-                    + "; ".join(f"{_name(m)} has {m[column]}" for m in members)
-                )
-        try:
-            group = tuple(int(rank) for rank in str(members[0]["group"]).split(","))
-        except ValueError:
-            raise SimulationError(
-                f"{_name(members[0])} has the group {members[0]['group']!r}; "
-                "write its ranks joined by commas"
-            ) from None
-        present = [int(member["rank"]) for member in members]
-        missing = sorted(set(group) - set(present))
-        if missing or sorted(present) != sorted(group):
-            raise SimulationError(
-                f"the group {list(group)} of match {match} does not match its tasks: "
-                + (f"rank {', '.join(map(str, missing))} never joins; " if missing else "")
-                + "; ".join(_name(member) for member in members)
-            )
-        return str(members[0]["name"]).split(maxsplit=1)[0], group
-
-    def _check_message(self, match: int, members: list[dict[str, Any]]) -> tuple[int, int]:
-        """Return sender and receiver, when there is one of each."""
-        if sorted(str(member["kind"]) for member in members) != ["recv", "send"]:
-            raise SimulationError(
-                f"match {match} needs one send and one recv and has "
-                + "; ".join(f"the {member['kind']} {_name(member)}" for member in members)
-            )
-        send, recv = sorted(members, key=lambda member: str(member["kind"]), reverse=True)
-        for one, other in ((send, recv), (recv, send)):
-            if one["peer"] is not None and int(one["peer"]) != int(other["rank"]):
-                raise SimulationError(
-                    f"{_name(one)} has the peer {one['peer']} and is matched with {_name(other)}"
-                )
-        return int(send["rank"]), int(recv["rank"])
-
-    def _add(self, members: list[dict[str, Any]], collective: str, group: tuple[int, ...]) -> None:
-        """Make one exchange of checked members."""
-        tasks = tuple(sorted(int(member["task_id"]) for member in members))
-        sizes = {member["message_bytes"] for member in members}
-        durations = [member["duration_s"] for member in members]
-        if len(sizes) > 1:
-            raise SimulationError(
-                f"the sizes of one {collective} differ: "
-                + "; ".join(f"{_name(m)} has {m['message_bytes']} bytes" for m in members)
-            )
-        size = sizes.pop()
-        if (size is None) == (None in durations):
-            raise SimulationError(
-                f"{_name(members[0])} needs either message_bytes or, on every member, duration_s"
-            )
-        if size is None:
-            self.exchanges.append(Exchange(tasks, (), max(durations) * self._scale))
-            return
-        planned = self._planner.build(collective, int(size), group)
-        flows = tuple(_stretch(planned.flows, self._scale))
-        self.exchanges.append(Exchange(tasks, flows))
-        if flows:
-            self.confidences.append((collective, len(group), planned.confidence))
-        if planned.warning:
-            self.warnings.append(planned.warning)
-
-
-def _stretch(flows: Iterable[FlowSpec], scale: float) -> Iterable[FlowSpec]:
-    """Make flows slower; the links are made narrower by the same factor elsewhere."""
-    for flow in flows:
-        rate = flow.max_rate_bytes_per_s / scale
-        yield FlowSpec(flow.source, flow.target, flow.size_bytes, flow.latency_s * scale, rate)
-
-
-def _name(row: dict[Any, Any]) -> str:
-    return f"task {row['task_id']} '{row['name']}' of rank {row['rank']}"
+def _collect_pairs(graph: TaskGraph, lanes: Ints) -> tuple[Ints, Ints]:
+    """Return who waits for whom: by the graph, then for the task before in the same lane."""
+    count = len(lanes)
+    waiting, awaited = (
+        graph.dependencies[column].to_numpy(dtype=np.int64) for column in ("task_id", "depends_on")
+    )
+    wrong = ((waiting < 0) | (waiting >= count)) | ((awaited < 0) | (awaited >= count))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        end = waiting[row] if not 0 <= waiting[row] < count else awaited[row]
+        raise SimulationError(f"a dependency names task {end}, which does not exist")
+    order = np.argsort(lanes, kind="stable")
+    same = lanes[order[1:]] == lanes[order[:-1]]
+    return (
+        np.concatenate([waiting, order[1:][same]]),
+        np.concatenate([awaited, order[:-1][same]]),
+    )

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from itertools import pairwise
 
-from trioflow.engine.program import Program
+import numpy as np
+
+from trioflow.engine.execution import Execution, explain_deadlock
+from trioflow.engine.program import Ints, Program
 from trioflow.errors import SimulationError
 from trioflow.network.interface import NEVER_S, Flow, Network
 
 _END, _START = 0, 1
-_SHOWN = 8
-
-
-@dataclass(frozen=True)
-class Execution:
-    """When every task ran.
-
-    Attributes
-    ----------
-    start_s, end_s : list of float
-        Start and end of each task after the start of the step [s].
-    events : int
-        Starts and ends of tasks and of flows.
-    """
-
-    start_s: list[float]
-    end_s: list[float]
-    events: int
 
 
 def run_reference(program: Program, network: Network) -> Execution:
@@ -66,16 +51,20 @@ class _Run:
 
     def __init__(self, program: Program, network: Network) -> None:
         self.program, self.network = program, network
-        count = len(program.names)
+        count = len(program.ranks)
+        self.durations_s: list[float] = program.durations_s.tolist()
         self.start_s: list[float] = [NEVER_S] * count
         self.end_s: list[float] = [NEVER_S] * count
-        self.missing = [len(others) for others in program.predecessors]
-        self.successors: list[list[int]] = [[] for _ in range(count)]
-        for task, others in enumerate(program.predecessors):
-            for other in others:
-                self.successors[other].append(task)
-        self.absent = [len(exchange.members) for exchange in program.exchanges]
-        self.in_flight: list[int] = [0] * len(program.exchanges)
+        self.missing: list[int] = program.missing.tolist()
+        self.successors = _split(program.successors, program.first_successors)
+        exchanges = program.exchanges
+        self.exchange_of: list[int] = exchanges.of_task.tolist()
+        self.members = _split(exchanges.members, exchanges.first_members)
+        self.exchange_s: list[float] = exchanges.durations_s.tolist()
+        plans = [plan.flows for plan in exchanges.plans]
+        self.flows = [plans[plan] if plan >= 0 else () for plan in exchanges.plan_of.tolist()]
+        self.absent = [len(members) for members in self.members]
+        self.in_flight = [0] * len(self.members)
         self.owners: list[int] = []
         self.heap: list[tuple[float, int, int, int]] = []
         self.sequence = 0
@@ -99,9 +88,11 @@ class _Run:
                     self.end_task(task, now_s)
                 else:
                     self.start_task(task, now_s)
+        end_s = np.array(self.end_s)
         if NEVER_S in self.end_s:
-            raise SimulationError(explain_deadlock(self.program, self.end_s))
-        return Execution(self.start_s, self.end_s, self.events)
+            raise SimulationError(explain_deadlock(self.program, end_s))
+        work = getattr(self.network, "reshared_flows", 0)
+        return Execution(np.array(self.start_s), end_s, self.events, self.network.link_bytes, work)
 
     def schedule(self, time_s: float, priority: int, task: int) -> None:
         heapq.heappush(self.heap, (time_s, priority, self.sequence, task))
@@ -109,37 +100,37 @@ class _Run:
 
     def start_task(self, task: int, now_s: float) -> None:
         """Start a ready task, or its exchange if it was the last member to be ready."""
-        index = self.program.exchange_of[task]
-        if index is None:
+        index = self.exchange_of[task]
+        if index < 0:
             self.start_s[task] = now_s
             self.events += 1
-            self.schedule(now_s + self.program.durations_s[task], _END, task)
+            self.schedule(now_s + self.durations_s[task], _END, task)
             return
         self.absent[index] -= 1
         if self.absent[index]:
             return
-        exchange = self.program.exchanges[index]
-        for member in exchange.members:
+        members, flows = self.members[index], self.flows[index]
+        for member in members:
             self.start_s[member] = now_s
-        self.events += len(exchange.members) + len(exchange.flows)
-        self.in_flight[index] = len(exchange.flows)
-        for spec in exchange.flows:
+        self.events += len(members) + len(flows)
+        self.in_flight[index] = len(flows)
+        for spec in flows:
             flow = Flow(
                 len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s,
                 spec.max_rate_bytes_per_s,
             )  # fmt: skip
             self.owners.append(index)
             self.network.start(flow, now_s)
-        if not exchange.flows:
-            for member in exchange.members:
-                self.schedule(now_s + exchange.duration_s, _END, member)
+        if not flows:
+            for member in members:
+                self.schedule(now_s + self.exchange_s[index], _END, member)
 
     def end_flow(self, index: int, now_s: float) -> None:
         """Count the end of a flow; the last one of an exchange ends its members."""
         self.events += 1
         self.in_flight[index] -= 1
         if not self.in_flight[index]:
-            for member in self.program.exchanges[index].members:
+            for member in self.members[index]:
                 self.schedule(now_s, _END, member)
 
     def end_task(self, task: int, now_s: float) -> None:
@@ -151,46 +142,7 @@ class _Run:
                 self.schedule(now_s, _START, successor)
 
 
-def explain_deadlock(program: Program, end_s: list[float]) -> str:
-    """Say which tasks wait for each other, following one of the circles.
-
-    Parameters
-    ----------
-    program : Program
-        What was executed.
-    end_s : list of float
-        End of each task; ``NEVER_S`` for those that never ran [s].
-    """
-    stuck = [task for task, time_s in enumerate(end_s) if time_s == NEVER_S]
-    ranks = sorted({program.streams[task][0] for task in stuck})
-
-    def blocker(task: int) -> tuple[int, str]:
-        stream = program.streams[task]
-        for other in program.predecessors[task]:
-            if end_s[other] == NEVER_S:
-                same = program.streams[other] == stream and other < task
-                return other, "which is before it in its stream" if same else "its dependency"
-        # All that it depends on has ended, so it is a member that waits for another member,
-        # and that one waits for something before it.
-        index = program.exchange_of[task]
-        members = () if index is None else program.exchanges[index].members
-        return next(
-            (member, "its partner")
-            for member in members
-            if any(end_s[other] == NEVER_S for other in program.predecessors[member])
-        )
-
-    chain, task = [stuck[0]], stuck[0]
-    while (task := blocker(task)[0]) not in chain:
-        chain.append(task)
-    circle = chain[chain.index(task) :]
-    steps = []
-    for one in circle[:_SHOWN]:
-        other, why = blocker(one)
-        steps.append(f"{program.describe(one)} waits for {program.describe(other)}, {why}")
-    if len(circle) > _SHOWN:
-        steps.append(f"and {len(circle) - _SHOWN} more")
-    return (
-        f"deadlock: {len(stuck)} tasks of rank {', '.join(map(str, ranks))} wait for each other "
-        f"and never start: {'; '.join(steps)}"
-    )
+def _split(values: Ints, firsts: Ints) -> list[list[int]]:
+    """Return consecutive runs of values as lists."""
+    flat, ends = values.tolist(), firsts.tolist()
+    return [flat[a:b] for a, b in pairwise(ends)]

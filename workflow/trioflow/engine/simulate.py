@@ -10,6 +10,9 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.engine.compilation import is_repaid
+from trioflow.engine.compiled import run_compiled, supports
+from trioflow.engine.execution import Execution
 from trioflow.engine.program import Program, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.engine.timeline import summarize_timeline
@@ -26,6 +29,9 @@ NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
     "contention_free": ContentionFreeNetwork,
 }
 """Networks by name."""
+
+ENGINES = ("auto", "compiled", "reference")
+"""Engines by name; all give the same bits."""
 
 CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
 """From the best to the worst."""
@@ -56,6 +62,7 @@ def simulate(
     compute_scale: float | Sequence[float] = 1.0,
     communication_scale: float = 1.0,
     network: str = "fair_share",
+    engine: str = "auto",
 ) -> Result:
     """Simulate a task graph on a platform.
 
@@ -75,6 +82,9 @@ def simulate(
         Factor on every communication time.
     network : {"fair_share", "contention_free"}
         How flows share links.
+    engine : {"auto", "compiled", "reference"}
+        Which engine runs it; auto takes the one that answers first. Both give
+        the same bits.
 
     Returns
     -------
@@ -83,9 +93,9 @@ def simulate(
         ``events`` (starts and ends of tasks and flows), ``link_bytes`` by
         ``source->target`` [bytes], ``confidence`` (the worst of the
         collectives'; measured where nothing communicates), ``warnings``
-        (the graph's first), ``network``, and ``simulator_wall_s``, the wall
-        time of the event loop [s] and the only entry that differs between
-        two runs.
+        (the graph's first), ``network``, ``engine`` (compiled or reference),
+        and ``simulator_wall_s``, the wall time of the event loop [s] and the
+        only entry that differs between two runs.
 
     Raises
     ------
@@ -94,7 +104,8 @@ def simulate(
         a task has no duration, or no route joins two ranks; see
         ``program.build_program``. There is no number then.
     InputError
-        When the network is unknown.
+        When the network or the engine is unknown, or the compiled engine was
+        asked for on a network that it does not know.
 
     Notes
     -----
@@ -111,6 +122,7 @@ def simulate(
         compute_scale=compute_scale,
         communication_scale=communication_scale,
         network=network,
+        engine=engine,
         bound="time_s",
     )
 
@@ -123,12 +135,13 @@ def simulate_interval(
     compute_scale: float | Sequence[float] = 1.0,
     communication_scale: float = 1.0,
     network: str = "fair_share",
+    engine: str = "auto",
 ) -> Result:
     """Simulate a task graph, and the ends of its 80 % interval beside it.
 
     Parameters
     ----------
-    graph, platform, collectives, compute_scale, communication_scale, network
+    graph, platform, collectives, compute_scale, communication_scale, network, engine
         As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
         factors, low and high, on the compute times; ``[1, 1]`` without.
 
@@ -165,6 +178,7 @@ def simulate_interval(
             compute_scale=scale,
             communication_scale=communication_scale,
             network=network,
+            engine=engine,
             bound=bound,
         )
 
@@ -201,11 +215,16 @@ def _simulate(
     compute_scale: float | Sequence[float],
     communication_scale: float,
     network: str,
+    engine: str,
     bound: Bound,
 ) -> Result:
     if network not in NETWORKS:
         raise InputError(
             f"no network is called {network!r}", fix=f"choose one of {', '.join(NETWORKS)}"
+        )
+    if engine not in ENGINES:
+        raise InputError(
+            f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
         )
     program = build_program(
         graph,
@@ -220,37 +239,43 @@ def _simulate(
         for link in platform.links
     ]
     mover = NETWORKS[network](links)
+    if engine == "auto":
+        compiled = supports(mover) and is_repaid(program.events)
+        engine = "compiled" if compiled else "reference"
     begin_s = time.perf_counter()
-    execution = run_reference(program, mover)
+    execution = {"compiled": run_compiled, "reference": run_reference}[engine](program, mover)
     wall_s = time.perf_counter() - begin_s
-    timeline = _build_timeline(graph, program, execution.start_s, execution.end_s)
-    warnings = [*graph.metadata.get("warnings", []), *program.warnings, *_warn(program)]
+    timeline = _build_timeline(graph, program, execution)
+    told = [*program.exchanges.warnings, *_warn(program)]
+    warnings = [*graph.metadata.get("warnings", []), *told]
     summary = {
         **summarize_timeline(timeline),
         "events": execution.events,
-        "link_bytes": {f"{a}->{b}": moved for (a, b), moved in sorted(mover.link_bytes.items())},
+        "link_bytes": {
+            f"{a}->{b}": moved for (a, b), moved in sorted(execution.link_bytes.items())
+        },
         "confidence": _worst_confidence(program),
         "warnings": list(dict.fromkeys(warnings)),
         "network": network,
+        "engine": engine,
         "simulator_wall_s": wall_s,
     }
     return Result(timeline, summary)
 
 
-def _build_timeline(
-    graph: TaskGraph, program: Program, start_s: list[float], end_s: list[float]
-) -> pd.DataFrame:
+def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:
+    streams = pd.array(program.stream_names, dtype="str").take(program.streams)
     timeline: pd.DataFrame = graph.tasks.reset_index(drop=True).assign(
-        stream=pd.Series([stream for _, stream in program.streams], dtype="str"),
-        start_s=pd.Series(start_s, dtype="float64"),
-        end_s=pd.Series(end_s, dtype="float64"),
+        stream=pd.Series(streams, dtype="str"),
+        start_s=execution.start_s,
+        end_s=execution.end_s,
     )[tables.TIMELINE.names]
     timeline.attrs = {}
     return timeline
 
 
 def _worst_confidence(program: Program) -> str:
-    found = {confidence for _, _, confidence in program.confidences}
+    found = {confidence for _, _, confidence in program.exchanges.confidences}
     unknown = sorted(found - set(CONFIDENCES))
     if unknown:
         raise SimulationError(
@@ -262,7 +287,7 @@ def _worst_confidence(program: Program) -> str:
 
 def _warn(program: Program) -> list[str]:
     """Name the collectives whose times nothing measured backs."""
-    doubtful = sorted(set(program.confidences))
+    doubtful = sorted(set(program.exchanges.confidences))
     return [
         f"{collective} on {ranks} ranks: its time is {confidence}, not measured"
         for collective, ranks, confidence in doubtful

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from trioflow.engine.lane_intervals import (
+    LaneIntervals,
+    join_lanes,
+    measure_lanes,
+    merge_lanes,
+    subtract_lanes,
+)  # fmt: skip
 from trioflow.engine.program import COMPUTE_STREAM
 from trioflow.errors import SimulationError
 from trioflow.parallel.task_graph import TaskGraph
@@ -53,57 +62,20 @@ def measure_intervals(intervals: Intervals) -> float:
     return sum((end_s - start_s for start_s, end_s in intervals), 0.0)
 
 
-def select_communication(timeline: pd.DataFrame) -> Intervals:
-    """Return when data moves: collectives, sends and receives, from when both ends are ready [s]."""
-    return _unite(timeline[timeline["kind"].isin(COMMUNICATION_KINDS)])
+def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
+    """Tell which tasks move data [tasks]: collectives, sends and receives, both ends ready."""
+    return timeline["kind"].isin(COMMUNICATION_KINDS).to_numpy(dtype=bool)
 
 
-def select_compute(timeline: pd.DataFrame) -> Intervals:
-    """Return when devices work: compute and memcpy tasks, and host tasks in a compute stream [s].
+def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
+    """Tell which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
 
     A host task in the compute stream keeps the device from its next operator
     (on a CPU the two are one); one in a stream of its own does not.
     """
     kind = timeline["kind"]
     in_the_way = (kind == "host") & (timeline["stream"] == COMPUTE_STREAM)
-    return _unite(timeline[kind.isin(("compute", "memcpy")) | in_the_way])
-
-
-def _unite(timeline: pd.DataFrame) -> Intervals:
-    return merge_intervals(
-        zip(timeline["start_s"].tolist(), timeline["end_s"].tolist(), strict=True)
-    )
-
-
-def summarize_rank(timeline: pd.DataFrame, rank: int) -> dict[str, Any]:
-    """Sum up one rank of a timeline.
-
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
-    rank : int
-        The rank.
-
-    Returns
-    -------
-    dict
-        ``rank``; ``step_time_s``, the end of its last task; ``compute_s``, as
-        ``select_compute``; ``communication_s``, as ``select_communication``;
-        ``exposed_communication_s``, the part of it that no compute of this
-        rank hides; ``busy_s``, time with either. All but the first in seconds.
-    """
-    own = timeline[timeline["rank"] == rank]
-    compute = select_compute(own)
-    communication = select_communication(own)
-    return {
-        "rank": int(rank),
-        "step_time_s": float(own["end_s"].max()) if len(own) else 0.0,
-        "busy_s": measure_intervals(merge_intervals(compute + communication)),
-        "compute_s": measure_intervals(compute),
-        "communication_s": measure_intervals(communication),
-        "exposed_communication_s": measure_intervals(subtract_intervals(communication, compute)),
-    }
+    return (kind.isin(("compute", "memcpy")) | in_the_way).to_numpy(dtype=bool)
 
 
 def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
@@ -120,24 +92,47 @@ def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
         ``step_time_s``, the end of the last task of all (the makespan);
         ``busy_s``, time in which any rank computes or moves data;
         ``compute_s``, ``communication_s``, ``exposed_communication_s`` of the
-        busiest rank; ``per_rank``, ``summarize_rank`` of each; ``ranks``.
+        busiest rank; ``ranks``; and ``per_rank``, a dict for each rank with
+        ``rank``; ``step_time_s``, the end of its last task; ``compute_s`` and
+        ``communication_s``, time with any task of ``select_compute`` and
+        ``select_communication``; ``exposed_communication_s``, the part of the
+        latter that no compute of this rank hides; ``busy_s``, time with
+        either. All times in seconds.
 
     Notes
     -----
     The busiest rank is the one with the largest ``busy_s``, the lowest among
     equals.
     """
-    ranks = sorted(int(rank) for rank in timeline["rank"].unique())
-    per_rank = [summarize_rank(timeline, rank) for rank in ranks]
-    busy = select_compute(timeline) + select_communication(timeline)
+    found, lane = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
+    ranks = len(found)
+    start_s, end_s = (timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
+    compute, communication = (
+        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))
+        for chosen in (select_compute(timeline), select_communication(timeline))
+    )
+    both = merge_lanes(join_lanes(compute, communication))
+    order = np.argsort(lane, kind="stable")
+    firsts = np.searchsorted(lane[order], np.arange(ranks))
+    columns = {
+        "rank": found,
+        "step_time_s": np.maximum.reduceat(end_s[order], firsts) if ranks else end_s,
+        "busy_s": measure_lanes(both, ranks),
+        "compute_s": measure_lanes(compute, ranks),
+        "communication_s": measure_lanes(communication, ranks),
+        "exposed_communication_s": measure_lanes(subtract_lanes(communication, compute), ranks),
+    }
+    values = (column.tolist() for column in columns.values())
+    per_rank = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
     nothing = {"compute_s": 0.0, "communication_s": 0.0, "exposed_communication_s": 0.0}
     busiest = max(per_rank, key=lambda row: row["busy_s"], default=nothing)
+    any_rank = merge_lanes(LaneIntervals(np.zeros_like(both.lane), both.start_s, both.end_s))
     return {
-        "step_time_s": float(timeline["end_s"].max()) if len(timeline) else 0.0,
-        "busy_s": measure_intervals(merge_intervals(busy)),
+        "step_time_s": float(end_s.max(initial=0.0)),
+        "busy_s": float(measure_lanes(any_rank, 1)[0]),
         **{key: busiest[key] for key in nothing},
         "per_rank": per_rank,
-        "ranks": len(ranks),
+        "ranks": ranks,
     }
 
 
@@ -209,7 +204,13 @@ def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
         other ranks that compute at the same moment: 0 none, 1 all.
     """
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())
-    compute = [select_compute(timeline[timeline["rank"] == rank]) for rank in ranks]
+    busy = timeline[select_compute(timeline)]
+    compute: list[Intervals] = []
+    for rank in ranks:
+        rows = busy[busy["rank"] == rank]
+        compute.append(
+            merge_intervals(zip(rows["start_s"].tolist(), rows["end_s"].tolist(), strict=True))
+        )
     shares = []
     for own in compute:
         total = measure_intervals(own)

@@ -10,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
 from trioflow.errors import SimulationError
@@ -19,6 +23,8 @@ from trioflow.network.fair_share import compute_max_min_rates
 from trioflow.network.routing import Router
 
 UNCALIBRATED = "uncalibrated"
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Bound = Literal["time_s", "low_s", "high_s"]
 _SUSPICIOUS = 2.0
 """A time this many times shorter than the links allow is of another machine, or they are."""
@@ -67,13 +73,90 @@ class FlowSpec:
     max_rate_bytes_per_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveFlows:
-    """Flows of one collective and how far their times can be trusted."""
+class FlowShape:
+    """Who sends to whom, and over which links: common to collectives of one kind and group.
 
-    flows: tuple[FlowSpec, ...]
+    Parameters
+    ----------
+    pairs : tuple of (str, str)
+        Source and target node of each flow.
+    router : Router
+        Finds their routes.
+    """
+
+    def __init__(self, pairs: tuple[tuple[str, str], ...], router: Router) -> None:
+        self.pairs, self._router = pairs, router
+
+    @cached_property
+    def routes(self) -> tuple[tuple[int, ...], ...]:
+        """For each flow, the numbers of the links that it crosses."""
+        return tuple(self._router.route(source, target) for source, target in self.pairs)
+
+    @cached_property
+    def slowest_latency_s(self) -> float:
+        """Largest total latency of a route [s]."""
+        return max(self._router.latency_s(source, target) for source, target in self.pairs)
+
+    @cached_property
+    def rates_bytes_per_s(self) -> Floats:
+        """Max-min rate of each flow [flows], all moving and nothing else [bytes/s]."""
+        capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
+        unlimited = [math.inf] * len(self.pairs)
+        return np.array(compute_max_min_rates(self.routes, capacities, unlimited))
+
+    @cached_property
+    def hops(self) -> Ints:
+        """Links of all routes [hops], one route after the other."""
+        return np.array([link for route in self.routes for link in route], dtype=np.int64)
+
+    @cached_property
+    def first_hops(self) -> Ints:
+        """Where the route of each flow begins in ``hops`` [flows + 1]."""
+        lengths = np.array([0, *map(len, self.routes)], dtype=np.int64)
+        return np.cumsum(lengths, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveFlows:
+    """Flows of one collective and how far their times can be trusted.
+
+    Attributes
+    ----------
+    shape : FlowShape
+        Ends and routes of the flows.
+    sizes_bytes, latencies_s, max_rates_bytes_per_s : ndarray
+        Of each flow [flows]; see ``interface.Flow`` [bytes], [s], [bytes/s].
+    confidence : str
+        One of measured, interpolated, extrapolated, uncalibrated.
+    warning : str
+        What the reader must know; empty for nothing.
+    """
+
+    shape: FlowShape
+    sizes_bytes: Floats
+    latencies_s: Floats
+    max_rates_bytes_per_s: Floats
     confidence: str
     warning: str = ""
+
+    @property
+    def flows(self) -> tuple[FlowSpec, ...]:
+        """The flows one by one."""
+        numbers = (self.sizes_bytes, self.latencies_s, self.max_rates_bytes_per_s)
+        columns = (column.tolist() for column in numbers)
+        return tuple(
+            FlowSpec(source, target, size_bytes, latency_s, rate)
+            for (source, target), size_bytes, latency_s, rate in zip(
+                self.shape.pairs, *columns, strict=True
+            )
+        )
+
+    def stretch(self, factor: float) -> CollectiveFlows:
+        """Return them slower by a factor; the links are made narrower by it elsewhere."""
+        return CollectiveFlows(
+            self.shape, self.sizes_bytes, self.latencies_s * factor,
+            self.max_rates_bytes_per_s / factor, self.confidence, self.warning,
+        )  # fmt: skip
 
 
 def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> float:
@@ -151,8 +234,8 @@ class CollectivePlanner:
     ) -> None:
         self._platform, self._cost, self._bound = platform, cost, bound
         self._router = Router(platform.links)
-        self._capacities = [link.bandwidth_bytes_per_s for link in platform.links]
         self._known: dict[tuple[str, int, tuple[int, ...]], CollectiveFlows] = {}
+        self._shapes: dict[tuple[str, tuple[int, ...]], FlowShape] = {}
 
     def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows:
         """Return the flows of one collective.
@@ -202,20 +285,20 @@ class CollectivePlanner:
         ranks = len(group)
         if len(set(group)) != ranks or (collective == "send" and ranks != 2):
             raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
-        pairs = [(name_rank_node(a), name_rank_node(b)) for a, b in _pair(collective, group)]
-        if not pairs:
-            return CollectiveFlows((), "measured")
+        shape = self._shape(collective, group)
+        flows = len(shape.pairs)
+        if not flows:
+            return CollectiveFlows(shape, np.zeros(0), np.zeros(0), np.zeros(0), "measured")
         wire_bytes = compute_wire_bytes(collective, message_bytes, ranks)
         if collective in ("all_to_all", "scatter", "gather"):
             wire_bytes /= (
                 ranks - 1
             )  # one rank's bytes go to, or come from, its partners in equal parts
-        steps_s = count_steps(collective, ranks) * max(
-            self._router.latency_s(source, target) for source, target in pairs
-        )
+        steps_s = count_steps(collective, ranks) * shape.slowest_latency_s
         if self._cost is None:
-            flows = [FlowSpec(a, b, wire_bytes, steps_s) for a, b in pairs]
-            return CollectiveFlows(tuple(flows), UNCALIBRATED)
+            sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
+            unlimited = np.full(flows, math.inf)
+            return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED)
         measured = self._cost.time_s(collective, ranks, message_bytes)
         time_s = float(getattr(measured, self._bound))
         if not 0 <= time_s < math.inf:
@@ -223,34 +306,36 @@ class CollectivePlanner:
                 f"{collective} of {message_bytes} bytes on {ranks} ranks: "
                 f"the cost model says {time_s!r} s"
             )
-        routes = [self._router.route(a, b) for a, b in pairs]
-        rates = compute_max_min_rates(routes, self._capacities, [math.inf] * len(pairs))
-        flows = _fit(pairs, rates, wire_bytes, min(steps_s, time_s), time_s)
+        fitted = _fit(shape.rates_bytes_per_s, wire_bytes, min(steps_s, time_s), time_s)
         warning = ""
-        if steps_s + wire_bytes / min(rates) > _SUSPICIOUS * time_s:
+        if steps_s + wire_bytes / float(shape.rates_bytes_per_s.min()) > _SUSPICIOUS * time_s:
             warning = (
                 f"{collective} on {ranks} ranks was measured more than {_SUSPICIOUS:g} times as fast "
                 f"as the links of {self._platform.name} allow; the measured time is kept"
             )
-        return CollectiveFlows(tuple(flows), measured.confidence, warning)
+        return CollectiveFlows(shape, *fitted, measured.confidence, warning)
+
+    def _shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
+        """Return the shape of a collective, the same one for all that have the same pairs."""
+        kind = collective if collective in ("all_to_all", "scatter", "gather", "reduce") else "ring"
+        kind = "chain" if collective in ("broadcast", "send") else kind
+        if (kind, group) not in self._shapes:
+            pairs = _pair(collective, group)
+            named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
+            self._shapes[kind, group] = FlowShape(named, self._router)
+        return self._shapes[kind, group]
 
 
 def _fit(
-    pairs: list[tuple[str, str]],
-    rates: list[float],
-    wire_bytes: float,
-    latency_s: float,
-    time_s: float,
-) -> list[FlowSpec]:
-    """Give flows the sizes and caps that make them last a time where nothing disturbs them."""
+    rates: Floats, wire_bytes: float, latency_s: float, time_s: float
+) -> tuple[Floats, Floats, Floats]:
+    """Return sizes, latencies and caps that make flows last a time where nothing disturbs them."""
     moving_s = time_s - latency_s
     if moving_s <= 0 or wire_bytes == 0:
-        return [FlowSpec(a, b, 0.0, time_s) for a, b in pairs]
-    flows = []
-    for (source, target), rate in zip(pairs, rates, strict=True):
-        size_bytes = min(wire_bytes, rate * moving_s)
-        flows.append(FlowSpec(source, target, size_bytes, latency_s, size_bytes / moving_s))
-    return flows
+        idle = np.zeros(len(rates))
+        return idle, np.full(len(rates), time_s), np.full(len(rates), math.inf)
+    sizes_bytes = np.minimum(wire_bytes, rates * moving_s)
+    return sizes_bytes, np.full(len(rates), latency_s), sizes_bytes / moving_s
 
 
 def _check_collective(collective: str) -> None:

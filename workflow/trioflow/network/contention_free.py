@@ -32,6 +32,11 @@ class ContentionFreeNetwork:
         self._now_s = 0.0
 
     @property
+    def links(self) -> tuple[Link, ...]:
+        """The directed links."""
+        return self._router.links
+
+    @property
     def link_bytes(self) -> Mapping[tuple[str, str], float]:
         """Bytes that ended flows have moved over each directed link [bytes]."""
         return dict(self._link_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trioflow.hardware.machine import Link
@@ -96,6 +96,11 @@ class FairShareNetwork:
     the same time. A flow's end is computed from its last change of rate, so
     flows that nobody disturbs end at exactly start + latency + size / rate.
 
+    A flow that comes or goes concerns its links, the flows on them, those
+    flows' other links, and so on; only the flows found so are shared anew.
+    That is exact, to the last bit: a flow that shares no link, directly or
+    through others, has the same rate whether or not the others are there.
+
     Events at one time: latencies that end first, then the ends of flows, both
     in the order of ``flow_id``.
     """
@@ -105,9 +110,19 @@ class FairShareNetwork:
         self._capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
         self._waiting: list[tuple[float, int, Flow]] = []
         self._moving: dict[int, _Moving] = {}
+        self._crossing: list[dict[int, None]] = [{} for _ in self._router.links]
+        # Ends as they were when they were computed; one that has changed since is skipped.
+        self._ends: list[tuple[float, int]] = []
+        self._changed_links: dict[int, None] = {}
         self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
         self._now_s = 0.0
-        self._stale = False
+        self.reshared_flows = 0
+        """Rates computed so far: the work of sharing, a flow counted each time."""
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The directed links."""
+        return self._router.links
 
     @property
     def link_bytes(self) -> Mapping[tuple[str, str], float]:
@@ -129,7 +144,12 @@ class FairShareNetwork:
     def next_event_s(self) -> float:
         """Return when a latency or a flow next ends; see ``Network.next_event_s``."""
         self._share()
-        moving_s = min((moving.end_s for moving in self._moving.values()), default=NEVER_S)
+        while self._ends:
+            end_s, key = self._ends[0]
+            if key in self._moving and self._moving[key].end_s == end_s:
+                break
+            heapq.heappop(self._ends)
+        moving_s = self._ends[0][0] if self._ends else NEVER_S
         return min(moving_s, self._waiting[0][0]) if self._waiting else moving_s
 
     def advance(self, time_s: float) -> list[FlowEnd]:
@@ -139,46 +159,78 @@ class FairShareNetwork:
             self._now_s = max(self._now_s, event_s)
             while self._waiting and self._waiting[0][0] <= self._now_s:
                 self._begin(heapq.heappop(self._waiting)[2])
-            done = [key for key, moving in self._moving.items() if moving.end_s <= self._now_s]
-            ends += [FlowEnd(self._now_s, self._finish(key)) for key in sorted(done)]
+            while self._ends and self._ends[0][0] <= self._now_s:
+                end_s, key = heapq.heappop(self._ends)
+                if key in self._moving and self._moving[key].end_s == end_s:
+                    ends.append(FlowEnd(self._now_s, self._finish(key)))
         self._now_s = max(self._now_s, time_s)
         return ends
 
     def _begin(self, flow: Flow) -> None:
         """Let the bytes of a flow move; one without bytes is at its end at once."""
-        route = self._router.route(flow.source, flow.target)
+        route = self._router.route(flow.source, flow.target) if flow.size_bytes else ()
         moving = _Moving(flow, route, self._now_s, flow.size_bytes)
-        if flow.size_bytes == 0:
-            moving.route, moving.end_s = (), self._now_s
-        else:
-            self._stale = True
         self._moving[flow.flow_id] = moving
+        if flow.size_bytes == 0:
+            moving.end_s = self._now_s
+            heapq.heappush(self._ends, (moving.end_s, flow.flow_id))
+        elif not route:
+            self._set_rate(moving, flow.max_rate_bytes_per_s)
+        for link in route:
+            self._crossing[link][flow.flow_id] = None
+            self._changed_links[link] = None
 
     def _finish(self, flow_id: int) -> Flow:
         moving = self._moving.pop(flow_id)
         for link in moving.route:
             ends = self._router.links[link]
             self._link_bytes[ends.source, ends.target] += moving.flow.size_bytes
-        self._stale = self._stale or bool(moving.route)
+            del self._crossing[link][flow_id]
+            self._changed_links[link] = None
         return moving.flow
 
     def _share(self) -> None:
-        """Compute the rates anew where flows came or went, from the current time on."""
-        if not self._stale:
+        """Compute the rates anew that flows which came or went can change, from now on."""
+        if not self._changed_links:
             return
-        self._stale = False
-        sharing = [moving for _, moving in sorted(self._moving.items()) if moving.flow.size_bytes]
+        seen_links: set[int] = set()
+        for link in self._changed_links:
+            if link not in seen_links:
+                self._share_component(self._collect_component(link, seen_links))
+        self._changed_links.clear()
+
+    def _collect_component(self, link: int, seen_links: set[int]) -> Iterable[int]:
+        """Return the flows that share links with those on one link, directly or through others."""
+        found: dict[int, None] = {}
+        todo = [link]
+        seen_links.add(link)
+        while todo:
+            for key in self._crossing[todo.pop()]:
+                if key not in found:
+                    found[key] = None
+                    todo += [one for one in self._moving[key].route if one not in seen_links]
+                    seen_links.update(self._moving[key].route)
+        return found
+
+    def _share_component(self, keys: Iterable[int]) -> None:
+        sharing = [self._moving[key] for key in keys]
         rates = compute_max_min_rates(
             [moving.route for moving in sharing],
             self._capacities,
             [moving.flow.max_rate_bytes_per_s for moving in sharing],
         )
+        self.reshared_flows += len(sharing)
         for moving, rate in zip(sharing, rates, strict=True):
             # A flow whose rate stays is left alone: its end keeps its exact bits.
             if rate != moving.rate_bytes_per_s:
-                gone_s = self._now_s - moving.since_s
-                if gone_s > 0:
-                    moved_bytes = gone_s * moving.rate_bytes_per_s
-                    moving.left_bytes = max(0.0, moving.left_bytes - moved_bytes)
-                moving.since_s, moving.rate_bytes_per_s = self._now_s, rate
-                moving.end_s = self._now_s + moving.left_bytes / rate
+                self._set_rate(moving, rate)
+
+    def _set_rate(self, moving: _Moving, rate_bytes_per_s: float) -> None:
+        """Let a flow go on at another rate from now on."""
+        gone_s = self._now_s - moving.since_s
+        if gone_s > 0:
+            moved_bytes = gone_s * moving.rate_bytes_per_s
+            moving.left_bytes = max(0.0, moving.left_bytes - moved_bytes)
+        moving.since_s, moving.rate_bytes_per_s = self._now_s, rate_bytes_per_s
+        moving.end_s = self._now_s + moving.left_bytes / rate_bytes_per_s
+        heapq.heappush(self._ends, (moving.end_s, moving.flow.flow_id))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
 
 
 class Router:
-    """Finds and remembers one route for every pair of nodes.
+    """Finds and remembers one route for every pair of nodes that asks for one.
 
     Parameters
     ----------
@@ -22,14 +22,33 @@ class Router:
     The route has the smallest total latency; among equals the fewest hops;
     among those the one whose list of node names comes first. Bandwidth has
     no say: a wide detour does not delay small messages.
+
+    A node with one way out, or one way in, has no choice there, so the search
+    runs between its neighbours: the ranks below one switch share a search. A
+    search goes no further than the nodes asked for and is taken up again
+    where it stopped.
     """
 
     def __init__(self, links: Iterable[Link]) -> None:
         self.links = tuple(links)
         self._outgoing: dict[str, list[int]] = {}
+        incoming: dict[str, list[int]] = {}
         for index, link in enumerate(self.links):
             self._outgoing.setdefault(link.source, []).append(index)
-        self._routes: dict[str, dict[str, tuple[int, ...]]] = {}
+            incoming.setdefault(link.target, []).append(index)
+        self._direct = {(link.source, link.target): i for i, link in enumerate(self.links)}
+        self._shortest_s = {
+            node: min(self.links[index].latency_s for index in indices)
+            for node, indices in self._outgoing.items()
+        }
+        self._way_out = {node: ways[0] for node, ways in self._outgoing.items() if len(ways) == 1}
+        self._way_in = {node: ways[0] for node, ways in incoming.items() if len(ways) == 1}
+        self._onward = {
+            node: [index for index in indices if not self._is_dead_end(self.links[index].target)]
+            for node, indices in self._outgoing.items()
+        }
+        self._searches: dict[str, _Search] = {}
+        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links from a node to another, in order.
@@ -43,33 +62,95 @@ class Router:
         """
         if source == target:
             return ()
-        if source not in self._routes:
-            self._routes[source] = self._search(source)
-        found = self._routes[source].get(target)
+        found = self._routes.get((source, target))
         if found is None:
-            raise SimulationError(
-                f"no route leads from {source} to {target}; add the missing links to the platform"
-            )
+            found = self._routes[source, target] = self._find(source, target)
         return found
 
     def latency_s(self, source: str, target: str) -> float:
         """Return the total latency of a route [s]."""
         return sum((self.links[index].latency_s for index in self.route(source, target)), 0.0)
 
-    def _search(self, source: str) -> dict[str, tuple[int, ...]]:
-        """Find the routes from one node to all others (Dijkstra's algorithm)."""
-        routes: dict[str, tuple[int, ...]] = {}
-        # An entry is compared by latency, hops and names; links follow from the names.
-        heap: list[tuple[float, int, tuple[str, ...], tuple[int, ...]]]
-        heap = [(0.0, 0, (source,), ())]
-        while heap:
-            latency_s, hops, names, indices = heapq.heappop(heap)
-            if names[-1] in routes:
+    def _is_dead_end(self, node: str) -> bool:
+        """Tell whether a node leads only back to where it is entered from."""
+        way_in = self._way_in.get(node)
+        if way_in is None:
+            return False
+        entry = self.links[way_in].source
+        return all(self.links[index].target == entry for index in self._outgoing.get(node, ()))
+
+    def _find(self, source: str, target: str) -> tuple[int, ...]:
+        direct = self._direct.get((source, target))
+        if direct is not None and self.links[direct].latency_s <= self._shortest_s[source]:
+            return (direct,)
+        head: tuple[int, ...] = ()
+        tail: tuple[int, ...] = ()
+        inner_source, inner_target = source, target
+        if source in self._way_out:
+            head = (self._way_out[source],)
+            inner_source = self.links[head[0]].target
+        if inner_source != inner_target and target in self._way_in:
+            tail = (self._way_in[target],)
+            inner_target = self.links[tail[0]].source
+        if inner_source == inner_target:
+            return head + tail
+        if inner_source not in self._searches:
+            self._searches[inner_source] = _Search(self.links, self._onward, inner_source)
+        middle = self._searches[inner_source].route(inner_target)
+        if middle is None:
+            raise SimulationError(
+                f"no route leads from {source} to {target}; add the missing links to the platform"
+            )
+        return head + middle + tail
+
+
+class _Search:
+    """Dijkstra's algorithm from one node, as far as it was needed."""
+
+    def __init__(
+        self, links: Sequence[Link], onward: Mapping[str, Sequence[int]], source: str
+    ) -> None:
+        self._links, self._onward = links, onward
+        self._entry: dict[str, int] = {}
+        self._best: dict[str, tuple[float, int]] = {source: (0.0, 0)}
+        self._settled: set[str] = set()
+        self._heap: list[tuple[float, int, str]] = [(0.0, 0, source)]
+
+    def route(self, target: str) -> tuple[int, ...] | None:
+        """Return the links to a node, or None where none lead there."""
+        while target not in self._settled:
+            if not self._heap:
+                return None
+            self._settle(*heapq.heappop(self._heap))
+        indices: list[int] = []
+        while target in self._entry:
+            indices.append(self._entry[target])
+            target = self._links[indices[-1]].source
+        return tuple(reversed(indices))
+
+    def _settle(self, latency_s: float, hops: int, node: str) -> None:
+        if node in self._settled:
+            return
+        self._settled.add(node)
+        for index in self._onward.get(node, ()):
+            link = self._links[index]
+            if link.target in self._settled:
                 continue
-            routes[names[-1]] = indices
-            for index in self._outgoing.get(names[-1], ()):
-                link = self.links[index]
-                if link.target not in routes:
-                    entry = (latency_s + link.latency_s, hops + 1, (*names, link.target))
-                    heapq.heappush(heap, (*entry, (*indices, index)))
-        return routes
+            reached = (latency_s + link.latency_s, hops + 1)
+            known = self._best.get(link.target)
+            if known is None or reached < known:
+                heapq.heappush(self._heap, (*reached, link.target))
+            elif known < reached or not self._comes_first(node, link.target):
+                continue
+            self._best[link.target], self._entry[link.target] = reached, index
+
+    def _comes_first(self, node: str, target: str) -> bool:
+        """Tell whether names on the way over a node come before those on the known way."""
+        one, other = node, self._links[self._entry[target]].source
+        first = False
+        # Both ways have as many hops; of their differences the one next to the source decides.
+        while one != other:
+            first = one < other
+            one = self._links[self._entry[one]].source
+            other = self._links[self._entry[other]].source
+        return first

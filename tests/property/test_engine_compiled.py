@@ -1,0 +1,223 @@
+"""The compiled engine equals the plain one: the same bits, and the same words on deadlocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from trioflow.engine.compiled import run_compiled
+from trioflow.engine.execution import Execution
+from trioflow.engine.lane_intervals import (
+    LaneIntervals,
+    join_lanes,
+    measure_lanes,
+    merge_lanes,
+    subtract_lanes,
+)  # fmt: skip
+from trioflow.engine.program import build_program
+from trioflow.engine.reference import run_reference
+from trioflow.engine.simulate import NETWORKS
+from trioflow.engine.timeline import measure_intervals, merge_intervals, subtract_intervals
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.topology import BUILDERS
+from trioflow.network.collectives import CollectivePlanner
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+
+RANKS = 5
+STREAMS = ("compute", "copy", "communication", "send")
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "scatter",
+    "gather",
+)  # fmt: skip
+
+
+@dataclass
+class Measured:
+    time_s: float
+    low_s: float = 0.0
+    high_s: float = 0.0
+    confidence: str = "measured"
+
+
+@dataclass
+class Cost:
+    """A measured cost, so that flows have caps and sizes that are no round numbers."""
+
+    factor: float
+
+    def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
+        return Measured(self.factor * (0.001 * ranks + 0.0007 * message_bytes))
+
+
+def make_platform(builder: str, latency_s: float) -> Platform:
+    tree = {"ranks_per_bridge": 2, "bridge_bandwidth_bytes_per_s": 700.0, "bridge_latency_s": 0.0}
+    links: list[Link] = list(
+        BUILDERS[builder](RANKS, 1000.0, latency_s, **(tree if builder == "pcie_tree" else {}))
+    )
+    return Platform(builder, Device("chip", "gpu", 10**9, {}), RANKS, tuple(links))
+
+
+# Few different values, so that many events share a time; and some that divide nothing.
+durations = st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.0, 1 / 3, 0.7])
+sizes = st.sampled_from([0, 1000, 1000, 777, 4000])
+groups = st.lists(st.integers(0, RANKS - 1), min_size=1, max_size=RANKS, unique=True)
+steps = st.one_of(
+    st.tuples(st.just("task"), st.integers(0, RANKS - 1), st.sampled_from(STREAMS), durations),
+    st.tuples(st.just("message"), st.permutations(range(RANKS)), st.sampled_from(STREAMS), sizes),
+    st.tuples(st.sampled_from(COLLECTIVES), groups, st.sampled_from(STREAMS), sizes),
+    st.tuples(st.just("timed"), groups, st.sampled_from(STREAMS), durations),
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> TaskGraph:
+    """Draw tasks in one order for all ranks, then swap some rows, after which they may deadlock."""
+    builder = TaskGraphBuilder()
+    made = 0
+    for kind, where, stream, amount in draw(st.lists(steps, min_size=1, max_size=16)):
+        after = draw(st.lists(st.integers(0, made - 1), max_size=3)) if made else []
+        match = builder.new_match()
+        if kind == "task":
+            made = 1 + builder.add(where, stream, "compute", "op", duration_s=amount, after=after)
+        elif kind == "message":
+            fields: dict[str, Any] = {"message_bytes": amount, "match_id": match, "after": after}
+            builder.add(where[0], stream, "send", "send", peer=where[1], **fields)
+            made = 1 + builder.add(where[1], stream, "recv", "recv", peer=where[0], **fields)
+        else:
+            fields = {"message_bytes": amount} if kind != "timed" else {"duration_s": amount}
+            name = kind if kind != "timed" else "all_reduce"
+            for rank in where:
+                made = 1 + builder.add(
+                    rank, stream, "collective", name, match_id=match, after=after,
+                    group=",".join(map(str, where)), **fields,
+                )  # fmt: skip
+    graph = builder.build()
+    count = len(graph.tasks)
+    order = list(range(count))
+    for one, other in draw(st.lists(st.tuples(*[st.integers(0, count - 1)] * 2), max_size=2)):
+        order[one], order[other] = order[other], order[one]
+    places = np.argsort(order)
+    graph.tasks = graph.tasks.iloc[order].reset_index(drop=True)
+    graph.tasks["task_id"] = pd.Series(range(count), dtype="Int64")
+    graph.dependencies = graph.dependencies.map(lambda task: int(places[task]))
+    return graph
+
+
+def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any) -> Execution:
+    """Run a graph on both engines and return what both say, or raise what both raise."""
+    planner = CollectivePlanner(platform, options.pop("cost", None))
+    program = build_program(graph, planner, ranks=RANKS, **options)
+    said: list[Execution | str] = []
+    for run in (run_reference, run_compiled):
+        try:
+            said.append(run(program, NETWORKS[network](platform.links)))
+        except SimulationError as problem:
+            said.append(str(problem))
+    plain, compiled = said
+    if isinstance(plain, str) or isinstance(compiled, str):
+        assert plain == compiled
+        raise SimulationError(str(plain))
+    for one, other in ((plain.start_s, compiled.start_s), (plain.end_s, compiled.end_s)):
+        assert one.tobytes() == other.tobytes()
+    assert plain.events == compiled.events == program.events
+    assert plain.link_bytes == compiled.link_bytes
+    assert plain.reshared_flows == compiled.reshared_flows
+    return plain
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    graphs(),
+    st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree"]),
+    st.sampled_from([0.0, 1 / 64, 0.013]),
+    st.sampled_from(sorted(NETWORKS)),
+    st.sampled_from([None, Cost(0.3), Cost(3.0)]),
+    st.sampled_from([1.0, 0.7]),
+)
+def test_both_engines_say_the_same(
+    graph: TaskGraph,
+    builder: str,
+    latency_s: float,
+    network: str,
+    cost: Cost | None,
+    scale: float,
+) -> None:
+    platform = make_platform(builder, latency_s)
+    try:
+        run_both(graph, platform, network, cost=cost, communication_scale=scale)
+        event("ran")
+    except SimulationError as problem:
+        event("deadlocked")
+        assert str(problem).startswith("deadlock: ")
+
+
+def test_both_engines_say_the_same_of_many_ranks_with_many_flows_under_way() -> None:
+    """Slots and heaps of thousands of flows, over links that several of them share."""
+    generator = np.random.default_rng(7)
+    builder = TaskGraphBuilder()
+    for _ in range(60):
+        match, group = builder.new_match(), generator.permutation(RANKS)
+        name = str(generator.choice(COLLECTIVES))
+        for rank in group.tolist():
+            builder.add(
+                rank, f"s{generator.integers(6)}", "collective", name, match_id=match,
+                group=",".join(map(str, group)), message_bytes=int(generator.integers(5000)),
+            )  # fmt: skip
+    graph = builder.build()
+    sizes_bytes = graph.tasks.groupby("match_id")["message_bytes"].transform("max")
+    graph.tasks["message_bytes"] = sizes_bytes
+    # One stream a match on every rank, so that nothing waits for another order.
+    graph.tasks["stream"] = "s" + (graph.tasks["match_id"] % 6).astype("str")
+    for builder_name in ("ring", "pcie_tree"):
+        execution = run_both(graph, make_platform(builder_name, 0.01), "fair_share")
+        assert execution.reshared_flows > 10 * len(graph.tasks)
+
+
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_empty_graph(network: str) -> None:
+    execution = run_both(TaskGraphBuilder().build(), make_platform("ring", 0.0), network)
+    assert (execution.events, len(execution.end_s)) == (0, 0)
+
+
+times = st.integers(0, 12).map(lambda k: k / 7)
+lanes_of_intervals = st.lists(st.tuples(st.integers(0, 2), times, times), max_size=12)
+
+
+def to_lanes(rows: list[tuple[int, float, float]]) -> LaneIntervals:
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    return LaneIntervals(
+        np.array(columns[0], dtype=np.int64), *(np.array(one, dtype=float) for one in columns[1:])
+    )
+
+
+@settings(deadline=None)
+@given(lanes_of_intervals, lanes_of_intervals)
+def test_intervals_of_lanes_equal_those_of_lists(
+    ones: list[tuple[int, float, float]], others: list[tuple[int, float, float]]
+) -> None:
+    one, other = merge_lanes(to_lanes(ones)), merge_lanes(to_lanes(others))
+    found = {
+        "one": one,
+        "rest": subtract_lanes(one, other),
+        "both": merge_lanes(join_lanes(one, other)),
+    }
+    for lane in range(3):
+        merged = merge_intervals((a, b) for at, a, b in ones if at == lane)
+        taken = merge_intervals((a, b) for at, a, b in others if at == lane)
+        expected = {
+            "one": merged,
+            "rest": subtract_intervals(merged, taken),
+            "both": merge_intervals([*merged, *taken]),
+        }
+        for name, intervals in found.items():
+            own = intervals.lane == lane
+            starts, ends = intervals.start_s[own].tolist(), intervals.end_s[own].tolist()
+            assert list(zip(starts, ends, strict=True)) == expected[name]
+            measured = measure_lanes(intervals, 3).tolist()
+            assert measured[lane] == measure_intervals(expected[name])

@@ -1,0 +1,331 @@
+"""Exchanges: tasks that start and end together, and what they put on the network."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.errors import SimulationError
+from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
+from trioflow.tables import records
+
+TIMED_KINDS = ("compute", "memcpy", "host")
+"""Kinds of task whose duration the graph states."""
+
+SEND, RECV, COLLECTIVE, OTHER = range(4)
+_NONE = -1
+_NULL = int(np.iinfo(np.int64).min)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Exchanges:
+    """Tasks that start and end together: a collective's members, or a send and its recv.
+
+    Attributes
+    ----------
+    of_task : ndarray of int
+        Exchange that each task is a member of, -1 for none [tasks].
+    members : ndarray of int
+        Their ``task_id``, ascending, one exchange after the other [members].
+    first_members : ndarray of int
+        Where the members of each begin in ``members`` [exchanges + 1].
+    plans : list of CollectiveFlows
+        What exchanges put on the network; one with flows ends with its last flow.
+    plan_of : ndarray of int
+        Plan of each exchange, -1 for none [exchanges].
+    durations_s : ndarray of float
+        How long each one lasts where there are no flows [exchanges] [s].
+    confidences : list of (str, int, str)
+        Collective, ranks and confidence of every plan with flows.
+    warnings : list of str
+        What the reader must know, without repeats.
+    """
+
+    of_task: Ints
+    members: Ints
+    first_members: Ints
+    plans: list[CollectiveFlows]
+    plan_of: Ints
+    durations_s: Floats
+    confidences: list[tuple[str, int, str]]
+    warnings: list[str]
+
+    @property
+    def flow_counts(self) -> Ints:
+        """Flows of each exchange [exchanges]."""
+        counts = [len(plan.sizes_bytes) for plan in self.plans]
+        return np.array([*counts, 0], dtype=np.int64)[self.plan_of]
+
+
+def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float) -> Exchanges:
+    """Join the tasks of one ``match_id`` into exchanges, and check that they fit.
+
+    Parameters
+    ----------
+    tasks : DataFrame
+        Columns of ``tables.TASKS``, numbered row by row.
+    planner : CollectivePlanner
+        Turns exchanges into flows; asked once for each different one.
+    scale : float
+        Factor on every communication time.
+
+    Raises
+    ------
+    SimulationError
+        When the members of an exchange do not fit together, or it has
+        neither a size nor durations.
+    """
+    rows = _Rows(tasks)
+    for match in np.flatnonzero(rows.find_suspects()).tolist():
+        check_match(records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]]))
+    of_task = np.full(len(tasks), _NONE, dtype=np.int64)
+    of_task[rows.task] = rows.match
+    begin = rows.first[:-1]
+    timed = rows.size[begin] == _NULL
+    durations_s = np.zeros(len(begin))
+    if timed.any():
+        durations_s[timed] = np.maximum.reduceat(rows.duration_s, begin)[timed] * scale
+    plan_of = np.full(len(begin), _NONE, dtype=np.int64)
+    codes = _number(rows.word[begin], rows.size[begin], rows.find_groups())[~timed]
+    plan_of[~timed] = pd.factorize(codes)[0]
+    plans: list[CollectiveFlows] = []
+    confidences: list[tuple[str, int, str]] = []
+    for match in np.unique(plan_of, return_index=True)[1][int(timed.any()) :].tolist():
+        collective, group = rows.read_group(match)
+        plan = planner.build(collective, int(rows.size[begin[match]]), group).stretch(scale)
+        plans.append(plan)
+        if len(plan.sizes_bytes):
+            confidences.append((collective, len(group), plan.confidence))
+    warnings = list(dict.fromkeys(plan.warning for plan in plans if plan.warning))
+    return Exchanges(
+        of_task, rows.task, rows.first, plans, plan_of, durations_s, confidences, warnings
+    )
+
+
+def _number(*columns: Ints) -> Ints:
+    """Give equal rows of some columns equal numbers, in the order in which they first appear."""
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        part, found = pd.factorize(column)
+        codes = pd.factorize(codes * (len(found) + 1) + part)[0]
+    return codes
+
+
+class _Rows:
+    """The tasks of exchanges as columns, match by match in the order in which these appear."""
+
+    def __init__(self, tasks: pd.DataFrame) -> None:
+        kinds, kind_names = pd.factorize(tasks["kind"])
+        known = {"send": SEND, "recv": RECV, "collective": COLLECTIVE}
+        known |= dict.fromkeys(TIMED_KINDS, _NONE)
+        kind = np.array([known.get(str(name), OTHER) for name in kind_names], dtype=np.int64)[kinds]
+        task = np.flatnonzero(kind != _NONE)
+        absent = tasks["match_id"].isna().to_numpy(dtype=bool)[task]
+        if absent.any():
+            row = records(tasks.iloc[[task[int(np.argmax(absent))]]])[0]
+            raise SimulationError(f"{_name(row)} has no match_id, so nothing can join it")
+        # Columns of text are not cut down to these rows, since that would copy the texts.
+        match_ids = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NULL)[task]
+        match = pd.factorize(match_ids)[0]
+        order = np.argsort(match, kind="stable")
+        self.task, self.match = task[order], match[order].astype(np.int64)
+        self.first = np.zeros(int(match.max(initial=-1)) + 2, dtype=np.int64)
+        np.cumsum(np.bincount(match), out=self.first[1:])
+        self.kind = kind[self.task]
+        self.rank, self.size, self.peer = (
+            tasks[column].to_numpy(dtype=np.int64, na_value=_NULL)[self.task]
+            for column in ("rank", "message_bytes", "peer")
+        )
+        self.duration_s = tasks["duration_s"].to_numpy(np.float64, na_value=math.nan)[self.task]
+        self.name, names = _read_codes(tasks["name"], self.task)
+        self.group, groups = _read_codes(tasks["group"], self.task)
+        # A collective's name begins with the word that says which one it is.
+        words = pd.factorize(np.array([*(_first_word(name) for name in names), ""], dtype=object))
+        self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
+        self._words: list[str] = list(words[1])
+        self._groups = [_read_group(text) for text in groups]
+
+    def find_groups(self) -> Ints:
+        """Return a number for the group of each match, equal for equal ones [matches]."""
+        sender, receiver = self._find_ends()
+        ends = self.rank[sender] * (int(self.rank.max(initial=0)) + 1) + self.rank[receiver]
+        begin = self.first[:-1]
+        joined = len(self._groups) + ends
+        return np.where(self.kind[begin] == COLLECTIVE, self.group[begin], joined)
+
+    def read_group(self, match: int) -> tuple[str, tuple[int, ...]]:
+        """Return the collective and the group of a match that is known to fit."""
+        row = self.first[match]
+        if self.kind[row] == COLLECTIVE:
+            group = self._groups[self.group[row]]
+            return self._words[self.word[row]], group or ()
+        ends = self.rank[row : self.first[match + 1]].tolist()
+        return "send", tuple(ends if self.kind[row] == SEND else ends[::-1])
+
+    def find_suspects(self) -> Flags:
+        """Tell which matches must be looked at one by one [matches]."""
+        begin = self.first[:-1]
+        if not len(begin):
+            return np.zeros(0, dtype=bool)
+        collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
+        fits = self._agree(self.size) & np.where(
+            collective, self._agree(self.name) & self._fit_groups(), self._fit_messages()
+        )
+        lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
+        wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
+        timed = self.size[begin] == _NULL
+        suspects: Flags = ~fits | (timed == lacking) | (timed & wrong)
+        return suspects
+
+    def _least(self, column: Ints) -> Ints:
+        return np.minimum.reduceat(column, self.first[:-1])
+
+    def _agree(self, column: Ints) -> Flags:
+        """Tell in which matches all rows have the same value [matches]."""
+        equal: Flags = self._least(column) == np.maximum.reduceat(column, self.first[:-1])
+        return equal
+
+    def _fit_groups(self) -> Flags:
+        """Tell which matches have one task on each rank of the group that all name [matches]."""
+        begin, counts = self.first[:-1], np.diff(self.first)
+        lengths = np.array([*(-1 if g is None else len(g) for g in self._groups), -1])
+        group = self.group[begin]
+        fits: Flags = self._agree(self.group) & (lengths[group] == counts)
+        # Compare the sorted ranks with the sorted group, where their numbers agree.
+        ranks = np.concatenate([sorted(g or ()) for g in self._groups] or [[]]).astype(np.int64)
+        starts = np.zeros(len(lengths), dtype=np.int64)
+        np.cumsum(np.maximum(lengths[:-1], 0), out=starts[1:])
+        present = self.rank[np.lexsort((self.rank, self.match))]
+        row = np.flatnonzero(fits[self.match])
+        place = row - begin[self.match[row]]
+        different = ranks[starts[self.group[row]] + place] != present[row]
+        fits[self.match[row[different]]] = False
+        return fits
+
+    def _fit_messages(self) -> Flags:
+        """Tell which matches are a send and a recv that name each other, or nobody [matches]."""
+        pairs: Flags = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
+        pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
+        one, other = self._find_ends()
+        for here, there in ((one, other), (other, one)):
+            pairs &= (self.peer[here] == _NULL) | (self.peer[here] == self.rank[there])
+        return pairs
+
+    def _find_ends(self) -> tuple[Ints, Ints]:
+        """Return the rows of sender and receiver, where a match has one of each [matches]."""
+        one = self.first[:-1]
+        other = np.minimum(one + 1, max(len(self.kind) - 1, 0))
+        forward = self.kind[one] == SEND
+        return np.where(forward, one, other), np.where(forward, other, one)
+
+
+def _read_codes(column: pd.Series[str], rows: Ints) -> tuple[Ints, list[str]]:
+    codes, found = pd.factorize(column)
+    return codes[rows].astype(np.int64), [str(text) for text in found]
+
+
+def _first_word(name: str) -> str:
+    return (name.split(maxsplit=1) or [""])[0]
+
+
+def _read_group(text: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(rank) for rank in text.split(","))
+    except ValueError:
+        return None
+
+
+def check_match(members: list[dict[str, Any]]) -> None:
+    """Check the tasks of one match, row by row.
+
+    Parameters
+    ----------
+    members : list of dict
+        Rows of ``tables.TASKS`` with a common ``match_id``; None for nulls.
+
+    Raises
+    ------
+    SimulationError
+        When they do not fit together; names them.
+    """
+    match = members[0]["match_id"]
+    kinds = sorted({str(member["kind"]) for member in members})
+    if kinds == ["collective"]:
+        collective = _check_collective(match, members)
+    elif set(kinds) <= {"send", "recv"}:
+        collective = "send"
+        _check_message(match, members)
+    else:
+        raise SimulationError(
+            f"match {match} joins tasks of the kinds {', '.join(kinds)}: "
+            + "; ".join(_name(member) for member in members)
+        )
+    if len({member["message_bytes"] for member in members}) > 1:
+        raise SimulationError(
+            f"the sizes of one {collective} differ: "
+            + "; ".join(f"{_name(m)} has {m['message_bytes']} bytes" for m in members)
+        )
+    durations = [member["duration_s"] for member in members]
+    if (members[0]["message_bytes"] is None) == (None in durations):
+        raise SimulationError(
+            f"{_name(members[0])} needs either message_bytes or, on every member, duration_s"
+        )
+    for member in members:
+        if member["message_bytes"] is None and not 0 <= member["duration_s"] < math.inf:
+            raise SimulationError(
+                f"{_name(member)} has the duration {member['duration_s']}; "
+                "a collective or message needs one in seconds, or message_bytes"
+            )
+
+
+def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
+    """Return the collective, when all members agree."""
+    for column in ("group", "name"):
+        if len({member[column] for member in members}) > 1:
+            raise SimulationError(
+                f"the members of match {match} differ in their {column}: "
+                + "; ".join(f"{_name(m)} has {m[column]}" for m in members)
+            )
+    group = _read_group(str(members[0]["group"]))
+    if group is None:
+        raise SimulationError(
+            f"{_name(members[0])} has the group {members[0]['group']!r}; "
+            "write its ranks joined by commas"
+        )
+    present = [int(member["rank"]) for member in members]
+    missing = sorted(set(group) - set(present))
+    if missing or sorted(present) != sorted(group):
+        raise SimulationError(
+            f"the group {list(group)} of match {match} does not match its tasks: "
+            + (f"rank {', '.join(map(str, missing))} never joins; " if missing else "")
+            + "; ".join(_name(member) for member in members)
+        )
+    return _first_word(str(members[0]["name"]))
+
+
+def _check_message(match: int, members: list[dict[str, Any]]) -> None:
+    """Check that there is one sender and one receiver."""
+    if sorted(str(member["kind"]) for member in members) != ["recv", "send"]:
+        raise SimulationError(
+            f"match {match} needs one send and one recv and has "
+            + "; ".join(f"the {member['kind']} {_name(member)}" for member in members)
+        )
+    send, recv = sorted(members, key=lambda member: str(member["kind"]), reverse=True)
+    for one, other in ((send, recv), (recv, send)):
+        if one["peer"] is not None and int(one["peer"]) != int(other["rank"]):
+            raise SimulationError(
+                f"{_name(one)} has the peer {one['peer']} and is matched with {_name(other)}"
+            )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"task {row['task_id']} '{row['name']}' of rank {row['rank']}"
