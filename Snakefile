@@ -1,9 +1,8 @@
 # trioflow: from an operator trace of one rank, predict the training step of many.
 #
 # snakemake            everything, up to results/report/index.html
-# snakemake traces     one stage and what it needs: traces, operator_tables, cost_models,
-#                      partitions, measurements, task_graphs, timelines
-# snakemake published_traces, data   public data: needs a network or a mirror (docs/data.md)
+# snakemake traces     one stage and what it needs; all stages stand below as localrules
+# snakemake validation, published_traces, data   public data: a network or a mirror (docs/data.md)
 
 from snakemake.utils import min_version
 from trioflow.provenance import read_json
@@ -38,6 +37,7 @@ include: "rules/measure.smk"
 include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
 include: "rules/report.smk"
+include: "rules/validate.smk"
 
 
 localrules:

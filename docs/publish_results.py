@@ -1,6 +1,6 @@
-"""Carry a finished run into the repository: README's figure and table, and the shipped example.
+"""Carry a finished run into the repository: README's figure and tables, and the shipped example.
 
-Reads ``results/`` as `make reproduce` left it. Writes README.md between its
+Reads ``results/`` as `make reproduce` left it and, where it was run, `snakemake validation`. Writes README.md between its
 markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
 and the platform, under the name of the kind of machine they were measured on.
 """
@@ -11,9 +11,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from trioflow.costmodel.validation_tables import read_validation_table
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.provenance import read_json, write_json
-from trioflow.report.readme import update_readme
+from trioflow.report.readme import update_readme, update_validation
 from trioflow.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +31,13 @@ def publish_readme() -> None:
     shutil.copyfile(RESULTS / "report" / "figures" / figure.name, figure)
     errors = read_table(RESULTS / "report" / "error.parquet", "errors")
     update_readme(ROOT / "README.md", errors, figure)
+
+
+def publish_validation() -> None:
+    """Rewrite the table of the cost models' validation, where a run has judged them."""
+    summary = RESULTS / "report" / "validation.parquet"
+    if summary.is_file():
+        update_validation(ROOT / "README.md", read_validation_table(summary, "summary"))
 
 
 def publish_example() -> None:
@@ -51,6 +59,7 @@ def publish_example() -> None:
 def main() -> None:
     """Publish a finished run."""
     publish_readme()
+    publish_validation()
     publish_example()
 
 

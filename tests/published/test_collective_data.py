@@ -14,7 +14,11 @@ from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, read_public_samples
 from trioflow.costmodel.published_collectives import FILE, PLATFORMS, fit_published
-from trioflow.costmodel.validate_collectives import validate_collectives
+from trioflow.costmodel.validate_collectives import (
+    describe_case,
+    parse_case,
+    validate_collectives,
+)
 from trioflow.datasets.catalogue import load_catalogue
 
 # As published: time [us] and bus bandwidth [GB/s] of half-precision all-reduces (A100: NCCL 2.27.3,
@@ -109,6 +113,11 @@ def test_rebuilt_models_are_the_shipped_ones(name: str, mirror: Path, tmp_path: 
 @pytest.fixture(scope="module")
 def validation(mirror: Path) -> pd.DataFrame:
     return validate_collectives(mirror)
+
+
+def test_every_case_says_what_was_sent(validation: pd.DataFrame) -> None:
+    for case in sorted(set(validation["case"])):
+        assert describe_case(*parse_case(case)) == case
 
 
 def test_validation_fits_its_table_and_names_every_model(validation: pd.DataFrame) -> None:

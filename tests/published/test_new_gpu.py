@@ -16,9 +16,9 @@ from trioflow.costmodel.validate_new_gpu import (
     RESNET50,
     RULES,
     SET,
-    summarise_validation,
     validate_new_gpu,
 )
+from trioflow.costmodel.validation_scores import score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
@@ -86,7 +86,7 @@ def test_every_pair_is_judged_by_every_rule(judged: pd.DataFrame) -> None:
 
 
 def test_our_rule_reaches_the_aim_and_beats_the_others(judged: pd.DataFrame) -> None:
-    found = summarise_validation(judged)
+    found = score_cases(judged, ["group", "quantity", "model"])
     for group in ("train", "train forward", "train backward", "inf"):
         part = found[(found["group"] == group) & (found["quantity"] == "operator_sum")]
         errors = part.set_index("model")["mean_absolute_error"]

@@ -13,6 +13,7 @@ from trioflow import tables
 from trioflow.costmodel.baselines import ProportionalModel
 from trioflow.costmodel.benchmarks import TEST, TRAIN, load_benchmarks
 from trioflow.costmodel.device_fit import DeviceData, fit_device_data
+from trioflow.costmodel.diagnostics import diagnose_published
 from trioflow.costmodel.operator_cases import resize
 from trioflow.costmodel.operator_rows import sized_rows
 from trioflow.costmodel.operators import OperatorCostModel, load_operator_model
@@ -24,6 +25,7 @@ from trioflow.costmodel.published_models import (
 )
 from trioflow.costmodel.validate_operators import validate_batch_change
 from trioflow.costmodel.validation_scores import score_cases
+from trioflow.costmodel.validation_tables import read_validation_table, write_validation_table
 from trioflow.provenance import read_json
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
@@ -132,7 +134,20 @@ def test_batch_change_on_one_gpu(mirror):
     assert error["operator_sum", "proportional"] > 3 * error["operator_sum", "shipped"]
     assert error["end_to_end", "shipped"] < error["end_to_end", "recorded"] + 0.02
     assert scores.loc[("operator_sum", "shipped"), "coverage"] >= 0.75
-    assert scores.loc[("operator_sum", "shipped"), "mean_width"] < 0.2
+    assert scores.loc[("operator_sum", "shipped"), "mean_relative_width"] < 0.2
+
+
+def test_every_class_of_a_gpu_is_diagnosed_by_models_that_did_not_see_it(mirror, tmp_path):
+    operators, classes = diagnose_published(mirror, devices=[A100])
+    for frame, name in ((operators, "diagnosed operators"), (classes, "diagnosed classes")):
+        write_validation_table(frame, name, tmp_path / name)
+        assert len(read_validation_table(tmp_path / name, name)) == len(frame)
+    gemm = operators[operators["operator_class"] == "gemm"]
+    assert set(gemm["workload"]) == {"bert_large", "gpt2_large", "gpt3_27", "gpt3_xl"}
+    assert 0.005 < gemm["relative_error"].abs().median() < 0.1
+    largest = classes.sort_values("time_share").iloc[-1]
+    assert (largest["operator_class"], largest["driver"]) == ("gemm", "flop")
+    assert 0 < largest["held_out_absolute_error"] < 0.1
 
 
 def test_busy_time_of_a_convolutional_network_at_four_times_the_batch(devices):

@@ -1,12 +1,17 @@
-"""The part of the README that is rewritten from the error table."""
+"""The parts of the README that are rewritten from the tables of a run."""
+
+from pathlib import Path
 
 import pytest
+from report.validation_cases import make_cases
 from report_run import PLANS, experiments_of, write_run
+from trioflow.costmodel.validation_scores import score_cases
 from trioflow.errors import InputError
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
-from trioflow.report.readme import BEGIN, END, update_readme
+from trioflow.report.readme import ERRORS, VALIDATION, markers, update_readme, update_validation
 
+BEGIN, END = markers(ERRORS)
 SMALL = [("vgg11", 8, 0.3, 140, 28_000_000)]
 
 
@@ -60,3 +65,37 @@ def test_missing_readme_figure_and_experiments_are_refused(errors, tmp_path):
         update_readme(readme, errors, tmp_path / "none.svg")
     with pytest.raises(InputError, match="no experiment"):
         update_readme(readme, errors.head(0))
+
+
+def test_the_validation_block_holds_a_row_for_every_aim(tmp_path):
+    begin, end = markers(VALIDATION)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"top\n{BEGIN}\n5 %\n{END}\n{begin}\nold 99 %\n{end}\ntail\n")
+    scores = score_cases(make_cases(), ["set", "quantity", "group", "model"])
+    assert update_validation(readme, scores) is True
+    text = readme.read_text()
+    assert text.startswith(f"top\n{BEGIN}\n5 %\n{END}\n{begin}\n") and text.endswith(
+        f"\n{end}\ntail\n"
+    )
+    assert "old 99 %" not in text
+    row = "| another batch, sum of operators | 3 | 3 % | 5.0 % | 50.0 % (proportional) | \u2013 | 100 % |"
+    assert row in text
+    assert "| another batch, training, sum of operators | 2 | 3 % | **1.5 %** |" in text
+    assert "| oracle + 2 points | **5.0 %** | 5.0 % (proportional) | 4.0 % | \u2013 |" in text
+    assert len(text.splitlines()) < 25
+    assert update_validation(readme, scores) is False
+
+
+def test_a_validation_without_aims_is_refused(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("\n".join(markers(VALIDATION)))
+    scores = score_cases(make_cases(), ["set", "quantity", "group", "model"])
+    with pytest.raises(InputError, match="no aim was judged"):
+        update_validation(readme, scores[scores["group"] == "inf forward"])
+
+
+def test_the_projects_readme_has_both_blocks():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    for block in (ERRORS, VALIDATION):
+        assert [text.count(marker) for marker in markers(block)] == [1, 1]
+    assert len(text.splitlines()) <= 150

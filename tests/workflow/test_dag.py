@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from project_copy import ROOT, Project
+from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
+from trioflow.datasets.catalogue import load_catalogue
 
 STAGES = {
     "traces", "operator_tables", "cost_models", "partitions", "measurements", "task_graphs",
@@ -51,6 +53,23 @@ def test_stages_that_need_no_real_runs_ask_for_none(project: Project) -> None:
 def test_when_all_is_made_nothing_is_done(finished: Project) -> None:
     assert finished.planned() == {}
     assert "Nothing to be done" in finished.snakemake()
+
+
+def test_the_validation_is_asked_for_and_needs_the_public_data_of_every_set(
+    project: Project,
+) -> None:
+    jobs = project.planned("validation")
+    groups = ["triosim", "neusight", "aiconfigurator/gemm-a100", "aiconfigurator/gemm-h100"]
+    files = load_catalogue().select_files([*groups, "aiconfigurator/gemm-h200"])
+    keys = {file.key for file in files} | {table.key for table in PUBLIC_TABLES}
+    assert jobs == {
+        "retrieve": len(keys), "validate_operators": 3, "validate_new_gpu": 1,
+        "validate_collectives": 1, "diagnose_operators": 1, "fit_new_gpu": 1,
+        "describe_cost_models": 1, "validation": 1,
+    }  # fmt: skip
+    assert not jobs.keys() & project.planned().keys(), "the default run needs no public data"
+    one = project.planned("results/validation/collectives.parquet")
+    assert one == {"retrieve": len({t.key for t in PUBLIC_TABLES}), "validate_collectives": 1}
 
 
 AFTER_SESSIONS = {

@@ -14,8 +14,9 @@ from trioflow.costmodel.device_fit import (
     fit_device_model,
     make_recipe,
 )
-from trioflow.costmodel.diagnostics import DIAGNOSIS_COLUMNS, diagnose
+from trioflow.costmodel.diagnostics import diagnose
 from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.validation_tables import OPERATORS
 from trioflow.errors import InputError
 from trioflow.tables import to_arrow, validate
 
@@ -179,7 +180,7 @@ def test_repeated_layers_count_once_in_shape():
 
 def test_diagnosis_shows_held_out_residuals_by_size(data):
     operators, classes = diagnose(data, "tile")
-    assert list(operators.columns) == list(DIAGNOSIS_COLUMNS)
+    assert list(operators.columns) == OPERATORS.names
     assert operators["occurrences"].sum() == len(data.rows)
     gemm = operators[operators["operator_class"] == "gemm"]
     assert gemm["relative_error"].abs().median() < 0.05

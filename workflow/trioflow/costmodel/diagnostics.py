@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from trioflow.costmodel.intervals import fit_step_band, hold_out
 from trioflow.costmodel.message_curve import LINE, left_out_errors
 from trioflow.costmodel.operator_rows import collect_rows
 from trioflow.costmodel.operators import METHODS, OperatorCostModel
+from trioflow.costmodel.published_data import load_published
+from trioflow.costmodel.validation_tables import CLASSES, OPERATORS
 from trioflow.errors import InputError
 
 OPERATOR_COLUMNS = (
@@ -88,12 +91,6 @@ def rescale_diagnostics(model: OperatorCostModel, traces: Sequence[TraceLike]) -
     return table[list(RESCALE_COLUMNS)]
 
 
-DIAGNOSIS_COLUMNS = (
-    "device", "method", "workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES,
-    "occurrences", "recorded_s", "held_out_s", "relative_error",
-)  # fmt: skip
-
-
 def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what a device's model misses, operator by operator, and class by class.
 
@@ -107,7 +104,7 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     Returns
     -------
     operators : DataFrame
-        ``DIAGNOSIS_COLUMNS``: a row for every distinct operator of a step, its
+        Columns of ``validation_tables.OPERATORS``: a row for every distinct operator of a step, its
         occurrences counted; ``recorded_s`` is the mean of their times,
         ``held_out_s`` the prediction of a model that did not see the workload
         [s], ``relative_error`` the latter over the former less one. Over
@@ -128,9 +125,39 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     operators = operators.reset_index().rename(columns={"time_s": "recorded_s"})
     operators["relative_error"] = operators["held_out_s"] / operators["recorded_s"] - 1.0
     said = {"device": data.device_name, "method": method}
-    return operators.assign(**said)[list(DIAGNOSIS_COLUMNS)], table.assign(**said)[
-        [*said, *table.columns]
+    return operators.assign(**said)[OPERATORS.names], table.assign(**said)[CLASSES.names]
+
+
+def diagnose_published(
+    data_folder: str | Path, method: str = "shipped", devices: Sequence[str] | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what the model of every GPU with published operators misses.
+
+    Parameters
+    ----------
+    data_folder : path
+        Retrieved data or a mirror of it.
+    method : str
+        Name in ``device_fit.DEVICE_METHODS``.
+    devices : sequence of str, optional
+        GPUs, as their drivers name them; all by default.
+
+    Returns
+    -------
+    operators, classes : DataFrame
+        As :func:`diagnose`, one GPU under the other.
+
+    Raises
+    ------
+    InputError, TraceError
+        When the method is unknown, or the data is missing or wrong.
+    """
+    found = [
+        diagnose(DeviceData.prepare(each.traces, each.limits, each.benchmarks()), method)
+        for each in load_published(data_folder, devices)
     ]
+    operators, classes = zip(*found, strict=True)
+    return pd.concat(operators, ignore_index=True), pd.concat(classes, ignore_index=True)
 
 
 def compare_methods(

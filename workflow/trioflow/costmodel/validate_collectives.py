@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from trioflow.costmodel.collective_points import each_curve, median_points
 from trioflow.costmodel.nccl_tables import read_public_samples
 from trioflow.costmodel.platform_collectives import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.published_collectives import PLATFORMS
+from trioflow.errors import InputError
 from trioflow.units import ns_to_s
 
 SET = "collectives"
@@ -35,6 +37,10 @@ GROUPS = {
     "large": "sizes from 64 KiB",
     "small": "sizes below 64 KiB",
 }
+
+_CASE = re.compile(
+    r"(?P<collective>\w+), (?P<ranks>\d+) ranks(?: of (?P<nodes>\d+) nodes)?, (?P<bytes>\d+) bytes"
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,27 @@ def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
         parts.extend(_judge_ranks(series))
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)[tables.VALIDATION.names]
     return rows
+
+
+def describe_case(collective: str, ranks: int, nodes: int, message_bytes: int) -> str:
+    """Return the name of a message among the cases."""
+    where = "" if nodes == 1 else f" of {nodes} nodes"
+    return f"{collective}, {ranks} ranks{where}, {message_bytes} bytes"
+
+
+def parse_case(case: str) -> tuple[str, int, int, int]:
+    """Return what :func:`describe_case` was given.
+
+    Raises
+    ------
+    InputError
+        When the text names no message.
+    """
+    found = _CASE.fullmatch(case)
+    if not found:
+        raise InputError(f"{case!r} is no case of a collective")
+    nodes, ranks = found["nodes"] or "1", found["ranks"]
+    return found["collective"], int(ranks), int(nodes), int(found["bytes"])
 
 
 def _each_series(samples: pd.DataFrame) -> Iterator[_Series]:
@@ -166,12 +193,11 @@ def _ask(
         for collective, ranks, nodes, size in rows[key].itertuples(index=False):
             times = repeats[collective, ranks, nodes, size]
             answer = asked.time_s(collective, int(ranks), float(size), int(nodes))
-            where = "" if nodes == 1 else f" of {nodes} nodes"
             found.append(
                 {
                     "set": SET,
                     "model": method,
-                    "case": f"{collective}, {ranks} ranks{where}, {size} bytes",
+                    "case": describe_case(collective, ranks, nodes, size),
                     "group": group,
                     "device": series.platform,
                     "source": f"{source}; {series.label}",

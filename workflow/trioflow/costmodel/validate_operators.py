@@ -9,9 +9,9 @@ what the model is given.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,9 @@ def validate_batch_change(
     """
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
+        judged = _Judged(device)
         for model in models:
-            for workload, fitted in _fit_without(device, model, _paired(device)):
+            for workload, fitted in judged.fit_without(model, _paired(device)):
                 for source, target in _pairs(device, workload):
                     rows += judge_pair(device.name, model, fitted, source, target)
     return _table(rows)
@@ -107,8 +108,9 @@ def validate_left_out_workloads(
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
         workloads = sorted({str(trace.facts["workload"]) for trace in device.traces})
+        judged = _Judged(device)
         for model in (name for name in models if name != "proportional"):
-            for workload, fitted in _fit_without(device, model, workloads):
+            for workload, fitted in judged.fit_without(model, workloads):
                 for trace in _of(device, workload):
                     rows += judge_shapes(device.name, model, fitted, trace)
     return _table(rows)
@@ -130,23 +132,25 @@ def validate_operator_data(
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
         known, judged = _split(device.benchmarks())
+        data = DeviceData.prepare(_part_traces(known, device.name), device.limits)
+        facts = list(
+            zip(
+                judged["name"], map(describe_sizes, judged["input_shapes"]), judged["source"],
+                sized_rows(judged, products=True)["operator_class"], recorded_times(judged),
+                strict=True,
+            )
+        )  # fmt: skip
         for model in (name for name in models if name in DEVICE_METHODS):
-            data = DeviceData.prepare(_part_traces(known, device.name), device.limits)
             fitted, _ = fit_device_data(data, model)
             found = fitted.predict(judged)
-            measured = recorded_times(judged)
-            classes = sized_rows(judged, products=True)["operator_class"]
             columns = found[["time_s", "low_s", "high_s"]].to_numpy(np.float64)
-            for place, name in enumerate(judged["name"]):
-                case = Case(
-                    OPERATOR_DATA, model, f"{name} {describe_sizes(judged['input_shapes'].iloc[place])}",
-                    device.name, str(judged["source"].iloc[place]),
-                )  # fmt: skip
-                outside = float(found["extrapolated"].iloc[place])
+            outside = found["extrapolated"].to_numpy(np.float64)
+            for place, (name, sizes, source, group, measured_s) in enumerate(facts):
+                case = Case(OPERATOR_DATA, model, f"{name} {sizes}", device.name, str(source))
                 rows.append(
                     case.row(
-                        str(classes.iloc[place]), OPERATOR, float(measured.iloc[place]),
-                        columns[place], extrapolated=outside,
+                        str(group), OPERATOR, float(measured_s), columns[place],
+                        extrapolated=float(outside[place]),
                     )
                 )  # fmt: skip
     return _table(rows)
@@ -189,21 +193,31 @@ def _is_table(trace: Trace) -> bool:
     return str(trace.facts["source_files"][0]).endswith(".csv")
 
 
-def _fit_without(
-    device: PublishedDevice, model: str, workloads: Sequence[str]
-) -> Iterator[tuple[str, OperatorModel | Any]]:
-    """Yield a model for every workload that did not see it."""
-    data = None
-    for workload in workloads:
-        if model == "proportional":
-            yield workload, ProportionalModel(device.name)
-        elif model == "recorded":
-            others = [t for t in device.traces if t.facts["workload"] != workload]
-            yield workload, fit_recorded(others)
-        else:
-            data = data or DeviceData.prepare(device.traces, device.limits, device.benchmarks())
-            fitted, _ = fit_device_data(data.without(workload), model)
-            yield workload, fitted
+@dataclass(frozen=True)
+class _Judged:
+    """A GPU whose models are judged; its rows are read once for all of them."""
+
+    device: PublishedDevice
+
+    @cached_property
+    def data(self) -> DeviceData:
+        """Everything that was measured on the GPU."""
+        device = self.device
+        return DeviceData.prepare(device.traces, device.limits, device.benchmarks())
+
+    def fit_without(
+        self, model: str, workloads: Sequence[str]
+    ) -> Iterator[tuple[str, OperatorModel | Any]]:
+        """Yield a model for every workload that did not see it."""
+        for workload in workloads:
+            if model == "proportional":
+                yield workload, ProportionalModel(self.device.name)
+            elif model == "recorded":
+                others = [t for t in self.device.traces if t.facts["workload"] != workload]
+                yield workload, fit_recorded(others)
+            else:
+                fitted, _ = fit_device_data(self.data.without(workload), model)
+                yield workload, fitted
 
 
 def _split(benchmarks: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -239,18 +253,9 @@ def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
     ]
 
 
-SETS: dict[str, Callable[..., pd.DataFrame]] = {
+SETS: Mapping[str, Callable[..., pd.DataFrame]] = {
     BATCH_CHANGE: validate_batch_change,
     LEFT_OUT: validate_left_out_workloads,
     OPERATOR_DATA: validate_operator_data,
 }
-
-
-def validate_operators(data_folder: str | Path, sets: Sequence[str] = tuple(SETS)) -> pd.DataFrame:
-    """Return the rows of several sets, one under the other."""
-    found = map(partial(_run, data_folder), sets)
-    return pd.concat(list(found), ignore_index=True)
-
-
-def _run(data_folder: str | Path, name: str) -> pd.DataFrame:
-    return SETS[name](data_folder)
+"""What judges each set, by its name."""

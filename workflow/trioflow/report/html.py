@@ -49,6 +49,8 @@ dl.facts { display: grid; grid-template-columns: minmax(10rem, max-content) minm
   font-size: .92rem; max-width: 60rem; }
 dl.facts dt { font-weight: 600; overflow-wrap: anywhere; }
 dl.facts dd { margin: 0; }
+details { margin: .75rem 0; }
+summary { cursor: pointer; font-weight: 600; font-size: .92rem; color: #0b4f8a; }
 .notes { font-size: .92rem; padding-left: 1.6rem; }
 footer { max-width: 1240px; margin: 3rem auto 2rem; padding: 0 1.25rem; color: #555; font-size: .9rem; }
 @media (max-width: 700px) {
@@ -219,6 +221,11 @@ def render_links(entries: Iterable[tuple[str, str]], label: str, *, small: bool 
 def escape_text(text: str) -> str:
     """Escape plain text for HTML, and keep each number on one line with its unit."""
     return re.sub(r"(?<=\d) (?=(?:%|[nm\u00b5]?s|[kMGT]?B)(?!\w))", "&nbsp;", escape(text))
+
+
+def render_details(title: str, body: str) -> str:
+    """Return ready HTML that stays folded until its title is pressed; nothing for no HTML."""
+    return f"<details><summary>{escape_text(title)}</summary>{body}</details>" if body else ""
 
 
 def render_page(title: str, body: str) -> str:

@@ -1,4 +1,4 @@
-"""The errors in the README, rewritten from the error table and from nothing else."""
+"""The numbers in the README, rewritten from the tables of a run and from nothing else."""
 
 from __future__ import annotations
 
@@ -12,12 +12,25 @@ from trioflow.errors import InputError
 from trioflow.provenance import atomic_path
 from trioflow.report.captions import CAPTIONS
 from trioflow.report.summary import describe_accuracy, describe_run
-from trioflow.report.wording import write_range, write_signed_percent, write_time
+from trioflow.report.validation_aims import reach_aims
+from trioflow.report.validation_verdict import write_aim
+from trioflow.report.wording import (
+    NOTHING,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
+)
 
-BEGIN, END = "<!-- errors:begin -->", "<!-- errors:end -->"
+ERRORS, VALIDATION = "errors", "validation"
+"""Blocks of the README that are written; each stands between its two markers."""
 _HEADINGS = (
     "experiment", "plan", "ranks", "batch", "measured (quartiles)", "predicted (80 % interval)",
     "error", "confidence",
+)  # fmt: skip
+_AIM_HEADINGS = (
+    "mean absolute error of", "cases", "aim", "trioflow", "best other model", "oracle",
+    "80 % interval covers",
 )  # fmt: skip
 
 
@@ -50,24 +63,68 @@ def update_readme(
     path = Path(readme_path)
     if error_table.empty:
         raise InputError("no experiment to write into the README")
+    picture = _link_figure(path, Path(figure)) if figure is not None else ""
+    body = f"{picture}{write_error_summary(error_table)}\n\n{write_error_rows(error_table)}"
+    return replace_block(path, ERRORS, body)
+
+
+def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
+    """Rewrite the README's table of the cost models' validation, and nothing else.
+
+    Parameters
+    ----------
+    readme_path : path
+        Holds the lines ``<!-- validation:begin -->`` and
+        ``<!-- validation:end -->``.
+    summary : DataFrame
+        Columns of ``validation_tables.SUMMARY``.
+
+    Returns
+    -------
+    bool
+        Whether the file changed.
+
+    Raises
+    ------
+    InputError
+        When nothing that was aimed at was judged, or as :func:`replace_block`.
+    """
+    if not reach_aims(summary):
+        raise InputError("no aim was judged", fix="run `snakemake validation`")
+    return replace_block(Path(readme_path), VALIDATION, write_validation_rows(summary))
+
+
+def markers(block: str) -> tuple[str, str]:
+    """Return the lines that a block of the README stands between."""
+    return f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
+
+
+def replace_block(path: Path, block: str, body: str) -> bool:
+    """Put text between the two markers of a block; return whether the file changed.
+
+    Raises
+    ------
+    InputError
+        When the file is missing, or a marker is missing, stands twice or in
+        the wrong order.
+    """
+    begin, end = markers(block)
     try:
         with path.open(encoding="utf-8", newline="") as stream:
             text = stream.read()
     except FileNotFoundError:
         raise InputError("no such file", file=path) from None
-    for marker in (BEGIN, END):
+    for marker in (begin, end):
         if text.count(marker) != 1:
             raise InputError(
                 f"the marker {marker} stands there {text.count(marker)} times", file=path,
                 fix="put each marker once, on a line of its own",
             )  # fmt: skip
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
         raise InputError("the end marker stands before the begin marker", file=path)
-    picture = _link_figure(path, Path(figure)) if figure is not None else ""
-    body = f"{picture}{write_error_summary(error_table)}\n\n{write_error_rows(error_table)}"
-    new = f"{before}{BEGIN}\n{body}\n{END}{after}"
+    new = f"{before}{begin}\n{body}\n{end}{after}"
     if new == text:
         return False
     with (
@@ -87,6 +144,30 @@ def write_error_rows(errors: pd.DataFrame) -> str:
     """Return a Markdown table with a row for every experiment."""
     lines = [_line(_HEADINGS), _line(["---", "---", *["---:"] * 5, "---"])]
     lines += [_line(_cells(row)) for row in errors.to_dict("records")]
+    return "\n".join(lines)
+
+
+def write_validation_rows(summary: pd.DataFrame) -> str:
+    """Return one sentence and a Markdown table with a row for every aim."""
+    lead = (
+        "Cost models on public measurements that they never saw; **bold**: aim reached. `snakemake validation` "
+        "makes `report/cost_models.html` with every case and model, and what missed aims are made of."
+    )
+    lines = [lead, "", _line(_AIM_HEADINGS), _line(["---", *["---:"] * 6])]
+    for entry in reach_aims(summary):
+        ours, best = entry["ours"], entry["best"]
+        error = write_percent(ours["mean_absolute_error"])
+        lines.append(
+            _line(
+                [
+                    entry["aim"].title, str(ours["cases"]), write_aim(entry),
+                    f"**{error}**" if entry["reached"] else error,
+                    f"{write_percent(best['mean_absolute_error'])} ({best['model']})" if best else NOTHING,
+                    write_percent(ours["oracle_mean_absolute_error"] or None),
+                    write_percent(ours["coverage"], 0),
+                ]
+            )
+        )  # fmt: skip
     return "\n".join(lines)
 
 

@@ -104,6 +104,11 @@ def show_bytes(axis: Any) -> None:
     axis.set_major_formatter(EngFormatter(unit="B"))
 
 
+def show_flop(axis: Any) -> None:
+    """Label the ticks of an axis that holds floating-point operations, with decimal prefixes."""
+    axis.set_major_formatter(EngFormatter(unit="flop"))
+
+
 def spread_ticks(axis: Any, low: float, high: float, most: int = 5) -> None:
     """Put 1-2-5 ticks on a logarithmic axis, at most ``most`` of them, so that labels never touch."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
@@ -112,5 +117,6 @@ def spread_ticks(axis: Any, low: float, high: float, most: int = 5) -> None:
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) <= most:
             break
+    ticks = ticks[:: math.ceil(len(ticks) / most) or 1]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())

@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.figure import Figure
 
 from trioflow import __version__, tables
+from trioflow.costmodel.validation_scores import SCORES, score_cases
+from trioflow.costmodel.validation_tables import read_validation_table, write_validation_table
 from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import find_device
 from trioflow.provenance import atomic_path
 from trioflow.report import style
+from trioflow.report import validation_sections as sections
+from trioflow.report import validation_verdict as verdict
 from trioflow.report.html import (
-    Cell,
-    Column,
+    render_definitions,
     render_figure,
+    render_links,
     render_page,
     render_paragraph,
-    render_table,
 )
-from trioflow.report.metrics import interval_score
-from trioflow.report.wording import NOTHING, write_percent, write_signed_percent
+from trioflow.report.validation_aims import SETS
+from trioflow.report.validation_figures import draw_diagnosis, draw_set
 
 TITLE = "trioflow: cost models against measurements"
-INTRODUCTION = (
-    "Every case of the public measurements that each set names, none left out, predicted by every model "
-    "from data that does not hold the judged row. Error is predicted over measured less one; the "
-    "oracle is the sum of the measured operators of the target: what a perfect model of operators "
-    "would say. Baselines stand in the same table."
+GROUPING = ("set", "quantity", "group", "model")
+FIGURES = "cost_models"
+"""Folder of the figures beside the page; the report of a run clears ``figures``."""
+
+_SET_CAPTION = (
+    "Mean absolute error of every model in every group of the set. A line joins the best and the worst "
+    "model; the upright stroke is the oracle, the small triangle the aim. Limit: a mean over few cases says "
+    "little about one that is not among them."
 )
-GROUPING = ["set", "quantity", "group"]
-METRICS: dict[str, str] = {
-    "cases": "number of cases",
-    "mean_absolute_error": "mean of the absolute relative error",
-    "median_absolute_error": "median of the absolute relative error",
-    "worst_error": "signed relative error of the worst case",
-    "bias": "mean of the signed relative error; positive when predictions are too slow",
-    "oracle_mean_absolute_error": "mean absolute relative error of the measured operators' sum",
-    "coverage": "share of cases whose measured value lies in the interval; 0.8 is the aim",
-    "mean_relative_width": "mean width of the interval over the measured value",
-    "interval_score": "mean interval score for 80 % over the measured value; smaller is better",
-    "extrapolated": "share of the time predicted outside the fitted range",
-}
+_CLASS_CAPTION = (
+    "The classes of operators that take most of the time, each in two panels. Left, the prediction of a "
+    "model that did not see the workload over the measured time; right, its error over the size that "
+    "drives the class. A point is a distinct operator of a step. Limit: R\u00b2 is that of the fit to all "
+    "workloads; the points are held out."
+)
 
 
 def read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
@@ -55,160 +52,173 @@ def read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
     Raises
     ------
     InputError
-        When there is none.
+        When there is none, or a set is unknown.
     TableError
         When a file breaks the schema.
     """
     frames = [tables.read_table(file, "validation") for file in files]
     if not frames or all(frame.empty for frame in frames):
-        raise InputError("no validation case to report")
-    return pd.concat(frames, ignore_index=True)
+        raise InputError("no validation case to report", fix="run `snakemake validation`")
+    cases = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    unknown = sorted(set(cases["set"]) - set(SETS))
+    if unknown:
+        raise InputError(f"no set of cases is called {unknown[0]!r}", fix=f"use {', '.join(SETS)}")
+    return _drop_repeats(cases)
 
 
-def summarise_validation(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the ``METRICS`` of every model in every group of every set.
-
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.VALIDATION``.
-
-    Returns
-    -------
-    DataFrame
-        Columns set, quantity, group, model and those of ``METRICS``; within a
-        group the best mean absolute error first.
-    """
-    rows = []
-    for key, part in cases.groupby([*GROUPING, "model"], sort=True):
-        rows.append({**dict(zip([*GROUPING, "model"], key, strict=True)), **_summarise(part)})
-    frame = pd.DataFrame(rows, columns=[*GROUPING, "model", *METRICS])
-    return frame.sort_values([*GROUPING, "mean_absolute_error", "model"], ignore_index=True)
-
-
-def _summarise(part: pd.DataFrame) -> dict[str, Any]:
-    """Return the metrics of one model in one group."""
-    measured = part["measured_s"].to_numpy(dtype=float)
-    signed = part["predicted_s"].to_numpy(dtype=float) / measured - 1
-    low, high = (part[name].to_numpy(dtype=float) for name in ("low_s", "high_s"))
-    known = np.isfinite(low) & np.isfinite(high)
-    oracle = part["oracle_s"].to_numpy(dtype=float) / measured - 1
-    oracle = np.abs(oracle[np.isfinite(oracle)])
-    worst = int(np.argmax(np.abs(signed)))
-    told: dict[str, Any] = {
-        "cases": len(part),
-        "mean_absolute_error": float(np.abs(signed).mean()),
-        "median_absolute_error": float(np.median(np.abs(signed))),
-        "worst_error": float(signed[worst]),
-        "bias": float(signed.mean()),
-        "oracle_mean_absolute_error": float(oracle.mean()) if len(oracle) else None,
-        "extrapolated": float(part["extrapolated"].mean()),
-    }
-    low, high, measured = low[known], high[known], measured[known]
-    if not len(measured):
-        return told | dict.fromkeys(("coverage", "mean_relative_width", "interval_score"))
-    return told | {
-        "coverage": float(((low <= measured) & (measured <= high)).mean()),
-        "mean_relative_width": float(((high - low) / measured).mean()),
-        "interval_score": float((interval_score(low, high, measured) / measured).mean()),
-    }
-
-
-def draw_validation(summary: pd.DataFrame, name: str) -> Figure:
-    """Draw the mean absolute error of every model in every group of one set."""
-    part = summary[summary["set"] == name].copy()
-    part["where"] = part["quantity"].str.replace("_", " ") + ", " + part["group"]
-    part["per cent"] = 100 * part["mean_absolute_error"].astype(float)
-    with style.figure_style():
-        figure = style.new_figure(1.2 + 0.3 * part["where"].nunique())
-        axes = figure.subplots()
-        sns.stripplot(
-            part, x="per cent", y="where", hue="model", ax=axes, jitter=False, dodge=False, size=7,
-            hue_order=sorted(part["model"].unique()),
-        )  # fmt: skip
-        axes.set_xscale("symlog", linthresh=10)
-        axes.set_xlim(left=0)
-        axes.set_ylabel("")
-        axes.set_xlabel("mean absolute error [%], logarithmic above 10")
-        axes.grid(axis="y")
-        sns.move_legend(axes, "upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return figure
+def _drop_repeats(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases without those of a phase that is the whole step: they say the same again."""
+    key = ["set", "model", "case", "device", "source", "quantity", "measured_s", "predicted_s"]
+    whole = cases["group"].str.partition(" ")[0]
+    phases = cases["group"].isin(
+        [f"{mode} {phase}" for mode in set(whole) for phase in tables.PHASES]
+    )
+    steps = cases.loc[~phases, [*key, "group"]].rename(columns={"group": "whole"})
+    marked = cases.assign(whole=whole).merge(
+        steps, on=[*key, "whole"], how="left", indicator="step"
+    )
+    repeats = phases.to_numpy() & (marked["step"] == "both").to_numpy()
+    return cases[~repeats].reset_index(drop=True)
 
 
 def build_validation_page(
-    files: Sequence[str | Path], page: str | Path, table: str | Path
+    files: Sequence[str | Path],
+    diagnoses: tuple[str | Path, str | Path],
+    page: str | Path,
+    table: str | Path,
 ) -> pd.DataFrame:
-    """Write the page, its figures and the table of metrics.
+    """Write the page, its figures and the table of scores.
 
     Parameters
     ----------
     files : sequence of path
         Parquet files of ``tables.VALIDATION``.
+    diagnoses : tuple of path
+        Parquet files of ``validation_tables.OPERATORS`` and ``CLASSES``.
     page, table : path
-        HTML page and CSV file to write; figures go into ``figures`` beside the page.
+        HTML page and Parquet file (``validation_tables.SUMMARY``) to write.
+        Figures go into ``cost_models`` beside the page, one for each set and
+        one for each GPU, named after its sheet.
 
     Returns
     -------
     DataFrame
-        From `summarise_validation`.
+        The scores, within a group the best mean absolute error first.
+
+    Raises
+    ------
+    InputError
+        When there is no case, or a set is unknown. Nothing is written then.
+    TableError
+        When a file breaks its schema.
     """
     cases = read_validation(files)
-    summary = summarise_validation(cases)
-    parts = []
-    for name in dict.fromkeys(summary["set"]):
-        stem = Path(page).parent / "figures" / f"validation-{name}"
-        svg = style.save_figure(draw_validation(summary, name), stem)[0]
-        place = svg.relative_to(Path(page).parent).as_posix()
-        caption = f"Mean absolute error of each model on the set {name}; left is better."
-        parts += [
-            f"<h2>{escape(name)}</h2>",
-            render_figure(place, caption, caption),
-            _render(summary, name),
-        ]
-    body = (
-        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(INTRODUCTION, 'headline')}</header>\n<main>"
-        + "\n".join(parts)
-        + f"</main>\n<footer>Made by trioflow {escape(__version__)}.</footer>"
+    operators, classes = (
+        read_validation_table(file, name)
+        for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
     )
-    with atomic_path(table) as temporary:
-        summary.to_csv(temporary, index=False, float_format="%.6g")
+    summary = _order(score_cases(cases, GROUPING))
+    places = _draw(summary, operators, classes, Path(page).parent / FIGURES)
+    text = _render(cases, summary, classes, places, [str(Path(file)) for file in files])
+    write_validation_table(summary, "summary", table, [*files, *diagnoses])
     with atomic_path(page) as temporary:
-        temporary.write_text(render_page(TITLE, body), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
     return summary
 
 
-def _render(summary: pd.DataFrame, name: str) -> str:
-    """Return the table of one set."""
-    columns = [
-        Column("group", "quantity", "part of the set that is averaged by itself", number=False),
-        Column("model", "", "model that predicted", number=False),
-        Column("cases", "", METRICS["cases"]),
-        Column("error", "mean absolute", METRICS["mean_absolute_error"]),
-        Column("median", "absolute", METRICS["median_absolute_error"]),
-        Column("worst", "signed", METRICS["worst_error"]),
-        Column("bias", "signed mean", METRICS["bias"]),
-        Column("oracle", "mean absolute", METRICS["oracle_mean_absolute_error"]),
-        Column("coverage", "aim 80 %", METRICS["coverage"]),
-        Column("width", "of the interval", METRICS["mean_relative_width"]),
-        Column("score", "of the interval", METRICS["interval_score"]),
-        Column("extrapolated", "share", METRICS["extrapolated"]),
-    ]
-    rows = []
-    for row in summary[summary["set"] == name].to_dict("records"):
-        cells = [
-            Cell(str(row["group"]), None, str(row["quantity"]).replace("_", " ")),
-            Cell(str(row["model"])),
-            Cell(str(row["cases"]), float(row["cases"])),
-        ]
-        for metric in list(METRICS)[1:-1]:
-            write = write_signed_percent if metric in ("worst_error", "bias") else write_percent
-            cells.append(_cell(row[metric], write))
-        rows.append([*cells, _cell(row["extrapolated"], write_percent)])
-    return render_table(columns, rows, f"Cases of the set {name}")
+def _order(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return scores of whole steps before those of operators, in a group the best first."""
+    rank = scores["quantity"].map({"operator_sum": 0, "end_to_end": 1}).fillna(2)
+    order = ["set", "rank", "quantity", "group", "mean_absolute_error", "model"]
+    return scores.assign(rank=rank).sort_values(order, ignore_index=True).drop(columns="rank")
 
 
-def _cell(value: Any, write: Any) -> Cell:
-    """Return a number's cell; a dash where there is none."""
-    if value is None or not np.isfinite(value):
-        return Cell(NOTHING, "")
-    return Cell(write(value), float(value))
+def _draw(
+    summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame, folder: Path
+) -> dict[str, str]:
+    """Draw every figure, then move all of them; return the address of each from the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {}
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
+        for name in _sets(summary):
+            style.save_figure(draw_set(summary, name), Path(draft) / name)
+            names[name] = name
+        for device in _devices(classes):
+            figure = draw_diagnosis(operators, classes, device)
+            names[device] = find_device(device).name
+            style.save_figure(figure, Path(draft) / names[device])
+        for file in sorted(Path(draft).iterdir()):
+            file.replace(folder / file.name)
+    return {key: f"{folder.name}/{name}.svg" for key, name in names.items()}
+
+
+def _sets(summary: pd.DataFrame) -> list[str]:
+    present = set(summary["set"])
+    return [name for name in SETS if name in present]
+
+
+def _devices(classes: pd.DataFrame) -> list[str]:
+    return sorted({str(name) for name in classes["device"]})
+
+
+def _render(
+    cases: pd.DataFrame, summary: pd.DataFrame, classes: pd.DataFrame, places: dict[str, str],
+    files: Sequence[str],
+) -> str:  # fmt: skip
+    """Return the page."""
+    parts = {
+        "aims": ("Aims, and what was reached", verdict.render_aims(summary, cases)),
+        "misses": ("Where an aim is missed", verdict.render_misses(summary, cases)),
+        "knowledge": ("Which data judged which model", sections.render_knowledge()),
+    }
+    for name in _sets(summary):
+        parts[name] = (SETS[name].title, _render_set(cases, summary, name, places[name]))
+    parts["classes"] = (
+        "Classes of operators",
+        "".join(_render_device(classes, device, places[device]) for device in _devices(classes)),
+    )
+    parts["glossary"] = ("Glossary", render_definitions(SCORES.items()))
+    body = "\n".join(
+        f'<section id="{name}"><h2>{escape(title)}</h2>\n{text}</section>'
+        for name, (title, text) in parts.items()
+    )
+    contents = render_links(((name, title) for name, (title, _) in parts.items()), "Contents")
+    return render_page(
+        TITLE,
+        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(_describe(cases, summary), 'headline')}\n"
+        f"{contents}</header>\n<main>\n{body}\n</main>\n"
+        f"<footer>Made by trioflow {escape(__version__)} from {escape(', '.join(files))}.</footer>",
+    )
+
+
+def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:
+    measured = cases[["set", "quantity", "group", "case", "device", "source"]].drop_duplicates()
+    return (
+        f"{len(cases)} predictions of {len(measured)} measured values by {summary['model'].nunique()} "
+        f"models, in {len(_sets(summary))} sets: every case of the public measurements that each set "
+        "names, none left out, from models that never saw it. Error is predicted over measured less one; "
+        "what trioflow uses and every baseline stand in the same tables."
+    )
+
+
+def _render_set(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str) -> str:
+    spread = sections.render_spread(cases, name)
+    note = (
+        f"The cases of single operators and messages are too many for a page; all of them, of every model, "
+        f"lie in validation/{name}.parquet beside the report's folder."
+    )
+    return (
+        render_paragraph(f"{SETS[name].judged} {SETS[name].known}")
+        + render_figure(place, _SET_CAPTION, f"Errors of every model on the set {name}.")
+        + sections.render_scores(summary, name)
+        + (render_paragraph(note) + spread if spread else "")
+        + sections.render_cases(cases, name)
+    )
+
+
+def _render_device(classes: pd.DataFrame, device: str, place: str) -> str:
+    return (
+        f"<h3>{escape(device)}</h3>"
+        + render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
+        + sections.render_classes(classes, device)
+    )

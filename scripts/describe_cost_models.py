@@ -1,0 +1,12 @@
+"""Write the page of the cost models' validation."""
+
+from trioflow.job_log import log_job
+from trioflow.report.validation_page import build_validation_page
+
+with log_job(snakemake.log[0]):
+    build_validation_page(
+        list(snakemake.input.cases),
+        (snakemake.input.operators, snakemake.input.classes),
+        snakemake.output.page,
+        snakemake.output.table,
+    )

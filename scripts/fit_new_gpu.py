@@ -1,0 +1,10 @@
+"""Fit the rule for a new GPU that ships from public measurements."""
+
+from pathlib import Path
+
+from trioflow.costmodel.new_gpu_model import fit_new_gpu_model
+from trioflow.job_log import log_job
+
+with log_job(snakemake.log[0]):
+    model = fit_new_gpu_model(Path(snakemake.params.data))
+    model.save(snakemake.output[0])

@@ -1,0 +1,12 @@
+"""Judge every way to predict a collective on messages and ranks that it did not see."""
+
+from pathlib import Path
+
+from trioflow.costmodel.validate_collectives import validate_collectives
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    cases = validate_collectives(Path(snakemake.params.data))
+    write_table(cases, "validation", snakemake.output[0], stamp(snakemake.input))

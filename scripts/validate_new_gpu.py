@@ -1,0 +1,12 @@
+"""Judge the rules for a new GPU on every pair of GPUs of the public measurements."""
+
+from pathlib import Path
+
+from trioflow.costmodel.validate_new_gpu import validate_new_gpu
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    cases = validate_new_gpu(Path(snakemake.params.data))
+    write_table(cases, "validation", snakemake.output[0], stamp(snakemake.input))

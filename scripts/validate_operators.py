@@ -1,0 +1,12 @@
+"""Judge the operator models on one set of public measurements."""
+
+from pathlib import Path
+
+from trioflow.costmodel.validate_operators import SETS
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    cases = SETS[snakemake.wildcards.operator_set](Path(snakemake.params.data))
+    write_table(cases, "validation", snakemake.output[0], stamp(snakemake.input))
