@@ -22,6 +22,7 @@ ORDER = (
         "experiments",
         "imports",
         "job_log",
+        "plugins",
         "settings",
         "workload_words",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from trioflow.costmodel import interface
+from trioflow import plugins
 from trioflow.costmodel.interface import (
     ENTRY_POINTS,
     OperatorModel,
@@ -29,7 +29,7 @@ def register(monkeypatch: pytest.MonkeyPatch, *values: str) -> None:
         assert wanted["group"] == ENTRY_POINTS
         return metadata.EntryPoints(found).select(**wanted)
 
-    monkeypatch.setattr(interface, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
 
 
 def test_registered_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_registered_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_name_lists_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, f"{__name__}:fit_like_ours")
-    with pytest.raises(InputError, match="'yours'; use one of mine, regression"):
+    with pytest.raises(InputError, match="'yours'; known are mine, regression"):
         find_operator_model("yours", ["regression"])
 
 

@@ -299,7 +299,7 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(InputError, match="no operator to fit"):
         fit_operator_model([])
     trace = make_trace("one", [64], 4)
-    with pytest.raises(InputError, match="unknown operator model 'magic'"):
+    with pytest.raises(InputError, match="no operator model is called 'magic'"):
         fit_operator_model([trace], method="magic")
     with pytest.raises(TableError, match="no column device_ns"):
         fit_operator_model([make_broken(trace, drop="device_ns")])

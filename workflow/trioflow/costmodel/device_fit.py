@@ -187,7 +187,7 @@ def _fit_and_hold_out(data: DeviceData, method: str) -> tuple[Mapping[Key, Class
     """Fit all curves, and once more without each workload in turn."""
     if method not in DEVICE_METHODS:
         raise InputError(
-            f"unknown operator model {method!r}", fix=f"use one of {', '.join(DEVICE_METHODS)}"
+            f"no operator model is called {method!r}", fix=f"use one of {', '.join(DEVICE_METHODS)}"
         )
 
     def fit(known: pd.DataFrame, judged: pd.DataFrame) -> Mapping[Key, ClassCurve]:

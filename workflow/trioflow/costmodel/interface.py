@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
 
-from trioflow.errors import InputError
+from trioflow.plugins import load_plugin
 
 ENTRY_POINTS = "trioflow.operator_models"
 """Group under which a package registers a fit function (:class:`OperatorModelFit`) by its name."""
@@ -88,21 +87,5 @@ def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModel
     InputError
         When no package registers the name, several do, or it cannot be loaded.
     """
-    found = entry_points(group=ENTRY_POINTS, name=method)
-    if not found:
-        names = sorted({*known, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
-        raise InputError(f"unknown operator model {method!r}", fix=f"use one of {', '.join(names)}")
-    if len({entry.value for entry in found}) > 1:
-        raise InputError(
-            f"operator model {method!r} is registered {len(found)} times",
-            fix="remove all but one of the packages that register it",
-        )
-    entry = next(iter(found))
-    try:
-        fit: OperatorModelFit = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"operator model {method!r} ({entry.value}) cannot be loaded: {error}",
-            fix="install the package that offers it again",
-        ) from None
+    fit: OperatorModelFit = load_plugin(ENTRY_POINTS, method, known, what="operator model")
     return fit

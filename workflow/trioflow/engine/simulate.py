@@ -23,12 +23,15 @@ from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.plugins import load_plugin
 
 NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
     "fair_share": FairShareNetwork,
     "contention_free": ContentionFreeNetwork,
 }
-"""Networks by name."""
+"""trioflow's own networks by name."""
+NETWORK_GROUP = "trioflow.networks"
+"""Group under which a package registers networks: made from links, they answer as ``Network`` does."""
 
 ENGINES = ("auto", "compiled", "reference")
 """Engines by name; all give the same bits."""
@@ -52,6 +55,25 @@ class Result:
 
     timeline: pd.DataFrame
     summary: dict[str, Any]
+
+
+def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
+    """Return what makes a network, by its name.
+
+    Parameters
+    ----------
+    name : str
+        In ``NETWORKS``, or registered under ``NETWORK_GROUP``.
+
+    Raises
+    ------
+    InputError
+        When the name is unknown, several packages register it, or what they
+        register cannot be loaded or called.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]
+    return load_plugin(NETWORK_GROUP, name, NETWORKS, what="network")
 
 
 def simulate(
@@ -80,8 +102,8 @@ def simulate(
         all, or one for each rank of the platform.
     communication_scale : float
         Factor on every communication time.
-    network : {"fair_share", "contention_free"}
-        How flows share links.
+    network : str
+        How flows share links: see :func:`find_network`.
     engine : {"auto", "compiled", "reference"}
         Which engine runs it; auto takes the one that answers first. Both give
         the same bits.
@@ -218,10 +240,7 @@ def _simulate(
     engine: str,
     bound: Bound,
 ) -> Result:
-    if network not in NETWORKS:
-        raise InputError(
-            f"no network is called {network!r}", fix=f"choose one of {', '.join(NETWORKS)}"
-        )
+    make_network = find_network(network)
     if engine not in ENGINES:
         raise InputError(
             f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
@@ -238,7 +257,7 @@ def _simulate(
         replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / communication_scale)
         for link in platform.links
     ]
-    mover = NETWORKS[network](links)
+    mover = make_network(links)
     if engine == "auto":
         compiled = supports(mover) and is_repaid(program.events)
         engine = "compiled" if compiled else "reference"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 
 from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Link
@@ -19,6 +17,7 @@ from trioflow.hardware.topologies.switches import (
     build_switch,
 )
 from trioflow.hardware.topologies.trees import build_dragonfly, build_fat_tree
+from trioflow.plugins import list_plugins, load_plugin
 
 ENTRY_POINTS = "trioflow.topologies"
 """Group under which a package registers builders: functions of a number of ranks and parameters."""
@@ -47,7 +46,7 @@ BUILDERS: Mapping[str, Builder] = {
 
 def list_builders() -> list[str]:
     """Return the names of all builders, those of other packages included, sorted."""
-    return sorted({*BUILDERS, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
+    return list_plugins(ENTRY_POINTS, BUILDERS)
 
 
 def find_builder(name: str) -> Builder:
@@ -67,35 +66,6 @@ def find_builder(name: str) -> Builder:
     """
     if name in BUILDERS:
         return BUILDERS[name]
-    found = entry_points(group=ENTRY_POINTS, name=name)
-    if not found:
-        known = list_builders()
-        close = difflib.get_close_matches(name, known, n=1)
-        raise PlatformError(
-            f"no builder is called {name!r}", place="builder",
-            fix=(f"did you mean {close[0]!r}? " if close else "") + f"known are {', '.join(known)}",
-        )  # fmt: skip
-    if len({entry.value for entry in found}) > 1:
-        raise PlatformError(
-            f"the builder {name!r} is registered {len(found)} times", place="builder",
-            fix="remove all but one of the packages that register it",
-        )  # fmt: skip
-    return _load(next(iter(found)))
-
-
-def _load(entry: EntryPoint) -> Builder:
-    """Import what a package registered."""
-    try:
-        builder = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise PlatformError(
-            f"the builder {entry.name!r} ({entry.value}) cannot be loaded: {error}",
-            place="builder", fix="install the package that offers it again",
-        ) from None  # fmt: skip
-    if not callable(builder):
-        raise PlatformError(
-            f"the builder {entry.name!r} ({entry.value}) is no function", place="builder",
-            fix="register a function of a number of ranks that returns links",
-        )  # fmt: skip
-    loaded: Builder = builder
-    return loaded
+    return load_plugin(
+        ENTRY_POINTS, name, BUILDERS, what="builder", error=PlatformError, place="builder"
+    )

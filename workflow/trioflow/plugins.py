@@ -1,0 +1,77 @@
+"""What other packages offer under a name: found through entry points, refused in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+from trioflow.errors import InputError
+
+
+def list_plugins(group: str, known: Iterable[str] = ()) -> list[str]:
+    """Return the names registered under a group and those known besides, sorted."""
+    return sorted({*known, *(entry.name for entry in entry_points(group=group))})
+
+
+def load_plugin(
+    group: str,
+    name: str,
+    known: Iterable[str] = (),
+    *,
+    what: str,
+    error: type[InputError] = InputError,
+    place: str = "",
+) -> Callable[..., Any]:
+    """Import what a package registered under a name.
+
+    Parameters
+    ----------
+    group : str
+        Of the entry points, such as ``trioflow.networks``.
+    name : str
+        Of the entry point.
+    known : iterable of str
+        trioflow's own names, for the error's text.
+    what : str
+        What it is, in a word or two, such as ``network``.
+    error : type
+        Class of the errors.
+    place : str, optional
+        Where the name was read, for the errors.
+
+    Raises
+    ------
+    InputError
+        Of the class ``error``, when no package registers the name, several do, or
+        what they register cannot be loaded or called.
+    """
+    found = entry_points(group=group, name=name)
+    if not found:
+        names = list_plugins(group, known)
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise error(
+            f"no {what} is called {name!r}", place=place, fix=f"{hint}known are {', '.join(names)}"
+        )
+    if len({entry.value for entry in found}) > 1:
+        raise error(
+            f"the {what} {name!r} is registered {len(found)} times", place=place,
+            fix="remove all but one of the packages that register it",
+        )  # fmt: skip
+    entry = next(iter(found))
+    try:
+        loaded = entry.load()
+    except (ImportError, AttributeError) as problem:
+        raise error(
+            f"the {what} {name!r} ({entry.value}) cannot be loaded: {problem}", place=place,
+            fix="install the package that offers it again",
+        ) from None  # fmt: skip
+    if not callable(loaded):
+        raise error(
+            f"the {what} {name!r} ({entry.value}) is no function", place=place,
+            fix="register a function or a class",
+        )  # fmt: skip
+    function: Callable[..., Any] = loaded
+    return function
