@@ -288,3 +288,11 @@ def test_a_node_of_a_cluster_takes_what_was_measured_inside_one(capsys):
     assert inside["time_s"] == answer(capsys, *words, 8, "--platform", "h100x8-nvlink")["time_s"]
     across = answer(capsys, *words, 16, "--platform", "dgx-h100")
     assert across["confidence"] == "uncalibrated" and across["algorithm"] == "ring"
+
+
+def test_the_network_is_chosen_by_name(capsys):
+    words = ("simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", 2)
+    free = answer(capsys, *words, "--network", "contention_free")
+    assert free["network"] == "contention_free"
+    assert free["step_time_s"] <= answer(capsys, *words)["step_time_s"]
+    assert "no network is called 'wires'" in refuse(capsys, *words, "--network", "wires")

@@ -16,7 +16,7 @@ from trioflow import tables
 from trioflow.cli.choices import choose_collectives, choose_graph, choose_platform
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.platform_collectives import PlatformCollectives
-from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
+from trioflow.engine.simulate import CONFIDENCES, DEFAULT_NETWORK, simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.platform import describe_unmeasured
 from trioflow.network.collectives import compute_wire_bytes
@@ -46,7 +46,8 @@ def predict(options: argparse.Namespace) -> Answer:
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links"
         )
         warnings += [told for told in [describe_unmeasured(platform)] if told]
-    result = simulate_interval(graph, platform, collectives)
+    network = getattr(options, "network", DEFAULT_NETWORK)
+    result = simulate_interval(graph, platform, collectives, network=network)
     peak, room = int(graph.metadata["peak_memory_bytes"]), platform.device.memory_bytes
     if peak > room:
         warnings.insert(0, "out of memory: the step does not fit a rank's device")
@@ -61,6 +62,7 @@ def predict(options: argparse.Namespace) -> Answer:
         "plan": graph.metadata["plan"]["plan"],
         "plan_text": graph.metadata["plan_text"],
         "platform": platform.name,
+        "network": network,
         "cost_model": times.model_text,
         "confidence": max(confidences, key=CONFIDENCES.index),
         "peak_memory_bytes": peak,

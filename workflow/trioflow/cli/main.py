@@ -16,6 +16,7 @@ from trioflow.cli.datasets import add_retrieve
 from trioflow.cli.export import add_export
 from trioflow.cli.imports import add_import
 from trioflow.costmodel.methods import AUTO, METHOD_NAMES
+from trioflow.engine.simulate import DEFAULT_NETWORK, NETWORKS
 from trioflow.errors import TrioflowError
 from trioflow.experiments import OPTIMIZERS, PRECISIONS
 from trioflow.report.breakdown import DEPTH, WAYS
@@ -62,6 +63,10 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )
+    parser.add_argument(
+        "--network", default=DEFAULT_NETWORK, metavar="NAME",
+        help=f"{', '.join(NETWORKS)}, or one that a package registers (default: {DEFAULT_NETWORK})",
+    )  # fmt: skip
     parser.add_argument("--by", choices=WAYS, help="break the step down as well")
     parser.add_argument(
         "--depth", type=int, default=DEPTH, metavar="N",

@@ -30,6 +30,7 @@ NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
     "contention_free": ContentionFreeNetwork,
 }
 """trioflow's own networks by name."""
+DEFAULT_NETWORK = "fair_share"
 NETWORK_GROUP = "trioflow.networks"
 """Group under which a package registers networks: made from links, they answer as ``Network`` does."""
 
@@ -83,7 +84,7 @@ def simulate(
     *,
     compute_scale: float | Sequence[float] = 1.0,
     communication_scale: float = 1.0,
-    network: str = "fair_share",
+    network: str = DEFAULT_NETWORK,
     engine: str = "auto",
 ) -> Result:
     """Simulate a task graph on a platform.
@@ -156,7 +157,7 @@ def simulate_interval(
     *,
     compute_scale: float | Sequence[float] = 1.0,
     communication_scale: float = 1.0,
-    network: str = "fair_share",
+    network: str = DEFAULT_NETWORK,
     engine: str = "auto",
 ) -> Result:
     """Simulate a task graph, and the ends of its 80 % interval beside it.
