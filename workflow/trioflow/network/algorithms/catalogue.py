@@ -1,0 +1,288 @@
+"""Which algorithm carries out which collective, and the one way to build its messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trioflow.errors import InputError
+from trioflow.network.algorithms.direct import build_direct
+from trioflow.network.algorithms.halving_doubling import build_halving_doubling
+from trioflow.network.algorithms.hierarchical import build_hierarchical
+from trioflow.network.algorithms.in_network import build_in_network
+from trioflow.network.algorithms.pattern import Pattern, fill, make_messages
+from trioflow.network.algorithms.ring import build_bidirectional_ring, build_ring
+from trioflow.network.algorithms.schedule import Schedule
+from trioflow.network.algorithms.trees import (
+    build_binary_tree,
+    build_chain,
+    build_double_binary_tree,
+)
+from trioflow.network.algorithms.waits import assemble
+
+COLLECTIVES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "all_to_all",
+    "barrier",
+    "send",
+)
+_SUMS = ("all_reduce", "broadcast", "reduce", "barrier")
+_GROUPS = COLLECTIVES[:-1]
+
+SUPPORTED = {
+    "ring": _GROUPS,
+    "bidirectional_ring": _GROUPS,
+    "chain": _SUMS,
+    "binary_tree": _SUMS,
+    "double_binary_tree": _SUMS,
+    "halving_doubling": tuple(name for name in _GROUPS if name != "all_to_all"),
+    "direct": COLLECTIVES,
+    "in_network": (*_SUMS, "reduce_scatter", "all_gather"),
+}
+"""Collectives of each algorithm; ``hierarchical`` is made of any two of these."""
+
+ALGORITHMS = (*SUPPORTED, "hierarchical")
+HIERARCHICAL = "hierarchical"
+DEFAULTS = {
+    name: "direct" if name in ("scatter", "gather", "all_to_all", "send") else "ring"
+    for name in COLLECTIVES
+}
+"""NCCL's habits: rings, and plain sends where each pair of ranks has data of its own."""
+
+_BUILDERS: dict[str, Callable[[str, int, int], Pattern]] = {
+    "ring": build_ring,
+    "bidirectional_ring": build_bidirectional_ring,
+    "chain": build_chain,
+    "binary_tree": build_binary_tree,
+    "double_binary_tree": build_double_binary_tree,
+    "halving_doubling": build_halving_doubling,
+    "direct": build_direct,
+    "in_network": build_in_network,
+}
+
+
+class Levels(NamedTuple):
+    """The two algorithms of a hierarchical one."""
+
+    inner: str
+    outer: str
+
+
+def choose_algorithm(
+    collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None
+) -> str:
+    """Return the algorithm that a collective will take, spelt out.
+
+    Parameters
+    ----------
+    collective : str
+        One of ``COLLECTIVES``.
+    algorithm : str or None
+        One of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the
+        default: ring; direct for scatter, gather, all_to_all and send.
+        Plain ``hierarchical`` has the default at both levels.
+    ranks : int
+        Members of the group.
+    ranks_per_node : int, optional
+        Members of each node, for hierarchical algorithms.
+
+    Returns
+    -------
+    str
+        A key of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``. With all
+        ranks in one node the inner algorithm is all there is, with one rank
+        in each the outer.
+
+    Raises
+    ------
+    InputError
+        When a name is unknown, the algorithm does not do the collective, or
+        the ranks do not fill whole nodes.
+    """
+    if collective not in COLLECTIVES:
+        raise InputError(
+            f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
+        )
+    if ranks < 1 or (collective == "send" and ranks != 2):
+        need = "two ranks" if collective == "send" else "at least one rank"
+        raise InputError(f"{collective} with {ranks} ranks", fix=f"give it {need}")
+    name = DEFAULTS[collective] if algorithm is None else algorithm
+    if name.partition(":")[0] != HIERARCHICAL:
+        _check_supported(name, collective)
+        return name
+    levels = _parse_levels(name, collective)
+    per_node = _check_nodes(ranks, ranks_per_node)
+    if per_node == ranks:
+        return levels.inner
+    return levels.outer if per_node == 1 else f"{HIERARCHICAL}:{levels.inner}+{levels.outer}"
+
+
+def split_levels(algorithm: str) -> Levels | None:
+    """Return the two algorithms of a spelt-out hierarchical one, None for any other."""
+    kind, _, pair = algorithm.partition(":")
+    return Levels(*pair.split("+")) if kind == HIERARCHICAL else None
+
+
+def is_scattered(levels: Levels) -> bool:
+    """Return whether nodes share out an all_reduce by parts, or leave it to their first ranks."""
+    return "reduce_scatter" in SUPPORTED[levels.inner]
+
+
+def count_switches(
+    collective: str, algorithm: str | None, ranks: int, ranks_per_node: int | None = None
+) -> int:
+    """Return how many switch names ``build_schedule`` needs; parameters as ``choose_algorithm``."""
+    name = choose_algorithm(collective, algorithm, ranks, ranks_per_node)
+    levels = split_levels(name)
+    if levels is None:
+        return int(name == "in_network" and ranks > 1)
+    nodes = ranks // int(ranks_per_node or 1)
+    return nodes * (levels.inner == "in_network") + (levels.outer == "in_network")
+
+
+def build_schedule(
+    collective: str,
+    group: Sequence[int] | int,
+    message_bytes: float,
+    *,
+    algorithm: str | None = None,
+    chunks: int = 1,
+    ranks_per_node: int | None = None,
+    switches: Sequence[str] = (),
+) -> Schedule:
+    """Return the messages of one collective.
+
+    Parameters
+    ----------
+    collective : str
+        One of ``COLLECTIVES``.
+    group : sequence of int, or int
+        Ranks in ring or tree order, node by node; n stands for 0 to n - 1.
+        The first is the root, and the sender of a send. A group of one sends
+        nothing.
+    message_bytes : float
+        The whole result of all_gather and gather, the whole input of
+        reduce_scatter and scatter, otherwise one rank's buffer, of which
+        all_to_all sends an equal part to each rank [bytes]. 0 for a barrier.
+    algorithm, ranks_per_node
+        As for ``choose_algorithm``.
+    chunks : int
+        Pieces that each message of the algorithm is cut into; a barrier has
+        nothing to cut.
+    switches : sequence of str
+        Nodes of the network that compute: one for in_network; hierarchical,
+        one for each node where the inner algorithm is in_network, then one if
+        the outer is.
+
+    Raises
+    ------
+    InputError
+        As ``choose_algorithm``; or when a rank comes twice, a number makes no
+        sense, switches are too few or too many, or the table would not fit.
+    """
+    ranks = tuple(range(group)) if isinstance(group, int) else tuple(group)
+    count = len(ranks)
+    if len(set(ranks)) != count:
+        raise InputError(f"{collective}: a rank comes twice in the group {list(ranks)}")
+    name = choose_algorithm(collective, algorithm, count, ranks_per_node)
+    needed = count_switches(collective, algorithm, count, ranks_per_node)
+    check_numbers(collective, message_bytes, chunks)
+    if len(switches) != needed or len(set(switches)) != len(switches):
+        raise InputError(
+            f"{name} of {count} ranks with the switches {list(switches)}",
+            fix=f"name {needed} different switches" if needed else "it takes no switches",
+        )
+    pieces = 1 if collective == "barrier" else chunks
+    pattern = _build_pattern(name, collective, count, pieces, ranks_per_node)
+    return assemble(pattern, name, collective, (*ranks, *switches), float(message_bytes))
+
+
+def _build_pattern(
+    name: str, collective: str, ranks: int, chunks: int, ranks_per_node: int | None
+) -> Pattern:
+    if ranks == 1:
+        none = make_messages([], [], [], np.zeros((0, 1)))
+        return Pattern(1, none, fill(1, 0), fill(1, 0), 1)
+    levels = split_levels(name)
+    if levels is None:
+        return _BUILDERS[name](collective, ranks, chunks)
+    per_node = int(ranks_per_node or 1)
+
+    def inner(part: str) -> Pattern:
+        return _BUILDERS[levels.inner](part, per_node, chunks)
+
+    def outer(part: str) -> Pattern:
+        return _BUILDERS[levels.outer](part, ranks // per_node, chunks)
+
+    return build_hierarchical(collective, inner, outer, chunks, is_scattered(levels))
+
+
+def _parse_levels(name: str, collective: str) -> Levels:
+    _, colon, pair = name.partition(":")
+    default = DEFAULTS[collective]
+    levels = pair.split("+") if colon else [default, default]
+    if len(levels) != 2 or not all(level in SUPPORTED for level in levels):
+        raise InputError(
+            f"unknown algorithm {name!r}",
+            fix=f"write {HIERARCHICAL}:INNER+OUTER with two of {', '.join(SUPPORTED)}",
+        )
+    if collective == "send":
+        raise InputError("hierarchical does not do send", fix=_suggest(collective))
+    for level in levels:
+        _check_supported(level, collective)
+    return Levels(*levels)
+
+
+def _check_supported(name: str, collective: str) -> None:
+    if name not in SUPPORTED:
+        raise InputError(f"unknown algorithm {name!r}", fix=f"use one of {', '.join(ALGORITHMS)}")
+    if collective not in SUPPORTED[name]:
+        raise InputError(
+            f"{name} does not do {collective}, only {', '.join(SUPPORTED[name])}",
+            fix=_suggest(collective),
+        )
+
+
+def _suggest(collective: str) -> str:
+    able = [name for name, known in SUPPORTED.items() if collective in known]
+    return f"for {collective} use {' or '.join(able)}"
+
+
+def _check_nodes(ranks: int, ranks_per_node: int | None) -> int:
+    if ranks_per_node is None or ranks_per_node < 1 or ranks % ranks_per_node:
+        raise InputError(
+            f"hierarchical: {ranks} ranks do not fill nodes of {ranks_per_node}",
+            fix="give ranks_per_node, a divisor of the ranks",
+        )
+    return ranks_per_node
+
+
+def check_numbers(collective: str, message_bytes: float, chunks: int) -> None:
+    """Refuse sizes and chunks that make no sense.
+
+    Raises
+    ------
+    InputError
+        When a size is negative or infinite, a barrier has one, or there is
+        not even one chunk.
+    """
+    if not 0 <= message_bytes < math.inf:
+        raise InputError(
+            f"{collective} of {message_bytes!r} bytes", fix="give a size that is not negative"
+        )
+    if collective == "barrier" and message_bytes:
+        raise InputError(
+            f"a barrier moves no data, but message_bytes is {message_bytes!r}",
+            fix="give 0, or use all_reduce",
+        )
+    if chunks < 1:
+        raise InputError(f"{collective} in {chunks} chunks", fix="give at least one")

@@ -1,0 +1,256 @@
+"""Messages of an algorithm before anyone has said what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trioflow.errors import InputError
+from trioflow.network.algorithms.schedule import Flags, Index, Offsets
+
+MOST_ENTRIES = 1 << 28
+"""Blocks in messages beyond which a table is refused: several gigabytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Columns as in ``schedule.Schedule`` and ``schedule.Contents``, in any order.
+
+    A message sees what arrived at its source in smaller steps, not in its own.
+    """
+
+    step: Index
+    source: Index
+    target: Index
+    channel: NDArray[np.int8]
+    reduces: Flags
+    first: Offsets
+    block: Index
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """An algorithm on members 0 to n - 1, of which 0 is the root.
+
+    Attributes
+    ----------
+    members : int
+        Ranks.
+    messages : Messages
+        What they send.
+    origin, destination : ndarray of int32 [blocks]
+        As in ``schedule.Contents``.
+    pieces : int
+        Blocks that make up the collective's ``message_bytes``.
+    switches : int
+        Members beyond the ranks.
+    previous : ndarray of int64 [messages], optional
+        Where every message waits for one other at most: that one, or -1.
+        Without it the waits are derived from the contents.
+    """
+
+    members: int
+    messages: Messages
+    origin: Index
+    destination: Index
+    pieces: int
+    switches: int = 0
+    previous: Offsets | None = None
+
+
+def make_messages(
+    step: ArrayLike,
+    source: ArrayLike,
+    target: ArrayLike,
+    parts: ArrayLike,
+    *,
+    chunks: int = 1,
+    lag: int = 0,
+    reduces: bool = False,
+) -> Messages:
+    """Make a batch of messages that carry equally many blocks.
+
+    Parameters
+    ----------
+    step, source, target : array of int [messages] or int
+        Columns.
+    parts : array of int [messages, parts of a message]
+        What each carries.
+    chunks : int
+        Messages that each of them is cut into; block ``part * chunks + k``
+        is chunk k of a part.
+    lag : int
+        Steps from one chunk to the next.
+    reduces : bool
+        As in ``schedule.Contents``.
+    """
+    table = np.atleast_2d(np.asarray(parts, dtype=np.int32))
+    rows, width = table.shape
+    check_entries(rows * width * chunks)
+    chunk = np.arange(chunks, dtype=np.int32)[:, None]
+
+    def column(values: ArrayLike, shift: int = 0) -> Index:
+        wide = np.broadcast_to(np.asarray(values, dtype=np.int32), (rows,))[None, :]
+        return np.ascontiguousarray(wide + shift * chunk).reshape(-1).astype(np.int32)
+
+    count = rows * chunks
+    return Messages(
+        column(step, lag),
+        column(source),
+        column(target),
+        np.zeros(count, dtype=np.int8),
+        np.full(count, reduces),
+        np.arange(count + 1, dtype=np.int64) * width,
+        (table[None] * np.int32(chunks) + chunk[:, :, None]).reshape(-1),
+    )
+
+
+def check_entries(count: int) -> None:
+    """Refuse a table that would fill the memory.
+
+    Raises
+    ------
+    InputError
+        When it lists more than ``MOST_ENTRIES`` blocks.
+    """
+    if count > MOST_ENTRIES:
+        raise InputError(
+            f"the messages would list {count} blocks, more than {MOST_ENTRIES}",
+            fix="take fewer ranks or chunks, or another algorithm (hierarchical needs far fewer)",
+        )
+
+
+def concatenate(batches: Sequence[Messages]) -> Messages:
+    """Put batches one after another, as they are."""
+    lengths = np.concatenate([np.diff(batch.first) for batch in batches] or [np.zeros(0, int)])
+    first = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=first[1:])
+
+    def join(name: str, kind: type[np.generic]) -> NDArray[np.generic]:
+        columns = [getattr(batch, name) for batch in batches]
+        return np.concatenate(columns) if columns else np.zeros(0, kind)
+
+    return Messages(
+        join("step", np.int32).astype(np.int32),
+        join("source", np.int32).astype(np.int32),
+        join("target", np.int32).astype(np.int32),
+        join("channel", np.int8).astype(np.int8),
+        join("reduces", np.bool_).astype(np.bool_),
+        first,
+        join("block", np.int32).astype(np.int32),
+    )
+
+
+def in_sequence(phases: Sequence[Messages]) -> Messages:
+    """Put phases one after another in steps too; their messages wait for data only."""
+    shifted, steps = [], 0
+    for phase in phases:
+        shifted.append(replace(phase, step=(phase.step + steps).astype(np.int32)))
+        steps += count_steps(phase)
+    return concatenate(shifted)
+
+
+def count_steps(messages: Messages) -> int:
+    """Return how many steps messages span, from step 0."""
+    return int(messages.step.max(initial=-1)) + 1
+
+
+def reverse(messages: Messages, reduces: bool) -> Messages:
+    """Run messages backwards in time and direction.
+
+    Notes
+    -----
+    Where each block spreads to every rank once (all_gather, broadcast), its
+    way is a tree, and that tree backwards collects every contribution once
+    (reduce_scatter, reduce). Scatter becomes gather likewise, with copies.
+    """
+    last = count_steps(messages) - 1
+    return replace(
+        messages,
+        step=(last - messages.step).astype(np.int32),
+        source=messages.target,
+        target=messages.source,
+        reduces=np.full(len(messages), reduces),
+    )
+
+
+def embed(messages: Messages, members: ArrayLike, blocks: ArrayLike) -> Messages:
+    """Give messages other members, and each of their blocks a set of blocks.
+
+    Parameters
+    ----------
+    messages : Messages
+        A pattern's.
+    members : array of int [members]
+        New number of each old member.
+    blocks : array of int [old blocks, new blocks of each]
+        What each old block becomes.
+    """
+    place = np.asarray(members, dtype=np.int32)
+    table = np.asarray(blocks, dtype=np.int32)
+    return replace(
+        messages,
+        source=place[messages.source],
+        target=place[messages.target],
+        first=messages.first * table.shape[1],
+        block=table[messages.block].reshape(-1),
+    )
+
+
+def merge(one: Pattern, other: Pattern) -> Pattern:
+    """Let two patterns over the same ranks each move half of the data on its own channel."""
+    blocks, rows = len(one.origin), len(one.messages)
+    second = replace(
+        other.messages,
+        block=(other.messages.block + blocks).astype(np.int32),
+        channel=(other.messages.channel + 1).astype(np.int8),
+    )
+    previous = None
+    if one.previous is not None and other.previous is not None:
+        shifted = np.where(other.previous < 0, -1, other.previous + rows)
+        previous = np.concatenate((one.previous, shifted))
+    return Pattern(
+        one.members,
+        concatenate([one.messages, second]),
+        np.concatenate((one.origin, other.origin)),
+        np.concatenate((one.destination, other.destination)),
+        one.pieces + other.pieces,
+        previous=previous,
+    )
+
+
+def relabel(pattern: Pattern, members: ArrayLike) -> Pattern:
+    """Give a pattern's members other numbers.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        Without switches.
+    members : array of int [members]
+        New number of each old one.
+    """
+    place = np.asarray(members, dtype=np.int32)
+    ends = np.append(place, np.int32(-1))  # so that -1 stays -1
+    blocks = np.arange(len(pattern.origin))[:, None]
+    return replace(
+        pattern,
+        messages=embed(pattern.messages, place, blocks),
+        origin=ends[pattern.origin],
+        destination=ends[pattern.destination],
+    )
+
+
+def fill(count: int, member: int) -> Index:
+    """Return the same member for each of so many blocks."""
+    return np.full(count, member, dtype=np.int32)
+
+
+def one_each(members: int, chunks: int) -> Index:
+    """Return member i for the blocks of part i, as many parts as members."""
+    return np.repeat(np.arange(members, dtype=np.int32), chunks)
