@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 from trioflow.costmodel.collective_points import Curve, Key, each_curve, make_curves
 from trioflow.costmodel.collectives import step_count, wire_factor
@@ -140,6 +139,8 @@ def place(nodes: int) -> str:
 
 def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
     """Fit latency and slope of every operation, least squared relative error over all its messages."""
+    from scipy.optimize import nnls
+
     lines = {}
     for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
         name = str(collective)

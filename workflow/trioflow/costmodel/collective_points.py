@@ -8,7 +8,6 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import isotonic_regression
 
 from trioflow.costmodel.collectives import COLLECTIVES
 from trioflow.costmodel.features import Floats
@@ -141,6 +140,8 @@ def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
     InputError
         When two libraries or datasets measured the same.
     """
+    from scipy.optimize import isotonic_regression
+
     curves = {}
     for key, rows in each_curve(points):
         sources = sorted(set(zip(rows["library"], rows["dataset"], strict=True)))

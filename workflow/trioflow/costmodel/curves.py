@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import lsq_linear, nnls
 
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.tile_curve import evaluate_tiles, fit_tiles
@@ -85,6 +84,8 @@ class Sample:
 
     def solve(self, columns: Floats) -> tuple[Floats, float]:
         """Fit non-negative coefficients of columns to the times; return them and the residual."""
+        from scipy.optimize import nnls
+
         weights = 1.0 / np.maximum(self.time_s, SHORTEST_S)
         if self.weights is not None:
             weights = weights * np.sqrt(self.weights)
@@ -198,6 +199,8 @@ def _roofline(features: Floats, coefficients: Floats) -> Floats:
 
 def _fit_power(sample: Sample) -> Floats:
     """Least squares of the logarithm, every exponent between 0 and 1."""
+    from scipy.optimize import lsq_linear
+
     logs = np.log1p(sample.features[:, :SIZES])
     centre = logs.mean(axis=0)
     target = np.log(np.maximum(sample.time_s, SHORTEST_S))

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import ndtri, stdtrit
 
 from trioflow.costmodel.class_curves import (
     ANY,
@@ -227,6 +226,8 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
         few workloads are widened as Student's are: what misses one operator of
         a workload misses the others, too.
     """
+    from scipy.special import ndtri, stdtrit
+
     doubled = basis == LEFT_OUT_OPERATORS
     if clustered and len(frame):
         frame = frame.drop_duplicates(
@@ -295,6 +296,8 @@ def fit_step_band(
     there are workloads: steps of one workload are not independent. Errors are
     taken around 0, so that a bias widens the interval.
     """
+    from scipy.special import stdtrit
+
     if frame.empty:
         return StepBand(math.log(ASSUMED_FACTOR), 0, 0, None, ASSUMED)
     sums = frame.groupby(["workload", *by], sort=True)[["time_s", "held_out_s"]].sum()

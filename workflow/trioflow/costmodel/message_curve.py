@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression, nnls
 
 from trioflow.costmodel.features import Floats
 from trioflow.units import ns_to_s
@@ -172,6 +171,8 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
 
 def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
     """Return alpha [s] and beta [s/byte], not negative, of least squared relative error."""
+    from scipy.optimize import nnls
+
     columns = np.column_stack([np.ones_like(sizes), sizes])
     scale = columns.max(axis=0, initial=1.0)
     line = nnls(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
@@ -180,6 +181,8 @@ def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
 
 def _monotone(times_s: Floats) -> Floats:
     """Make times ascend; those that do already stay exactly as they are."""
+    from scipy.optimize import isotonic_regression
+
     if np.all(np.diff(times_s) >= 0):
         return times_s.copy()
     return np.asarray(np.exp(isotonic_regression(np.log(times_s)).x), np.float64)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.nccl_formula import PROTOCOLS, Choices, NcclMachine, choose
@@ -126,6 +125,8 @@ def calibrate(
     bandwidth of in-switch reduction is the one of ``IN_SWITCH_SCALES`` that
     fits best.
     """
+    from scipy.optimize import least_squares
+
     target = np.log(rows["time_s"].to_numpy(np.float64))
     tried = [1.0]
     if machine.in_switch_reduction and collective == "all_reduce":

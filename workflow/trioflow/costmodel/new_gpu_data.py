@@ -15,8 +15,6 @@ from trioflow.costmodel.new_gpu_rules import size_rows
 from trioflow.costmodel.products import PRODUCTS
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, list_devices, load_device
-from trioflow.trace.importers.neusight import import_neusight
-from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import Trace
 
 LABELS = Path("sitar-lab+NeuSight/scripts/asplos/label")
@@ -66,6 +64,9 @@ def load_cases(data_folder: str | Path) -> list[Case]:
     InputError
         When the folder holds none.
     """
+    from trioflow.trace.importers.neusight import import_neusight
+    from trioflow.trace.importers.options import ImportOptions
+
     cases = []
     for path in sorted((Path(data_folder) / LABELS).glob("*/*.csv")):
         trace = import_neusight(path, ImportOptions())

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import least_squares
 
 from trioflow.costmodel.features import Floats, base_class
 from trioflow.costmodel.new_gpu_data import BENCHMARKS, TENSOR_BENCHMARKS
@@ -113,6 +112,8 @@ def _is_enough(group: pd.DataFrame) -> bool:
 
 def _fit_one(group: pd.DataFrame) -> Exponents:
     """Fit one class."""
+    from scipy.optimize import least_squares
+
     flop = group["flop"].to_numpy(np.float64)
     data = (group["read_bytes"] + group["write_bytes"]).to_numpy(np.float64)
     before, after = (_rates(group, side) for side in SIDES)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.model_file import read_content
@@ -221,6 +220,8 @@ def _step_band(frame: pd.DataFrame) -> NewGpuBand:
     interval. It covers a GPU of another kind (inference boards of 70 W, older
     chips), hence too much between the large boards that were measured.
     """
+    from scipy.special import stdtrit
+
     errors = pd.concat([_sum_errors(frame), _product_errors(frame)])
     if errors.empty:
         return ASSUMED
