@@ -1,7 +1,6 @@
 # trioflow: from an operator trace of one rank, predict the training step of many.
-#
 # snakemake            everything, up to results/report/index.html
-# snakemake traces     one stage and what it needs; all stages stand below as localrules
+# snakemake traces     one stage and what it needs (localrules below); studies: docs/studies.md
 # snakemake validation, published_traces, data   public data: a network or a mirror (docs/data.md)
 
 from snakemake.utils import min_version
@@ -37,6 +36,7 @@ include: "rules/measure.smk"
 include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
 include: "rules/report.smk"
+include: "rules/studies.smk"
 include: "rules/validate.smk"
 
 

@@ -37,6 +37,7 @@ ORDER = (
     ("measure",),
     ("campaign",),
     ("report",),
+    ("studies",),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

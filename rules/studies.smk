@@ -1,0 +1,73 @@
+# Purpose: the case studies: 84 GPUs on a photonic wafer, and decentralised training with Hop.
+# Inputs:  traces and cost models that ship with the library; nothing is measured
+# Outputs: results/studies/: wafer.parquet, hop.parquet, and figures as SVG and PNG
+
+
+rule wafer_study:
+    output:
+        table="<results>/studies/wafer.parquet",
+        figure=report(
+            "<results>/studies/wafer.svg",
+            caption="../workflow/report/wafer.rst",
+            category="Case studies",
+            labels={"figure": "photonic wafer and electrical mesh"},
+        ),
+        picture="<results>/studies/wafer.png",
+    log:
+        "<logs>/wafer_study.log",
+    benchmark:
+        "<benchmarks>/wafer_study.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("wafer_study"),
+    message:
+        "84 GPUs on circuits and on a mesh"
+    script:
+        "../scripts/wafer_study.py"
+
+
+rule hop_study:
+    output:
+        table="<results>/studies/hop.parquet",
+        speedup=report(
+            "<results>/studies/hop_speedup.svg",
+            caption="../workflow/report/hop_speedup.rst",
+            category="Case studies",
+            labels={"figure": "Hop: speed-up by rule"},
+        ),
+        bandwidth=report(
+            "<results>/studies/hop_bandwidth.svg",
+            caption="../workflow/report/hop_bandwidth.rst",
+            category="Case studies",
+            labels={"figure": "Hop: speed-up and bandwidth"},
+        ),
+        pictures=expand(
+            "<results>/studies/{figure}.png",
+            figure=["hop_speedup", "hop_bandwidth"],
+        ),
+    log:
+        "<logs>/hop_study.log",
+    benchmark:
+        "<benchmarks>/hop_study.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        library=library_digest("hop_study"),
+    message:
+        "decentralised training under Hop's rules"
+    script:
+        "../scripts/hop_study.py"
+
+
+rule studies:
+    input:
+        "<results>/studies/wafer.parquet",
+        "<results>/studies/hop.parquet",
+    localrule: True

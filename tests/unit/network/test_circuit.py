@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Link
+from trioflow.hardware.topologies.switches import build_switch
+from trioflow.network.circuit import CircuitNetwork, CircuitSettings
+from trioflow.network.interface import NEVER_S, Flow
+
+SETUP_S, LATENCY_S = 2.0, 0.25
+FABRIC = build_switch(5, 100.0, 0.0)
+
+
+def make(ports: int | None = 1, **settings: Any) -> CircuitNetwork:
+    return CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, ports, **settings))
+
+
+def flow(flow_id: int, source: int, target: int, size_bytes: float = 50.0) -> Flow:
+    return Flow(flow_id, f"rank{source}", f"rank{target}", size_bytes, LATENCY_S)
+
+
+def drain(network: CircuitNetwork) -> dict[int, float]:
+    ends: dict[int, float] = {}
+    while (time_s := network.next_event_s()) < NEVER_S:
+        ends |= {end.flow.flow_id: end.time_s for end in network.advance(time_s)}
+    return ends
+
+
+def test_a_circuit_is_set_up_once_and_used_again() -> None:
+    network = make()
+    network.start(flow(0, 0, 1), 0.0)
+    network.start(flow(1, 0, 1), 10.0)
+    assert drain(network) == {0: SETUP_S + LATENCY_S + 0.5, 1: 10.0 + LATENCY_S + 0.5}
+    assert [grant.established for grant in network.grants] == [True, False]
+    assert network.open_circuits == (("rank0", "rank1"),)
+
+
+def test_without_keep_open_every_flow_waits_for_a_new_circuit() -> None:
+    network = make(keep_open=False)
+    network.start(flow(0, 0, 1), 0.0)
+    network.start(flow(1, 0, 1), 10.0)
+    assert drain(network)[1] == 10.0 + SETUP_S + LATENCY_S + 0.5
+    assert network.open_circuits == () and network.torn_down == 2
+
+
+def test_flows_queue_for_the_only_port_in_the_order_of_arrival() -> None:
+    network = make()
+    for number, target in ((0, 1), (1, 2), (2, 1)):
+        network.start(flow(number, 0, target), 0.0)
+    each = SETUP_S + LATENCY_S + 0.5
+    assert drain(network) == {0: each, 1: 2 * each, 2: 3 * each}
+    assert network.torn_down == 2, "one port: every circuit replaces the one before"
+
+
+def test_a_receiver_has_a_limited_number_of_ports_too() -> None:
+    network = make()
+    network.start(flow(0, 0, 2), 0.0)
+    network.start(flow(1, 1, 2), 0.0)
+    each = SETUP_S + LATENCY_S + 0.5
+    assert drain(network) == {0: each, 1: 2 * each}
+
+
+def test_nobody_overtakes_at_a_device_even_on_an_open_circuit() -> None:
+    network = make(ports=2)
+    network.start(flow(0, 0, 1), 0.0)
+    network.start(flow(1, 2, 3, 1e4), 0.0)
+    network.start(flow(2, 4, 3, 1e4), 0.0)
+    drain_until = network.advance(50.0)
+    assert [end.flow.flow_id for end in drain_until] == [0]
+    network.start(flow(3, 0, 3), 60.0)  # waits: both ports into rank3 are busy
+    network.start(flow(4, 0, 1), 61.0)  # its circuit is open and idle, and 3 is first at rank0
+    ends = drain(network)
+    assert [grant.flow_id for grant in network.grants] == [0, 1, 2, 3, 4]
+    assert ends[4] > ends[1]
+
+
+def test_the_least_recently_used_idle_circuit_gives_way() -> None:
+    network = make(ports=2)
+    for number, (target, time_s) in enumerate([(1, 0.0), (2, 10.0), (1, 20.0), (3, 30.0)]):
+        network.start(flow(number, 0, target), time_s)
+    drain(network)
+    assert network.open_circuits == (("rank0", "rank1"), ("rank0", "rank3"))
+    assert network.torn_down == 1
+
+
+def test_bytes_wait_for_room_at_the_receiver() -> None:
+    network = make(ports=4, receive_buffer_bytes=80.0)
+    network.start(flow(0, 0, 2), 0.0)
+    network.start(flow(1, 1, 2), 0.0)
+    each = SETUP_S + LATENCY_S + 0.5
+    assert drain(network) == {0: each, 1: 2 * each}
+
+
+def test_a_message_larger_than_the_buffer_goes_alone() -> None:
+    network = make(ports=4, receive_buffer_bytes=10.0)
+    network.start(flow(0, 0, 2), 0.0)
+    assert drain(network) == {0: SETUP_S + LATENCY_S + 0.5}
+
+
+def test_circuits_that_are_open_at_the_start_need_no_set_up() -> None:
+    network = CircuitNetwork(FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1")])
+    network.start(flow(0, 0, 1), 0.0)
+    assert drain(network) == {0: LATENCY_S + 0.5}
+    with pytest.raises(SimulationError, match="no port is left for the open circuit rank0 to"):
+        CircuitNetwork(
+            FABRIC, CircuitSettings(SETUP_S, 1), [("rank0", "rank1"), ("rank0", "rank2")]
+        )
+
+
+def test_a_circuit_runs_at_its_narrowest_link_or_the_flows_cap() -> None:
+    links = [Link("rank0", "hub", 10.0, 0.0), Link("hub", "rank1", 5.0, 0.0)]
+    network = CircuitNetwork(links, CircuitSettings(0.0))
+    network.start(Flow(0, "rank0", "rank1", 20.0, 0.0), 0.0)
+    network.start(Flow(1, "rank0", "rank1", 20.0, 0.0, max_rate_bytes_per_s=2.0), 0.0)
+    assert drain(network) == {0: 4.0, 1: 10.0}
+    assert network.link_bytes == {("rank0", "hub"): 40.0, ("hub", "rank1"): 40.0}
+
+
+def test_what_stays_on_a_device_needs_no_circuit() -> None:
+    network = make()
+    network.start(flow(0, 0, 0), 1.0)
+    assert drain(network) == {0: 1.0 + LATENCY_S}
+    assert network.grants == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"establish_s": -1.0}, "establish_s is -1.0"),
+        ({"establish_s": math.nan}, "establish_s is nan"),
+        ({"ports": 0}, "ports is 0"),
+        ({"receive_buffer_bytes": 0.0}, "receive_buffer_bytes is 0.0"),
+    ],
+)
+def test_settings_with_which_no_flow_could_end_are_refused(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SimulationError, match=f"circuit network: {told}"):
+        CircuitSettings(**settings)
+
+
+def test_a_flow_without_a_route_is_refused() -> None:
+    with pytest.raises(SimulationError, match="no route leads from rank0 to nowhere"):
+        make().start(Flow(0, "rank0", "nowhere", 1.0, 0.0), 0.0)

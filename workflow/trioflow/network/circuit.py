@@ -1,0 +1,305 @@
+"""A circuit-switched photonic network: light paths are set up, used and torn down."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Link
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
+from trioflow.network.routing import Router
+
+
+@dataclass(frozen=True)
+class CircuitSettings:
+    """What a circuit costs and how many there may be.
+
+    Attributes
+    ----------
+    establish_s : float
+        Time from the decision to set a circuit up until it carries bytes [s].
+    ports : int or None
+        Circuits that may leave a device, and as many that may reach it; None
+        for no limit.
+    receive_buffer_bytes : float
+        Room for messages on their way to one device [bytes].
+    keep_open : bool
+        Whether a circuit stays open for the next flow; it is torn down at the
+        end of its flow without.
+
+    Raises
+    ------
+    SimulationError
+        When a number makes no sense.
+
+    References
+    ----------
+    The TrioSim paper's photonic case study: 20 ms to establish a circuit, 8
+    links (ports) a GPU, the least recently used idle circuit torn down when no
+    port is free, buffer space reserved at the receiver before data moves.
+    It does not say how large the buffer is, so it has no end here.
+    """
+
+    establish_s: float = 0.020
+    ports: int | None = 8
+    receive_buffer_bytes: float = math.inf
+    keep_open: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse settings with which no flow could end."""
+        problem = ""
+        if not 0 <= self.establish_s < math.inf:
+            problem = f"establish_s is {self.establish_s!r}"
+        elif self.ports is not None and self.ports < 1:
+            problem = f"ports is {self.ports!r}"
+        elif not self.receive_buffer_bytes > 0:
+            problem = f"receive_buffer_bytes is {self.receive_buffer_bytes!r}"
+        if problem:
+            raise SimulationError(f"circuit network: {problem}")
+
+
+class Grant(NamedTuple):
+    """When a flow got its circuit [s], and whether that had to be set up first."""
+
+    time_s: float
+    flow_id: int
+    established: bool
+
+
+@dataclass(eq=False, slots=True)
+class _Circuit:
+    number: int
+    source: str
+    target: str
+    last_used_s: float
+    busy: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """A flow that waits for a circuit; the order of arrival is its place in every queue."""
+
+    order: int
+    flow: Flow
+
+
+class CircuitNetwork:
+    """Carries every flow on a circuit of its own.
+
+    Parameters
+    ----------
+    links : sequence of Link
+        Directed links of the fabric. A circuit runs over the route between
+        its ends and carries bytes at the bandwidth of its narrowest link,
+        whatever else crosses that link: light of other circuits has other
+        wavelengths.
+    settings : CircuitSettings
+        Set-up time, ports, buffers.
+    open_circuits : iterable of (str, str)
+        Circuits that are open at time zero, least recently used first.
+
+    Notes
+    -----
+    A circuit leads from one device to another, one way, and carries one flow
+    at a time. It holds a port of its source (out) and one of its target (in)
+    from the start of its set-up to its tear-down. A flow takes an idle
+    circuit that joins its ends, the oldest first. Where there is none, one is
+    set up; where no port is free, the least recently used idle circuit of
+    that device is torn down first, which takes no time. Equal ones go in the
+    order in which they were set up. The flow ends at grant + set-up + latency
+    + size / bandwidth, and the circuit stays open.
+
+    Flows wait in the order of their arrival, ties by ``flow_id``, in one line
+    at their source and one at their target, and get a circuit when they are
+    first in both: nobody overtakes at a device, not even on an open circuit.
+    A flow also waits until its bytes have room in the buffer of its target;
+    one that is larger than the whole buffer waits for it to be empty.
+
+    Events at one time: ends of flows in the order of ``flow_id``, arrivals in
+    the same order, then grants in the order of arrival.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        settings: CircuitSettings | None = None,
+        open_circuits: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self.settings = settings or CircuitSettings()
+        self._router = Router(links)
+        self._arriving: list[tuple[float, int, Flow]] = []
+        self._ends: list[tuple[float, int]] = []
+        self._carried: dict[int, tuple[Flow, _Circuit | None]] = {}
+        self._sending: dict[str, deque[_Request]] = {}
+        self._receiving: dict[str, deque[_Request]] = {}
+        self._reserved: dict[str, dict[int, float]] = {}
+        self._leaving: dict[str, dict[int, _Circuit]] = {}
+        self._reaching: dict[str, dict[int, _Circuit]] = {}
+        self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
+        self._arrived = self._numbered = 0
+        self._now_s = 0.0
+        self.grants: list[Grant] = []
+        """Circuits given to flows so far, in order."""
+        self.torn_down = 0
+        """Circuits torn down so far."""
+        for source, target in open_circuits:
+            self._router.route(source, target)
+            if not all(self._has_port(*end) for end in self._ends_of(source, target)):
+                raise SimulationError(
+                    f"circuit network: no port is left for the open circuit {source} to {target}"
+                )
+            self._open(source, target)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The directed links of the fabric."""
+        return self._router.links
+
+    @property
+    def link_bytes(self) -> Mapping[tuple[str, str], float]:
+        """Bytes that ended flows have moved over each directed link [bytes]."""
+        return dict(self._link_bytes)
+
+    @property
+    def open_circuits(self) -> tuple[tuple[str, str], ...]:
+        """Source and target of every open circuit, least recently used first."""
+        found = [one for circuits in self._leaving.values() for one in circuits.values()]
+        found.sort(key=_age)
+        return tuple((circuit.source, circuit.target) for circuit in found)
+
+    def start(self, flow: Flow, time_s: float) -> None:
+        """Let a flow start; see ``Network.start``."""
+        check_flow(flow, time_s, self._now_s)
+        self._router.route(flow.source, flow.target)
+        heapq.heappush(self._arriving, (time_s, flow.flow_id, flow))
+
+    def next_event_s(self) -> float:
+        """Return when a flow next arrives or ends; see ``Network.next_event_s``."""
+        heads = [heap[0][0] for heap in (self._arriving, self._ends) if heap]
+        return min(heads, default=NEVER_S)
+
+    def advance(self, time_s: float) -> list[FlowEnd]:
+        """Move the clock and return the ended flows; see ``Network.advance``."""
+        ends: list[FlowEnd] = []
+        while (event_s := self.next_event_s()) <= time_s and event_s < NEVER_S:
+            self._now_s = max(self._now_s, event_s)
+            asking: list[tuple[int, _Request]] = []
+            while self._ends and self._ends[0][0] <= self._now_s:
+                end_s, flow_id = heapq.heappop(self._ends)
+                ends.append(FlowEnd(end_s, self._finish(flow_id, asking)))
+            while self._arriving and self._arriving[0][0] <= self._now_s:
+                self._arrive(heapq.heappop(self._arriving)[2], asking)
+            self._serve(asking)
+        self._now_s = max(self._now_s, time_s)
+        return ends
+
+    def _arrive(self, flow: Flow, asking: list[tuple[int, _Request]]) -> None:
+        """Put a flow in line; one that stays on its device needs no circuit."""
+        if flow.source == flow.target:
+            self._carry(flow, None, self._now_s, flow.max_rate_bytes_per_s)
+            return
+        request = _Request(self._arrived, flow)
+        self._arrived += 1
+        self._sending.setdefault(flow.source, deque()).append(request)
+        self._receiving.setdefault(flow.target, deque()).append(request)
+        heapq.heappush(asking, (request.order, request))
+
+    def _finish(self, flow_id: int, asking: list[tuple[int, _Request]]) -> Flow:
+        """Free what a flow held, and let those ask that may have waited for it."""
+        flow, circuit = self._carried.pop(flow_id)
+        for index in self._router.route(flow.source, flow.target):
+            link = self._router.links[index]
+            self._link_bytes[link.source, link.target] += flow.size_bytes
+        if circuit is not None:
+            circuit.busy, circuit.last_used_s = False, self._now_s
+            del self._reserved[flow.target][flow_id]
+            if not self.settings.keep_open:
+                self._tear_down(circuit)
+            self._ask_first(flow, asking)
+        return flow
+
+    def _ask_first(self, flow: Flow, asking: list[tuple[int, _Request]]) -> None:
+        """Let those ask that are first in line where a flow starts and where it ends."""
+        for line in (self._sending.get(flow.source), self._receiving.get(flow.target)):
+            if line:
+                heapq.heappush(asking, (line[0].order, line[0]))
+
+    def _serve(self, asking: list[tuple[int, _Request]]) -> None:
+        """Grant circuits to those that ask, in the order of their arrival."""
+        while asking:
+            request = heapq.heappop(asking)[1]
+            flow = request.flow
+            out, into = self._sending[flow.source], self._receiving[flow.target]
+            # A request may ask twice, and is gone from both lines once it was granted.
+            first = bool(out) and out[0] is request and into[0] is request
+            if first and self._can_grant(flow):
+                out.popleft()
+                into.popleft()
+                self._grant(flow)
+                self._ask_first(flow, asking)
+
+    def _can_grant(self, flow: Flow) -> bool:
+        """Tell whether both ends have a port that carries nothing, and room for the bytes."""
+        held = self._reserved.get(flow.target, {})
+        if held and sum(held.values()) + flow.size_bytes > self.settings.receive_buffer_bytes:
+            return False
+        ends = (self._leaving.get(flow.source, {}), self._reaching.get(flow.target, {}))
+        limit = self.settings.ports
+        return limit is None or all(sum(c.busy for c in end.values()) < limit for end in ends)
+
+    def _grant(self, flow: Flow) -> None:
+        source, target = flow.source, flow.target
+        circuits = self._leaving.get(source, {}).values()
+        circuit = next((c for c in circuits if c.target == target and not c.busy), None)
+        established = circuit is None
+        if circuit is None:
+            for ends, device in self._ends_of(source, target):
+                if not self._has_port(ends, device):
+                    idle = [c for c in ends[device].values() if not c.busy]
+                    self._tear_down(min(idle, key=_age))
+            circuit = self._open(source, target)
+        circuit.busy = True
+        self.grants.append(Grant(self._now_s, flow.flow_id, established))
+        self._reserved.setdefault(target, {})[flow.flow_id] = flow.size_bytes
+        route = self._router.route(source, target)
+        rates = [self._router.links[index].bandwidth_bytes_per_s for index in route]
+        ready_s = self._now_s + (self.settings.establish_s if established else 0.0)
+        self._carry(flow, circuit, ready_s, min([flow.max_rate_bytes_per_s, *rates]))
+
+    def _carry(
+        self, flow: Flow, circuit: _Circuit | None, ready_s: float, rate_bytes_per_s: float
+    ) -> None:
+        end_s = ready_s + flow.latency_s + flow.size_bytes / rate_bytes_per_s
+        self._carried[flow.flow_id] = (flow, circuit)
+        heapq.heappush(self._ends, (end_s, flow.flow_id))
+
+    def _ends_of(
+        self, source: str, target: str
+    ) -> tuple[tuple[dict[str, dict[int, _Circuit]], str], ...]:
+        return (self._leaving, source), (self._reaching, target)
+
+    def _has_port(self, ends: Mapping[str, Mapping[int, _Circuit]], device: str) -> bool:
+        limit = self.settings.ports
+        return limit is None or len(ends.get(device, {})) < limit
+
+    def _open(self, source: str, target: str) -> _Circuit:
+        circuit = _Circuit(self._numbered, source, target, self._now_s)
+        self._numbered += 1
+        for ends, device in self._ends_of(source, target):
+            ends.setdefault(device, {})[circuit.number] = circuit
+        return circuit
+
+    def _tear_down(self, circuit: _Circuit) -> None:
+        for ends, device in self._ends_of(circuit.source, circuit.target):
+            del ends[device][circuit.number]
+        self.torn_down += 1
+
+
+def _age(circuit: _Circuit) -> tuple[float, int]:
+    """Order circuits by their last use, ties in the order in which they were set up."""
+    return circuit.last_used_s, circuit.number

@@ -1,0 +1,1 @@
+"""Case studies: what the simulator says where nothing was measured."""

@@ -1,0 +1,138 @@
+"""The same task graph with fewer tasks: what nothing else waits for in between runs as one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.engine.program import COMPUTE_STREAM
+from trioflow.parallel.task_graph import TaskGraph
+
+Ints = NDArray[np.int64]
+
+
+def contract_graph(graph: TaskGraph) -> TaskGraph:
+    """Leave out host tasks without duration and join computations that follow one another.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        What every rank does.
+
+    Returns
+    -------
+    TaskGraph
+        Its step takes as long on every network, up to the rounding of sums.
+        A joined task has the name of its first part and no operator.
+
+    Notes
+    -----
+    A task that takes no time and holds no link ends when the last one that it
+    waits for ends, so those who wait for it can wait for these instead. Of
+    several in one stream the last one is enough. Two computations of one
+    stream become one where the second waits for the first alone and nobody
+    else waits for the first. Collectives must have a stream of their own, so
+    not on a platform with ``communication_on_compute_stream``.
+    """
+    waits = _collect_waits(graph)
+    gone = (graph.tasks["kind"] == "host") & (graph.tasks["duration_s"] == 0)
+    kept = ~gone.to_numpy(dtype=bool)
+    streams = pd.factorize(graph.tasks["rank"].astype(str) + "/" + graph.tasks["stream"])[0]
+    reached = _skip_tasks(waits, kept, streams.astype(np.int64))
+    first = _join_computations(graph, reached, kept)
+    return _build(graph, reached, kept, first)
+
+
+def _collect_waits(graph: TaskGraph) -> list[list[int]]:
+    """Return what each task waits for, the one before it in its stream included."""
+    waits: list[list[int]] = [[] for _ in range(len(graph.tasks))]
+    for task, other in zip(
+        graph.dependencies["task_id"].tolist(),
+        graph.dependencies["depends_on"].tolist(),
+        strict=True,
+    ):
+        waits[task].append(other)
+    last: dict[tuple[int, str], int] = {}
+    keys = zip(graph.tasks["rank"].tolist(), graph.tasks["stream"].tolist(), strict=True)
+    for task, key in enumerate(keys):
+        if key in last:
+            waits[task].append(last[key])
+        last[key] = task
+    return waits
+
+
+def _skip_tasks(
+    waits: list[list[int]], kept: NDArray[np.bool_], streams: Ints
+) -> list[dict[int, int]]:
+    """Return for each task the last kept task of each stream that it waits for."""
+    reached: list[dict[int, int]] = [{} for _ in waits]
+    keep, stream_of = kept.tolist(), streams.tolist()
+    for task in _sort_tasks(waits):
+        found = reached[task]
+        for other in waits[task]:
+            ends = {stream_of[other]: other} if keep[other] else reached[other]
+            for stream, end in ends.items():
+                found[stream] = max(found.get(stream, -1), end)
+    return reached
+
+
+def _sort_tasks(waits: list[list[int]]) -> list[int]:
+    """Return the tasks so that each comes after all that it waits for."""
+    successors: list[list[int]] = [[] for _ in waits]
+    missing = [len(others) for others in waits]
+    for task, others in enumerate(waits):
+        for other in others:
+            successors[other].append(task)
+    order = [task for task, count in enumerate(missing) if not count]
+    for task in order:
+        for successor in successors[task]:
+            missing[successor] -= 1
+            if not missing[successor]:
+                order.append(successor)
+    return order
+
+
+def _join_computations(
+    graph: TaskGraph, reached: list[dict[int, int]], kept: NDArray[np.bool_]
+) -> Ints:
+    """Return for each task the first one of the run that it is joined to."""
+    followers = np.zeros(len(kept), dtype=np.int64)
+    for task in np.flatnonzero(kept).tolist():
+        for other in reached[task].values():
+            followers[other] += 1
+    joins = (
+        (graph.tasks["kind"].isin(("compute", "memcpy")))
+        & (graph.tasks["stream"] == COMPUTE_STREAM)
+    ).to_numpy(dtype=bool)
+    ranks, first = graph.tasks["rank"].tolist(), np.arange(len(kept))
+    for task in np.flatnonzero(kept & joins).tolist():
+        other, *more = reached[task].values() or [task]
+        alone = not more and other != task and followers[other] == 1
+        if alone and joins[other] and ranks[other] == ranks[task]:
+            first[task] = first[other]
+    return first
+
+
+def _build(
+    graph: TaskGraph, reached: list[dict[int, int]], kept: NDArray[np.bool_], first: Ints
+) -> TaskGraph:
+    """Put the tasks that are left, and what they wait for, into tables."""
+    heads = np.flatnonzero(kept & (first == np.arange(len(kept))))
+    number = np.full(len(kept), -1, dtype=np.int64)
+    number[heads] = np.arange(len(heads))
+    durations = graph.tasks["duration_s"].to_numpy(dtype=np.float64, na_value=np.nan)
+    total_s = np.zeros(len(kept))
+    np.add.at(total_s, first[kept], durations[kept])
+    tasks = graph.tasks.iloc[heads].reset_index(drop=True)
+    joined = np.bincount(first[kept], minlength=len(kept))[heads] > 1
+    tasks["task_id"] = np.arange(len(heads))
+    tasks["duration_s"] = np.where(joined, total_s[heads], durations[heads])
+    tasks["op_id"] = tasks["op_id"].mask(joined)
+    edges = [
+        (int(number[head]), int(number[first[other]]))
+        for head in heads.tolist()
+        for other in reached[head].values()
+    ]
+    dependencies = pd.DataFrame(edges, columns=["task_id", "depends_on"], dtype="int64")
+    return TaskGraph(tasks, dependencies, dict(graph.metadata))

@@ -1,0 +1,288 @@
+"""Hop: decentralised training whose workers wait for their neighbours only."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.errors import SimulationError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Edge = tuple[int, int]
+_ARRIVED, _COMPUTED = 0, 1
+_Phase = Literal["computes", "awaits updates", "awaits tokens", "has finished"]
+
+
+@dataclass(frozen=True)
+class HopSettings:
+    """The rules that all workers follow.
+
+    Attributes
+    ----------
+    max_gap : int
+        Tokens of a queue at the start; how many iterations a worker may be
+        ahead of one that it sends to.
+    backup_workers : int
+        Updates of an iteration that a worker need not wait for.
+    staleness : int
+        Iterations that an update may be old.
+    max_jump : int
+        Iterations that a worker which is behind enters at once; 1 never skips.
+    behind : int
+        Iterations that all neighbours must be ahead before a worker skips.
+    """
+
+    max_gap: int = 8
+    backup_workers: int = 0
+    staleness: int = 0
+    max_jump: int = 1
+    behind: int = 2
+
+
+@dataclass(frozen=True, eq=False)
+class HopRun:
+    """What came of a run.
+
+    Attributes
+    ----------
+    start_s : ndarray of float
+        Start of each iteration [workers, iterations] [s]; NaN for one that
+        was skipped.
+    finish_s : ndarray of float
+        When each worker had finished the last iteration [workers] [s].
+    computed : ndarray of int
+        Iterations that each worker computed and did not skip [workers].
+    dropped : int
+        Updates that arrived too late to be of use.
+    largest_gap : int
+        Most iterations that a worker was ahead of one that it sends to.
+    largest_staleness : int
+        Most iterations that an update was old when a worker relied on it.
+    """
+
+    start_s: Floats
+    finish_s: Floats
+    computed: Ints
+    dropped: int
+    largest_gap: int
+    largest_staleness: int
+
+    @property
+    def time_s(self) -> float:
+        """When the last worker had finished [s]."""
+        return float(self.finish_s.max())
+
+
+def simulate_hop(
+    sending_s: Mapping[Edge, float],
+    compute_s: Floats,
+    settings: HopSettings,
+    *,
+    latency_s: float = 0.0,
+) -> HopRun:
+    """Simulate decentralised training on a graph of workers.
+
+    Parameters
+    ----------
+    sending_s : mapping of (int, int) to float
+        For each edge, from sender to receiver, the time that an update
+        occupies its link [s].
+    compute_s : ndarray of float
+        Compute time of each iteration [workers, iterations] [s].
+    settings : HopSettings
+        The rules.
+    latency_s : float
+        Time from the end of the sending to the arrival [s].
+
+    Raises
+    ------
+    SimulationError
+        When the settings let nobody move or make no sense, a time is negative
+        or no number, or an edge does not join two of the workers.
+
+    Notes
+    -----
+    A worker computes an iteration, sends its update, tagged with the
+    iteration, to every receiver, and waits until all senders but
+    ``backup_workers`` have sent one that is at most ``staleness`` iterations
+    older than its own; the common start counts as an update of iteration -1.
+    An update of a later iteration counts too, since one that was skipped
+    never comes. Then it takes a token from the queue that each of its
+    receivers keeps for it, and enters the next iteration; entering puts a
+    token into every queue that it keeps itself.
+
+    Links are independent; on one, updates follow one another, and a sender
+    does not wait for them. Tokens travel in no time. A worker whose
+    receivers are all at least ``behind`` iterations ahead enters the
+    iteration of the slowest of them, at most ``max_jump`` further on, takes
+    the tokens of all of them and sends nothing for those in between; nobody
+    skips the last one. It refreshes its parameters from updates that are
+    there already, which takes no time.
+
+    Events at one time: arrivals, then ends of computation, equal ones in the
+    order in which they were scheduled; then workers move on, the lowest number
+    of those that can first.
+
+    References
+    ----------
+    Q. Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS
+    2019, arXiv:1902.01064.
+    """
+    _check(sending_s, compute_s, settings, latency_s)
+    return _Training(sending_s, compute_s, settings, latency_s).run()
+
+
+def _check(
+    sending_s: Mapping[Edge, float], compute_s: Floats, settings: HopSettings, latency_s: float
+) -> None:
+    if compute_s.ndim != 2 or not compute_s.size:
+        raise SimulationError(
+            f"Hop: compute times have the shape {compute_s.shape}; give [workers, iterations]"
+        )
+    workers = len(compute_s)
+    times = [*sending_s.values(), *compute_s.ravel().tolist(), latency_s]
+    for time_s in times:
+        if not 0 <= time_s < math.inf:
+            raise SimulationError(f"Hop: {time_s!r} is no time")
+    for edge in sending_s:
+        if edge[0] == edge[1] or not all(0 <= worker < workers for worker in edge):
+            raise SimulationError(f"Hop: the edge {edge} does not join two of {workers} workers")
+    limits = (
+        ("max_gap", 1),
+        ("backup_workers", 0),
+        ("staleness", 0),
+        ("max_jump", 1),
+        ("behind", 1),
+    )
+    for name, least in limits:
+        if getattr(settings, name) < least:
+            raise SimulationError(
+                f"Hop: {name} is {getattr(settings, name)}; it must be at least {least}"
+            )
+    senders = [sum(receiver == worker for _, receiver in sending_s) for worker in range(workers)]
+    if settings.backup_workers and settings.backup_workers >= min(senders):
+        raise SimulationError(
+            f"Hop: {settings.backup_workers} backup workers and a worker with {min(senders)} "
+            "senders, who would wait for nobody"
+        )
+
+
+class _Training:
+    """State of one run."""
+
+    def __init__(
+        self,
+        sending_s: Mapping[Edge, float],
+        compute_s: Floats,
+        settings: HopSettings,
+        latency_s: float,
+    ) -> None:
+        self.sending_s, self.latency_s, self.settings = dict(sending_s), latency_s, settings
+        self.compute_s: list[list[float]] = compute_s.tolist()
+        self.workers, self.iterations = compute_s.shape
+        edges = sorted(sending_s)
+        self.receivers = [[b for a, b in edges if a == w] for w in range(self.workers)]
+        self.senders = [[a for a, b in edges if b == w] for w in range(self.workers)]
+        self.entered = [0] * self.workers
+        self.phase: list[_Phase] = ["awaits tokens"] * self.workers
+        self.newest = dict.fromkeys(edges, -1)
+        self.free_s = dict.fromkeys(edges, 0.0)
+        self.start_s = np.full(compute_s.shape, math.nan)
+        self.finish_s = np.full(self.workers, math.nan)
+        self.dropped = self.largest_gap = self.largest_staleness = 0
+        self.heap: list[tuple[float, int, int, Edge, int]] = []
+        self.sequence = 0
+
+    def run(self) -> HopRun:
+        """Run until everyone has finished."""
+        self.move_on(set(range(self.workers)), 0.0)
+        while self.heap:
+            now_s, asking = self.heap[0][0], set()
+            while self.heap and self.heap[0][0] == now_s:
+                _, kind, _, edge, tag = heapq.heappop(self.heap)
+                if kind == _ARRIVED:
+                    self.receive(edge, tag)
+                else:
+                    self.send(edge[0], now_s)
+                asking.add(edge[1])
+            self.move_on(asking, now_s)
+        if np.isnan(self.finish_s).any():
+            waiting = [
+                f"worker {w} {self.phase[w]}" for w in np.flatnonzero(np.isnan(self.finish_s))
+            ]
+            raise SimulationError(f"Hop: deadlock: {', '.join(waiting)}")
+        computed = np.count_nonzero(~np.isnan(self.start_s), axis=1)
+        return HopRun(
+            self.start_s, self.finish_s, computed, self.dropped, self.largest_gap,
+            self.largest_staleness,
+        )  # fmt: skip
+
+    def schedule(self, time_s: float, kind: int, edge: Edge, tag: int) -> None:
+        heapq.heappush(self.heap, (time_s, kind, self.sequence, edge, tag))
+        self.sequence += 1
+
+    def send(self, worker: int, now_s: float) -> None:
+        """End a computation: the update goes out, behind those still on their way."""
+        self.phase[worker] = "awaits updates"
+        tag = self.entered[worker] - 1
+        for receiver in self.receivers[worker]:
+            edge = (worker, receiver)
+            self.free_s[edge] = max(now_s, self.free_s[edge]) + self.sending_s[edge]
+            self.schedule(self.free_s[edge] + self.latency_s, _ARRIVED, edge, tag)
+
+    def receive(self, edge: Edge, tag: int) -> None:
+        """Keep an update, or drop it when its receiver can no longer use it."""
+        receiver = edge[1]
+        goes_on = self.phase[receiver] in ("awaits tokens", "has finished")
+        oldest = self.entered[receiver] - 1 + goes_on - self.settings.staleness
+        self.dropped += tag < oldest
+        self.newest[edge] = tag
+
+    def move_on(self, asking: set[int], now_s: float) -> None:
+        """Let those go on who may; who enters an iteration gives tokens to others, who ask then."""
+        while asking:
+            worker = min(asking)
+            asking.remove(worker)
+            if self.phase[worker] == "awaits updates" and self.has_updates(worker):
+                last = self.entered[worker] == self.iterations
+                self.phase[worker] = "has finished" if last else "awaits tokens"
+                if last:
+                    self.finish_s[worker] = now_s
+            if self.phase[worker] == "awaits tokens" and self.enter(worker, now_s):
+                asking.update(self.senders[worker])
+
+    def has_updates(self, worker: int) -> bool:
+        """Tell whether enough updates are there that are new enough."""
+        iteration = self.entered[worker] - 1
+        ages = [iteration - self.newest[sender, worker] for sender in self.senders[worker]]
+        used = [age for age in ages if age <= self.settings.staleness]
+        if len(used) < len(ages) - self.settings.backup_workers:
+            return False
+        self.largest_staleness = max([self.largest_staleness, *used])
+        return True
+
+    def enter(self, worker: int, now_s: float) -> bool:
+        """Enter the next iteration, or a later one, when its tokens are there."""
+        mine = self.entered[worker]
+        leads = [self.entered[receiver] - mine for receiver in self.receivers[worker]]
+        jump, least = 1, min(leads, default=0)
+        if least >= self.settings.behind:
+            jump = min(least, self.settings.max_jump, self.iterations - mine)
+        tokens = min((self.settings.max_gap + lead for lead in leads), default=jump)
+        if tokens < jump:
+            return False
+        self.entered[worker] += jump
+        iteration = self.entered[worker] - 1
+        self.largest_gap = max([self.largest_gap, *(jump - lead for lead in leads)])
+        self.phase[worker] = "computes"
+        self.start_s[worker, iteration] = now_s
+        end_s = now_s + self.compute_s[worker][iteration]
+        self.schedule(end_s, _COMPUTED, (worker, worker), iteration)
+        return True
