@@ -53,9 +53,14 @@ def test_a_bad_source_is_one_sentence_and_status_2(tmp_path, capsys, source, wor
     assert not (tmp_path / "out").exists()
 
 
-def test_a_trace_without_times_predicts_nothing(tmp_path, cnn_trace, capsys):
+def test_a_trace_without_times_is_timed_by_the_platform_s_model(tmp_path, cnn_trace, capsys):
     facts = cnn_trace.facts | {"step_time_source": UNTIMED, "step_time_s": 0.0}
-    save_trace(Trace(cnn_trace.operators, cnn_trace.tensors, facts), tmp_path / "t")
-    plan = ["--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
-    assert main(["simulate", str(tmp_path / "t"), *plan]) == 2
-    assert "holds no times" in capsys.readouterr().err
+    operators = cnn_trace.operators.assign(device_ns=0, cpu_ns=0)
+    save_trace(Trace(operators, cnn_trace.tensors, facts), tmp_path / "t")
+    words = ["simulate", str(tmp_path / "t"), "--plan", "ddp", "--ranks", "2"]
+    assert main([*words, "--platform", "cpu2-gloo", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step_time_s"] > 0 and told["confidence"] == "extrapolated"
+    assert any("no time was recorded" in warning for warning in told["warnings"])
+    assert main([*words, "--platform", "cpu2-gloo", "--cost-model", "proportional"]) == 2
+    assert "needs a trace with times" in capsys.readouterr().err
