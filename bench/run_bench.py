@@ -40,6 +40,8 @@ TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
 LARGE_BYTES = 1_000_000_000
 TRIOSIM_RESNET50_64_RANKS_S = 254.0
 """The published TrioSim, ResNet-50 DDP on 64 GPUs, on two cores: measured once, elsewhere."""
+ASTRASIM_RING_S = {64: 0.04, 256: 0.41, 1024: 8.2}
+"""ASTRA-sim's analytical network, one ring all-reduce by ranks, on two cores: measured once."""
 START_UP = """
 import time
 from trioflow.engine.simulate import simulate
@@ -162,6 +164,56 @@ def bench_engines() -> Iterator[Row]:
     yield "first answer of the compiled engine in a second process", told, "1 s"
 
 
+def bench_messages() -> Iterator[Row]:
+    """Time ring all-reduces message by message and as single events, all ranks simulated."""
+    from graphs import (
+        RESNET50_BUCKETS,
+        RESNET50_GRADIENT_BYTES,
+        RESNET50_OPERATORS,
+        RESNET50_PARAMETERS,
+        make_data_parallel_graph,
+        make_switch,
+    )
+
+    def tell(what, graph, ranks, aims, peer_s=None):
+        for aggregate, aim in zip((False, True), aims, strict=True):
+            if aim is None:
+                continue
+
+            def run(aggregate=aggregate):
+                return simulate(
+                    graph, make_switch(ranks), engine="compiled", algorithms="ring",
+                    aggregate=aggregate,
+                )  # fmt: skip
+
+            whole_s, summary = time_s(run, 3), run().summary
+            loop_s, events = summary["simulator_wall_s"], summary["events"]
+            told = f"{whole_s:.3f} s ({events} events in {loop_s:.3f} s"
+            told += "" if aggregate else f", {events / loop_s / 1e6:.1f} M events/s"
+            if peer_s:
+                told += (
+                    f"; {peer_s[0]}'s {peer_s[1]:g} s is {peer_s[1] / whole_s:.0f} times as long"
+                )
+            how = f"{summary['aggregated']} single events" if aggregate else "message by message"
+            yield f"{what} on {ranks} ranks, {how}", f"{told})", aim
+
+    for ranks, aims in ((64, ("", "")), (256, ("", "")), (1024, ("1 s", "0.01 s"))):
+        graph = make_data_parallel_graph(ranks, 1, 1, 10**8, 1)
+        peer_s = ("ASTRA-sim", ASTRASIM_RING_S[ranks])
+        yield from tell("one ring all-reduce", graph, ranks, aims, peer_s)
+    graph = make_data_parallel_graph(4096, 1, 1, 10**8, 1)
+    yield from tell("one ring all-reduce", graph, 4096, (None, ""))
+    for ranks, aims in ((256, ("3 s", "0.1 s")), (1024, (None, "0.5 s"))):
+        graph = make_data_parallel_graph(ranks, 50, 50, 50 * 10**7, 1)
+        yield from tell("50 layers with a ring all-reduce each", graph, ranks, aims)
+    graph = make_data_parallel_graph(
+        64, RESNET50_OPERATORS, RESNET50_BUCKETS, RESNET50_GRADIENT_BYTES, RESNET50_PARAMETERS
+    )
+    peer_s = ("TrioSim", TRIOSIM_RESNET50_64_RANKS_S)
+    what = "DDP of ResNet-50's size (generated)"
+    yield from tell(what, graph, 64, ("0.5 s", "0.05 s"), peer_s)
+
+
 def bench_results() -> Iterator[Row]:
     """Time stages on the results of a workflow run, and add up the run's own clock."""
     results = ROOT / "results"
@@ -207,6 +259,7 @@ def main() -> None:
         *bench_commands(),
         *bench_engine(),
         *bench_engines(),
+        *bench_messages(),
         *bench_profiles(),
         *bench_results(),
     ]

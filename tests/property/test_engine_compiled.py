@@ -10,7 +10,10 @@ import pandas as pd
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from trioflow.engine.aggregates import aggregate_program
+from trioflow.engine.alone import make_run_alone
 from trioflow.engine.compiled import run_compiled
+from trioflow.engine.exchanges import Planner
 from trioflow.engine.execution import Execution
 from trioflow.engine.lane_intervals import (
     LaneIntervals,
@@ -26,15 +29,22 @@ from trioflow.engine.timeline import measure_intervals, merge_intervals, subtrac
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topology import BUILDERS
+from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectivePlanner
+from trioflow.network.message_planner import MessagePlanner
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 RANKS = 5
+KNOWN = ("contention_free", "fair_share")
+"""Networks that the compiled engine knows."""
 STREAMS = ("compute", "copy", "communication", "send")
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "scatter",
     "gather",
 )  # fmt: skip
+
+COMPILED = ("contention_free", "fair_share")
+"""Networks that both engines know."""
 
 
 @dataclass
@@ -111,8 +121,14 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
 
 def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any) -> Execution:
     """Run a graph on both engines and return what both say, or raise what both raise."""
-    planner = CollectivePlanner(platform, options.pop("cost", None))
+    cost, algorithms = options.pop("cost", None), options.pop("algorithms", None)
+    aggregate = options.pop("aggregate", False)
+    planner: Planner = CollectivePlanner(platform, cost)
+    if algorithms is not None:
+        planner = MessagePlanner(platform, algorithms, make_run_alone(platform), cost)
     program = build_program(graph, planner, ranks=RANKS, **options)
+    if aggregate:
+        program, _ = aggregate_program(program, NETWORKS[network](platform.links))
     said: list[Execution | str] = []
     for run in (run_reference, run_compiled):
         try:
@@ -136,7 +152,7 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     graphs(),
     st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree"]),
     st.sampled_from([0.0, 1 / 64, 0.013]),
-    st.sampled_from(sorted(NETWORKS)),
+    st.sampled_from(COMPILED),
     st.sampled_from([None, Cost(0.3), Cost(3.0)]),
     st.sampled_from([1.0, 0.7]),
 )
@@ -155,6 +171,51 @@ def test_both_engines_say_the_same(
     except SimulationError as problem:
         event("deadlocked")
         assert str(problem).startswith("deadlock: ")
+
+
+# What each algorithm does not do remains a flow.
+algorithms = st.sampled_from(
+    [
+        {name: algorithm for name in COLLECTIVES if name in SUPPORTED[algorithm]}
+        for algorithm in SUPPORTED
+        if algorithm != "in_network"
+    ]
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    graphs(),
+    st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree"]),
+    st.sampled_from([0.0, 1 / 64, 0.013]),
+    st.sampled_from(KNOWN),
+    st.sampled_from([None, Cost(0.3), Cost(3.0)]),
+    st.sampled_from([1.0, 0.7]),
+    algorithms,
+)
+def test_both_engines_say_the_same_message_by_message(
+    graph: TaskGraph,
+    builder: str,
+    latency_s: float,
+    network: str,
+    cost: Cost | None,
+    scale: float,
+    algorithms: dict[str, str],
+) -> None:
+    """And where some collectives are one event, both say what they said without."""
+    platform = make_platform(builder, latency_s)
+    options: dict[str, Any] = {"cost": cost, "communication_scale": scale, "algorithms": algorithms}
+    try:
+        plain = run_both(graph, platform, network, **options)
+        whole = run_both(graph, platform, network, **options, aggregate=True)
+    except SimulationError as problem:
+        event("deadlocked")
+        assert str(problem).startswith("deadlock: ")
+        return
+    event("fewer events" if whole.events < plain.events else "as many events")
+    assert whole.start_s.tobytes() == plain.start_s.tobytes()
+    assert whole.end_s.tobytes() == plain.end_s.tobytes()
+    assert whole.link_bytes == plain.link_bytes
 
 
 def test_both_engines_say_the_same_of_many_ranks_with_many_flows_under_way() -> None:
@@ -179,7 +240,7 @@ def test_both_engines_say_the_same_of_many_ranks_with_many_flows_under_way() -> 
         assert execution.reshared_flows > 10 * len(graph.tasks)
 
 
-@pytest.mark.parametrize("network", sorted(NETWORKS))
+@pytest.mark.parametrize("network", COMPILED)
 def test_empty_graph(network: str) -> None:
     execution = run_both(TaskGraphBuilder().build(), make_platform("ring", 0.0), network)
     assert (execution.events, len(execution.end_s)) == (0, 0)

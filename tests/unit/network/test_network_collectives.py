@@ -12,12 +12,12 @@ from trioflow.network.collectives import (
     COLLECTIVES,
     CollectiveCost,
     CollectivePlanner,
-    FlowSpec,
     build_collective_flows,
     compute_wire_bytes,
     count_steps,
 )
 from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.flows import FlowSpec
 from trioflow.network.interface import NEVER_S, Flow
 
 BANDWIDTH, LATENCY_S = 1e9, 3e-6

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 KERNELS = "trioflow.engine.kernels"
-_SOURCES = ("kernels.py", "heap_kernels.py", "layout.py")
+_SOURCES = ("kernels.py", "flow_kernels.py", "heap_kernels.py", "layout.py")
 _loaded: dict[str, Any] = {}
 
 UNLOADED_FROM_EVENTS = 250_000

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.errors import SimulationError
-from trioflow.network.collectives import CollectiveFlows, CollectivePlanner
+from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.messages import CollectiveMessages, CollectiveRounds
 from trioflow.tables import records
 
 TIMED_KINDS = ("compute", "memcpy", "host")
@@ -24,6 +26,19 @@ _NULL = int(np.iinfo(np.int64).min)
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+Plan = CollectiveFlows | CollectiveMessages | CollectiveRounds
+"""What one collective puts on the network."""
+
+
+class Planner(Protocol):
+    """Turns collectives into flows, such as ``CollectivePlanner``, or messages."""
+
+    def build(
+        self, collective: str, message_bytes: int, group: Sequence[int]
+    ) -> CollectiveFlows | CollectiveMessages:
+        """Return what one collective of a group puts on the network."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +53,7 @@ class Exchanges:
         Their ``task_id``, ascending, one exchange after the other [members].
     first_members : ndarray of int
         Where the members of each begin in ``members`` [exchanges + 1].
-    plans : list of CollectiveFlows
+    plans : list of Plan
         What exchanges put on the network; one with flows ends with its last flow.
     plan_of : ndarray of int
         Plan of each exchange, -1 for none [exchanges].
@@ -53,7 +68,7 @@ class Exchanges:
     of_task: Ints
     members: Ints
     first_members: Ints
-    plans: list[CollectiveFlows]
+    plans: list[Plan]
     plan_of: Ints
     durations_s: Floats
     confidences: list[tuple[str, int, str]]
@@ -62,19 +77,19 @@ class Exchanges:
     @property
     def flow_counts(self) -> Ints:
         """Flows of each exchange [exchanges]."""
-        counts = [len(plan.sizes_bytes) for plan in self.plans]
+        counts = [plan.flow_count for plan in self.plans]
         return np.array([*counts, 0], dtype=np.int64)[self.plan_of]
 
 
-def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float) -> Exchanges:
+def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:
     """Join the tasks of one ``match_id`` into exchanges, and check that they fit.
 
     Parameters
     ----------
     tasks : DataFrame
         Columns of ``tables.TASKS``, numbered row by row.
-    planner : CollectivePlanner
-        Turns exchanges into flows; asked once for each different one.
+    planner : Planner
+        Turns exchanges into flows or messages; asked once for each different one.
     scale : float
         Factor on every communication time.
 
@@ -97,13 +112,13 @@ def make_exchanges(tasks: pd.DataFrame, planner: CollectivePlanner, scale: float
     plan_of = np.full(len(begin), _NONE, dtype=np.int64)
     codes = _number(rows.word[begin], rows.size[begin], rows.find_groups())[~timed]
     plan_of[~timed] = pd.factorize(codes)[0]
-    plans: list[CollectiveFlows] = []
+    plans: list[Plan] = []
     confidences: list[tuple[str, int, str]] = []
     for match in np.unique(plan_of, return_index=True)[1][int(timed.any()) :].tolist():
         collective, group = rows.read_group(match)
         plan = planner.build(collective, int(rows.size[begin[match]]), group).stretch(scale)
         plans.append(plan)
-        if len(plan.sizes_bytes):
+        if plan.flow_count:
             confidences.append((collective, len(group), plan.confidence))
     warnings = list(dict.fromkeys(plan.warning for plan in plans if plan.warning))
     return Exchanges(

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.engine.exchanges import Exchanges, make_exchanges
+from trioflow.engine.exchanges import Exchanges, Planner, make_exchanges
 from trioflow.errors import SimulationError
-from trioflow.network.collectives import CollectivePlanner
 from trioflow.parallel.task_graph import TaskGraph
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 COMPUTE_STREAM = "compute"
 
@@ -101,7 +101,7 @@ def count_up(counts: NDArray[np.integer]) -> Ints:
 
 def build_program(
     graph: TaskGraph,
-    planner: CollectivePlanner,
+    planner: Planner,
     *,
     ranks: int,
     communication_on_compute_stream: bool = False,
@@ -114,8 +114,8 @@ def build_program(
     ----------
     graph : TaskGraph
         What to execute.
-    planner : CollectivePlanner
-        Turns exchanges into flows.
+    planner : Planner
+        Turns exchanges into flows or messages.
     ranks : int
         Ranks that the platform has.
     communication_on_compute_stream : bool

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trioflow.engine.exchanges import Plan
 from trioflow.engine.execution import Execution, explain_deadlock
-from trioflow.engine.program import Ints, Program
+from trioflow.engine.program import Program
 from trioflow.errors import SimulationError
+from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.flows import FlowSpec
 from trioflow.network.interface import NEVER_S, Flow, Network
+from trioflow.network.messages import JOIN, CollectiveRounds, MessagePattern
 
 _END, _START = 0, 1
+_ALONE = -1
+"""Message of a flow that nothing waits for but its exchange."""
 
 
 def run_reference(program: Program, network: Network) -> Execution:
@@ -34,7 +46,9 @@ def run_reference(program: Program, network: Network) -> Execution:
     -----
     A task is ready when its predecessors have ended. A ready task starts at
     once; the members of an exchange start when all of them are ready and end
-    when its last flow does.
+    when its last flow does. Its flows start with it, or, where they are
+    messages of an algorithm, each when those that it waits for have ended;
+    a join ends at once.
 
     Events are ordered by (time, priority, sequence). At one time come first
     the ends of flows in the order of ``flow_id``, then ends of tasks, then
@@ -44,6 +58,61 @@ def run_reference(program: Program, network: Network) -> Execution:
     a stream's order is fixed by the graph.
     """
     return _Run(program, network).execute()
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The messages of a pattern as lists."""
+
+    pair_of: list[int]
+    blocks: list[int]
+    missing: list[int]
+    successors: list[list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Messages:
+    """A collective's messages, and what those of each pair have in common but the size."""
+
+    table: _Table
+    pairs: list[FlowSpec]
+    block_bytes: float
+
+
+_Work = Sequence[FlowSpec] | _Messages | CollectiveRounds
+"""What an exchange puts on the network: flows at once, messages one after another, or rounds."""
+
+
+class _Plans:
+    """Plans as lists; what those of one pattern have in common is made once."""
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self._tables: dict[MessagePattern, _Table] = {}
+        self._work = [self._make(plan) for plan in plans]
+
+    def read(self, number: int) -> _Work:
+        """Return what a plan puts on the network; number -1 puts nothing there."""
+        return self._work[number] if number >= 0 else ()
+
+    def _make(self, plan: Plan) -> _Work:
+        if isinstance(plan, CollectiveFlows):
+            return plan.flows
+        if isinstance(plan, CollectiveRounds):
+            return plan
+        if plan.pattern not in self._tables:
+            table = plan.pattern.table
+            self._tables[plan.pattern] = _Table(
+                table.pair_of.tolist(),
+                table.blocks.tolist(),
+                table.missing.tolist(),
+                _split(table.successors, table.first_successors),
+            )
+        columns = (plan.latencies_s.tolist(), plan.max_rates_bytes_per_s.tolist())
+        pairs = [
+            FlowSpec(source, target, 0.0, latency_s, rate)
+            for (source, target), latency_s, rate in zip(plan.shape.pairs, *columns, strict=True)
+        ]
+        return _Messages(self._tables[plan.pattern], pairs, plan.block_bytes)
 
 
 class _Run:
@@ -61,11 +130,13 @@ class _Run:
         self.exchange_of: list[int] = exchanges.of_task.tolist()
         self.members = _split(exchanges.members, exchanges.first_members)
         self.exchange_s: list[float] = exchanges.durations_s.tolist()
-        plans = [plan.flows for plan in exchanges.plans]
-        self.flows = [plans[plan] if plan >= 0 else () for plan in exchanges.plan_of.tolist()]
+        plans = _Plans(exchanges.plans)
+        self.work = [plans.read(plan) for plan in exchanges.plan_of.tolist()]
+        self.missing_messages: dict[int, list[int]] = {}
         self.absent = [len(members) for members in self.members]
         self.in_flight = [0] * len(self.members)
-        self.owners: list[int] = []
+        self.owners: list[tuple[int, int]] = []
+        self.arrived: deque[tuple[int, int]] = deque()
         self.heap: list[tuple[float, int, int, int]] = []
         self.sequence = 0
         self.events = 0
@@ -81,7 +152,10 @@ class _Run:
             if now_s == NEVER_S:
                 break
             for end in self.network.advance(now_s):
-                self.end_flow(self.owners[end.flow.flow_id], now_s)
+                self.events += 1
+                self.arrived.append(self.owners[end.flow.flow_id])
+            while self.arrived:
+                self.hear_of_arrival(*self.arrived.popleft(), now_s)
             while self.heap and self.heap[0][0] <= now_s:
                 _, priority, _, task = heapq.heappop(self.heap)
                 if priority == _END:
@@ -109,27 +183,75 @@ class _Run:
         self.absent[index] -= 1
         if self.absent[index]:
             return
-        members, flows = self.members[index], self.flows[index]
+        members, work = self.members[index], self.work[index]
         for member in members:
             self.start_s[member] = now_s
-        self.events += len(members) + len(flows)
-        self.in_flight[index] = len(flows)
-        for spec in flows:
-            flow = Flow(
-                len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s,
-                spec.max_rate_bytes_per_s,
-            )  # fmt: skip
-            self.owners.append(index)
-            self.network.start(flow, now_s)
-        if not flows:
-            for member in members:
-                self.schedule(now_s + self.exchange_s[index], _END, member)
-
-    def end_flow(self, index: int, now_s: float) -> None:
-        """Count the end of a flow; the last one of an exchange ends its members."""
-        self.events += 1
-        self.in_flight[index] -= 1
+        self.events += len(members)
+        end_s = now_s + self.exchange_s[index]
+        if isinstance(work, CollectiveRounds):
+            end_s = self.run_rounds(work, now_s)
+        elif isinstance(work, _Messages):
+            self.start_messages(index, work, now_s)
+        else:
+            self.in_flight[index] = len(work)
+            for spec in work:
+                self.start_flow(index, _ALONE, spec, now_s)
         if not self.in_flight[index]:
+            for member in members:
+                self.schedule(end_s, _END, member)
+
+    def run_rounds(self, rounds: CollectiveRounds, now_s: float) -> float:
+        """Return when the last of undisturbed rounds ends, and count their bytes [s]."""
+        end_s = now_s
+        for latency_s, moving_s in zip(
+            rounds.latencies_s.tolist(), rounds.moving_s.tolist(), strict=True
+        ):
+            end_s = (end_s + latency_s) + moving_s
+        assert isinstance(self.network, FairShareNetwork | ContentionFreeNetwork)
+        for link, times in zip(rounds.links.tolist(), rounds.crossings.tolist(), strict=True):
+            self.network.count_bytes(link, np.repeat(rounds.sizes_bytes, times).tolist())
+        return end_s
+
+    def start_messages(self, index: int, messages: _Messages, now_s: float) -> None:
+        """Start the messages of an exchange that wait for nothing."""
+        self.in_flight[index] = len(messages.table.missing)
+        self.missing_messages[index] = list(messages.table.missing)
+        for message, missing in enumerate(messages.table.missing):
+            if not missing:
+                self.start_message(index, messages, message, now_s)
+
+    def start_message(self, index: int, messages: _Messages, message: int, now_s: float) -> None:
+        pair = messages.table.pair_of[message]
+        if pair == JOIN:
+            self.arrived.append((index, message))
+        else:
+            spec = replace(
+                messages.pairs[pair],
+                size_bytes=messages.table.blocks[message] * messages.block_bytes,
+            )
+            self.start_flow(index, message, spec, now_s)
+
+    def start_flow(self, index: int, message: int, spec: FlowSpec, now_s: float) -> None:
+        flow = Flow(
+            len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s,
+            spec.max_rate_bytes_per_s,
+        )  # fmt: skip
+        self.owners.append((index, message))
+        self.events += 1
+        self.network.start(flow, now_s)
+
+    def hear_of_arrival(self, index: int, message: int, now_s: float) -> None:
+        """Start the messages that waited for one; the last flow of an exchange ends its members."""
+        self.in_flight[index] -= 1
+        work = self.work[index]
+        if isinstance(work, _Messages):
+            missing = self.missing_messages[index]
+            for successor in work.table.successors[message]:
+                missing[successor] -= 1
+                if not missing[successor]:
+                    self.start_message(index, work, successor, now_s)
+        if not self.in_flight[index]:
+            self.missing_messages.pop(index, None)
             for member in self.members[index]:
                 self.schedule(now_s, _END, member)
 
@@ -142,7 +264,7 @@ class _Run:
                 self.schedule(now_s, _START, successor)
 
 
-def _split(values: Ints, firsts: Ints) -> list[list[int]]:
+def _split(values: NDArray[np.integer], firsts: NDArray[np.integer]) -> list[list[int]]:
     """Return consecutive runs of values as lists."""
     flat, ends = values.tolist(), firsts.tolist()
     return [flat[a:b] for a, b in pairwise(ends)]

@@ -10,24 +10,30 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.engine.aggregates import aggregate_program
+from trioflow.engine.alone import make_run_alone
 from trioflow.engine.compilation import is_repaid
 from trioflow.engine.compiled import run_compiled, supports
+from trioflow.engine.exchanges import Planner
 from trioflow.engine.execution import Execution
 from trioflow.engine.program import Program, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.engine.timeline import summarize_timeline
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
+from trioflow.network.circuit import CircuitNetwork
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
+from trioflow.network.message_planner import Algorithms, MessagePlanner
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.plugins import load_plugin
 
 NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
     "fair_share": FairShareNetwork,
     "contention_free": ContentionFreeNetwork,
+    "circuit": CircuitNetwork,
 }
 """trioflow's own networks by name."""
 DEFAULT_NETWORK = "fair_share"
@@ -86,6 +92,8 @@ def simulate(
     communication_scale: float = 1.0,
     network: str = DEFAULT_NETWORK,
     engine: str = "auto",
+    algorithms: Algorithms | None = None,
+    aggregate: bool = True,
 ) -> Result:
     """Simulate a task graph on a platform.
 
@@ -108,6 +116,14 @@ def simulate(
     engine : {"auto", "compiled", "reference"}
         Which engine runs it; auto takes the one that answers first. Both give
         the same bits.
+    algorithms : str or mapping of str to str, optional
+        Algorithm of each collective, or one for all but sends: see
+        ``message_planner.MessagePlanner``. Such a collective is simulated
+        message by message. Without one it is a flow between every two
+        neighbours, from its start to its end.
+    aggregate : bool
+        Whether a collective of an algorithm may be one event where that
+        changes no bit of the result; see ``aggregates.aggregate_program``.
 
     Returns
     -------
@@ -117,6 +133,7 @@ def simulate(
         ``source->target`` [bytes], ``confidence`` (the worst of the
         collectives'; measured where nothing communicates), ``warnings``
         (the graph's first), ``network``, ``engine`` (compiled or reference),
+        ``aggregated`` (collectives that were one event; only with algorithms),
         and ``simulator_wall_s``, the wall time of the event loop [s] and the
         only entry that differs between two runs.
 
@@ -128,7 +145,8 @@ def simulate(
         ``program.build_program``. There is no number then.
     InputError
         When the network or the engine is unknown, or the compiled engine was
-        asked for on a network that it does not know.
+        asked for on a network that it does not know; or when an algorithm is
+        unknown or does not fit.
 
     Notes
     -----
@@ -146,6 +164,8 @@ def simulate(
         communication_scale=communication_scale,
         network=network,
         engine=engine,
+        algorithms=algorithms,
+        aggregate=aggregate,
         bound="time_s",
     )
 
@@ -159,6 +179,8 @@ def simulate_interval(
     communication_scale: float = 1.0,
     network: str = DEFAULT_NETWORK,
     engine: str = "auto",
+    algorithms: Algorithms | None = None,
+    aggregate: bool = True,
 ) -> Result:
     """Simulate a task graph, and the ends of its 80 % interval beside it.
 
@@ -167,6 +189,8 @@ def simulate_interval(
     graph, platform, collectives, compute_scale, communication_scale, network, engine
         As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
         factors, low and high, on the compute times; ``[1, 1]`` without.
+    algorithms, aggregate
+        As in ``simulate``.
 
     Returns
     -------
@@ -202,6 +226,8 @@ def simulate_interval(
             communication_scale=communication_scale,
             network=network,
             engine=engine,
+            algorithms=algorithms,
+            aggregate=aggregate,
             bound=bound,
         )
 
@@ -239,6 +265,8 @@ def _simulate(
     communication_scale: float,
     network: str,
     engine: str,
+    algorithms: Algorithms | None,
+    aggregate: bool,
     bound: Bound,
 ) -> Result:
     make_network = find_network(network)
@@ -248,17 +276,20 @@ def _simulate(
         )
     program = build_program(
         graph,
-        CollectivePlanner(platform, collectives, bound),
+        _make_planner(platform, collectives, bound, algorithms),
         ranks=platform.ranks,
         communication_on_compute_stream=platform.communication_on_compute_stream,
         compute_scale=compute_scale,
         communication_scale=communication_scale,
     )
-    links = [
-        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / communication_scale)
-        for link in platform.links
-    ]
+    links: Sequence[Link] = platform.links
+    if communication_scale != 1:
+        links = [
+            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / communication_scale)
+            for link in links
+        ]
     mover = make_network(links)
+    program, aggregated = aggregate_program(program, mover) if aggregate else (program, 0)
     if engine == "auto":
         compiled = supports(mover) and is_repaid(program.events)
         engine = "compiled" if compiled else "reference"
@@ -278,9 +309,22 @@ def _simulate(
         "warnings": list(dict.fromkeys(warnings)),
         "network": network,
         "engine": engine,
+        **({} if algorithms is None else {"aggregated": aggregated}),
         "simulator_wall_s": wall_s,
     }
     return Result(timeline, summary)
+
+
+def _make_planner(
+    platform: Platform,
+    collectives: CollectiveCost | None,
+    bound: Bound,
+    algorithms: Algorithms | None,
+) -> Planner:
+    if algorithms is None:
+        return CollectivePlanner(platform, collectives, bound)
+    run_alone = make_run_alone(platform)
+    return MessagePlanner(platform, algorithms, run_alone, collectives, bound)
 
 
 def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:

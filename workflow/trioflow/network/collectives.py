@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
-from trioflow.network.fair_share import compute_max_min_rates
+from trioflow.network.flows import FlowShape, FlowSpec
 from trioflow.network.routing import Router
 
 UNCALIBRATED = "uncalibrated"
@@ -62,60 +61,6 @@ class CollectiveCost(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FlowSpec:
-    """A flow that has no identity yet; see ``interface.Flow`` for the fields."""
-
-    source: str
-    target: str
-    size_bytes: float
-    latency_s: float
-    max_rate_bytes_per_s: float = math.inf
-
-
-class FlowShape:
-    """Who sends to whom, and over which links: common to collectives of one kind and group.
-
-    Parameters
-    ----------
-    pairs : tuple of (str, str)
-        Source and target node of each flow.
-    router : Router
-        Finds their routes.
-    """
-
-    def __init__(self, pairs: tuple[tuple[str, str], ...], router: Router) -> None:
-        self.pairs, self._router = pairs, router
-
-    @cached_property
-    def routes(self) -> tuple[tuple[int, ...], ...]:
-        """For each flow, the numbers of the links that it crosses."""
-        return tuple(self._router.route(source, target) for source, target in self.pairs)
-
-    @cached_property
-    def slowest_latency_s(self) -> float:
-        """Largest total latency of a route [s]."""
-        return max(self._router.latency_s(source, target) for source, target in self.pairs)
-
-    @cached_property
-    def rates_bytes_per_s(self) -> Floats:
-        """Max-min rate of each flow [flows], all moving and nothing else [bytes/s]."""
-        capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
-        unlimited = [math.inf] * len(self.pairs)
-        return np.array(compute_max_min_rates(self.routes, capacities, unlimited))
-
-    @cached_property
-    def hops(self) -> Ints:
-        """Links of all routes [hops], one route after the other."""
-        return np.array([link for route in self.routes for link in route], dtype=np.int64)
-
-    @cached_property
-    def first_hops(self) -> Ints:
-        """Where the route of each flow begins in ``hops`` [flows + 1]."""
-        lengths = np.array([0, *map(len, self.routes)], dtype=np.int64)
-        return np.cumsum(lengths, dtype=np.int64)
-
-
 @dataclass(frozen=True, eq=False)
 class CollectiveFlows:
     """Flows of one collective and how far their times can be trusted.
@@ -138,6 +83,11 @@ class CollectiveFlows:
     max_rates_bytes_per_s: Floats
     confidence: str
     warning: str = ""
+
+    @property
+    def flow_count(self) -> int:
+        """How many flows there are."""
+        return len(self.sizes_bytes)
 
     @property
     def flows(self) -> tuple[FlowSpec, ...]:
@@ -227,13 +177,18 @@ class CollectivePlanner:
         Measured durations; the ring closed form without.
     bound : {"time_s", "low_s", "high_s"}
         Which of the measured durations to reproduce.
+
+    Attributes
+    ----------
+    router : Router
+        Of the platform's links.
     """
 
     def __init__(
         self, platform: Platform, cost: CollectiveCost | None = None, bound: Bound = "time_s"
     ) -> None:
         self._platform, self._cost, self._bound = platform, cost, bound
-        self._router = Router(platform.links)
+        self.router = Router(platform.links)
         self._known: dict[tuple[str, int, tuple[int, ...]], CollectiveFlows] = {}
         self._shapes: dict[tuple[str, tuple[int, ...]], FlowShape] = {}
 
@@ -299,20 +254,12 @@ class CollectivePlanner:
             sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
             unlimited = np.full(flows, math.inf)
             return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED)
-        measured = self._cost.time_s(collective, ranks, message_bytes)
-        time_s = float(getattr(measured, self._bound))
-        if not 0 <= time_s < math.inf:
-            raise SimulationError(
-                f"{collective} of {message_bytes} bytes on {ranks} ranks: "
-                f"the cost model says {time_s!r} s"
-            )
+        measured, time_s = read_measured_time(
+            self._cost, self._bound, collective, message_bytes, ranks
+        )
         fitted = _fit(shape.rates_bytes_per_s, wire_bytes, min(steps_s, time_s), time_s)
-        warning = ""
-        if steps_s + wire_bytes / float(shape.rates_bytes_per_s.min()) > _SUSPICIOUS * time_s:
-            warning = (
-                f"{collective} on {ranks} ranks was measured more than {_SUSPICIOUS:g} times as fast "
-                f"as the links of {self._platform.name} allow; the measured time is kept"
-            )
+        alone_s = steps_s + wire_bytes / float(shape.rates_bytes_per_s.min())
+        warning = warn_of_speed(collective, ranks, alone_s, time_s, self._platform)
         return CollectiveFlows(shape, *fitted, measured.confidence, warning)
 
     def _shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
@@ -322,8 +269,40 @@ class CollectivePlanner:
         if (kind, group) not in self._shapes:
             pairs = _pair(collective, group)
             named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
-            self._shapes[kind, group] = FlowShape(named, self._router)
+            self._shapes[kind, group] = FlowShape(named, self.router)
         return self._shapes[kind, group]
+
+
+def read_measured_time(
+    cost: CollectiveCost, bound: Bound, collective: str, message_bytes: int, ranks: int
+) -> tuple[CollectiveTime, float]:
+    """Ask a cost for a collective; returns what it says and the bound of it that was asked for [s].
+
+    Raises
+    ------
+    SimulationError
+        When that is no time.
+    """
+    measured = cost.time_s(collective, ranks, message_bytes)
+    time_s = float(getattr(measured, bound))
+    if not 0 <= time_s < math.inf:
+        raise SimulationError(
+            f"{collective} of {message_bytes} bytes on {ranks} ranks: "
+            f"the cost model says {time_s!r} s"
+        )
+    return measured, time_s
+
+
+def warn_of_speed(
+    collective: str, ranks: int, alone_s: float, time_s: float, platform: Platform
+) -> str:
+    """Say so where a measured time is suspiciously short for the links; empty elsewhere."""
+    if alone_s <= _SUSPICIOUS * time_s:
+        return ""
+    return (
+        f"{collective} on {ranks} ranks was measured more than {_SUSPICIOUS:g} times as fast "
+        f"as the links of {platform.name} allow; the measured time is kept"
+    )
 
 
 def _fit(

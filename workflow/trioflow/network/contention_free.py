@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trioflow.hardware.machine import Link
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
@@ -49,6 +49,12 @@ class ContentionFreeNetwork:
         rate = min([flow.max_rate_bytes_per_s, *rates])
         end_s = time_s + flow.latency_s + flow.size_bytes / rate
         heapq.heappush(self._ends, (end_s, flow.flow_id, flow))
+
+    def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:
+        """Count bytes that crossed a link in flows which were not moved one by one [bytes]."""
+        ends = (self._router.links[link].source, self._router.links[link].target)
+        for size_bytes in sizes_bytes:
+            self._link_bytes[ends] += size_bytes
 
     def next_event_s(self) -> float:
         """Return when a flow next ends; see ``Network.next_event_s``."""

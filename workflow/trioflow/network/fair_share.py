@@ -141,6 +141,12 @@ class FairShareNetwork:
         self._router.route(flow.source, flow.target)
         heapq.heappush(self._waiting, (time_s + flow.latency_s, flow.flow_id, flow))
 
+    def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:
+        """Count bytes that crossed a link in flows which were not moved one by one [bytes]."""
+        ends = (self._router.links[link].source, self._router.links[link].target)
+        for size_bytes in sizes_bytes:
+            self._link_bytes[ends] += size_bytes
+
     def next_event_s(self) -> float:
         """Return when a latency or a flow next ends; see ``Network.next_event_s``."""
         self._share()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
@@ -31,24 +32,47 @@ class Router:
 
     def __init__(self, links: Iterable[Link]) -> None:
         self.links = tuple(links)
-        self._outgoing: dict[str, list[int]] = {}
-        incoming: dict[str, list[int]] = {}
-        for index, link in enumerate(self.links):
-            self._outgoing.setdefault(link.source, []).append(index)
-            incoming.setdefault(link.target, []).append(index)
-        self._direct = {(link.source, link.target): i for i, link in enumerate(self.links)}
-        self._shortest_s = {
-            node: min(self.links[index].latency_s for index in indices)
-            for node, indices in self._outgoing.items()
-        }
-        self._way_out = {node: ways[0] for node, ways in self._outgoing.items() if len(ways) == 1}
-        self._way_in = {node: ways[0] for node, ways in incoming.items() if len(ways) == 1}
-        self._onward = {
+        self._searches: dict[str, _Search] = {}
+        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    @cached_property
+    def _outgoing(self) -> dict[str, list[int]]:
+        return self._index([link.source for link in self.links])
+
+    @cached_property
+    def _incoming(self) -> dict[str, list[int]]:
+        return self._index([link.target for link in self.links])
+
+    @cached_property
+    def _direct(self) -> dict[tuple[str, str], int]:
+        return {(link.source, link.target): i for i, link in enumerate(self.links)}
+
+    @cached_property
+    def _way_out(self) -> dict[str, int]:
+        return {node: ways[0] for node, ways in self._outgoing.items() if len(ways) == 1}
+
+    @cached_property
+    def _way_in(self) -> dict[str, int]:
+        return {node: ways[0] for node, ways in self._incoming.items() if len(ways) == 1}
+
+    @cached_property
+    def _onward(self) -> dict[str, list[int]]:
+        """The links of each node that lead further than back."""
+        return {
             node: [index for index in indices if not self._is_dead_end(self.links[index].target)]
             for node, indices in self._outgoing.items()
         }
-        self._searches: dict[str, _Search] = {}
-        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    @staticmethod
+    def _index(nodes: Iterable[str]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for index, node in enumerate(nodes):
+            found.setdefault(node, []).append(index)
+        return found
+
+    def _find_shortest_s(self, node: str) -> float:
+        """Return the least latency of a link from a node [s]."""
+        return min(self.links[index].latency_s for index in self._outgoing[node])
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links from a node to another, in order.
@@ -81,7 +105,7 @@ class Router:
 
     def _find(self, source: str, target: str) -> tuple[int, ...]:
         direct = self._direct.get((source, target))
-        if direct is not None and self.links[direct].latency_s <= self._shortest_s[source]:
+        if direct is not None and self.links[direct].latency_s <= self._find_shortest_s(source):
             return (direct,)
         head: tuple[int, ...] = ()
         tail: tuple[int, ...] = ()

@@ -1,0 +1,328 @@
+"""From collectives to their messages: which algorithm, between which nodes, how fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TypeVar
+
+import numpy as np
+
+from trioflow.errors import InputError, SimulationError
+from trioflow.hardware.machine import Platform, is_rank_node, name_rank_node
+from trioflow.network.algorithms.catalogue import (
+    COLLECTIVES,
+    choose_algorithm,
+    count_switches,
+    split_levels,
+)
+from trioflow.network.collectives import (
+    UNCALIBRATED,
+    Bound,
+    CollectiveCost,
+    CollectiveFlows,
+    CollectivePlanner,
+    read_measured_time,
+    warn_of_speed,
+)
+from trioflow.network.flows import Floats, FlowShape
+from trioflow.network.messages import CollectiveMessages, MessagePattern
+
+Algorithms = str | Mapping[str, str]
+RunAlone = Callable[[CollectiveMessages], float]
+"""Says how long a collective takes on the platform's links with nothing else there [s]."""
+
+_CLOSE = 1e-10
+"""Relative distance from the measured time at which the search for it ends."""
+_MOST_RUNS = 60
+_Key = TypeVar("_Key")
+
+
+class MessagePlanner:
+    """Turns collectives into messages, remembering what it has made.
+
+    Parameters
+    ----------
+    platform : Platform
+        Its links are the network.
+    algorithms : str or mapping of str to str
+        Algorithm of each collective, as for ``catalogue.choose_algorithm``;
+        or one for all but sends. Collectives that a mapping leaves out, and
+        sends, remain flows as ``CollectivePlanner`` plans them.
+    run_alone : callable
+        Runs a collective by itself; asked where no formula says how long it takes.
+    cost, bound
+        As for ``CollectivePlanner``.
+
+    Raises
+    ------
+    InputError
+        When the mapping names no collective.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        algorithms: Algorithms,
+        run_alone: RunAlone,
+        cost: CollectiveCost | None = None,
+        bound: Bound = "time_s",
+    ) -> None:
+        if not isinstance(algorithms, str):
+            for name in algorithms:
+                if name not in COLLECTIVES:
+                    raise InputError(
+                        f"no collective is called {name!r}", place="algorithms",
+                        fix=f"use some of {', '.join(COLLECTIVES)}",
+                    )  # fmt: skip
+        self._platform, self._algorithms, self._run_alone = platform, algorithms, run_alone
+        self._cost, self._bound = cost, bound
+        self._flows = CollectivePlanner(platform, cost, bound)
+        self._patterns: dict[tuple[object, ...], MessagePattern] = {}
+        self._shapes: dict[tuple[object, ...], FlowShape] = {}
+        self._known: dict[tuple[object, ...], CollectiveMessages] = {}
+
+    def build(
+        self, collective: str, message_bytes: int, group: Sequence[int]
+    ) -> CollectiveMessages | CollectiveFlows:
+        """Return one collective.
+
+        Parameters
+        ----------
+        collective, message_bytes, group
+            As for ``CollectivePlanner.build``.
+
+        Raises
+        ------
+        SimulationError
+            As ``CollectivePlanner.build``.
+        InputError
+            When the algorithm is unknown, does not do the collective, or does
+            not fit the platform's nodes or switches.
+
+        Notes
+        -----
+        Without a measured cost, a message has the latency of its route and
+        moves as fast as the links let it. With a measured time T, latencies
+        stay and how long bytes move is multiplied by one factor f for all
+        messages, so that the undisturbed collective lasts T: f > 1 caps every
+        message at 1 / f of what it could have alone, f < 1 cuts the sizes
+        (the measured time stands; the bytes counted on the links are too
+        few). Where T is less than what the latencies take, they shrink and no
+        bytes move. In an algorithm of equal rounds the time is a sum, linear
+        in f; elsewhere f is found by runs of the collective alone.
+        """
+        algorithm = self._choose(collective)
+        if algorithm is None:
+            return self._flows.build(collective, message_bytes, group)
+        key = (collective, int(message_bytes), tuple(group))
+        if key not in self._known:
+            self._known[key] = self._build(*key, algorithm)
+        return self._known[key]
+
+    def _choose(self, collective: str) -> str | None:
+        if isinstance(self._algorithms, str):
+            return None if collective == "send" else self._algorithms
+        return self._algorithms.get(collective)
+
+    def _build(
+        self, collective: str, message_bytes: int, group: tuple[int, ...], algorithm: str
+    ) -> CollectiveMessages:
+        if len(set(group)) != len(group) or (collective == "send" and len(group) != 2):
+            raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
+        pattern, shape = self._find_shape(collective, group, algorithm)
+        latencies_s = np.array(shape.latencies_s)
+        pairs = len(shape.pairs)
+        plain = CollectiveMessages(
+            pattern, shape, message_bytes / pattern.pieces, latencies_s, np.full(pairs, math.inf),
+            UNCALIBRATED if pairs else "measured",
+        )  # fmt: skip
+        if self._cost is None or not pairs:
+            return plain
+        measured, time_s = read_measured_time(
+            self._cost, self._bound, collective, message_bytes, len(group)
+        )
+        fitted, alone_s = fit_messages(plain, time_s, self._run_alone)
+        warning = warn_of_speed(collective, len(group), alone_s, time_s, self._platform)
+        return replace(fitted, confidence=measured.confidence, warning=warning)
+
+    def _find_shape(
+        self, collective: str, group: tuple[int, ...], algorithm: str
+    ) -> tuple[MessagePattern, FlowShape]:
+        """Return what is sent and between whom, the same one for all equal ones."""
+        count = len(group)
+        per_node = self._count_per_node(collective, group, algorithm)
+        name = choose_algorithm(collective, algorithm, count, per_node)
+        switches = count_switches(collective, algorithm, count, per_node)
+        key = (collective, name, count, per_node if split_levels(name) else None)
+        if key not in self._patterns:
+            self._patterns[key] = MessagePattern(*key[:3], key[3], switches)
+        pattern = self._patterns[key]
+        if (pattern, group) not in self._shapes:
+            nodes = [name_rank_node(rank) for rank in group]
+            nodes += self._find_switches(name, nodes, per_node, switches)
+            pairs = tuple((nodes[source], nodes[target]) for source, target in pattern.pairs)
+            self._shapes[pattern, group] = FlowShape(pairs, self._flows.router)
+        return pattern, self._shapes[pattern, group]
+
+    def _count_per_node(
+        self, collective: str, group: tuple[int, ...], algorithm: str
+    ) -> int | None:
+        """Return how many members of a group are in each node, for hierarchical algorithms."""
+        if not algorithm.startswith("hierarchical"):
+            return None
+        per_node = self._platform.ranks_per_node
+        if per_node is None:
+            raise InputError(
+                f"{collective}: {algorithm} needs nodes, and {self._platform.name} has none",
+                fix="state ranks_per_node in the platform, or choose another algorithm",
+            )
+        runs = [len(list(run)) for _, run in groupby(rank // per_node for rank in group)]
+        nodes = len({rank // per_node for rank in group})
+        if len(set(runs)) != 1 or len(runs) != nodes:
+            raise InputError(
+                f"{collective}: {algorithm} needs as many ranks of the group in each node, one "
+                f"node after the other, and {list(group)} has runs of {runs}",
+                fix="choose another algorithm",
+            )
+        return runs[0]
+
+    def _find_switches(
+        self, name: str, nodes: Sequence[str], per_node: int | None, switches: int
+    ) -> list[str]:
+        """Return the switches that compute: each has links to and from all its ranks."""
+        if not switches:
+            return []
+        levels = split_levels(name)
+        if levels is None or per_node is None:
+            return [self._find_switch(nodes, ())]
+        found: list[str] = []
+        if levels.inner == "in_network":
+            for first in range(0, len(nodes), per_node):
+                found.append(self._find_switch(nodes[first : first + per_node], found))
+        if levels.outer == "in_network":
+            found.append(self._find_switch(nodes, found))
+        return found
+
+    def _find_switch(self, nodes: Sequence[str], taken: Sequence[str]) -> str:
+        joined = {(link.source, link.target) for link in self._platform.links}
+        for switch in sorted({link.source for link in self._platform.links} - set(taken)):
+            both_ways = all((node, switch) in joined and (switch, node) in joined for node in nodes)
+            if both_ways and not is_rank_node(switch):
+                return switch
+        raise InputError(
+            f"in_network: no switch of {self._platform.name} has links to all of "
+            f"{', '.join(nodes)}",
+            fix="choose another algorithm",
+        )
+
+
+def fit_messages(
+    plain: CollectiveMessages, time_s: float, run_alone: RunAlone
+) -> tuple[CollectiveMessages, float]:
+    """Make an undisturbed collective last a time; see ``MessagePlanner.build``.
+
+    Parameters
+    ----------
+    plain : CollectiveMessages
+        With the latencies of the routes and without caps.
+    time_s : float
+        What it shall take [s].
+    run_alone : callable
+        As for ``MessagePlanner``.
+
+    Returns
+    -------
+    CollectiveMessages
+    alone_s : float
+        What the plain one takes by itself [s].
+
+    Raises
+    ------
+    SimulationError
+        When no factor gives the time.
+    """
+    rate = find_common_rate(plain)
+    widths = find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)
+
+    def measure(messages: CollectiveMessages) -> float:
+        return run_alone(messages) if rate is None else _sum_rounds(messages, rate)
+
+    def slow_down(factor: float) -> CollectiveMessages:
+        if factor < 1:
+            return replace(plain, block_bytes=plain.block_bytes * factor)
+        return replace(plain, max_rates_bytes_per_s=widths / factor)
+
+    empty = replace(plain, block_bytes=0.0)
+    latency_s = measure(empty)
+    alone_s = measure(plain)
+    if time_s <= latency_s or alone_s == latency_s:
+        if not latency_s:  # Nothing takes any time here: let all messages wait equally.
+            empty = replace(empty, latencies_s=np.ones(len(plain.latencies_s)))
+        factor = time_s / measure(empty)
+        return replace(empty, latencies_s=empty.latencies_s * factor), alone_s
+    factor = (time_s - latency_s) / (alone_s - latency_s)
+    if rate is not None:
+        return slow_down(factor), alone_s
+    return _search(slow_down, factor, time_s, latency_s, measure), alone_s
+
+
+def _search(
+    slow_down: Callable[[float], CollectiveMessages],
+    factor: float,
+    time_s: float,
+    latency_s: float,
+    measure: RunAlone,
+) -> CollectiveMessages:
+    """Find the factor by secants; by halves, where a secant came out on the same side again."""
+    below, above = (0.0, latency_s), (math.inf, math.inf)
+    rose = None
+    for _ in range(_MOST_RUNS):
+        fitted = slow_down(factor)
+        found_s = measure(fitted)
+        if abs(found_s - time_s) <= _CLOSE * time_s:
+            return fitted
+        again, rose = rose == (found_s < time_s), found_s < time_s
+        if rose:
+            below = (factor, found_s)
+        else:
+            above = (factor, found_s)
+        if above[0] == math.inf:
+            factor *= (time_s - latency_s) / (found_s - latency_s)
+            continue
+        share = 0.5 if again else (time_s - below[1]) / (above[1] - below[1])
+        rose = None if again else rose
+        factor = below[0] + (above[0] - below[0]) * share
+    raise SimulationError(
+        f"{fitted.pattern.algorithm} {fitted.pattern.collective} on {fitted.pattern.ranks} ranks "
+        f"cannot be made to last {time_s!r} s"
+    )
+
+
+def find_widths(messages: CollectiveMessages) -> Floats:
+    """Return the narrowest link of each pair's route [pairs] [bytes/s]."""
+    links = messages.shape.links
+    widths = [
+        min((links[hop].bandwidth_bytes_per_s for hop in route), default=math.inf)
+        for route in messages.shape.routes
+    ]
+    return np.array(widths, dtype=np.float64)
+
+
+def find_common_rate(messages: CollectiveMessages) -> float | None:
+    """Return the rate of all messages of a round, None where they are not all alike [bytes/s]."""
+    if messages.pattern.round_blocks is None:
+        return None
+    rates, latencies_s = messages.shape.rates_bytes_per_s, messages.latencies_s
+    alike = (rates == rates[0]).all() and (latencies_s == latencies_s[0]).all()
+    return float(rates[0]) if alike else None
+
+
+def _sum_rounds(messages: CollectiveMessages, rate: float) -> float:
+    """Return how long rounds of equal messages take one after the other [s]."""
+    blocks = messages.pattern.round_blocks
+    assert blocks is not None
+    moved_bytes = int(blocks.sum()) * messages.block_bytes
+    return len(blocks) * float(messages.latencies_s[0]) + moved_bytes / rate
