@@ -82,7 +82,10 @@ def plans_of_workload(wildcards):
 
 def stages_of_workload(wildcards):
     """The numbers of pipeline stages that the workload's experiments use."""
-    return sorted({row["pipeline"] for row in plans_of_workload(wildcards)} - {1})
+    counts = {
+        row["pipeline"] * row["stages_per_rank"] for row in plans_of_workload(wildcards)
+    }
+    return sorted(counts - {1})
 
 
 def workload_trace_files(name):

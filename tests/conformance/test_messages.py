@@ -48,10 +48,14 @@ class Same:
         return (1.0, 1.0)
 
 
-def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int]]]:
-    """Run the plan for real and return each rank's messages in order."""
+def run_ranks(row, plans, stages, folder: Path, groups: bool = False) -> list[dict]:
+    """Run plans for real, one after the other, and return what each rank recorded of each by name.
+
+    ``plans`` are pairs of a plan and its batch; all take the same number of ranks.
+    """
     job = {
-        "row": row, "plan": asdict(plan), "batch": batch, "stages": stages, "ranks": plan.ranks,
+        "row": row, "plans": [(asdict(plan), batch) for plan, batch in plans], "stages": stages,
+        "ranks": plans[0][0].ranks, "groups": groups,
     }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(job))
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
@@ -61,14 +65,17 @@ def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int
             [sys.executable, str(script), str(folder / "job.json"), str(rank)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for rank in range(plan.ranks)
+        for rank in range(job["ranks"])
     ]  # fmt: skip
     outputs = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [p.returncode for p in ranks] == [0] * plan.ranks, outputs
-    return [
-        [tuple(m) for m in json.loads((folder / f"messages-{r}.json").read_text())]
-        for r in range(plan.ranks)
-    ]
+    assert [p.returncode for p in ranks] == [0] * job["ranks"], outputs
+    return [json.loads((folder / f"messages-{r}.json").read_text()) for r in range(job["ranks"])]
+
+
+def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int]]]:
+    """Run the plan for real and return each rank's messages in order."""
+    found = run_ranks(row, [(plan, batch)], stages, folder)
+    return [[tuple(m) for m in rank[plan.plan]["messages"]] for rank in found]
 
 
 @pytest.mark.parametrize(

@@ -296,3 +296,19 @@ def test_the_network_is_chosen_by_name(capsys):
     assert free["network"] == "contention_free"
     assert free["step_time_s"] <= answer(capsys, *words)["step_time_s"]
     assert "no network is called 'wires'" in refuse(capsys, *words, "--network", "wires")
+
+
+def test_plans_of_every_kind_are_reached_by_name_and_by_degrees(capsys):
+    words = ("simulate", TRACE, "--platform", "dgx-a100")
+    for name in ("ddp", "fsdp", "zero1", "zero2", "tp", "gpipe", "1f1b", "interleaved", "zbv"):
+        told = answer(capsys, *words, "--plan", name, "--ranks", 2)
+        assert told["plan"] == name and told["ranks"] == 2 and told["step_time_s"] > 0
+    sharded = answer(capsys, *words, "--data-parallel", 4, "--sharding", "hsdp", "--shard", 2)
+    whole = answer(capsys, *words, "--data-parallel", 4)
+    assert sharded["peak_memory_bytes"] < whole["peak_memory_bytes"]
+    added = answer(capsys, *words, "--data-parallel", 2, "--accumulate", 4)
+    assert added["batch"] == 16
+    assert "hsdp" in refuse(
+        capsys, *words, "--data-parallel", 4, "--sharding", "hsdp", "--shard", 3
+    )
+    assert "both given" in refuse(capsys, *words, "--plan", "ddp", "--ranks", 2, "--accumulate", 2)

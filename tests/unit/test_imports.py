@@ -22,6 +22,7 @@ ORDER = (
         "experiments",
         "imports",
         "job_log",
+        "plan_row",
         "plugins",
         "settings",
         "workload_words",

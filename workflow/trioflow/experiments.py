@@ -1,15 +1,14 @@
 """The tables that a user edits: workloads, plans and experiments, read into typed rows.
 
-Every column has a type, a meaning and limits in its field's metadata; the JSON
-schemas in ``workflow/schemas`` are generated from them, and the rules, the
-measuring session and the command read the tables through the same functions.
+Every column has a type, a meaning and limits in its field's metadata. The JSON schemas in
+``workflow/schemas`` come from them; rules, measuring session and command read tables here.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -17,11 +16,25 @@ from jsonschema import Draft202012Validator
 
 from trioflow import workload_words
 from trioflow.errors import TableError
+from trioflow.plan_row import (
+    MEASURED_SCHEDULES,
+    SCHEDULES,
+    SHARDINGS,
+    UNIT_SHARDINGS,
+    Plan,
+    declare_cell,
+    find_sharding_problem,
+)
 from trioflow.settings import NAME, describe_problem, suggest_name
 from trioflow.units import BYTES_PER_MIB
 
-NOTHING, SIZES = workload_words.NOTHING, workload_words.SIZES
-FAMILIES = workload_words.FAMILIES
+__all__ = [
+    "MEASURED_SCHEDULES", "SCHEDULES", "SHARDINGS", "TABLES", "UNIT_SHARDINGS", "Experiment", "Import", "Plan", "Workload",
+    "as_rows", "find_sharding_problem", "load_experiments", "load_imports", "load_plans", "load_workloads",
+    "row_schema",
+]  # fmt: skip
+
+NOTHING, SIZES, FAMILIES = workload_words.NOTHING, workload_words.SIZES, workload_words.FAMILIES
 PRECISIONS, OPTIMIZERS = workload_words.PRECISIONS, workload_words.OPTIMIZERS
 
 _TYPES: dict[Any, dict[str, Any]] = {
@@ -33,58 +46,47 @@ _TYPES: dict[Any, dict[str, Any]] = {
     tuple[str, ...]: {"type": "array", "items": {"type": "string", "minLength": 1}},
 }
 _WORDS = {"true": True, "false": False}
-SCHEDULES = (
-    "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",
-    "dualpipev",
-)  # fmt: skip
-"""Pipeline schedules: ``parallel.schedules`` builds them, its tests keep the two alike."""
-MEASURED_SCHEDULES = ("none", "gpipe")
-"""Schedules that a measuring session can run."""
 Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import")
-
-
-def _cell(meaning: str, **limits: Any) -> Any:
-    """Declare a column: its meaning and its JSON schema limits; with a default it may be left out."""
-    default = {"default": limits["default"]} if "default" in limits else {}
-    return field(**default, metadata={"description": meaning, **limits})
 
 
 @dataclass(frozen=True)
 class Workload:
     """One row of ``workloads.tsv``: a model, its sizes and how it is trained."""
 
-    workload: str = _cell("name of the workload", pattern=NAME)
-    family: str = _cell(
+    workload: str = declare_cell("name of the workload", pattern=NAME)
+    family: str = declare_cell(
         "torchvision (a CNN of torchvision), transformer (built from the sizes in this row),"
         " transformers (a published configuration of the library transformers)"
         " or user (a function of yours)",
         enum=list(FAMILIES),
     )
-    model: str = _cell(
+    model: str = declare_cell(
         "model of the family: resnet18, vgg11; gpt2, bert-base; for transformer what it resembles;"
         " for user module:function"
     )
-    batches: tuple[int, ...] = _cell(
+    batches: tuple[int, ...] = declare_cell(
         "batch sizes to capture, comma between; experiments extrapolate from the first,"
         " the cost model is fitted on all",
         minItems=1, uniqueItems=True,
     )  # fmt: skip
-    image_size: int | None = _cell("height and width of an image [pixels]", minimum=1)
-    sequence: int | None = _cell(
+    image_size: int | None = declare_cell("height and width of an image [pixels]", minimum=1)
+    sequence: int | None = declare_cell(
         "tokens of one sample; an encoder-decoder model reads and predicts as many", minimum=1
     )
-    hidden: int | None = _cell("width of the residual stream", minimum=1)
-    layers: int | None = _cell(
+    hidden: int | None = declare_cell("width of the residual stream", minimum=1)
+    layers: int | None = declare_cell(
         "transformer blocks; for transformers instead of the published depth", minimum=1
     )
-    heads: int | None = _cell("attention heads of a block", minimum=1)
-    vocabulary: int | None = _cell("distinct tokens", minimum=1)
-    causal: bool | None = _cell("true: attention looks back only (GPT); false: both ways (BERT)")
-    optimizer: str = _cell(
+    heads: int | None = declare_cell("attention heads of a block", minimum=1)
+    vocabulary: int | None = declare_cell("distinct tokens", minimum=1)
+    causal: bool | None = declare_cell(
+        "true: attention looks back only (GPT); false: both ways (BERT)"
+    )
+    optimizer: str = declare_cell(
         "optimizer of the step; without -foreach or -fused PyTorch chooses how it runs",
         enum=list(OPTIMIZERS),
     )
-    precision: str = _cell(
+    precision: str = declare_cell(
         "precision of the step: fp32 without TF32, tf32, or bf16 or fp16 by autocast",
         enum=list(PRECISIONS),
     )
@@ -96,69 +98,37 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One row of ``plans.tsv``: how a step is spread over ranks."""
-
-    plan: str = _cell("name of the plan", pattern=NAME)
-    data: int = _cell("data-parallel degree: replicas that share the batch", minimum=1)
-    tensor: int = _cell("tensor-parallel degree: ranks that share every operator", minimum=1)
-    pipeline: int = _cell("pipeline degree: stages", minimum=1)
-    schedule: str = _cell(
-        "pipeline schedule, or none; gpipe-recompute is the old torch Pipe, which runs every forward"
-        " but the last micro-batch's again; zbv is the V-shaped zero bubble",
-        enum=["none", *SCHEDULES],
-    )
-    micro_batches: int = _cell("pieces that the pipeline cuts a batch into", minimum=1)
-    first_bucket_bytes: int = _cell(
-        "limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1
-    )
-    bucket_bytes: int = _cell(
-        "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
-    )
-    stages_per_rank: int = _cell(
-        "pipeline stages of each rank; more than one for interleaved, looped-bfs, zero-bubble, zbv, dualpipev",
-        minimum=1, default=1,
-    )  # fmt: skip
-
-    @property
-    def ranks(self) -> int:
-        """Processes that the plan takes."""
-        return self.data * self.tensor * self.pipeline
-
-    @property
-    def stages(self) -> int:
-        """Pipeline stages of one replica, those of all ranks together."""
-        return self.pipeline * self.stages_per_rank
-
-
-@dataclass(frozen=True)
 class Experiment:
     """One row of ``experiments.tsv``: a step that is predicted and measured."""
 
-    experiment: str = _cell("name of the experiment", pattern=NAME)
-    set: str = _cell("experiments averaged together in the report", pattern=NAME)
-    workload: str = _cell("row of workloads.tsv", pattern=NAME)
-    plan: str = _cell("row of plans.tsv", pattern=NAME)
-    batch: int = _cell("samples of the whole step, all ranks together", minimum=1)
+    experiment: str = declare_cell("name of the experiment", pattern=NAME)
+    set: str = declare_cell("experiments averaged together in the report", pattern=NAME)
+    workload: str = declare_cell("row of workloads.tsv", pattern=NAME)
+    plan: str = declare_cell("row of plans.tsv", pattern=NAME)
+    batch: int = declare_cell("samples of the whole step, all ranks together", minimum=1)
 
 
 @dataclass(frozen=True)
 class Import:
     """One row of ``imports.tsv``: a trace made from public files."""
 
-    trace: str = _cell("name of the trace", pattern=NAME)
-    files: tuple[str, ...] = _cell(
+    trace: str = declare_cell("name of the trace", pattern=NAME)
+    files: tuple[str, ...] = declare_cell(
         "files of workflow/resources/datasets.yaml that it is made from, comma between; the first"
         " is what is read, with the second where the format has two",
         minItems=1, uniqueItems=True,
     )  # fmt: skip
-    format: str = _cell("format of the files", enum=["kineto", "triosim", "neusight", "chakra"])
-    gpu: str = _cell("traced device, where the files do not say it")
-    batch: int | None = _cell("samples of the step, where the files do not say it", minimum=1)
-    precision: str = _cell(
+    format: str = declare_cell(
+        "format of the files", enum=["kineto", "triosim", "neusight", "chakra"]
+    )
+    gpu: str = declare_cell("traced device, where the files do not say it")
+    batch: int | None = declare_cell(
+        "samples of the step, where the files do not say it", minimum=1
+    )
+    precision: str = declare_cell(
         "precision of the step, where the files do not say it", enum=["-", *PRECISIONS]
     )
-    optimizer: str = _cell("optimizer of the step, where the files do not say it")
+    optimizer: str = declare_cell("optimizer of the step, where the files do not say it")
 
 
 TABLES: dict[str, type[Workload] | type[Plan] | type[Experiment] | type[Import]] = {
@@ -224,7 +194,8 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
     ------
     TableError
         When a cell is wrong, a schedule is given without a pipeline or
-        missing with one, or the bucket limits are none that PyTorch can have.
+        missing with one, the bucket limits are none that PyTorch can have, or
+        a sharding does not go with the degrees.
     """
     rows = _load(path, "plans", Plan)
     for place, row in rows:
@@ -252,6 +223,9 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
                 f"{row.micro_batches} micro-batches without a pipeline",
                 file=path, place=f"{place}, column micro_batches", fix="write 1",
             )  # fmt: skip
+        if found := find_sharding_problem(row):
+            column, problem, fix = found
+            raise TableError(problem, file=path, place=f"{place}, column {column}", fix=fix)
     return _by_name(rows)
 
 
@@ -292,11 +266,12 @@ def _check_plan(
     row: Experiment, plan: Plan, workload: Workload, path: str | Path, place: str
 ) -> None:
     """Refuse an experiment whose plan fits neither its batch nor its workload."""
-    pieces = plan.data * plan.micro_batches
+    pieces = plan.data * plan.pieces
     if row.batch % pieces:
+        word = "micro-batches" if plan.pipeline > 1 else "micro-steps"
         raise TableError(
             f"{row.batch} samples do not divide into {pieces} pieces, {plan.data} replicas"
-            f" times {plan.micro_batches} micro-batches, of the plan {row.plan}",
+            f" times {plan.pieces} {word}, of the plan {row.plan}",
             file=path, place=f"{place}, column batch", fix=f"use a multiple of {pieces}",
         )  # fmt: skip
     if plan.ranks == 1 and row.batch in workload.batches:
@@ -304,22 +279,20 @@ def _check_plan(
             f"batch {row.batch} of {row.workload} is captured on one rank, so nothing is predicted",
             file=path, place=f"{place}, column batch", fix="use a batch that is not captured",
         )  # fmt: skip
-    if plan.tensor > 1 and workload.family != "transformer":
+    rules = [
+        (plan.tensor > 1 and workload.family != "transformer",
+         f"splits transformer blocks, which is measured for the family transformer and not for"
+         f" {row.workload}, {workload.family}", "choose another plan or a transformer"),
+        (plan.schedule not in MEASURED_SCHEDULES,
+         f"runs the schedule {plan.schedule}, which is not measured yet",
+         f"choose one of {', '.join(MEASURED_SCHEDULES)}"),
+        (workload.precision == "fp16" and (plan.pipeline > 1 or plan.sharding != "none"),
+         "needs scaled gradients (fp16), which is not measured in a pipeline or under a sharding", "choose another plan or bf16"),
+    ]  # fmt: skip
+    for problem, fix in (told[1:] for told in rules if told[0]):
         raise TableError(
-            f"the plan {row.plan} splits transformer blocks, which is measured for the family"
-            f" transformer and not for {row.workload}, {workload.family}",
-            file=path, place=f"{place}, column plan", fix="choose another plan or a transformer",
-        )  # fmt: skip
-    if plan.schedule not in MEASURED_SCHEDULES:
-        raise TableError(
-            f"the plan {row.plan} runs the schedule {plan.schedule}, which is not measured yet",
-            file=path, place=f"{place}, column plan", fix="choose a plan with gpipe",
-        )  # fmt: skip
-    if plan.pipeline > 1 and workload.precision == "fp16":
-        raise TableError(
-            f"{row.workload} scales its gradients (fp16), which is not measured in a pipeline",
-            file=path, place=f"{place}, column plan", fix="choose another plan or bf16",
-        )  # fmt: skip
+            f"the plan {row.plan} {problem}", file=path, place=f"{place}, column plan", fix=fix
+        )
 
 
 def load_imports(path: str | Path) -> dict[str, Import]:

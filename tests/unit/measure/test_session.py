@@ -19,7 +19,10 @@ torch = pytest.importorskip("torch", reason="measuring needs torch (extra [captu
 PLANS = [
     replace(make_plan(), plan="single"), replace(make_plan(data=2), plan="ddp2"),
     replace(make_plan(tensor=2), plan="tp2"), replace(make_plan(pipeline=2), plan="gpipe2"),
+    replace(make_plan(pipeline=2, schedule="1f1b"), plan="1f1b2"),
+    replace(make_plan(data=2, sharding="fsdp"), plan="fsdp2"),
 ]  # fmt: skip
+SEVERAL = [plan.plan for plan in PLANS if plan.ranks > 1]
 EXPERIMENTS = [
     {"experiment": f"t-{plan.plan}", "set": "live", "workload": "t", "plan": plan.plan,
      "batch": 2 * BATCH}
@@ -46,7 +49,7 @@ def test_every_series_of_every_round_and_rank_is_there(session):
     expected = {("single", "single", BATCH, 0), ("distributed", "single", 2 * BATCH, 0)}
     for rank in (0, 1):
         expected.add(("both_busy", "single", BATCH, rank))
-        expected |= {("distributed", p, 2 * BATCH, rank) for p in ("ddp2", "tp2", "gpipe2")}
+        expected |= {("distributed", p, 2 * BATCH, rank) for p in SEVERAL}
     assert set(counts.index) == expected
     assert (counts == ROUNDS).all()
     assert (steps["step_ns"] > 0).all()
@@ -59,12 +62,16 @@ def test_the_sweep_covers_the_model(session, transformer_trace):
     size = sum(g["size_bytes"] for g in transformer_trace.facts["gradients"])
     reduce = samples[samples["collective"] == "all_reduce"]
     assert reduce["message_bytes"].max() >= size
-    for collective, sizes in sweep_sizes(size).items():
+    sweep = sweep_sizes(size, sharded=True)
+    for collective, sizes in sweep.items():
         found = samples[samples["collective"] == collective]
         assert sorted(found["message_bytes"].unique()) == sizes
+    for collective in ("all_gather", "reduce_scatter"):
+        assert sweep[collective][-1] >= size
 
 
 def test_the_sweep_stops_above_the_gradients():
+    assert "reduce_scatter" not in sweep_sizes(1)
     assert sweep_sizes(1)["all_reduce"][-1] == 16_000_000
     assert sweep_sizes(100_000_000)["all_reduce"][-1] == 256_000_000
     assert sweep_sizes(10**12)["all_reduce"][-1] == 512_000_000
@@ -80,6 +87,7 @@ def test_the_anchors_and_host_costs_are_stated(session):
     assert set(facts["host_costs"]) == {
         "tensor_parallel_forward_s", "tensor_parallel_backward_s", "tensor_parallel_update_s",
         "pipeline_micro_batch_s", "data_parallel_step_s", "overlap",
+        "sharded_forward_s", "sharded_backward_s",
     }  # fmt: skip
     assert all(cost >= 0 for cost in facts["host_costs"].values())
 
@@ -87,13 +95,15 @@ def test_the_anchors_and_host_costs_are_stated(session):
 def test_each_rank_s_real_step_is_a_timeline(session):
     timelines = read_table(session / "rank_timelines.parquet", "rank_timelines")
     found = timelines.groupby(["experiment", "rank"])
-    assert set(found.groups) == {(f"t-{p}", r) for p in ("ddp2", "tp2", "gpipe2") for r in (0, 1)}
+    assert set(found.groups) == {(f"t-{p}", r) for p in SEVERAL for r in (0, 1)}
     for (name, rank), timeline in found:
         assert (timeline["end_s"] >= timeline["start_s"]).all()
         assert (timeline["stream"] == "communication").any(), (name, rank)
         assert {"forward", "backward", "optimizer"} <= set(timeline["phase"])
-    sends = timelines[timelines["experiment"] == "t-gpipe2"]["kind"]
-    assert {"send", "recv"} <= set(sends)
+    for name in ("t-gpipe2", "t-1f1b2"):
+        assert {"send", "recv"} <= set(timelines[timelines["experiment"] == name]["kind"])
+    sharded = timelines[timelines["experiment"] == "t-fsdp2"]
+    assert {"gloo:all_gather", "gloo:all_reduce"} <= set(sharded["name"])
 
 
 @pytest.mark.parametrize(

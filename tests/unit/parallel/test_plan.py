@@ -53,7 +53,7 @@ def test_rows_that_are_no_pipeline_are_refused(tmp_path, row, words):
 
 
 def test_schedules_that_no_session_runs_are_no_experiments(tmp_path):
-    plans = load_plans(write(tmp_path / "plans.tsv", ROW.format("p", 2, "1f1b", 2)))
+    plans = load_plans(write(tmp_path / "plans.tsv", ROW.format("p", 2, "zbv", 2)))
     sizes = dict.fromkeys(
         ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary", "causal")
     )
@@ -62,7 +62,7 @@ def test_schedules_that_no_session_runs_are_no_experiments(tmp_path):
         tmp_path / "experiments.tsv", "e live w p 4", header="experiment set workload plan batch"
     )
     with pytest.raises(
-        TableError, match=r"column plan: .* schedule 1f1b, which is not measured yet"
+        TableError, match=r"column plan: .* schedule zbv, which is not measured yet"
     ):
         load_experiments(path, {"w": workload}, plans)
 

@@ -7,6 +7,7 @@ import argparse
 from trioflow.costmodel.methods import UNFITTED
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules import SCHEDULES
+from trioflow.plan_row import SHARDINGS
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,15 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
     )
     degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
+    degrees.add_argument(
+        "--sharding", choices=SHARDINGS[1:],
+        help="what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
+    )  # fmt: skip
+    degrees.add_argument("--shard", type=int, metavar="N", help="ranks of a group of hsdp")
+    degrees.add_argument(
+        "--accumulate", type=int, metavar="N",
+        help="micro-steps whose gradients are added up before replicas exchange them",
+    )  # fmt: skip
     degrees.add_argument("--schedule", choices=SCHEDULES, help="pipeline schedule (default: gpipe)")
     parser.add_argument(
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"

@@ -53,7 +53,7 @@ def choose_plan(options: argparse.Namespace) -> Plan:
     given = {name: degree for name, degree in degrees.items() if degree is not None}
     micro_batches, stages = options.micro_batches or 0, options.stages_per_rank or 0
     if options.plan:
-        if given or options.schedule:
+        if given or options.schedule or options.sharding or options.shard or options.accumulate:
             raise PlanError("--plan and degrees were both given", fix="give one of them")
         ranks = options.ranks or (1 if options.plan == "single" else 0)
         if ranks < 1 or (ranks == 1 and options.plan != "single"):
@@ -67,6 +67,9 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         schedule=options.schedule or "",
         micro_batches=micro_batches,
         stages_per_rank=stages,
+        sharding=options.sharding or "none",
+        shard=options.shard or 0,
+        accumulate=options.accumulate or 1,
     )
     if options.ranks is not None and options.ranks != plan.ranks:
         if not given:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
 """Small messages are timed several at a time: a single one is near the clock's noise."""
 
-COLLECTIVES = ("all_reduce", "all_gather", "broadcast", "send")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 
 
 def repeats_of(size_bytes: int) -> int:
@@ -29,16 +29,20 @@ def make_collective(name: str, size_bytes: int, device: torch.device) -> Callabl
         One of ``COLLECTIVES``; send goes from rank 0 to rank 1, and back at
         once, so that its time is half of a round trip.
     size_bytes : int
-        Buffer of a rank; for all_gather the whole result [bytes].
+        Buffer of a rank; for all_gather the whole result, for reduce_scatter
+        the whole input [bytes].
     device : torch.device
         This rank's device.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     elements = max(size_bytes // 4, 1)
-    if name == "all_gather":
+    if name in ("all_gather", "reduce_scatter"):
         shard = torch.zeros(max(elements // world, 1), device=device)
-        whole = [torch.zeros_like(shard) for _ in range(world)]
-        return lambda: _finish(dist.all_gather(whole, shard, async_op=True))
+        whole = torch.zeros(len(shard) * world, device=device)
+        if name == "all_gather":
+            return lambda: _finish(dist.all_gather_single(whole, shard, async_op=True))
+        average = dist.ReduceOp.AVG  # as fully_shard asks for it
+        return lambda: _finish(dist.reduce_scatter_single(shard, whole, average, async_op=True))
     buffer = torch.zeros(elements, device=device)
     if name == "all_reduce":
         return lambda: _finish(dist.all_reduce(buffer, async_op=True))

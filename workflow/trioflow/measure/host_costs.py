@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -54,9 +55,11 @@ class HostCosts:
         Says which optimizer the tiny models use.
     device : torch.device
         This rank's device.
+    sharded : bool
+        Whether a plan shards parameters, so that its hooks count.
     """
 
-    def __init__(self, workload: Workload, device: torch.device) -> None:
+    def __init__(self, workload: Workload, device: torch.device, sharded: bool = False) -> None:
         self.device, self.world, self.rank = device, dist.get_world_size(), dist.get_rank()
         self.inputs = torch.zeros(TOKENS, WIDTH, device=device)
         self.plain = self._model()
@@ -69,6 +72,7 @@ class HostCosts:
         )
         self.split = parallelize_module(self._model(), grid["tensor"], styles)
         self.wrapped = DistributedDataParallel(self._model())
+        self.sharded = self._shard() if sharded else None
         stage = nn.Sequential(nn.Linear(WIDTH, WIDTH, device=device))
         self.schedule = ScheduleGPipe(
             PipelineStage(stage, self.rank, self.world, device), MICRO_BATCHES, loss_fn=_mean
@@ -79,6 +83,13 @@ class HostCosts:
 
     def _model(self) -> nn.Module:
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(self.device)
+
+    def _shard(self) -> nn.Module:
+        """Return the tiny model with every layer a unit of ``fully_shard``, and an empty root."""
+        model, mesh = self._model(), DeviceMesh(self.device.type, list(range(self.world)))
+        for unit in (*model, model):
+            fully_shard(unit, mesh=mesh)
+        return model
 
     def sample(self) -> dict[str, float]:
         """Return one sample of every host cost on this rank [s]."""
@@ -98,6 +109,22 @@ class HostCosts:
             "tensor_parallel_update_s": (update[1] - update[0]) / counter.operators,
             "pipeline_micro_batch_s": chunk_s,
             "data_parallel_step_s": sum(wrapped) - sum(plain) - tiny_s,
+            **self._sample_sharded(plain),
+        }
+
+    def _sample_sharded(self, plain: tuple[float, float]) -> dict[str, float]:
+        """Return what the hooks of one unit cost: forward gathers, backward gathers and reduces."""
+        if self.sharded is None:
+            return {}
+        size = (WIDTH + 1) * WIDTH * 4
+        gather_s, reduce_s = (
+            self._time(make_collective(name, size, self.device))
+            for name in ("all_gather", "reduce_scatter")
+        )
+        forward_s, backward_s = self._phases(self.sharded)
+        return {
+            "sharded_forward_s": (forward_s - plain[0]) / LAYERS - gather_s,
+            "sharded_backward_s": (backward_s - plain[1]) / LAYERS - gather_s - reduce_s,
         }
 
     def _time(self, run: Callable[[], object]) -> float:

@@ -64,9 +64,12 @@ def describe_machine(
 
 
 def _median_costs(samples: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median over the sessions of each host cost [s]."""
-    names = samples[0] if samples else {}
-    return {name: statistics.median(s[name] for s in samples) for name in sorted(names)}
+    """Return the median of each host cost over the sessions that measured it [s]."""
+    names = sorted({name for sample in samples for name in sample})
+    return {
+        name: statistics.median(sample[name] for sample in samples if name in sample)
+        for name in names
+    }
 
 
 def _memory_source(device: str) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -18,10 +20,14 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from trioflow.errors import MeasurementError
+from trioflow.experiments import UNIT_SHARDINGS
+from trioflow.measure.accumulation import AccumulatingStep
 from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import Workload
 
 Step = Callable[[], None]
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+"""PyTorch's classes of the schedules that are measured (``experiments.MEASURED_SCHEDULES``)."""
 
 
 def make_parallel_step(
@@ -40,7 +46,8 @@ def make_parallel_step(
         Model on this rank's device; data and tensor parallelism copy it, a
         pipeline stage shares its weights.
     plan : mapping
-        Row of ``plans.tsv``; one degree above 1.
+        Row of ``plans.tsv``; one degree above 1, or data and
+        tensor with a sharding of units.
     batch : int
         Samples of the whole step.
     stages : sequence of sequence of str, optional
@@ -55,7 +62,10 @@ def make_parallel_step(
     MeasurementError
         When the plan combines several degrees, which is not measured yet.
     """
+    sharding = str(plan.get("sharding", "none"))
     degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
+    if sharding in UNIT_SHARDINGS and degrees in (["data"], ["data", "tensor"]):
+        return _make_sharded_step(workload, plan, batch, device, seed)
     if len(degrees) > 1:
         raise MeasurementError(
             f"plan {plan['plan']}: {' x '.join(degrees)} together is not measured yet"
@@ -68,7 +78,18 @@ def make_parallel_step(
         if stages is None:
             raise MeasurementError(f"plan {plan['plan']}: the stages of the pipeline are not given")
         return _make_pipeline_step(workload, plan, batch, stages, device, seed)
-    return TrainingStep(workload, workload.model, batch, device, seed)
+    return _make_step(workload, workload.model, plan, batch, device, seed)
+
+
+def _make_step(
+    workload: Workload, model: torch.nn.Module, plan: Mapping[str, Any], batch: int,
+    device: torch.device, seed: int,
+) -> TrainingStep:  # fmt: skip
+    """Return a replica's step; of several micro-steps where the plan adds gradients up."""
+    micro_steps = int(plan.get("accumulate", 1))
+    if micro_steps == 1:
+        return TrainingStep(workload, model, batch, device, seed)
+    return AccumulatingStep(workload, model, batch, device, seed, micro_steps)
 
 
 def _make_data_parallel_step(
@@ -79,19 +100,76 @@ def _make_data_parallel_step(
     limit = {} if default else {"bucket_cap_mb": int(plan["bucket_bytes"]) / 2**20}
     model = DistributedDataParallel(copy.deepcopy(workload.model), **limit)
     rank = dist.get_rank()
-    return TrainingStep(workload, model, batch // int(plan["data"]), device, seed + rank)
+    step = _make_step(workload, model, plan, batch // int(plan["data"]), device, seed + rank)
+    if plan.get("sharding", "none") == "zero1":
+        step.optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=workload.make_optimizer
+        )
+    return step
+
+
+def _make_sharded_step(
+    workload: Workload, plan: Mapping[str, Any], batch: int, device: torch.device, seed: int
+) -> Step:
+    data, tensor = int(plan["data"]), int(plan["tensor"])
+    shards = int(plan["shard"]) if plan["sharding"] == "hsdp" else data
+    sizes = {"replicate": data // shards, "shard": shards, "tensor": tensor}
+    names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
+    mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    model = copy.deepcopy(workload.model)
+    if tensor > 1:
+        split_layers(workload, model, mesh["tensor"])
+    sharing = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+    options = {"mesh": sharing, "reshard_after_forward": plan["sharding"] != "zero2"}
+    for modules in choose_units(workload, model):
+        fully_shard(modules if len(modules) > 1 else modules[0], **options)
+    # PyTorch chooses for the root, which the next step of forward would gather again.
+    fully_shard(model, mesh=sharing)
+    rank = dist.get_rank() // tensor
+    return _make_step(workload, model, plan, batch // data, device, seed + rank)
+
+
+def choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
+    """Return the modules that ``fully_shard`` takes together, as ``parallel.sharding`` has them.
+
+    Every inner unit whose parameters no other unit uses is one; the first and
+    the last unit are left to the root.
+
+    Parameters
+    ----------
+    workload : Workload
+        Says what the units are.
+    model : Module
+        The workload's model or a copy of it.
+    """
+    units = [
+        [model.get_submodule(path) for path in paths if not path.startswith("<")]
+        for paths in workload.units.values()
+    ]
+    owned = [{p for module in unit for p in module.parameters()} for unit in units]
+    chosen = []
+    for index, unit in enumerate(units[1:-1], 1):
+        others = set().union(*(owned[:index] + owned[index + 1 :]))
+        if owned[index] and not owned[index] & others:
+            chosen.append([module for module in unit if list(module.parameters())])
+    return chosen
 
 
 def _make_tensor_parallel_step(
     workload: Workload, degree: int, batch: int, device: torch.device, seed: int
 ) -> Step:
-    mesh = DeviceMesh(device.type, list(range(degree)))
+    model = copy.deepcopy(workload.model)
+    split_layers(workload, model, DeviceMesh(device.type, list(range(degree))))
+    return TrainingStep(workload, model, batch, device, seed)
+
+
+def split_layers(workload: Workload, model: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Cut a model's layers as the workload says, in place."""
     styles = {
         pattern: ColwiseParallel() if kind == "column" else RowwiseParallel()
         for pattern, kind in workload.tensor_split.items()
     }
-    model = parallelize_module(copy.deepcopy(workload.model), mesh, styles)
-    return TrainingStep(workload, model, batch, device, seed)
+    parallelize_module(model, mesh, styles)
 
 
 def _make_pipeline_step(
@@ -107,7 +185,8 @@ def _make_pipeline_step(
     inputs, targets = workload.make_batch(batch, seed, str(device))
     optimizer = workload.make_optimizer(module.parameters())
     stage = PipelineStage(module, rank, count, device)
-    schedule = ScheduleGPipe(stage, int(plan["micro_batches"]), loss_fn=workload.loss)
+    kind = SCHEDULES[str(plan["schedule"])]
+    schedule = kind(stage, int(plan["micro_batches"]), loss_fn=workload.loss)
 
     def step() -> None:
         optimizer.zero_grad()

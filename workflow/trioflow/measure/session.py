@@ -18,6 +18,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import MeasurementError
+from trioflow.experiments import UNIT_SHARDINGS
 from trioflow.provenance import host_environment, read_json, stamp, write_json
 from trioflow.trace.exclusive import exclusive_measurement
 from trioflow.units import ns_to_s
@@ -28,17 +29,19 @@ LARGE_BYTES = (16_000_000, 64_000_000, 256_000_000, 512_000_000)
 """Sizes of the sweep; a session stops at the first one above its model's gradients."""
 
 
-def sweep_sizes(parameter_bytes: int) -> dict[str, list[int]]:
+def sweep_sizes(parameter_bytes: int, sharded: bool = False) -> dict[str, list[int]]:
     """Return the message sizes to sweep for a model of some size [bytes].
 
-    All-reduce carries gradients and goes up to them; the others carry
-    activations and buffers, and stop earlier.
+    All-reduce carries gradients and goes up to them, and so do all-gather and
+    reduce-scatter where a plan shards parameters; the others carry activations
+    and buffers, and stop earlier.
     """
     larger = [s for s in LARGE_BYTES if s >= parameter_bytes][:1]
     large = [s for s in LARGE_BYTES if s < parameter_bytes] + larger
     return {
         "all_reduce": [*SMALL_BYTES, *large],
-        "all_gather": [*SMALL_BYTES[1::2], LARGE_BYTES[0]],
+        "all_gather": [*SMALL_BYTES[1::2], *(large if sharded else LARGE_BYTES[:1])],
+        **({"reduce_scatter": [*SMALL_BYTES[1::2], *large]} if sharded else {}),
         "broadcast": [*SMALL_BYTES[0::2]],
         "send": [*SMALL_BYTES, LARGE_BYTES[0]],
     }
@@ -102,7 +105,7 @@ def measure_workload(
         "warm_up": warm_up,
         "rounds": rounds,
         "seed": seed,
-        **_plan_session(ranks, facts),
+        **_plan_session(ranks, facts, by_name),
     }
     with exclusive_measurement("measure"), tempfile.TemporaryDirectory() as temporary:
         job["folder"] = temporary
@@ -112,13 +115,17 @@ def measure_workload(
     _save(job, results, facts, Path(folder))
 
 
-def _plan_session(ranks: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the partition decides of a session: stages, traced batches, sweep."""
+def _plan_session(
+    ranks: int, facts: Mapping[str, Any], plans: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what partition and plans decide of a session: stages, traced batches, sweep."""
+    sharded = any(plan.get("sharding", "none") in UNIT_SHARDINGS for plan in plans.values())
     return {
+        "sharded": sharded,
         "ranks": ranks,
         "stages": facts["stages"],
         "traced_batches": [int(b) for b in facts["traced_steps_s"]],
-        "collectives": sweep_sizes(facts["parameter_bytes"]) if ranks > 1 else {},
+        "collectives": sweep_sizes(facts["parameter_bytes"], sharded) if ranks > 1 else {},
     }
 
 

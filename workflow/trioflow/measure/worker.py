@@ -46,7 +46,9 @@ class RankSession:
     def run(self) -> dict[str, Any]:
         """Warm up, run every series round robin, profile one real step of each experiment."""
         series = self._make_series()
-        costs = HostCosts(self.workload, self.device) if self.job["ranks"] > 1 else None
+        costs = None
+        if self.job["ranks"] > 1:
+            costs = HostCosts(self.workload, self.device, self.job["sharded"])
         for _ in range(self.job["warm_up"]):
             for _, step, ranks in series:
                 self._time(step, ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from trioflow.parallel.plan import check_plan, describe_plan, micro_batch_sizes
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, plan_schedule
 from trioflow.parallel.reference import Reference, choose_reference
 from trioflow.parallel.schedules import Schedule
+from trioflow.parallel.sharding import build_units, list_updates, scale_work, shard_updates
 from trioflow.parallel.sizing import (
     predict_operator_times,
     resize_batch,
@@ -30,7 +31,8 @@ from trioflow.parallel.sizing import (
 )
 from trioflow.parallel.staged_work import StageWorks
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.parallel.tensor_parallel import split_operators
+from trioflow.parallel.tensor_parallel import TensorSplit, split_operators
+from trioflow.parallel.zero_optimizer import OptimizerPartition, partition_optimizer
 from trioflow.provenance import read_json
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace, pipeline_units
@@ -88,19 +90,22 @@ def extrapolate(
     reference = choose_reference(given, sizes[0])
     trace = reference.trace
     factors = [size / int(trace.facts["batch"]) for size in sizes]
-    split = split_operators(trace, plan.tensor)
+    split = _share_updates(trace, plan, split_operators(trace, plan.tensor))
     times, extrapolated = _predict_times(reference, split.operators, factors, model)
     builder = ProgramBuilder(
         plan, trace.operators, times, float(trace.facts.get("tail_s", 0.0)), dict(host or {}),
         schedule,
     )  # fmt: skip
     builder.sharded_updates = split.sharded_updates
+    if plan.sharding == "zero1":
+        builder.partition = partition_optimizer(trace, plan.data)
+        builder.update_s = _predict_shared_updates(reference, builder.partition, model)
     cut = _choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, schedule, factors)
     stage_works = works.build(split, cut)
     builder.tied = works.tied
     builder.add_ranks(stage_works)
-    rescaled = set(factors) != {1.0} or plan.tensor > 1
+    rescaled = set(factors) != {1.0} or plan.tensor > 1 or plan.sharding != "none"
     of_device = times_interval(trace.facts)
     beyond = {reference.batch} != set(sizes) or works.extrapolated or of_device != (1.0, 1.0)
     rescaled_by = rescale_distance(times[0].device_s, reference.operators)
@@ -183,6 +188,28 @@ def _predict_times(
         times[factor] = OperatorTimes(device_s, host_s, separate_host)
         extrapolated |= beyond
     return [times[factor] for factor in factors], extrapolated
+
+
+def _share_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
+    """Leave each rank its shard of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
+    if not plan.shards_units:
+        return split
+    units = build_units(trace, plan.tensor)
+    operators, cut = shard_updates(split.operators, units, plan.shards)
+    return replace(split, operators=operators, sharded_updates=split.sharded_updates | cut)
+
+
+def _predict_shared_updates(
+    reference: Reference, partition: OptimizerPartition, model: OperatorModel
+) -> list[dict[int, float]]:
+    """Return each rank's time of the operators that update parameters of several ranks [s]."""
+    chosen = [op for op in list_updates(reference.operators) if op in set(partition.shared)]
+    found: list[dict[int, float]] = []
+    for share in partition.shares:
+        target = scale_work(reference.operators, chosen, [share] * len(chosen))
+        device_s, _ = predict_operator_times(reference.operators, target, model)
+        found.append({op: float(device_s[op]) for op in chosen})
+    return found
 
 
 def phase_times(trace: Trace) -> dict[str, float]:

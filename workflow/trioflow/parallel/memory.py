@@ -10,7 +10,9 @@ from trioflow.experiments import Plan
 from trioflow.parallel.pipeline import assign_units, boundary_bytes
 from trioflow.parallel.schedule_checks import measure_held
 from trioflow.parallel.schedule_table import Schedule
+from trioflow.parallel.sharding import ShardedUnit, build_units
 from trioflow.parallel.tensor_parallel import is_sharded
+from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
 
 
@@ -34,15 +36,17 @@ def estimate_peak_memory(
     -------
     int
         Parameters, gradients, optimizer state, buffers and inputs of the rank's
-        stages, DDP's buckets, and the activations that forward keeps for
-        backward, of the micro-batches in flight when they come to most. Before
-        a recomputation only a stage's input is kept.
+        stages, or its shards of them and the units that are whole at one time;
+        DDP's buckets, and the activations that forward keeps for backward, of
+        the micro-batches in flight when they come to most. Before a
+        recomputation only a stage's input is kept.
 
     Notes
     -----
     A first estimate: operators' workspaces, allocator fragmentation and the
     communication library's own buffers are left out, so the true peak is higher.
     Where I and W run apart, activations are held until W.
+    Sharded units are taken to be at their fullest when the activations are.
     Under tensor parallelism only split parameters and their gradients shrink;
     optimizer state and activations are counted whole, so the peak is too high.
     """
@@ -60,8 +64,11 @@ def estimate_peak_memory(
 
     fixed = held[~flows].copy()
     fixed.loc[fixed["category"] == "input", "bytes"] *= sum(sizes) / traced
+    whole = _share_storages(fixed, trace, plan)
     total = fixed.groupby("stage")["bytes"].sum().to_dict()
-    if plan.data > 1:  # buckets hold a second copy of every gradient
+    if plan.shards_units:
+        total[0] = total.get(0, 0.0) + whole
+    elif plan.data > 1:  # buckets hold a second copy of every gradient
         gradients = fixed[fixed["category"] == "gradient"].groupby("stage")["bytes"].sum()
         total = {s: total.get(s, 0.0) + gradients.get(s, 0.0) for s in range(len(cut))}
     peaks = [
@@ -69,6 +76,59 @@ def estimate_peak_memory(
         for rank, activations in enumerate(measure_held(schedule, size))
     ]
     return int(max(peaks, default=0))
+
+
+def _share_storages(fixed: pd.DataFrame, trace: Trace, plan: Plan) -> float:
+    """Leave a rank its part of what is shared, in place; return what is whole at one time [bytes]."""
+    category = fixed["category"]
+    if plan.sharding == "zero1":
+        share = max(partition_optimizer(trace, plan.data).shares)
+        fixed.loc[category == "optimizer_state", "bytes"] *= share
+    if not plan.shards_units:
+        return 0.0
+    units = build_units(trace, plan.tensor)
+    sizes = [unit.gathered_bytes(plan.shards) for unit in units]
+    used = sum(p.size_bytes for unit in units for p in unit.parameters)
+    shared = category.isin(["parameter", "gradient", "optimizer_state"])
+    fixed.loc[shared, "bytes"] *= sum(sizes) / max(plan.shards * used, 1)
+    return measure_whole(units, plan.shards, plan.sharding != "zero2", plan.accumulate)
+
+
+def measure_whole(
+    units: Sequence[ShardedUnit], shards: int, reshards: bool, micro_steps: int
+) -> float:
+    """Return the most that is not sharded at one time of backward under ``fully_shard`` [bytes].
+
+    Parameters
+    ----------
+    units : sequence of ShardedUnit
+        In the order of forward, the root at the end.
+    shards : int
+        Ranks that share each parameter.
+    reshards : bool
+        Whether units but the root give their parameters up after forward.
+    micro_steps : int
+        Steps whose gradients are added up, whole until the last.
+
+    Notes
+    -----
+    The root is whole from its forward to the end of backward, its gradients
+    too. Of the others, one is whole with its gradients, and these a second
+    time in the input of its reduce-scatter, while the parameters of the unit
+    before it arrive.
+    """
+    whole = [unit.gathered_bytes(shards) for unit in units]
+    gradients = [unit.reduced_bytes(shards) for unit in units]
+    inner = range(len(units) - 1)
+    if reshards:
+        peaks = [whole[i] + (whole[i - 1] if i else 0) for i in inner]
+    else:
+        peaks = [sum(whole[: i + 1]) for i in inner]
+    kept = sum(gradients) - gradients[-1] if micro_steps > 1 else 0
+    at_unit = [
+        peaks[i] + 2 * gradients[i] - (gradients[i] if micro_steps > 1 else 0) for i in inner
+    ]
+    return float(whole[-1] + gradients[-1] + kept + max([*at_unit, gradients[-1]]))
 
 
 def _sized_storages(trace: Trace, plan: Plan) -> pd.DataFrame:

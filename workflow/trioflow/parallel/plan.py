@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trioflow.errors import PlanError
-from trioflow.experiments import Plan
+from trioflow.experiments import SHARDINGS, Plan, find_sharding_problem
 from trioflow.parallel.pipeline import chunk_batch, split_batch
 from trioflow.parallel.schedules import SCHEDULES, build_schedule
 from trioflow.trace.store import Trace
@@ -21,13 +21,15 @@ MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
 """Micro-batches, times the ranks, of schedules that need more than one a rank."""
 CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
-NAMED = ("single", "ddp", "tp", *SCHEDULES)
-"""Named plans; the pipelines are called as their schedules."""
+SHARDED = ("fsdp", "zero1", "zero2", "zero3")
+"""Shardings that a number of ranks alone describes."""
+NAMED = ("single", "ddp", "tp", *SHARDED, *SCHEDULES)
+"""Named plans; the pipelines are called as their schedules, sharded data parallelism as its sharding."""
 
 
 def make_plan(
     data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "", micro_batches: int = 0,
-    stages_per_rank: int = 0,
+    stages_per_rank: int = 0, sharding: str = "none", shard: int = 0, accumulate: int = 1,
 ) -> Plan:  # fmt: skip
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
@@ -43,12 +45,18 @@ def make_plan(
     stages_per_rank : int
         Pipeline stages of a rank; by default two for the schedules that are
         made for several, otherwise one.
+    sharding : str
+        One of ``experiments.SHARDINGS``: what data-parallel ranks share.
+    shard : int
+        Ranks of one group of ``hsdp``.
+    accumulate : int
+        Micro-steps whose gradients are added up before ranks exchange them.
 
     Raises
     ------
     PlanError
-        When a degree is not positive, the schedule is unknown or it does not
-        allow these numbers.
+        When a degree is not positive, the schedule or the sharding is unknown
+        or does not allow these numbers.
     """
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
     for name, degree in degrees.items():
@@ -76,12 +84,20 @@ def make_plan(
         )
     if pipeline > 1:
         build_schedule(schedule, pipeline, micro_batches, stages_per_rank)
+    if sharding not in SHARDINGS:
+        raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
+    if accumulate < 1:
+        raise PlanError(f"{accumulate} accumulated micro-steps are too few")
     name = "-".join(f"{key}{degree}" for key, degree in degrees.items() if degree > 1) or "single"
-    return Plan(
-        plan=name, data=data, tensor=tensor, pipeline=pipeline, schedule=schedule,
+    plan = Plan(
+        plan=name if sharding == "none" else f"{sharding}-{name}", data=data,
+        tensor=tensor, pipeline=pipeline, schedule=schedule,
         micro_batches=micro_batches, first_bucket_bytes=FIRST_BUCKET_BYTES, bucket_bytes=BUCKET_BYTES,
-        stages_per_rank=stages_per_rank,
+        stages_per_rank=stages_per_rank, sharding=sharding, shard=shard, accumulate=accumulate,
     )  # fmt: skip
+    if found := find_sharding_problem(plan):
+        raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
+    return plan
 
 
 def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: int = 0) -> Plan:
@@ -100,6 +116,8 @@ def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: i
         return replace(make_plan(data=ranks), plan="ddp")
     if name == "tp":
         return replace(make_plan(tensor=ranks), plan="tp")
+    if name in SHARDED:
+        return replace(make_plan(data=ranks, sharding=name), plan=name)
     if name in SCHEDULES:
         plan = make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
         return replace(plan, plan=name)
@@ -107,13 +125,13 @@ def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: i
 
 
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
-    """Return the samples of each micro-batch of one replica, the largest first.
+    """Return the samples of each micro-batch or accumulated micro-step of one replica, the largest first.
 
     Raises
     ------
     PlanError
         When the replicas cannot share the batch evenly, or a replica's batch
-        has fewer samples than micro-batches.
+        has fewer samples than pieces.
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
@@ -124,7 +142,7 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
         )
     cut = chunk_batch if plan.schedule in CHUNKS else split_batch
     try:
-        return cut(batch // plan.data, plan.micro_batches)
+        return cut(batch // plan.data, plan.pieces)
     except PlanError as error:
         raise PlanError(f"plan {plan.plan}: {error.problem}", fix=error.fix) from None
 
@@ -177,4 +195,9 @@ def describe_plan(plan: Plan, batch: int) -> str:
         text += f" in {len(micro_batch_sizes(plan, batch))} micro-batches ({plan.schedule})"
     if plan.stages_per_rank > 1:
         text += f", {plan.stages_per_rank} stages a rank"
+    if plan.sharding != "none":
+        groups = f" in groups of {plan.shard}" if plan.shard else ""
+        text += f", {plan.sharding}{groups}"
+    if plan.accumulate > 1:
+        text += f", gradients of {plan.accumulate} micro-steps added up"
     return text

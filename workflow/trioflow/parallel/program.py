@@ -18,12 +18,14 @@ from trioflow.parallel.schedule_lowering import lower_directly, lower_schedule
 from trioflow.parallel.schedule_orders import ONE_STAGE
 from trioflow.parallel.schedule_table import MESSAGE_KINDS, REDUCE_GRAD, leaves
 from trioflow.parallel.schedules import Schedule, build_schedule, check_schedule
+from trioflow.parallel.sharded import PartitionedRank, ShardedWork, UnitRank
 from trioflow.parallel.staged_program import StagedRank
 from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.parallel.zero_optimizer import OptimizerPartition
 
 HOST_COSTS = (
     "tensor_parallel_forward_s", "tensor_parallel_backward_s", "tensor_parallel_update_s",
-    "pipeline_micro_batch_s", "data_parallel_step_s",
+    "pipeline_micro_batch_s", "data_parallel_step_s", "sharded_forward_s", "sharded_backward_s",
 )  # fmt: skip
 """Host times of a platform that a plan adds to a rank's own work."""
 
@@ -57,6 +59,8 @@ class StageWork:
         the number of micro-batches [s].
     send_bytes : list of int
         Activations sent to the next stage, for each micro-batch [bytes].
+    sharded : ShardedWork, optional
+        Units, copies and messages of ``fully_shard``.
     """
 
     forward: NDArray[np.int64]
@@ -74,6 +78,7 @@ class StageWork:
     accumulate_s: float = 0.0
     scale_s: float = 0.0
     send_bytes: list[int] = field(default_factory=list)
+    sharded: ShardedWork | None = None
 
 
 @dataclass
@@ -140,6 +145,8 @@ class ProgramBuilder:
         self.stages: list[StageWork] = []
         self.tied: list[TiedParameter] = []
         self.sharded_updates: set[int] = set()
+        self.partition: OptimizerPartition | None = None
+        self.update_s: list[dict[int, float]] = [{} for _ in range(plan.data)]
         self.names = operators["name"].tolist()
         self.phases = operators["phase"].tolist()
         self.graph = TaskGraphBuilder()
@@ -158,10 +165,13 @@ class ProgramBuilder:
     def add_ranks(self, stages: list[StageWork]) -> None:
         """Write the whole step of every rank, in order of rank."""
         self.stages = stages
+        kind: type[StagedRank] = StagedRank if self.partition is None else PartitionedRank
+        if self.plan.shards_units:
+            kind = UnitRank
         for pipeline in range(self.plan.pipeline):
             for data in range(self.plan.data):
                 for tensor in range(self.plan.tensor):
-                    StagedRank(self, data, pipeline, tensor).run()
+                    kind(self, data, pipeline, tensor).run()
 
 
 def plan_schedule(
@@ -183,9 +193,10 @@ def plan_schedule(
     PlanError
         When the schedule does not allow these numbers, or has others.
     """
-    count = plan.micro_batches if micro_batches is None else micro_batches
+    count = plan.pieces if micro_batches is None else micro_batches
     if given is None:
-        name = plan.schedule if plan.pipeline > 1 else "gpipe"
+        # One rank that accumulates runs forward and backward in turn, as 1F1B of one stage does.
+        name = plan.schedule if plan.pipeline > 1 else "1f1b"
         return build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
     check_schedule(given)
     found = (given.ranks, given.stages, given.micro_batches)

@@ -33,7 +33,7 @@ _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
 
 
 class StagedRank:
-    """Writes one rank's tasks; `last` is the last task of its compute stream.
+    """Writes one rank's tasks; `last` is the last task of its compute stream, `launched` of its host.
 
     Parameters
     ----------
@@ -51,6 +51,7 @@ class StagedRank:
         self.one_stage = program.schedule.stages == 1
         self.stage = self.stages[0]
         self.last: int | None = None
+        self.launched: int | None = None
         self.waits: list[int] = []
         self.reduced: list[int] = []
         self.received: dict[Action, int] = {}
@@ -96,22 +97,23 @@ class StagedRank:
 
     def operator(
         self, op_id: int, micro_batch: int | None, extra_s: float = 0.0, part: float = 1.0,
-        name: str = "", phase: str = "",
+        name: str = "", phase: str = "", device_s: float | None = None,
     ) -> None:  # fmt: skip
         """Add one operator, after its launch where the host runs beside the device."""
         program = self.program
         times = program.times[micro_batch or 0]
-        device_s, host_s = float(times.device_s[op_id]) * part, float(times.host_s[op_id])
+        device_s = float(times.device_s[op_id]) * part if device_s is None else device_s
+        host_s = float(times.host_s[op_id])
         name = name or program.names[op_id]
         fields: dict[str, Any] = {
             "phase": phase or program.phases[op_id], "op_id": op_id, "micro_batch": micro_batch,
         }  # fmt: skip
         if times.separate_host:
-            launch = program.graph.add(
+            self.launched = program.graph.add(
                 self.rank, "host", "host", f"launch {name}",
                 duration_s=host_s + extra_s, stage=self._stage_field(), **fields,
             )  # fmt: skip
-            self.waits.append(launch)
+            self.waits.append(self.launched)
             self.compute(name, device_s, **fields)
         else:
             self.compute(name, device_s + host_s + extra_s, **fields)
@@ -268,14 +270,18 @@ class StagedRank:
         self._reduce_tied()
         if self.schedule.name not in ("gpipe", *COPIES_EARLY):
             self.waits += self.unawaited
+        self.update()
+        if self.program.tail_s or self.waits:
+            self.compute("host: end of step", self.program.tail_s, "host")
+
+    def update(self) -> None:
+        """Run the optimizer."""
         update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
         for stage in self.stages:
             self.stage = stage
             for op_id in self.work.optimizer:
                 sharded = int(op_id) in self.program.sharded_updates
                 self.operator(int(op_id), None, update_s if sharded else 0.0)
-        if self.program.tail_s:
-            self.compute("host: end of step", self.program.tail_s, "host")
 
     def _reduce_tied(self) -> None:
         """Add up the gradients of parameters that stages of several ranks share, as Megatron does."""

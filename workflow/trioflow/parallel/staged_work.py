@@ -24,6 +24,8 @@ from trioflow.parallel.pipeline import (
 from trioflow.parallel.program import StageWork
 from trioflow.parallel.schedule_backward import keep_sums_with_input, split_backward
 from trioflow.parallel.schedule_table import BACKWARD_WEIGHT, Schedule, leaves, recomputed_pairs
+from trioflow.parallel.sharded import ShardedWork, cost_units
+from trioflow.parallel.sharding import build_units
 from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
@@ -156,7 +158,11 @@ class StageWorks:
 
     def _add_gradients(self, work: StageWork, in_stage: set[int], stage: int) -> None:
         """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
-        plan, gradients = self.plan, self._gradients_of(in_stage, stage)
+        plan = self.plan
+        if plan.shards_units:
+            work.sharded = self._shard_units()
+            return
+        gradients = self._gradients_of(in_stage, stage)
         if plan.data > 1:
             if not self.trace.facts.get("gradients"):
                 raise PlanError(
@@ -171,8 +177,18 @@ class StageWorks:
         further = self.schedule.micro_batches - 1
         if further:
             work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, further)
-            if self.schedule.name not in SUMS_LOSS:
+            # Accumulated micro-steps divide their losses instead.
+            if self.schedule.name not in SUMS_LOSS and plan.pipeline > 1:
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
+
+    def _shard_units(self) -> ShardedWork:
+        """Return the units of ``fully_shard`` and what they cost."""
+        plan, steps = self.plan, self.schedule.micro_batches
+        units = build_units(self.trace, plan.tensor)
+        costs = cost_units(units, plan.shards, steps, self._elementwise_s)
+        # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
+        beside = self.trace.facts.get("device") != "cpu"
+        return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
         """Predict one upkeep of gradients, and remember how sure that is."""

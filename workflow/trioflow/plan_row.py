@@ -1,0 +1,114 @@
+"""A row of ``plans.tsv``: how a step is spread over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trioflow.settings import NAME
+
+SCHEDULES = (
+    "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",
+    "dualpipev",
+)  # fmt: skip
+"""Pipeline schedules: ``parallel.schedules`` builds them, its tests keep the two alike."""
+MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
+"""Schedules that a measuring session can run."""
+SHARDINGS = ("none", "zero1", "zero2", "zero3", "fsdp", "hsdp")
+"""What the replicas of a model share instead of each holding it; see ``parallel.sharding``."""
+UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
+"""Those that shard parameters unit by unit (FSDP2's ``fully_shard``)."""
+
+
+def declare_cell(meaning: str, **limits: Any) -> Any:
+    """Declare a column: its meaning and its JSON schema limits; with a default it may be left out."""
+    default = {"default": limits["default"]} if "default" in limits else {}
+    return field(**default, metadata={"description": meaning, **limits})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row of ``plans.tsv``: how a step is spread over ranks."""
+
+    plan: str = declare_cell("name of the plan", pattern=NAME)
+    data: int = declare_cell("data-parallel degree: replicas that share the batch", minimum=1)
+    tensor: int = declare_cell("tensor-parallel degree: ranks that share every operator", minimum=1)
+    pipeline: int = declare_cell("pipeline degree: stages", minimum=1)
+    schedule: str = declare_cell(
+        "pipeline schedule, or none; gpipe-recompute is the old torch Pipe, which runs every forward"
+        " but the last micro-batch's again; zbv is the V-shaped zero bubble",
+        enum=["none", *SCHEDULES],
+    )
+    micro_batches: int = declare_cell("pieces that the pipeline cuts a batch into", minimum=1)
+    first_bucket_bytes: int = declare_cell(
+        "limit of DDP's first gradient bucket [bytes]; PyTorch's own is 1 MiB", minimum=1
+    )
+    bucket_bytes: int = declare_cell(
+        "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
+    )
+    stages_per_rank: int = declare_cell(
+        "pipeline stages of each rank; more than one for interleaved, looped-bfs, zero-bubble, zbv, dualpipev",
+        minimum=1, default=1,
+    )  # fmt: skip
+    sharding: str = declare_cell(
+        "what the data-parallel ranks share: none (DDP), zero1 (ZeroRedundancyOptimizer), fsdp"
+        " (fully_shard of each unit; zero3 is the same), zero2 (fully_shard that keeps parameters"
+        " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
+        enum=list(SHARDINGS), default="none",
+    )  # fmt: skip
+    shard: int = declare_cell("ranks of one group of hsdp; 0 for the others", minimum=0, default=0)
+    accumulate: int = declare_cell(
+        "micro-steps whose gradients are added up before ranks exchange them (no_sync)",
+        minimum=1, default=1,
+    )  # fmt: skip
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the plan takes."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a replica's batch: micro-batches of a pipeline, or accumulated micro-steps."""
+        return self.micro_batches if self.pipeline > 1 else self.accumulate
+
+    @property
+    def shards_units(self) -> bool:
+        """Whether parameters are sharded unit by unit (FSDP2's ``fully_shard``)."""
+        return self.sharding in UNIT_SHARDINGS
+
+    @property
+    def shards(self) -> int:
+        """Ranks that each hold a part of what is shared; 1 without sharding."""
+        if self.sharding == "none":
+            return 1
+        return self.shard if self.sharding == "hsdp" else self.data
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages of one replica, those of all ranks together."""
+        return self.pipeline * self.stages_per_rank
+
+
+def find_sharding_problem(plan: Plan) -> tuple[str, str, str] | None:
+    """Return what is wrong with a plan's sharding or accumulation: column, problem and fix."""
+    shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
+    uneven = groups and (not 1 < plan.shard < plan.data or bool(plan.data % plan.shard))
+    rules = [
+        (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
+         f"{plan.accumulate} accumulated micro-steps in a pipeline",
+         "use micro_batches: a pipeline adds up their gradients anyway"),
+        (plan.shard > 0 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
+         "write 0, or sharding hsdp"),
+        (shared and plan.pipeline > 1, "sharding",
+         f"{plan.sharding} in a pipeline of {plan.pipeline} is not simulated yet",
+         "use sharding none with a pipeline, or a pipeline degree of 1"),
+        (shared and plan.data == 1, "sharding", f"{plan.sharding} on one rank",
+         "give a data degree above 1"),
+        (uneven, "shard",
+         f"{plan.data} data-parallel ranks do not make several groups of {plan.shard}",
+         f"use a divisor of {plan.data} between 1 and {plan.data}, or sharding fsdp"),
+        (plan.sharding == "zero1" and plan.tensor > 1, "sharding",
+         "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism", "use fsdp"),
+    ]  # fmt: skip
+    return next((told[1:] for told in rules if told[0]), None)
