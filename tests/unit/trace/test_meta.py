@@ -28,6 +28,23 @@ def captured(row, folder, batch=BATCH):
     return merge_trace(capture_raw(row, folder, batch))
 
 
+def captured_alike(made, row, folder, batch):
+    """Capture until a step is alike, three times at most.
+
+    The profiler names memory by numbers that it uses again. In about one capture of dozens two
+    live tensors of this model were taken for one another, which shows as a tensor that does not
+    follow the batch; a real difference shows in every capture.
+    """
+    for attempt in range(3):
+        real = captured(row, folder / str(attempt), batch)
+        try:
+            assert_same_step(made, real)
+        except AssertionError:
+            continue
+        break
+    return real
+
+
 @pytest.mark.parametrize("name", ["transformer_trace", "bert_trace", "cnn_trace"])
 def test_fake_tensors_run_what_a_cpu_runs(name, request):
     real = request.getfixturevalue(name)
@@ -54,7 +71,8 @@ def test_so_they_do_with_lists_and_casts(row, tmp_path):
 def test_gradients_of_a_shared_weight_are_added_as_on_a_cpu(tmp_path):
     pytest.importorskip("transformers", reason="the model comes from transformers")
     row = {**catalog_row("gpt2"), **SMALL}
-    made, real = capture_meta(row, 2), captured(row, tmp_path, 2)
+    made = capture_meta(row, 2)
+    real = captured_alike(made, row, tmp_path, 2)
     # The head's gradient is a view, which autograd does not write into; those inside blocks are not.
     adds = real.operators[real.operators["name"].isin(["aten::add", "aten::add_"])]
     assert {"aten::add", "aten::add_"} == set(adds[adds["phase"] == "backward"]["name"])
