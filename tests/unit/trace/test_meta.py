@@ -31,9 +31,9 @@ def captured(row, folder, batch=BATCH):
 def captured_alike(made, row, folder, batch):
     """Capture until a step is alike, three times at most.
 
-    The profiler names memory by numbers that it uses again. In about one capture of dozens two
-    live tensors of this model were taken for one another, which shows as a tensor that does not
-    follow the batch; a real difference shows in every capture.
+    The profiler names memory by numbers that it uses again. Once in some twenty captures of this
+    model a tensor kept for backward was not recognised, so it did not follow the batch (the cause
+    was not found); a real difference shows in every capture.
     """
     for attempt in range(3):
         real = captured(row, folder / str(attempt), batch)
