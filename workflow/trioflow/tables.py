@@ -51,15 +51,20 @@ CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
 _NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
 
 
-def to_arrow(frame: pd.DataFrame, name: str, file: str | Path | None = None) -> pa.Table:
-    """Convert a data frame to the schema ``name``, columns in the schema's order.
+def to_arrow(
+    frame: pd.DataFrame,
+    name: str,
+    file: str | Path | None = None,
+    schema: pa.Schema | None = None,
+) -> pa.Table:
+    """Convert a data frame to the schema ``name`` or a given one, columns in the schema's order.
 
     Raises
     ------
     TableError
         When a column is missing, unknown or too small for a value.
     """
-    schema = SCHEMAS[name]
+    schema = SCHEMAS[name] if schema is None else schema
     missing = [field.name for field in schema if field.name not in frame.columns]
     unknown = [column for column in frame.columns if column not in schema.names]
     if missing or unknown:
@@ -71,15 +76,20 @@ def to_arrow(frame: pd.DataFrame, name: str, file: str | Path | None = None) -> 
         raise TableError(f"table {name}: {error}", file=file) from None
 
 
-def validate(table: pa.Table, name: str, file: str | Path | None = None) -> None:
-    """Check a table against the schema ``name``: types, nulls, choices, signs, row numbers.
+def validate(
+    table: pa.Table,
+    name: str,
+    file: str | Path | None = None,
+    schema: pa.Schema | None = None,
+) -> None:
+    """Check a table against the schema ``name`` or a given one: types, nulls, choices, signs, row numbers.
 
     Raises
     ------
     TableError
         Names the file, the row, the column and the value.
     """
-    schema = SCHEMAS[name]
+    schema = SCHEMAS[name] if schema is None else schema
     if not table.schema.equals(schema):
         differences = sorted(
             {f"{f.name}: {f.type}" for f in table.schema} ^ {f"{f.name}: {f.type}" for f in schema}
@@ -127,7 +137,11 @@ def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | N
 
 
 def write_table(
-    frame: pd.DataFrame, name: str, path: str | Path, metadata: dict[str, Any] | None = None
+    frame: pd.DataFrame,
+    name: str,
+    path: str | Path,
+    metadata: dict[str, Any] | None = None,
+    schema: pa.Schema | None = None,
 ) -> None:
     """Write a data frame as Parquet, validated and atomically.
 
@@ -141,21 +155,23 @@ def write_table(
         Target file; it appears complete or not at all.
     metadata : dict, optional
         Provenance, kept as JSON in the file's schema metadata.
+    schema : Schema, optional
+        Of a table that one room alone writes, where ``SCHEMAS`` has none of the name.
 
     Raises
     ------
     TableError
         When the frame breaks the schema.
     """
-    table = to_arrow(frame, name, path)
-    validate(table, name, path)
+    table = to_arrow(frame, name, path, schema)
+    validate(table, name, path, schema)
     text = json.dumps(metadata or {}, sort_keys=True)
     table = table.replace_schema_metadata({"trioflow": text})
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
-def read_table(path: str | Path, name: str) -> pd.DataFrame:
+def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
     """Read and validate a Parquet table; the file's metadata is in ``frame.attrs``.
 
     Raises
@@ -171,9 +187,9 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
         raise TableError(f"not a readable Parquet file ({error})", file=path) from None
     raw = (table.schema.metadata or {}).get(b"trioflow", b"{}")
     table = table.replace_schema_metadata(None)
-    validate(table, name, path)
+    validate(table, name, path, schema)
     frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable_integers)
-    for field in SCHEMAS[name]:
+    for field in table.schema:
         if pa.types.is_list(field.type):
             frame[field.name] = table.column(field.name).to_pylist()
     frame.attrs = json.loads(raw)

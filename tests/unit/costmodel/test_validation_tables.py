@@ -67,5 +67,5 @@ def test_a_missing_broken_or_foreign_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="not a readable Parquet file"):
         read_validation_table(path, "summary")
     write_validation_table(make_summary(), "summary", path)
-    with pytest.raises(TableError, match="not the table of diagnosed classes"):
+    with pytest.raises(TableError, match="not a diagnosed classes table"):
         read_validation_table(path, "diagnosed classes")

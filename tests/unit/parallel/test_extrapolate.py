@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
+from trioflow.costmodel.intervals import combine_intervals
 from trioflow.errors import PlanError
-from trioflow.parallel.extrapolate import combine_intervals, extrapolate, repeat_interval
+from trioflow.parallel.extrapolate import extrapolate, repeat_interval
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.task_graph import load_task_graph
 from trioflow.tables import records

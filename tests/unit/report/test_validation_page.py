@@ -113,6 +113,6 @@ def test_unknown_sets_no_cases_and_foreign_tables_leave_nothing(tmp_path):
     tables.write_table(cases.head(0), "validation", files[0])
     with pytest.raises(InputError, match="no validation case"):
         build_validation_page(files[:1], diagnoses, page, table)
-    with pytest.raises(TableError, match="diagnosed operators of this version"):
+    with pytest.raises(TableError, match="diagnosed operators table of this version"):
         build_validation_page(files[1:], diagnoses[::-1], page, table)
     assert not (tmp_path / "report").exists()

@@ -13,6 +13,7 @@ import pandas as pd
 from trioflow.costmodel.class_curves import Flags, rescale_times
 from trioflow.costmodel.features import FEATURES, Floats, base_class, feature_matrix
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.new_gpu import DEFAULT_RULE, scale_rows
 from trioflow.costmodel.new_gpu_model import NewGpuModel, load_new_gpu_model
 from trioflow.costmodel.operator_rows import recorded_times, sized_rows
@@ -124,12 +125,11 @@ class HalfPrecisionModel:
         self, kind: str = "rescale", distance: float | None = None
     ) -> tuple[float, float]:
         """Return the base's interval of a step; ``predict`` joins the spread of the table's products."""
-        low, high = self.base.step_interval(kind, distance)
+        interval = self.base.step_interval(kind, distance)
         if kind != "predict":
-            return low, high
-        return (
-            math.exp(-math.hypot(math.log(low), self.table.low_log)),
-            math.exp(math.hypot(math.log(high), self.table.high_log)),
+            return interval
+        return combine_intervals(
+            interval, (math.exp(self.table.low_log), math.exp(self.table.high_log))
         )
 
     def step_interval_basis(self, kind: str = "rescale") -> str:

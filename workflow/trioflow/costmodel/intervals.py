@@ -324,6 +324,12 @@ def fit_step_band(
     return StepBand(half, workloads, len(sums), float(relative.abs().mean()), basis, distance)
 
 
+def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:
+    """Return the interval of a product of factors with independent errors, around one."""
+    spreads = [np.sqrt(sum(np.log(i[side]) ** 2 for i in intervals)) for side in (0, 1)]
+    return (float(np.exp(-spreads[0])), float(np.exp(spreads[1])))
+
+
 def relative_errors(frame: pd.DataFrame) -> tuple[float | None, float | None]:
     """Return the error of the sum and the absolute error weighted by time, held out."""
     total = float(frame["time_s"].sum()) if len(frame) else 0.0

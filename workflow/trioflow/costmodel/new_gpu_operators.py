@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import pandas as pd
 
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.new_gpu import DEFAULT_RULE, label_new_gpu, scale_trace
 from trioflow.costmodel.new_gpu_model import NewGpuModel, load_new_gpu_model
 from trioflow.errors import InputError
@@ -114,11 +114,7 @@ class NewGpuOperatorModel:
         interval = self.base.step_interval(kind, distance)
         if kind != "predict":
             return interval
-        rule = self.model.step_interval(self.rule)
-        low, high = (
-            math.hypot(*(math.log(part[end]) for part in (interval, rule))) for end in (0, 1)
-        )
-        return math.exp(-low), math.exp(high)
+        return combine_intervals(interval, self.model.step_interval(self.rule))
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say what the step interval was estimated from."""

@@ -16,7 +16,46 @@ _HOP_BITS = 24
 _FEMTOSECONDS = 1e15
 
 
-class Routes:
+class RememberedRoutes:
+    """Remembers one route for every pair of nodes that asks for one; a subclass finds it.
+
+    Parameters
+    ----------
+    links : iterable of Link
+        Directed links.
+    """
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self.links = tuple(links)
+        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    def route(self, source: str, target: str) -> tuple[int, ...]:
+        """Return the numbers of the links from a node to another, in order.
+
+        A node reaches itself over no link.
+
+        Raises
+        ------
+        SimulationError
+            When no links lead there.
+        """
+        if source == target:
+            return ()
+        found = self._routes.get((source, target))
+        if found is None:
+            found = self._routes[source, target] = self._find(source, target)
+        return found
+
+    def latency_s(self, source: str, target: str) -> float:
+        """Return the total latency of a route [s]."""
+        return sum((self.links[index].latency_s for index in self.route(source, target)), 0.0)
+
+    def _find(self, source: str, target: str) -> tuple[int, ...]:
+        """Return the numbers of the links from a node to another one, in order."""
+        raise NotImplementedError
+
+
+class Routes(RememberedRoutes):
     """Finds and remembers one route for every pair of nodes that asks for one.
 
     Parameters
@@ -63,7 +102,7 @@ class Routes:
         seed: int = 0,
         failed: Iterable[tuple[str, str]] = (),
     ) -> None:
-        self.links = tuple(links)
+        super().__init__(links)
         self._ecmp, self._seed = ecmp, seed
         self._failed = frozenset(failed)
         missing = self._failed - {(link.source, link.target) for link in self.links}
@@ -83,28 +122,6 @@ class Routes:
                 self._incoming[link.target].append(index)
         self._stubs = self._find_stubs()
         self._searches: dict[str, _Search] = {}
-        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
-
-    def route(self, source: str, target: str) -> tuple[int, ...]:
-        """Return the numbers of the links from a node to another, in order.
-
-        A node reaches itself over no link.
-
-        Raises
-        ------
-        SimulationError
-            When no links lead there.
-        """
-        if source == target:
-            return ()
-        found = self._routes.get((source, target))
-        if found is None:
-            found = self._routes[source, target] = self._find(source, target)
-        return found
-
-    def latency_s(self, source: str, target: str) -> float:
-        """Return the total latency of a route [s]."""
-        return sum((self.links[index].latency_s for index in self.route(source, target)), 0.0)
 
     def without(self, failed: Iterable[tuple[str, str]]) -> Routes:
         """Return the routes that are left when more links, as source and target, fail.

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
+from trioflow.hardware.routes import RememberedRoutes
 
 
-class Router:
+class Router(RememberedRoutes):
     """Finds and remembers one route for every pair of nodes that asks for one.
 
     Parameters
@@ -31,9 +32,8 @@ class Router:
     """
 
     def __init__(self, links: Iterable[Link]) -> None:
-        self.links = tuple(links)
+        super().__init__(links)
         self._searches: dict[str, _Search] = {}
-        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
 
     @cached_property
     def _outgoing(self) -> dict[str, list[int]]:
@@ -73,27 +73,6 @@ class Router:
     def _find_shortest_s(self, node: str) -> float:
         """Return the least latency of a link from a node [s]."""
         return min(self.links[index].latency_s for index in self._outgoing[node])
-
-    def route(self, source: str, target: str) -> tuple[int, ...]:
-        """Return the numbers of the links from a node to another, in order.
-
-        A node reaches itself over no link.
-
-        Raises
-        ------
-        SimulationError
-            When no links lead there.
-        """
-        if source == target:
-            return ()
-        found = self._routes.get((source, target))
-        if found is None:
-            found = self._routes[source, target] = self._find(source, target)
-        return found
-
-    def latency_s(self, source: str, target: str) -> float:
-        """Return the total latency of a route [s]."""
-        return sum((self.links[index].latency_s for index in self.route(source, target)), 0.0)
 
     def _is_dead_end(self, node: str) -> bool:
         """Tell whether a node leads only back to where it is entered from."""

@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.timed_trace import times_interval
 from trioflow.errors import PlanError
@@ -233,12 +234,6 @@ def repeat_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
         return (1.0, 1.0)
     low, middle, high = np.quantile(times, [0.1, 0.5, 0.9])
     return (float(low / middle), float(high / middle))
-
-
-def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:
-    """Return the interval of a product of factors with independent errors, around one."""
-    spreads = [np.sqrt(sum(np.log(i[side]) ** 2 for i in intervals)) for side in (0, 1)]
-    return (float(np.exp(-spreads[0])), float(np.exp(spreads[1])))
 
 
 def _confidence(rescaled: bool, extrapolated: bool) -> str:

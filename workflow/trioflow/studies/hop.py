@@ -14,12 +14,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow import tables
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.rings import build_double_ring, build_ring
 from trioflow.provenance import stamp
 from trioflow.studies.hop_simulation import Edge, Floats, HopRun, HopSettings, simulate_hop
-from trioflow.studies.study_tables import HOP, write_study_table
+from trioflow.studies.study_tables import HOP
 from trioflow.studies.traced_step import list_inputs, load_timed_trace
 from trioflow.units import ns_to_s
 
@@ -255,6 +256,8 @@ def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> 
     from trioflow.studies.hop_figures import draw_bandwidths, draw_speedups
 
     rows = sweep_hop(load_work())
-    write_study_table(rows, HOP, table, stamp(list_inputs([TRACE]), seeds=list(SEEDS)))
+    tables.write_table(
+        rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(SEEDS)), HOP
+    )
     save_figure(draw_speedups(rows, SHOWN_BANDWIDTH_BYTES_PER_S), speedup)
     save_figure(draw_bandwidths(rows), bandwidth)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow import tables
 from trioflow.engine.program import Program, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.errors import PlatformError, SimulationError
@@ -30,7 +31,7 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import stamp
 from trioflow.studies.contraction import contract_graph
-from trioflow.studies.study_tables import WAFER, write_study_table
+from trioflow.studies.study_tables import WAFER
 from trioflow.studies.traced_step import list_inputs, load_study_device, load_timed_trace
 
 ROWS, COLUMNS = 7, 12
@@ -266,5 +267,7 @@ def study_wafer(table: str | Path, figure: str | Path) -> None:
     from trioflow.studies.wafer_figure import draw_wafer
 
     rows = pd.DataFrame([row for case in CASES for row in sweep_case(case)])
-    write_study_table(rows, WAFER, table, stamp(list_inputs([case.trace for case in CASES])))
+    tables.write_table(
+        rows, "wafer study", table, stamp(list_inputs([case.trace for case in CASES])), WAFER
+    )
     save_figure(draw_wafer(rows), figure)
