@@ -1,7 +1,6 @@
 """The tables that a user edits: workloads, plans and experiments, read into typed rows.
 
-Every column has a type, a meaning and limits in its field's metadata. The JSON schemas in
-``workflow/schemas`` come from them; rules, measuring session and command read tables here.
+Every column has a type, a meaning and limits in its field's metadata; ``workflow/schemas`` comes from them.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from trioflow.plan_row import (
     UNIT_SHARDINGS,
     Plan,
     declare_cell,
-    find_sharding_problem,
+    find_plan_problem,
 )
 from trioflow.settings import NAME, describe_problem, suggest_name
 from trioflow.units import BYTES_PER_MIB
 
 __all__ = [
     "MEASURED_SCHEDULES", "SCHEDULES", "SHARDINGS", "TABLES", "UNIT_SHARDINGS", "Experiment", "Import", "Plan", "Workload",
-    "as_rows", "find_sharding_problem", "load_experiments", "load_imports", "load_plans", "load_workloads",
+    "as_rows", "find_plan_problem", "load_experiments", "load_imports", "load_plans", "load_workloads",
     "row_schema",
 ]  # fmt: skip
 
@@ -41,6 +40,7 @@ _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     int | None: {"type": ["integer", "null"]},
+    bool: {"type": "boolean"},
     bool | None: {"type": ["boolean", "null"]},
     tuple[int, ...]: {"type": "array", "items": {"type": "integer", "minimum": 1}},
     tuple[str, ...]: {"type": "array", "items": {"type": "string", "minLength": 1}},
@@ -223,7 +223,7 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
                 f"{row.micro_batches} micro-batches without a pipeline",
                 file=path, place=f"{place}, column micro_batches", fix="write 1",
             )  # fmt: skip
-        if found := find_sharding_problem(row):
+        if found := find_plan_problem(row):
             column, problem, fix = found
             raise TableError(problem, file=path, place=f"{place}, column {column}", fix=fix)
     return _by_name(rows)

@@ -20,6 +20,16 @@ UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 """Those that shard parameters unit by unit (FSDP2's ``fully_shard``)."""
 
 
+TENSOR_STYLES = ("megatron", "gather")
+"""How tensor-parallel ranks share layers; see ``parallel.tensor_parallel``."""
+REPLICATIONS = ("ddp", "dp")
+"""How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
+RECOMPUTATIONS = ("none", "full", "selective")
+"""What backward runs again instead of keeping it."""
+OFFLOADS = ("none", "optimizer", "activations")
+"""What lies in the host's memory instead of the device's."""
+
+
 def declare_cell(meaning: str, **limits: Any) -> Any:
     """Declare a column: its meaning and its JSON schema limits; with a default it may be left out."""
     default = {"default": limits["default"]} if "default" in limits else {}
@@ -61,6 +71,34 @@ class Plan:
         "micro-steps whose gradients are added up before ranks exchange them (no_sync)",
         minimum=1, default=1,
     )  # fmt: skip
+    replication: str = declare_cell(
+        "how replicas keep alike: ddp (DistributedDataParallel), or dp (DataParallel: one process"
+        " copies the model to every device in each step)",
+        enum=list(REPLICATIONS), default="ddp",
+    )  # fmt: skip
+    tensor_style: str = declare_cell(
+        "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), or"
+        " gather (every layer's outputs split and gathered, as the library tensor_parallel does)",
+        enum=list(TENSOR_STYLES), default="megatron",
+    )  # fmt: skip
+    sequence_parallel: bool = declare_cell(
+        "true: tensor-parallel ranks also share what lies between split layers, by tokens",
+        default=False,
+    )  # fmt: skip
+    vocabulary_parallel: bool = declare_cell(
+        "true: tensor-parallel ranks share token embedding, head and loss by vocabulary",
+        default=False,
+    )  # fmt: skip
+    recompute: str = declare_cell(
+        "activations that backward computes again: none, full (all of each unit), or selective"
+        " (attention's products and softmax only)",
+        enum=list(RECOMPUTATIONS), default="none",
+    )  # fmt: skip
+    offload: str = declare_cell(
+        "what lies in the host's memory: none, optimizer (its state, and its work on the host), or"
+        " activations (copied out after forward and back before backward)",
+        enum=list(OFFLOADS), default="none",
+    )  # fmt: skip
 
     @property
     def ranks(self) -> int:
@@ -90,8 +128,8 @@ class Plan:
         return self.pipeline * self.stages_per_rank
 
 
-def find_sharding_problem(plan: Plan) -> tuple[str, str, str] | None:
-    """Return what is wrong with a plan's sharding or accumulation: column, problem and fix."""
+def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
+    """Return what does not go together in a plan: column, problem and fix."""
     shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.data or bool(plan.data % plan.shard))
     rules = [
@@ -110,5 +148,11 @@ def find_sharding_problem(plan: Plan) -> tuple[str, str, str] | None:
          f"use a divisor of {plan.data} between 1 and {plan.data}, or sharding fsdp"),
         (plan.sharding == "zero1" and plan.tensor > 1, "sharding",
          "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism", "use fsdp"),
+        (plan.replication != "ddp", "replication", "dp is not simulated yet", "write ddp"),
+        (plan.tensor_style != "megatron", "tensor_style", "gather is not simulated yet", "write megatron"),
+        (plan.sequence_parallel, "sequence_parallel", "is not simulated yet", "write false"),
+        (plan.vocabulary_parallel, "vocabulary_parallel", "is not simulated yet", "write false"),
+        (plan.recompute != "none", "recompute", f"{plan.recompute} is not simulated yet", "write none"),
+        (plan.offload != "none", "offload", f"{plan.offload} is not simulated yet", "write none"),
     ]  # fmt: skip
     return next((told[1:] for told in rules if told[0]), None)

@@ -7,7 +7,7 @@ import argparse
 from trioflow.costmodel.methods import UNFITTED
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules import SCHEDULES
-from trioflow.plan_row import SHARDINGS
+from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,22 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--accumulate", type=int, metavar="N",
         help="micro-steps whose gradients are added up before replicas exchange them",
     )  # fmt: skip
+    degrees.add_argument(
+        "--tensor-style", choices=TENSOR_STYLES[1:],
+        help="how ranks share layers, instead of Megatron's way: gather splits every layer's outputs",
+    )  # fmt: skip
+    degrees.add_argument(
+        "--sequence-parallel", action="store_true",
+        help="tensor-parallel ranks share what lies between split layers too",
+    )  # fmt: skip
+    degrees.add_argument(
+        "--vocabulary-parallel", action="store_true",
+        help="tensor-parallel ranks share embedding, head and loss by vocabulary",
+    )  # fmt: skip
+    degrees.add_argument(
+        "--recompute", choices=RECOMPUTATIONS[1:], help="activations that backward computes again"
+    )
+    degrees.add_argument("--offload", choices=OFFLOADS[1:], help="what lies in the host's memory")
     degrees.add_argument("--schedule", choices=SCHEDULES, help="pipeline schedule (default: gpipe)")
     parser.add_argument(
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"

@@ -35,6 +35,10 @@ MEASURED = Path("results")
 THIS_MACHINE = "this-machine"
 ALGORITHMS = (*METHODS, "ring")
 """Ways to predict a collective: from the platform's measurements, or the ring's closed form."""
+FURTHER = ("tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload")
+"""Arguments that are columns of a plan."""
+BESIDE_DEGREES = ("schedule", "sharding", "shard", "accumulate", *FURTHER)
+"""Arguments that a named plan settles."""
 
 
 def choose_plan(options: argparse.Namespace) -> Plan:
@@ -53,7 +57,7 @@ def choose_plan(options: argparse.Namespace) -> Plan:
     given = {name: degree for name, degree in degrees.items() if degree is not None}
     micro_batches, stages = options.micro_batches or 0, options.stages_per_rank or 0
     if options.plan:
-        if given or options.schedule or options.sharding or options.shard or options.accumulate:
+        if given or any(vars(options)[name] for name in BESIDE_DEGREES):
             raise PlanError("--plan and degrees were both given", fix="give one of them")
         ranks = options.ranks or (1 if options.plan == "single" else 0)
         if ranks < 1 or (ranks == 1 and options.plan != "single"):
@@ -70,6 +74,7 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         sharding=options.sharding or "none",
         shard=options.shard or 0,
         accumulate=options.accumulate or 1,
+        **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
     )
     if options.ranks is not None and options.ranks != plan.ranks:
         if not given:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from trioflow.errors import PlanError
-from trioflow.experiments import SHARDINGS, Plan, find_sharding_problem
+from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.parallel.pipeline import chunk_batch, split_batch
 from trioflow.parallel.schedules import SCHEDULES, build_schedule
 from trioflow.trace.store import Trace
@@ -30,6 +31,7 @@ NAMED = ("single", "ddp", "tp", *SHARDED, *SCHEDULES)
 def make_plan(
     data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "", micro_batches: int = 0,
     stages_per_rank: int = 0, sharding: str = "none", shard: int = 0, accumulate: int = 1,
+    **other: Any,
 ) -> Plan:  # fmt: skip
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
@@ -51,6 +53,9 @@ def make_plan(
         Ranks of one group of ``hsdp``.
     accumulate : int
         Micro-steps whose gradients are added up before ranks exchange them.
+    **other
+        Further columns of ``plans.tsv``: replication, tensor_style,
+        sequence_parallel, vocabulary_parallel, recompute, offload.
 
     Raises
     ------
@@ -94,8 +99,9 @@ def make_plan(
         tensor=tensor, pipeline=pipeline, schedule=schedule,
         micro_batches=micro_batches, first_bucket_bytes=FIRST_BUCKET_BYTES, bucket_bytes=BUCKET_BYTES,
         stages_per_rank=stages_per_rank, sharding=sharding, shard=shard, accumulate=accumulate,
+        **other,
     )  # fmt: skip
-    if found := find_sharding_problem(plan):
+    if found := find_plan_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     return plan
 
