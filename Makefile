@@ -47,7 +47,7 @@ $(RESULTS)/report/snakemake.html: $(RESULTS)/report/index.html workflow/report/w
 	$(BIN)/snakemake --report $@
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 # trioflow: from an operator trace of one rank, predict the training step of many.
 # snakemake            everything, up to results/report/index.html
-# snakemake traces     one stage and what it needs (localrules below); studies: docs/studies.md
-# snakemake validation, published_traces, data   public data: a network or a mirror (docs/data.md)
+# snakemake traces     one stage and what it needs (localrules below); studies, sweeps: docs/studies.md, sweeps.md
+# snakemake validation, published, published_traces, data   public data: network or mirror (docs/data.md)
 
 from snakemake.utils import min_version
 from trioflow.provenance import read_json
@@ -37,15 +37,15 @@ include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
 include: "rules/report.smk"
 include: "rules/studies.smk"
+include: "rules/sweep.smk"
 include: "rules/validate.smk"
+include: "rules/published.smk"
 
 
 localrules:
     all,
-    data,
     traces,
     operator_tables,
-    published_traces,
     cost_models,
     partitions,
     measurements,

@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
-RESNET50_OPERATORS = 175
-"""Forward operators of torchvision's ResNet-50: 53 convolutions and as many batch norms, 49
-ReLUs, 16 additions, two poolings, flatten and the classifier; each has one in backward."""
-RESNET50_PARAMETERS = 161
-"""Its parameter tensors, each with an optimizer task."""
-RESNET50_GRADIENT_BYTES = 102_228_128
-"""25,557,032 parameters of four bytes."""
-RESNET50_BUCKETS = 5
-"""DDP's: one of 1 MiB and four of at most 25 MiB."""
+
+@dataclass(frozen=True)
+class Model:
+    """As much of a model as decides how large its DDP step is.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    operators : int
+        Forward operators; each has one in backward.
+    parameters : int
+        Parameter tensors, each with an optimizer task.
+    gradient_bytes : int
+        All parameters at four bytes [bytes].
+    buckets : int
+        Of DDP: one of 1 MiB, others of 25 MiB or one larger gradient.
+    """
+
+    name: str
+    operators: int
+    parameters: int
+    gradient_bytes: int
+    buckets: int
+
+
+RESNET50 = Model("ResNet-50", 175, 161, 4 * 25_557_032, 5)
+"""torchvision's: 53 convolutions and as many batch norms, 49 ReLUs, 16 additions, two poolings,
+flatten and the classifier."""
+VGG13 = Model("VGG-13", 34, 26, 4 * 133_047_848, 5)
+"""torchvision's: 10 convolutions, 12 ReLUs, 6 poolings, flatten, 3 linear layers, 2 dropouts."""
+
+
+def make_model_graph(model: Model, ranks: int) -> TaskGraph:
+    """Make a step of data-parallel training as large as a model's."""
+    return make_data_parallel_graph(
+        ranks, model.operators, model.buckets, model.gradient_bytes, model.parameters
+    )
 
 
 def make_data_parallel_graph(

@@ -1,7 +1,7 @@
 """Write what is generated: config/README.md and workflow/schemas/*.schema.json.
 
-The sources are workflow/schemas/config.schema.json, trioflow.experiments and
-trioflow.tables; a test fails when the written files drift from them.
+The sources are workflow/schemas/config.schema.json, trioflow.experiments,
+trioflow.tables and trioflow.sweeps; a test fails when the written files drift from them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trioflow import experiments, tables
+from trioflow.sweeps.description import sweep_schema
+from trioflow.sweeps.parameters import PARAMETERS
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMAS = Path("workflow/schemas")
@@ -39,6 +41,7 @@ def build_files() -> dict[Path, str]:
         files[SCHEMAS / f"{name}.schema.json"] = _dump(tables.json_schema(name))
     for name in experiments.TABLES:
         files[SCHEMAS / f"{name}.schema.json"] = _dump(experiments.row_schema(name))
+    files[SCHEMAS / "sweep.schema.json"] = _dump(sweep_schema())
     settings = json.loads((ROOT / SCHEMAS / "config.schema.json").read_text())
     lines = [INTRODUCTION.rstrip("\n"), *_settings_rows(settings)]
     for name in experiments.TABLES:
@@ -54,8 +57,40 @@ def build_files() -> dict[Path, str]:
         ]
         for column, entry in schema["properties"].items():
             lines.append(f"| `{column}` | {_type(entry)} | {entry['description']} |")
+    lines += _sweep_lines()
     files[Path("config/README.md")] = "\n".join(lines) + "\n"
     return files
+
+
+SWEEPS = """
+## sweeps/<name>.yaml
+
+One file is a sweep: `snakemake sweep_<name>` predicts all its scenarios, `snakemake sweeps` those of
+every file; see docs/sweeps.md. A scenario that is spelled out twice counts once.
+
+| Key | Type | Default | Meaning |
+|---|---|---|---|
+"""
+PARAMETERS_HEAD = """
+The parameters of a scenario, in `defaults`, `grid`, `list` and the columns of `table`:
+
+| Parameter | Type | Default | Meaning |
+|---|---|---|---|
+"""
+
+
+def _sweep_lines() -> Iterator[str]:
+    """Describe the sweeps' files."""
+    schema = sweep_schema()
+    yield from SWEEPS.rstrip("\n").split("\n")
+    for key, entry in schema["properties"].items():
+        default = "" if key in schema["required"] else f"`{json.dumps(entry.get('default'))}`"
+        kind = {"array": "list", "object": "mapping"}.get(entry["type"], entry["type"])
+        yield f"| `{key}` | {kind} | {default} | {entry['description']} |"
+    yield from PARAMETERS_HEAD.rstrip("\n").split("\n")
+    for name, entry in PARAMETERS.items():
+        default = f"`{json.dumps(entry['default'])}`" if "default" in entry else ""
+        yield f"| `{name}` | {_type(entry)} | {default} | {entry['description']} |"
 
 
 def _settings_rows(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:

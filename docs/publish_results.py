@@ -1,7 +1,7 @@
 """Carry a finished run into the repository: README's figure and tables, and the shipped example.
 
-Reads ``results/`` as `make reproduce` left it and, where it was run, `snakemake validation`. Writes README.md between its
-markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
+Reads ``results/`` as `make reproduce` left it and, where they were run, `snakemake validation published` and `make bench`
+(docs/bench.tsv). Writes README.md between its markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
 and the platform, under the name of the kind of machine they were measured on.
 """
 
@@ -14,7 +14,14 @@ from pathlib import Path
 from trioflow.costmodel.validation_tables import read_validation_table
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.provenance import read_json, write_json
-from trioflow.report.readme import update_readme, update_validation
+from trioflow.report.published_readme import update_published
+from trioflow.report.readme import (
+    update_readme,
+    update_speed,
+    update_validation,
+    write_errors_page,
+)
+from trioflow.report.speeds import read_speeds
 from trioflow.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +38,7 @@ def publish_readme() -> None:
     shutil.copyfile(RESULTS / "report" / "figures" / figure.name, figure)
     errors = read_table(RESULTS / "report" / "error.parquet", "errors")
     update_readme(ROOT / "README.md", errors, figure)
+    write_errors_page(ROOT / "docs" / "errors.md", errors)
 
 
 def publish_validation() -> None:
@@ -38,6 +46,20 @@ def publish_validation() -> None:
     summary = RESULTS / "report" / "validation.parquet"
     if summary.is_file():
         update_validation(ROOT / "README.md", read_validation_table(summary, "summary"))
+
+
+def publish_published() -> None:
+    """Rewrite the table of public measured steps, where a run has predicted them."""
+    cases = RESULTS / "report" / "published.parquet"
+    if cases.is_file():
+        update_published(ROOT / "README.md", read_table(cases, "published_cases"))
+
+
+def publish_speed() -> None:
+    """Rewrite the table of speeds, where `make bench` measured them."""
+    speeds = ROOT / "docs" / "bench.tsv"
+    if speeds.is_file():
+        update_speed(ROOT / "README.md", read_speeds(speeds))
 
 
 def publish_example() -> None:
@@ -60,6 +82,8 @@ def main() -> None:
     """Publish a finished run."""
     publish_readme()
     publish_validation()
+    publish_published()
+    publish_speed()
     publish_example()
 
 

@@ -20,6 +20,7 @@ rule capture:
     threads: 2
     resources:
         measurement=1,
+        gpu=capture_gpus,
         mem_mb=4000,
         runtime=15,
     params:

@@ -2,7 +2,8 @@
 # Inputs:  config/workloads.tsv, config/plans.tsv, config/experiments.tsv, config/imports.tsv
 #          and, only when a job asks for it, workflow/resources/datasets.yaml
 # Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
-#          capture), VALIDATIONS (sets that judge the cost models)
+#          capture), VALIDATIONS (sets that judge the cost models), SWEEPS (descriptions by name),
+#          PUBLISHED_SETS (of config/published.tsv)
 
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
 from trioflow.costmodel.published_collectives import (
@@ -19,6 +20,9 @@ from trioflow.experiments import (
 )
 from trioflow.imports import required_modules
 from trioflow.provenance import digest_modules
+from trioflow.published.rows import load_published_rows
+from trioflow.published.vtrain_data import SETS as VTRAIN
+from trioflow.sweeps.listing import list_sweeps, plan_sweep
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
@@ -32,6 +36,12 @@ CATALOGUE_FILE = workflow.source_path(f"../{CATALOGUE_NAME}")
 IMPORTS = load_imports(config["tables"]["imports"])
 TRACES = [trace for workload in WORKLOADS.values() for trace in workload.traces]
 MEASURED = sorted({row.workload for row in EXPERIMENTS.values()})
+SWEEPS = list_sweeps(config["sweeps"]["folder"])
+PUBLISHED_ROWS = load_published_rows(config["tables"]["published"])
+PUBLISHED_SETS = list(dict.fromkeys(row.set for row in PUBLISHED_ROWS.values()))
+VTRAIN_SETS = list(VTRAIN)
+PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
+VTRAIN_DATASETS = ["vtrain/iteration-times-a100", "vtrain/all-reduce-a100"]
 
 
 wildcard_constraints:
@@ -43,6 +53,9 @@ wildcard_constraints:
     dataset_file=r"[^/]+\+[^/]+/.+",
     traces_page="traces|published_traces",
     operator_set="|".join(OPERATOR_SETS),
+    sweep="[a-z0-9-]+",
+    published_set="|".join(PUBLISHED_SETS),
+    chunk="[0-9a-f]{16}",
 
 
 def library_digest(rule_name):
@@ -78,6 +91,17 @@ def plans_of_workload(wildcards):
     """The rows of plans.tsv that the workload's experiments use."""
     used = {row["plan"] for row in experiments_of_workload(wildcards)}
     return as_rows(PLANS[name] for name in sorted(used))
+
+
+def capture_gpus(wildcards):
+    """GPUs that a capture asks for: one where the settings say CUDA, none otherwise."""
+    return int(config["device"] == "cuda")
+
+
+def measure_gpus(wildcards):
+    """GPUs that the workload's experiments ask for: one a rank of the largest plan."""
+    names = {row["plan"] for row in experiments_of_workload(wildcards)}
+    return max(PLANS[name].ranks for name in names) * capture_gpus(wildcards)
 
 
 def stages_of_workload(wildcards):
@@ -190,3 +214,29 @@ def published_product_files(wildcards):
     """The public files that hold single matrix products in half precision."""
     files = find_catalogue().select_files(PUBLISHED_PRODUCTS)
     return [f"<results>/data/{file.key}" for file in files]
+
+
+def vtrain_files(wildcards):
+    """The file of iteration times and the all-reduces beside it."""
+    files = find_catalogue().select_files(VTRAIN_DATASETS)
+    return [f"<results>/data/{file.key}" for file in files]
+
+
+def sweep_chunks(wildcards):
+    """The chunks of a sweep's scenarios, each predicted by a job of its own."""
+    plan = plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])
+    return [
+        f"<results>/sweeps/{wildcards.sweep}/chunks/{chunk}.parquet" for chunk in plan
+    ]
+
+
+def sweep_files(wildcards):
+    """The files, shipped ones apart, that a chunk's scenarios need."""
+    return plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])[
+        wildcards.chunk
+    ]
+
+
+def sweep_description(wildcards):
+    """The description of a sweep."""
+    return SWEEPS[wildcards.sweep]

@@ -56,3 +56,4 @@ rule describe_traces:
 rule published_traces:
     input:
         "<results>/report/published_traces.html",
+    localrule: True

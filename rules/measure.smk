@@ -47,6 +47,7 @@ rule measure:
     threads: 2
     resources:
         measurement=1,
+        gpu=measure_gpus,
         mem_mb=8000,
         runtime=30,
     params:

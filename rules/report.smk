@@ -19,7 +19,13 @@ rule report:
         predictions=expand(
             "<results>/timelines/{experiment}/{file}",
             experiment=EXPERIMENTS,
-            file=["timeline.parquet", "summary.json"],
+            file=[
+                "timeline.parquet",
+                "critical_path.parquet",
+                "breakdown.parquet",
+                "links.parquet",
+                "summary.json",
+            ],
         ),
         operator_fit="<results>/cost_models/this-machine/operator_fit.parquet",
         collectives="<results>/cost_models/this-machine/collectives.json",

@@ -32,3 +32,4 @@ rule retrieve:
 rule data:
     input:
         data_files,
+    localrule: True

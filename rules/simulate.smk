@@ -1,7 +1,9 @@
 # Purpose: run a task graph through the event engine and the network of the platform.
 # Inputs:  results/task_graphs/<experiment>/, the platform, the collective cost model,
-#          the session that measured the experiment (its anchor and its real timelines)
-# Outputs: results/timelines/<experiment>/: timeline.parquet, summary.json, perfetto.json.gz
+#          the session that measured the experiment (its anchor and its real timelines),
+#          the workload's traces (modules, shapes, gradients)
+# Outputs: results/timelines/<experiment>/: timeline.parquet, summary.json, perfetto.json.gz,
+#          critical_path.parquet, links.parquet, breakdown.parquet
 
 
 rule simulate:
@@ -10,10 +12,16 @@ rule simulate:
         dependencies="<results>/task_graphs/{experiment}/dependencies.parquet",
         platform="<results>/platforms/this-machine.yaml",
         collectives="<results>/cost_models/this-machine/collectives.json",
+        facts=experiment_trace_files("trace.json"),
+        operators=experiment_trace_files("operators.parquet"),
+        tensors=experiment_trace_files("tensors.parquet"),
         session=experiment_session_file("session.json"),
         rank_timelines=experiment_session_file("rank_timelines.parquet"),
     output:
         timeline="<results>/timelines/{experiment}/timeline.parquet",
+        critical_path="<results>/timelines/{experiment}/critical_path.parquet",
+        links="<results>/timelines/{experiment}/links.parquet",
+        breakdown="<results>/timelines/{experiment}/breakdown.parquet",
         perfetto="<results>/timelines/{experiment}/perfetto.json.gz",
         summary="<results>/timelines/{experiment}/summary.json",
     log:

@@ -1,6 +1,8 @@
-# Purpose: the case studies: 84 GPUs on a photonic wafer, and decentralised training with Hop.
+# Purpose: the case studies: 84 GPUs on a photonic wafer, decentralised training with Hop, and
+#          DistSim's search for a plan.
 # Inputs:  traces and cost models that ship with the library; nothing is measured
-# Outputs: results/studies/: wafer.parquet, hop.parquet, and figures as SVG and PNG
+# Outputs: results/studies/: wafer.parquet, hop.parquet, distsim_search.parquet, and figures as
+#          SVG and PNG
 
 
 rule wafer_study:
@@ -66,8 +68,36 @@ rule hop_study:
         "../scripts/hop_study.py"
 
 
+rule distsim_search_study:
+    output:
+        table="<results>/studies/distsim_search.parquet",
+        figure=report(
+            "<results>/studies/distsim_search.svg",
+            caption="../workflow/report/distsim_search.rst",
+            category="Case studies",
+            labels={"figure": "DistSim's search for a plan"},
+        ),
+        picture="<results>/studies/distsim_search.png",
+    log:
+        "<logs>/distsim_search_study.log",
+    benchmark:
+        "<benchmarks>/distsim_search_study.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("distsim_search_study"),
+    message:
+        "15 plans of a 48-layer BERT on 16 GPUs"
+    script:
+        "../scripts/distsim_search_study.py"
+
+
 rule studies:
     input:
         "<results>/studies/wafer.parquet",
         "<results>/studies/hop.parquet",
+        "<results>/studies/distsim_search.parquet",
     localrule: True

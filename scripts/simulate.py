@@ -12,5 +12,6 @@ with log_job(snakemake.log[0]):
         snakemake.input.collectives,
         snakemake.input.session,
         snakemake.input.rank_timelines,
+        [Path(facts).parent for facts in snakemake.input.facts],
         Path(snakemake.output.summary).parent,
     )

@@ -50,7 +50,7 @@ def read_messages(events: list[dict]) -> list[tuple[str, int]]:
         found = next(
             event for event in moved
             if event["name"].removeprefix("gloo:").replace("_", "") == name
-            and [size for size in event["args"]["Input Dims"] if size] == dims
+            and [s for s in event["args"]["Input Dims"] if s] == [s for s in dims if s]  # [] for one number
         )  # fmt: skip
         moved.remove(found)
         kinds = found["args"]["Input type"]

@@ -81,7 +81,7 @@ def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int
 @pytest.mark.parametrize(
     ("trace", "row", "plan"), CASES, ids=lambda value: getattr(value, "plan", "")
 )
-def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request):
+def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request, compare):
     trace = request.getfixturevalue(trace)
     batch = BATCH * plan.data
     graph = extrapolate(trace, plan, Same(), batch=batch)
@@ -95,9 +95,9 @@ def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request)
         assert generated, "the graph sends nothing"
         if plan.pipeline > 1:  # sends are not waited for, so only each direction has an order
             for kind in ("send", "recv"):
-                assert [m for m in generated if m[0] == kind] == [
-                    m for m in real[rank] if m[0] == kind
-                ]
+                ours, theirs = ([m for m in ms if m[0] == kind] for ms in (generated, real[rank]))
+                compare("messages", ours, theirs, plan=plan, batch=batch, row=row, ranks=plan.ranks)
             assert len(generated) == len(real[rank])
         else:
-            assert generated == real[rank]
+            told = {"plan": plan, "batch": batch, "row": row, "ranks": plan.ranks}
+            compare("messages", generated, real[rank], **told)

@@ -75,7 +75,8 @@ def is_refused(make, *shape):
 
 
 @pytest.mark.parametrize("kind", LOOPED)
-def test_looped_tables_are_those_of_pytorch(kind):
+def test_looped_tables_are_those_of_pytorch(kind, compare):
+    about = {"plan": kind, "ranks": "2 to 8", "against": "its classes"}
     accepted = refused = 0
     for p, m, v in itertools.product(RANKS, MICRO_BATCHES, STAGES):
         error, theirs = is_refused(make_real, kind, p, m, v)
@@ -89,10 +90,11 @@ def test_looped_tables_are_those_of_pytorch(kind):
         ours = build_schedule(kind, p, m, v)
         lowered = lower_schedule(ours)
         for rank in range(p):
-            assert texts(ours.rows[rank]) == texts(theirs.pipeline_order[rank]), (p, m, v, rank)
-            assert texts(lowered.rows[rank]) == texts(theirs.pipeline_order_with_comms[rank]), (
-                p, m, v, rank,
-            )  # fmt: skip
+            for what, row, real_row in (
+                ("schedule, compute", ours.rows[rank], theirs.pipeline_order[rank]),
+                ("schedule with messages", lowered.rows[rank], theirs.pipeline_order_with_comms[rank]),
+            ):  # fmt: skip
+                compare(what, texts(row), texts(real_row), **about)
         assert ours.rank_of_stage == theirs.stage_index_to_group_rank
         check_schedule(ours)
         check_schedule(lowered)
@@ -160,7 +162,8 @@ def record_single(kind, rank, p, m):
 @pytest.mark.parametrize(
     ("name", "kind"), [("gpipe", real.ScheduleGPipe), ("1f1b", real.Schedule1F1B)]
 )
-def test_single_stage_tables_are_what_pytorch_calls(name, kind):
+def test_single_stage_tables_are_what_pytorch_calls(name, kind, compare):
+    about = {"plan": name, "ranks": "2 to 8", "against": "its classes"}
     refused = 0
     for p, m in itertools.product(RANKS, MICRO_BATCHES):
         error, _ = is_refused(kind, Recorder(0, p), m)
@@ -174,13 +177,14 @@ def test_single_stage_tables_are_what_pytorch_calls(name, kind):
         for rank in range(p):
             stage = record_single(kind, rank, p, m)
             computed = [c for c in stage.calls if not c[1:].startswith(("SEND", "RECV", "RED"))]
-            assert texts(ours.rows[rank]) == computed
+            compare("schedule, compute", texts(ours.rows[rank]), computed, **about)
             assert stage.last_backward == (m - 1, True)
             assert stage.scale == m and stage.calls[-1] == f"{rank}REDUCE_GRAD"
             # The messages of each direction, in order: they are asked for early and late otherwise.
             for message in ("SEND_F", "RECV_F", "SEND_B", "RECV_B"):
                 asked = [c for c in stage.calls if message in c]
-                assert [c for c in texts(lowered.rows[rank]) if message in c] == asked
+                told = [c for c in texts(lowered.rows[rank]) if message in c]
+                compare("schedule, messages", told, asked, **about)
         check_schedule(lowered)
     assert refused == (0 if name == "gpipe" else sum(p - 1 for p in RANKS))
 
@@ -274,24 +278,28 @@ def run_real(row, name, p, v, m, batch, cut, folder):
         ("transformer_trace", TRANSFORMER, "dualpipev", 2, 5),
     ],
 )  # fmt: skip
-def test_real_ranks_send_and_compute_what_the_graph_says(trace, row, name, v, m, tmp_path, request):
+def test_real_ranks_send_and_compute_what_the_graph_says(
+    trace, row, name, v, m, tmp_path, request, compare
+):
     trace, p = request.getfixturevalue(trace), 2
     batch = 4 * m
     plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
     graph = extrapolate(trace, plan, MODEL, batch=batch)
     cut = graph.metadata["stages"]
     recorded = run_real(row, name, p, v, m, batch, cut, tmp_path)
+    about = {"plan": plan, "batch": batch, "row": row, "ranks": p}
     for rank in range(p):
         tasks = graph.tasks[(graph.tasks["rank"] == rank) & graph.tasks["message_bytes"].notna()]
         generated = list(zip(tasks["kind"], tasks["message_bytes"].astype(int), strict=True))
         messages = [tuple(message) for message in recorded[rank]["messages"]]
         for kind in ("send", "recv"):  # nobody waits for a send, so each kind has its own order
-            assert [m for m in generated if m[0] == kind] == [m for m in messages if m[0] == kind]
+            ours, theirs = ([m for m in ms if m[0] == kind] for ms in (generated, messages))
+            compare("messages", ours, theirs, **about)
         assert len(generated) == len(messages) > 0
         actions = recorded[rank]["operators"]
         if name in LOOPED:  # only the runtime names its actions
             lowered = lower_schedule(build_schedule(name, p, m, v))
-            assert list(actions) == texts(lowered.rows[rank])
+            compare("actions", texts(lowered.rows[rank]), list(actions), **about)
         parts = check_operators(trace, cut, actions)
         row_of = leaves(build_schedule(name, p, m, v).rows[rank])
         assert parts == sum(action.kind in ("I", "W") for action in row_of)

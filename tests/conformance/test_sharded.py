@@ -53,18 +53,18 @@ def real(tmp_path_factory):
     ("name", "plan"), [(name, plan) for name, (_, plans) in RUNS.items() for plan in plans],
     ids=lambda value: getattr(value, "plan", value),
 )  # fmt: skip
-def test_collectives_are_those_of_the_real_run(name, plan, real, request):
+def test_collectives_are_those_of_the_real_run(name, plan, real, request, compare):
     trace = request.getfixturevalue("cnn_trace" if name.startswith("cnn") else "transformer_trace")
     graph = extrapolate(trace, plan, Same(), batch=BATCH * plan.data)
     found = real(name)
+    about = {"plan": plan, "batch": BATCH * plan.data, "row": RUNS[name][0], "ranks": plan.ranks}
     for rank in range(plan.ranks):
         tasks = records(graph.tasks[graph.tasks["rank"] == rank])
         asked = [task for task in tasks if task["kind"] == "collective"]
         assert asked, "the graph asks for nothing"
-        assert [[t["name"], t["message_bytes"]] for t in asked] == found[rank][plan.plan][
-            "messages"
-        ]
+        sizes = [[t["name"], t["message_bytes"]] for t in asked]
+        compare("collectives and bytes", sizes, found[rank][plan.plan]["messages"], **about)
         told = [[t["name"], [int(r) for r in t["group"].split(",")]] for t in asked]
         if plan.tensor > 1:  # tensor parallelism asks for its all-reduces below the dispatcher
             told = [entry for entry in told if entry[0] != "all_reduce"]
-        assert told == found[rank][plan.plan]["groups"]
+        compare("collectives and groups", told, found[rank][plan.plan]["groups"], **about)

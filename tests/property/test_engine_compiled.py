@@ -22,15 +22,17 @@ from trioflow.engine.lane_intervals import (
     merge_lanes,
     subtract_lanes,
 )  # fmt: skip
+from trioflow.engine.link_traffic import gather_traffic, keep_pieces
+from trioflow.engine.networks import NETWORKS
 from trioflow.engine.program import build_program
 from trioflow.engine.reference import run_reference
-from trioflow.engine.simulate import NETWORKS
 from trioflow.engine.timeline import measure_intervals, merge_intervals, subtract_intervals
 from trioflow.errors import SimulationError
-from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.topology import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectivePlanner
+from trioflow.network.link_usage import LinkTraffic, measure_links
 from trioflow.network.message_planner import MessagePlanner
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
@@ -130,9 +132,13 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     if aggregate:
         program, _ = aggregate_program(program, NETWORKS[network](platform.links))
     said: list[Execution | str] = []
+    traffic: list[LinkTraffic] = []
     for run in (run_reference, run_compiled):
+        mover = NETWORKS[network](platform.links)
+        keep_pieces(mover)
         try:
-            said.append(run(program, NETWORKS[network](platform.links)))
+            said.append(run(program, mover))
+            traffic.append(gather_traffic(program, said[-1], mover))
         except SimulationError as problem:
             said.append(str(problem))
     plain, compiled = said
@@ -144,7 +150,36 @@ def run_both(graph: TaskGraph, platform: Platform, network: str, **options: Any)
     assert plain.events == compiled.events == program.events
     assert plain.link_bytes == compiled.link_bytes
     assert plain.reshared_flows == compiled.reshared_flows
+    check_traffic(*traffic, shared=network == "fair_share")
     return plain
+
+
+@dataclass
+class Kept:
+    """What ``measure_links`` asks of a result."""
+
+    traffic: LinkTraffic
+
+
+def check_traffic(plain: LinkTraffic, compiled: LinkTraffic, *, shared: bool) -> None:
+    """Both engines kept the same of every link, and the rates over time add up to its bytes.
+
+    No link is over its capacity at any time, and what comes to a node that is no rank leaves it.
+    """
+    for name in ("link_bytes", "link", "begin_s", "end_s", "rate_bytes_per_s", "flows"):
+        assert getattr(plain, name).tobytes() == getattr(compiled, name).tobytes()
+    moved = plain.flows * plain.rate_bytes_per_s * (plain.end_s - plain.begin_s)
+    found = np.bincount(plain.link, weights=moved, minlength=len(plain.links))
+    np.testing.assert_allclose(found, plain.link_bytes, rtol=1e-9, atol=1e-9)
+    table = measure_links(Kept(plain))
+    if shared:
+        assert table["peak_utilisation"].max() <= 1 + 1e-9
+    inner: dict[str, float] = {}
+    for link, moved_bytes in zip(plain.links, plain.link_bytes.tolist(), strict=True):
+        for node, sign in ((link.source, -1), (link.target, 1)):
+            if not is_rank_node(node):
+                inner[node] = inner.get(node, 0.0) + sign * moved_bytes
+    assert inner == pytest.approx(dict.fromkeys(inner, 0.0), abs=1e-6)
 
 
 @settings(deadline=None, max_examples=150)

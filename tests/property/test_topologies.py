@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow.errors import SimulationError
-from trioflow.hardware.machine import Link, is_rank_node
-from trioflow.hardware.routes import Routes
+from trioflow.hardware.machine import Link, Routing, is_rank_node
 from trioflow.hardware.topologies.nodes import build_node_groups, build_rail_optimised
 from trioflow.hardware.topologies.pcie import build_pcie_sockets
 from trioflow.hardware.topology import BUILDERS
+from trioflow.network.routing import Router
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
 counts = st.integers(1, 4)
@@ -116,7 +116,7 @@ def test_trees_with_sockets(
         nodes = ranks + 2 * w + 2 * b + 3 * s + nic * w
         count = 2 * (ranks + w + b + s * (s - 1) + s + nic * w)
     check(links, ranks, nodes, count)
-    routes = Routes(links)
+    routes = Router(links)
     for one, other in itertools.permutations(range(min(ranks, 5)), 2):
         ends = [links[i].target for i in routes.route(f"rank{one}", f"rank{other}")]
         assert sum("memory" in node for node in ends) == (0 if peers else 1)
@@ -211,18 +211,18 @@ def networks(draw: st.DrawFn) -> list[Link]:
 def best_paths(links: list[Link], source: str, target: str) -> list[tuple[int, ...]]:
     """Return every path of the smallest latency and, of those, the fewest hops, in order."""
     numbers = {(x.source, x.target): place for place, x in enumerate(links)}
-    ranked: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    ranked: dict[tuple[int, int], list[tuple[list[str], tuple[int, ...]]]] = {}
     for nodes in nx.all_simple_paths(graph_of(links), source, target):
         path = tuple(numbers[ends] for ends in itertools.pairwise(nodes))
         microseconds = round(sum(links[i].latency_s for i in path) * 1e6)
-        ranked.setdefault((microseconds, len(path)), []).append(path)
-    return sorted(ranked[min(ranked)]) if ranked else []
+        ranked.setdefault((microseconds, len(path)), []).append((nodes, path))
+    return [path for _, path in sorted(ranked[min(ranked)])] if ranked else []
 
 
 @settings(deadline=None, max_examples=300)
 @given(networks(), st.integers(0, 3))
 def test_a_route_is_the_first_of_all_best_paths(links: list[Link], seed: int) -> None:
-    first, spread = Routes(links), Routes(links, ecmp=True, seed=seed)
+    first, spread = Router(links), Router(links, Routing("ecmp", seed))
     graph = graph_of(links)
     for source, target in itertools.permutations(graph, 2):
         paths = best_paths(links, source, target)
@@ -242,8 +242,8 @@ def test_a_route_is_the_first_of_all_best_paths(links: list[Link], seed: int) ->
 def test_a_failed_link_is_a_removed_edge(links: list[Link], data: st.DataObject) -> None:
     gone = data.draw(st.lists(st.sampled_from(links), max_size=4, unique=True))
     left = [link for link in links if link not in gone]
-    broken = Routes(links).without([(x.source, x.target) for x in gone])
-    removed, rest = Routes(left), graph_of(left)
+    broken = Router(links, Routing(failed=frozenset((x.source, x.target) for x in gone)))
+    removed, rest = Router(left), graph_of(left)
     for source, target in itertools.permutations(rest, 2):
         if nx.has_path(rest, source, target):
             one = [links[i] for i in broken.route(source, target)]
@@ -255,9 +255,9 @@ def test_a_failed_link_is_a_removed_edge(links: list[Link], data: st.DataObject)
 def test_the_order_of_questions_changes_no_answer(links: list[Link], random: Any) -> None:
     graph = graph_of(links)
     pairs = [p for p in itertools.permutations(graph, 2) if nx.has_path(graph, *p)]
-    for ecmp in (False, True):
-        known = Routes(links, ecmp=ecmp)
+    for ties in ("first", "ecmp"):
+        known = Router(links, Routing(ties))
         expected = {pair: known.route(*pair) for pair in pairs}
         random.shuffle(pairs)
-        again = Routes(links, ecmp=ecmp)
+        again = Router(links, Routing(ties))
         assert all(again.route(*pair) == expected[pair] for pair in pairs)

@@ -208,7 +208,12 @@ def write_simulation(results, row, step_s, operators, rng):
     ranks = 1 if row["plan"] == "single" else 2
     guess_s = step_s * FACTORS[row["plan"]] * (1 + rng.normal(0.01, 0.06))
     events = timeline_rows(guess_s, ranks, row["plan"], operators, rng)
-    tables.write_table(as_table(events, "timeline"), "timeline", home / "timeline.parquet")
+    timeline = as_table(events, "timeline")
+    tables.write_table(timeline, "timeline", home / "timeline.parquet")
+    path = timeline[(timeline["rank"] == 0) & (timeline["stream"] == "compute")].assign(
+        module="blocks.0", waited_for=None, reason="stream", share=1 / operators
+    )
+    write_made(home, path, ranks, guess_s)
     exposed_s = 0.0 if ranks == 1 else guess_s * 0.12
     write_json(home / "summary.json", {
         "step_time_s": guess_s, "low_s": guess_s * 0.9, "high_s": guess_s * 1.11,
@@ -218,8 +223,33 @@ def write_simulation(results, row, step_s, operators, rng):
         "confidence": "extrapolated" if row["plan"] == "tp2" else "interpolated",
         "warnings": ["4 of 1180 operators lie outside the fitted range"]
         if row["plan"] == "tp2" else [], "ranks": ranks, "compute_scale": 1.08,
+        "memory_bytes": 8_000_000_000, "memory": [
+            {"ranks": list(range(ranks)), "peak_bytes": 800_000_000, "when": "backward of h: aten::mm",
+             "categories": {"activation": 600_000_000, "optimizer_state": 200_000_000}},
+        ],
     })  # fmt: skip
-    return [home / "timeline.parquet", home / "summary.json"]
+    made = ("timeline", "critical_path", "breakdown", "links")
+    return [*(home / f"{name}.parquet" for name in made), home / "summary.json"]
+
+
+def write_made(home, path, ranks, step_s):
+    """Write what is made of a simulated timeline."""
+    path = path.reindex(columns=tables.CRITICAL_PATH.names)
+    tables.write_table(path, "critical_path", home / "critical_path.parquet")
+    half = {"compute_s": step_s / 2, "forward_s": step_s / 2, "backward_s": 0.0, "optimizer_s": 0.0}
+    breakdown = [
+        {"by": by, "name": name, "ranks": 1, "operators": 3, **half, "gradient_bytes": 4096,
+         **({"output_shapes": [[8, 4]]} if by == "module" else {"idle_s": step_s / 2})}
+        for by, name in (*(("rank", str(rank)) for rank in range(ranks)), ("stage", "0"),
+                         ("module", "blocks.0"), ("module", ""))
+    ]  # fmt: skip
+    tables.write_table(as_table(breakdown, "breakdown"), "breakdown", home / "breakdown.parquet")
+    links = [
+        {"link": link, "bytes": 1e6 * (ranks - 1), "busy_s": 0.1 * step_s, "utilisation": 0.05,
+         "peak_flows": ranks - 1, "peak_utilisation": 0.5, "bandwidth_bytes_per_s": 3e9}
+        for link in ("rank0->rank1", "rank1->rank0")
+    ]  # fmt: skip
+    tables.write_table(as_table(links, "links"), "links", home / "links.parquet")
 
 
 def write_cost_models(results, rng):

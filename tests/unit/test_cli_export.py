@@ -59,7 +59,10 @@ def test_perfetto_is_simulates_timeline(tmp_path, capsys):
     words = (TRACE, "--plan", "tp", "--ranks", 2, "--platform", PLATFORM)
     run("perfetto", *words, "-o", "x.json.gz")
     content = json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
-    slices = [e for e in content["traceEvents"] if e["ph"] == "X"]
+    events = content["traceEvents"]
+    process = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(process.values()) == ["critical path", "links", "rank 0", "rank 1"]
+    slices = [e for e in events if e["ph"] == "X" and process[e["pid"]] != "critical path"]
     assert f"{len(slices)} tasks in x.json.gz" in capsys.readouterr().out
     from trioflow.cli.main import main
 

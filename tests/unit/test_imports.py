@@ -37,7 +37,9 @@ ORDER = (
     ("export",),
     ("measure",),
     ("campaign",),
+    ("published",),
     ("report",),
+    ("sweeps",),
     ("studies",),
     ("cli", "__main__"),
 )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
+from same_model import ProportionalModel
 from trioflow.costmodel.interface import find_operator_model
-from trioflow.engine.simulate import find_network
-from trioflow.errors import InputError
+from trioflow.engine.networks import find_network
+from trioflow.errors import InputError, PlanError
 from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.plan_row import find_plan_problem
 from trioflow.plugins import list_plugins
 
 
@@ -20,6 +25,13 @@ def install(tmp_path, monkeypatch):
         info.mkdir(parents=True)
         (folder / f"{package}_kit.py").write_text(
             "from trioflow.network.contention_free import ContentionFreeNetwork as Net\nNUMBER = 3\n"
+            "from trioflow.parallel.plan import make_plan\n"
+            "from trioflow.parallel.schedules import Schedule, build_schedule\n"
+            "def halves(ranks):\n    return make_plan(data=2, tensor=ranks // 2)\n"
+            "def late(ranks, micro_batches, stages_per_rank):\n"
+            "    return Schedule('late', micro_batches, build_schedule('gpipe', ranks, micro_batches).rows)\n"
+            "def short(ranks, micro_batches, stages_per_rank):\n"
+            "    return build_schedule('gpipe', ranks, 1)\n"
         )
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         lines = "".join(f"{name} = {package}_kit:{what}\n" for name, what in entries.items())
@@ -52,3 +64,24 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(install):
         InputError, match=r"no network is called 'fair-share'.*did you mean 'fair_share'"
     ):
         find_network("fair-share")
+
+
+def test_a_package_s_plan_and_schedule_are_plans_like_any_other(install, transformer_trace):
+    install("mine", "trioflow.plans", halves="halves")
+    install("late", "trioflow.schedules", late="late", short="short")
+    plan = named_plan("halves", 4)
+    assert (plan.plan, plan.data, plan.tensor, plan.ranks) == ("halves", 2, 2, 4)
+    with pytest.raises(PlanError, match="'halves' returned a plan of 2 ranks"):
+        named_plan("halves", 3)
+    with pytest.raises(PlanError, match=r"no plan is called 'halfs'; did you mean 'halves'"):
+        named_plan("halfs", 4)
+
+    own, gpipe = (named_plan(name, 2, 4) for name in ("late", "gpipe"))
+    assert own.schedule == "late" and find_plan_problem(own) is None
+    graphs = [extrapolate(transformer_trace, p, ProportionalModel()) for p in (own, gpipe)]
+    assert graphs[0].tasks["kind"].tolist() == graphs[1].tasks["kind"].tolist()
+    with pytest.raises(PlanError, match="made 2 ranks, 2 stages and 1 micro-batches"):
+        named_plan("short", 2, 4)
+    with pytest.raises(PlanError, match="unknown schedule 'latest'"):
+        make_plan(pipeline=2, schedule="latest")
+    assert find_plan_problem(replace(own, schedule="latest"))[0] == "schedule"

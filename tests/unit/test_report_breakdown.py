@@ -54,6 +54,7 @@ def test_ranks_add_up_to_the_step(step):
     assert found["idle_s"].tolist() == [0.0, 0.0]
     assert found["message_bytes"].tolist() == [100, 200]
     assert found["optimizer_s"].tolist() == [1.0, 1.0]
+    assert found["gradient_bytes"].tolist() == [64, 64], "each rank finishes the one gradient"
 
 
 def test_stages_are_told_apart_and_without_a_pipeline_there_is_one(step):
@@ -62,6 +63,29 @@ def test_stages_are_told_apart_and_without_a_pipeline_there_is_one(step):
     alone = timeline.assign(stage=pd.array([None] * len(timeline), dtype="Int64"))
     (row,) = build_breakdown(graph, alone, trace, "stage").to_dict("records")
     assert (row["name"], row["ranks"], row["compute_s"]) == ("0", 2, 4.5)
+    assert row["gradient_bytes"] == 64, "one gradient, although two ranks finish it"
+
+
+def test_what_hides_communication_of_a_stage_is_all_that_its_rank_computes():
+    """A rank with two stages: one computes while the other one's message moves."""
+    builder = TaskGraphBuilder()
+    for rank in (0, 1):
+        for stage in (rank, rank + 2):
+            builder.add(rank, "compute", "compute", "mm", phase="forward", op_id=0, duration_s=1.0,
+                        stage=stage)  # fmt: skip
+    builder.add(0, "send", "send", "send", message_bytes=8, match_id=0, peer=1, stage=0)
+    builder.add(1, "receive", "recv", "recv", message_bytes=8, match_id=0, peer=0, stage=1)
+    graph = builder.build()
+    times = [(0.0, 1.0), (1.0, 4.0), (6.0, 7.0), (7.0, 8.0), (2.0, 6.0), (2.0, 6.0)]
+    timeline = graph.tasks.assign(
+        start_s=[start for start, _ in times], end_s=[end for _, end in times]
+    )[tables.TIMELINE.names]
+    operators = pd.DataFrame({"module": ["h"], "phase": ["forward"], "output_shapes": [[[1]]]})
+    trace = Trace(operators, pd.DataFrame(), {})
+    found = build_breakdown(graph, timeline, trace, "stage").set_index("name")
+    assert found["communication_s"].tolist() == [4.0, 4.0, 0.0, 0.0]
+    assert found["exposed_communication_s"].tolist() == [2.0, 4.0, 0.0, 0.0]
+    assert found["idle_s"].tolist() == [3.0, 3.0, 5.0, 7.0]
 
 
 def test_modules_tell_gradients_and_shapes(step):

@@ -10,6 +10,7 @@ from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.report.build import build_report
 from trioflow.report.captions import CAPTIONS, caption_text
+from trioflow.report.conformance import read_conformance
 from trioflow.report.html import Cell, Column, escape_text, render_table
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
 
@@ -152,6 +153,35 @@ def test_missing_and_doubled_files_are_named(built, tmp_path):
     with pytest.raises(InputError, match="'vgg11-ddp2' has no predicted timeline"):
         build_report(lost, tmp_path / "report", EXPERIMENTS, PLANS)
     assert not (tmp_path / "report").exists()
+    lost = [file for file in files if file.parts[-2:] != ("vgg11-ddp2", "links.parquet")]
+    with pytest.raises(InputError, match="'vgg11-ddp2' has no table of links"):
+        build_report(lost, tmp_path / "report", EXPERIMENTS, PLANS)
+
+
+def test_every_experiment_tells_what_it_waits_for_and_where_its_time_goes(page):
+    text = page[0].replace("&nbsp;", " ")
+    assert text.count("What the step waits for, from its start to its end: ") == len(EXPERIMENTS)
+    for row in EXPERIMENTS:
+        part = text.partition(f'<h3 id="timeline-{row["experiment"]}">')[2].partition("<h3")[0]
+        for caption in (
+            "Critical path, by kind of work and rank",
+            "Breakdown by rank",
+            "by module",
+        ):
+            assert caption in part
+        assert "(outside)" in part and "8x4" in part and "4.1 kB" in part
+        assert "activation 600 MB (75 %), optimizer state 200 MB (25 %)" in part
+        assert "backward of h: aten::mm" in part and "800 MB<small>10.0 %" in part
+        moved = row["plan"] != "single"
+        assert ("rank0-&gt;rank1" in part) == moved
+        assert ("Nothing moved over any link." in part) != moved
+
+
+def test_the_comparisons_with_pytorch_stand_on_the_page(page):
+    section = page[0].partition('<section id="conformance">')[2].partition("</section>")[0]
+    shipped = read_conformance()
+    assert section.count("<tr>") == len(shipped) + 1
+    assert str(int(shipped["count"].sum())) in section
 
 
 def test_markup_in_names_is_escaped():

@@ -6,10 +6,20 @@ import pytest
 from report.validation_cases import make_cases
 from report_run import PLANS, experiments_of, write_run
 from trioflow.costmodel.validation_scores import score_cases
-from trioflow.errors import InputError
+from trioflow.errors import InputError, TableError
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
-from trioflow.report.readme import ERRORS, VALIDATION, markers, update_readme, update_validation
+from trioflow.report.readme import (
+    ERRORS,
+    SPEED,
+    VALIDATION,
+    markers,
+    update_readme,
+    update_speed,
+    update_validation,
+    write_errors_page,
+)
+from trioflow.report.speeds import COLUMNS, read_speeds, write_speeds
 
 BEGIN, END = markers(ERRORS)
 SMALL = [("vgg11", 8, 0.3, 140, 28_000_000)]
@@ -33,15 +43,24 @@ def test_rewriting_twice_changes_nothing_more_and_nothing_outside(errors, tmp_pa
     assert text.startswith(f"# top\n\n{BEGIN}\n") and text.endswith(f"\n{END}\n\ntail\n")
     assert "old 99 %" not in text
     assert "](docs/errors.svg)" in text
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert sum(line.count(" %") for line in table) == len(errors) + errors["plan"].nunique()
     for row in errors.to_dict("records"):
-        line = next(
-            line for line in text.splitlines() if line.startswith(f"| {row['experiment']} |")
-        )
-        assert line.count("|") == 9
+        line = next(line for line in table if line.startswith(f"| {row['plan']} |"))
         assert f"{abs(100 * row['relative_error']):.1f} %" in line
     assert f"{100 * errors['relative_error'].abs().mean():.1f} %" in text
     assert update_readme(readme, errors, figure) is False
     assert readme.read_text() == text
+
+
+def test_the_page_of_errors_holds_every_experiment_with_its_times(errors, tmp_path):
+    page = tmp_path / "errors.md"
+    write_errors_page(page, errors)
+    lines = page.read_text().splitlines()
+    for row in errors.to_dict("records"):
+        line = next(line for line in lines if line.startswith(f"| {row['experiment']} |"))
+        assert line.count("|") == 9
+        assert f"{abs(100 * row['relative_error']):.1f} %" in line
 
 
 @pytest.mark.parametrize(
@@ -92,6 +111,55 @@ def test_a_validation_without_aims_is_refused(tmp_path):
     scores = score_cases(make_cases(), ["set", "quantity", "group", "model"])
     with pytest.raises(InputError, match="no aim was judged"):
         update_validation(readme, scores[scores["group"] == "inf forward"])
+
+
+def speed(**fields):
+    row = {"what": "answer", "value": 1.5, "unit": "s", "aim": 2.0, "detail": "many | events",
+           "peer": "", "peer_time": "", "ratio": None, "headline": True}  # fmt: skip
+    return {**row, **fields}
+
+
+def test_the_speed_block_holds_the_headlines_with_aims_and_peers(tmp_path):
+    begin, end = markers(SPEED)
+    readme, table = tmp_path / "README.md", tmp_path / "bench.tsv"
+    readme.write_text(f"top\n{begin}\nold 9 s\n{end}\ntail\n")
+    rows = [
+        speed(), speed(what="hidden", headline=False), speed(what="slow", value=2.5),
+        speed(what="rate", unit="M events/s", value=3.25, aim=3.0),
+        speed(what="low rate", unit="M events/s", value=2.5, aim=3.0),
+        speed(what="peer", value=0.004, aim=None, peer="Other", peer_time="18 to 29 s", ratio=4500.0),
+    ]  # fmt: skip
+    write_speeds(rows, table)
+    assert update_speed(readme, read_speeds(table)) is True
+    text = readme.read_text()
+    assert text.startswith(f"top\n{begin}\n") and text.endswith(f"\n{end}\ntail\n")
+    assert "old 9 s" not in text and "hidden" not in text and "events |" not in text
+    assert "| answer | **1.5 s** | 2 s | \u2013 |" in text
+    assert "| slow | 2.5 s | 2 s | \u2013 |" in text
+    assert "| rate | **3.25 M events/s** | 3 M events/s |" in text
+    assert "| low rate | 2.5 M events/s |" in text
+    assert "| peer | 4 ms | \u2013 | Other 18 to 29 s: 4500 |" in text
+    assert update_speed(readme, read_speeds(table)) is False
+    write_speeds([speed(headline=False)], table)
+    with pytest.raises(InputError, match="no speed is a headline"):
+        update_speed(readme, read_speeds(table))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "its columns are not"),
+        ("what\tvalue\n", "its columns are not"),
+        ("\t".join(COLUMNS) + "\nx\tsoon\ts\t\t\t\t\t\t\n", "row 0, column value: 'soon' is no number"),
+        ("\t".join(COLUMNS) + "\nx\t\ts\t\t\t\t\t\t\n", "'' is no number"),
+    ],
+)  # fmt: skip
+def test_a_table_of_speeds_of_another_kind_is_refused(text, told, tmp_path):
+    (tmp_path / "t.tsv").write_text(text)
+    with pytest.raises(TableError, match=told):
+        read_speeds(tmp_path / "t.tsv")
+    with pytest.raises(TableError, match="no such file"):
+        read_speeds(tmp_path / "none.tsv")
 
 
 def test_the_projects_readme_has_both_blocks():

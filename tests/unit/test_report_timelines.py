@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
 from report_run import as_table
 from trioflow.errors import InputError
 from trioflow.report.timelines import (
     MOST_RANKS,
+    PATH_OFFSET,
     build_lanes,
     busy_time,
     draw_timelines,
@@ -90,6 +92,27 @@ def test_one_panel_a_rank_with_one_time_axis():
     assert panels[0].get_xlim() == panels[1].get_xlim() and panels[0].get_xlim()[1] >= 2
     labels = [label.get_text() for label in panels[0].get_yticklabels()]
     assert labels == ["predicted compute", "measured compute"]
+
+
+def test_the_critical_path_is_underlined_in_its_rank_and_stream():
+    predicted = as_table(
+        [event(r, s, "compute", "forward", 0, 1) for r in (0, 1) for s in ("compute", "send")],
+        "timeline",
+    )
+    path = as_table([event(1, "send", "compute", "forward", 0.25, 0.75)], "timeline")
+    figure = draw_timelines(predicted, predicted, critical_path=path, title="x")
+    marked = [
+        [line.get_segments() for line in axes.collections if isinstance(line, LineCollection)]
+        for axes in figure.axes
+    ]
+    assert marked[0] == []
+    [[segment]] = marked[1]
+    row = 1 + PATH_OFFSET  # the second lane of the rank, below its middle
+    assert segment.tolist() == [[0.25, row], [0.75, row]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "critical path" in labels
+    plain = draw_timelines(predicted, predicted, title="x")
+    assert "critical path" not in [text.get_text() for text in plain.legends[0].get_texts()]
 
 
 def test_missing_measured_timeline_is_said_and_missing_prediction_refused():

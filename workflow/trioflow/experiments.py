@@ -283,6 +283,10 @@ def _check_plan(
         (plan.tensor > 1 and workload.family != "transformer",
          f"splits transformer blocks, which is measured for the family transformer and not for"
          f" {row.workload}, {workload.family}", "choose another plan or a transformer"),
+        (plan.replication == "dp", "copies a model with DataParallel, which is not measured: it needs several GPUs",
+         "choose ddp"),
+        (plan.tensor_style != "megatron" or plan.sequence_parallel or plan.vocabulary_parallel,
+         "splits layers in a way that is not measured yet", "choose megatron without further splits"),
         (plan.schedule not in MEASURED_SCHEDULES,
          f"runs the schedule {plan.schedule}, which is not measured yet",
          f"choose one of {', '.join(MEASURED_SCHEDULES)}"),

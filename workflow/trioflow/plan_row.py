@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from trioflow.plugins import list_plugins
 from trioflow.settings import NAME
 
 SCHEDULES = (
@@ -12,6 +13,8 @@ SCHEDULES = (
     "dualpipev",
 )  # fmt: skip
 """Pipeline schedules: ``parallel.schedules`` builds them, its tests keep the two alike."""
+SCHEDULE_GROUP = "trioflow.schedules"
+"""Entry points of other packages' schedules; see ``parallel.schedules``."""
 MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
 """Schedules that a measuring session can run."""
 SHARDINGS = ("none", "zero1", "zero2", "zero3", "fsdp", "hsdp")
@@ -26,6 +29,8 @@ REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
 RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
+REPEATS = ("gpipe-recompute",)
+"""Schedules that run forwards again by themselves."""
 OFFLOADS = ("none", "optimizer", "activations")
 """What lies in the host's memory instead of the device's."""
 
@@ -45,9 +50,10 @@ class Plan:
     tensor: int = declare_cell("tensor-parallel degree: ranks that share every operator", minimum=1)
     pipeline: int = declare_cell("pipeline degree: stages", minimum=1)
     schedule: str = declare_cell(
-        "pipeline schedule, or none; gpipe-recompute is the old torch Pipe, which runs every forward"
+        f"pipeline schedule: none, {', '.join(SCHEDULES)}, or one that a package registers;"
+        " gpipe-recompute is the old torch Pipe, which runs every forward"
         " but the last micro-batch's again; zbv is the V-shaped zero bubble",
-        enum=["none", *SCHEDULES],
+        pattern=NAME,
     )
     micro_batches: int = declare_cell("pieces that the pipeline cuts a batch into", minimum=1)
     first_bucket_bytes: int = declare_cell(
@@ -99,6 +105,17 @@ class Plan:
         " activations (copied out after forward and back before backward)",
         enum=list(OFFLOADS), default="none",
     )  # fmt: skip
+    algorithms: str = declare_cell(
+        "algorithms of collectives, message by message: none (flows of measured duration), one word"
+        " for all, such as ring, or all_reduce=ring,all_gather=direct",
+        pattern=r"^[A-Za-z0-9_:+=,-]+$", default="none",
+    )  # fmt: skip
+    chunks: int = declare_cell(
+        "pieces that each message of an algorithm is cut into", minimum=1, default=1
+    )
+    chunk_bytes: int = declare_cell(
+        "largest piece of a message of an algorithm [bytes]; 0 for no limit", minimum=0, default=0
+    )
 
     @property
     def ranks(self) -> int:
@@ -133,6 +150,9 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.data or bool(plan.data % plan.shard))
     rules = [
+        (plan.schedule not in ("none", *SCHEDULES)
+         and plan.schedule not in list_plugins(SCHEDULE_GROUP), "schedule",
+         f"unknown schedule {plan.schedule!r}", f"use one of {', '.join(SCHEDULES)}"),
         (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
          f"{plan.accumulate} accumulated micro-steps in a pipeline",
          "use micro_batches: a pipeline adds up their gradients anyway"),
@@ -148,11 +168,52 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          f"use a divisor of {plan.data} between 1 and {plan.data}, or sharding fsdp"),
         (plan.sharding == "zero1" and plan.tensor > 1, "sharding",
          "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism", "use fsdp"),
-        (plan.replication != "ddp", "replication", "dp is not simulated yet", "write ddp"),
-        (plan.tensor_style != "megatron", "tensor_style", "gather is not simulated yet", "write megatron"),
-        (plan.sequence_parallel, "sequence_parallel", "is not simulated yet", "write false"),
-        (plan.vocabulary_parallel, "vocabulary_parallel", "is not simulated yet", "write false"),
-        (plan.recompute != "none", "recompute", f"{plan.recompute} is not simulated yet", "write none"),
-        (plan.offload != "none", "offload", f"{plan.offload} is not simulated yet", "write none"),
+        (plan.algorithms == "none" and (plan.chunks > 1 or plan.chunk_bytes > 0), "chunks",
+         "chunks without an algorithm", "write 1 chunk of 0 bytes, or algorithms ring"),
+        (plan.chunks > 1 and plan.chunk_bytes > 0, "chunk_bytes",
+         f"{plan.chunks} chunks and chunks of up to {plan.chunk_bytes} bytes", "give one of them"),
+        *_list_style_rules(plan),
+        (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
+         f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
+        (plan.offload == "optimizer" and plan.sharding == "zero1", "offload",
+         "optimizer with zero1, whose ranks share the optimizer themselves", "use fsdp or zero2"),
+        (plan.offload == "activations" and plan.pipeline > 1, "offload",
+         f"activations in a pipeline of {plan.pipeline} is not simulated", "use recompute instead"),
+        (plan.offload == "activations" and plan.recompute != "none", "offload",
+         f"activations with recompute {plan.recompute} is not simulated", "use one of them"),
     ]  # fmt: skip
     return next((told[1:] for told in rules if told[0]), None)
+
+
+def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
+    """Return what goes wrong with replication and tensor styles: whether it does, column, problem, fix."""
+    copies, gathers = plan.replication == "dp", plan.tensor_style == "gather"
+    other = [
+        name for name, held in (
+            ("tensor parallelism", plan.tensor > 1), ("a pipeline", plan.pipeline > 1),
+            (plan.sharding, plan.sharding != "none"), ("accumulated micro-steps", plan.accumulate > 1),
+            (f"recompute {plan.recompute}", plan.recompute != "none"),
+            (f"offload {plan.offload}", plan.offload != "none"),
+        ) if held
+    ]  # fmt: skip
+    several = "data-parallel replicas" if plan.data > 1 else "a pipeline"
+    parts = [
+        name for name in ("sequence_parallel", "vocabulary_parallel") if getattr(plan, name)
+    ]  # fmt: skip
+    part = parts[0] if parts else ""
+    return [
+        (copies and bool(other), "replication",
+         f"dp with {', '.join(other)}: DataParallel copies a whole model in one process, and goes with nothing else",
+         "use ddp"),
+        (copies and plan.data == 1, "replication", "dp on one rank", "give a data degree above 1"),
+        (gathers and plan.tensor == 1, "tensor_style", "gather without tensor parallelism",
+         "give a tensor degree above 1"),
+        (gathers and bool(part), "tensor_style",
+         f"gather with {part}: every layer's outputs are made whole again", "use megatron"),
+        (gathers and (plan.data > 1 or plan.pipeline > 1), "tensor_style",
+         f"gather with {several}: one process drives all ranks of a model", "use megatron"),
+        (gathers and (plan.recompute != "none" or plan.offload != "none"), "tensor_style",
+         "gather with recompute or offload is not simulated", "use megatron"),
+        (bool(part) and plan.tensor == 1, part, f"{part} without tensor parallelism",
+         "give a tensor degree above 1"),
+    ]  # fmt: skip

@@ -7,14 +7,19 @@ metadata, and ``workflow/schemas/*.schema.json`` is generated from it.
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import get_type_hints
+
 import pyarrow as pa
+
+from trioflow.plan_row import Plan
 
 PHASES = ("forward", "backward", "optimizer")
 CATEGORIES = (
     "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
 )  # fmt: skip
 TASK_KINDS = ("compute", "collective", "send", "recv", "memcpy", "host")
-INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
+INT, FLOAT, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 INTS, SHAPES = pa.list_(INT), pa.list_(pa.list_(INT))
 
 
@@ -216,8 +221,110 @@ BREAKDOWN = pa.schema([
     column("backward_s", FLOAT, "compute of the backward phase, gradients' upkeep too", "s"),
     column("optimizer_s", FLOAT, "compute of the optimizer", "s"),
     column("message_bytes", INT, "buffers handed to collectives and messages by one rank", "bytes", null=True),
-    column("gradient_bytes", INT, "gradients of the module's parameters, uncut", "bytes", null=True),
+    column("gradient_bytes", INT, "gradients of the module's parameters, or those that the rank or stage finishes, uncut", "bytes", null=True),
     column("output_shapes", SHAPES, "outputs of the module's last forward operator, at the traced batch", null=True),
+])  # fmt: skip
+
+CRITICAL_PATH = pa.schema([
+    column("task_id", INT, "task of the graph; of an exchange, the member that was ready last"),
+    column("rank", INT, "process"),
+    column("stream", TEXT, "queue of the rank"),
+    column("kind", TEXT, "kind of the task"),
+    column("name", TEXT, "operator or collective"),
+    column("phase", TEXT, "forward, backward or optimizer; empty for none"),
+    column("module", TEXT, "path of the operator's module; empty outside any and for communication"),
+    column("stage", INT, "pipeline stage, from 0", null=True),
+    column("micro_batch", INT, "micro-batch, from 0", null=True),
+    column("start_s", FLOAT, "start after the start of the step", "s"),
+    column("end_s", FLOAT, "end after the start of the step", "s"),
+    column("waited_for", INT, "task whose end it waited for; null where the path begins", null=True),
+    column("reason", TEXT, "why it waited: dependency of the graph, stream (the task before it there) or start"),
+    column("share", FLOAT, "its length over the step"),
+])  # fmt: skip
+
+LINKS = pa.schema([
+    column("link", TEXT, "directed link, as source->target"),
+    column("bytes", FLOAT, "bytes that crossed it in the step; of collectives measured faster than links allow, too few", "bytes"),
+    column("busy_s", FLOAT, "time in which bytes moved over it", "s"),
+    column("utilisation", FLOAT, "bytes over what it could have moved in the whole step"),
+    column("peak_flows", INT, "most flows that moved bytes over it at one time"),
+    column("peak_utilisation", FLOAT, "highest rate over its bandwidth; above 1 only where flows ignore each other"),
+    column("bandwidth_bytes_per_s", FLOAT, "bytes that it moves in a second", "bytes/s"),
+])  # fmt: skip
+
+PUBLISHED_CASES = pa.schema([
+    column("set", TEXT, "set of cases, such as h100-4gpu, resnet50-a40 or vtrain-a100"),
+    column("case", TEXT, "name of the case, once in its set"),
+    column("workload", TEXT, "model that was trained"),
+    column("source_gpu", TEXT, "GPU whose trace or model graph the prediction starts from; empty for a graph without times"),
+    column("platform", TEXT, "platform that was measured and is predicted"),
+    column("ranks", INT, "GPUs"),
+    column("plan", TEXT, "plan in short, such as single, ddp4, tp4, gpipe4-m1 or t2-d2-p2-m8"),
+    column("batch", INT, "samples of the whole step"),
+    column("mode", TEXT, "what the measured time spans, such as forward and backward, or a whole step"),
+    column("measured_s", FLOAT, "measured time", "s"),
+    column("source", TEXT, "file of the measured value"),
+    column("spread", FLOAT, "half the range of the source's repeats over their median; null where it tells none", null=True),
+    column("predicted_s", FLOAT, "predicted time", "s"),
+    column("low_s", FLOAT, "lower end of the 80 % interval", "s", null=True),
+    column("high_s", FLOAT, "upper end of the 80 % interval", "s", null=True),
+    column("confidence", TEXT, "what the prediction rests on: measured, interpolated, extrapolated or uncalibrated"),
+    column("oracle_s", FLOAT, "the prediction with measured compute in place of predicted compute; null where none was measured", "s", null=True),
+    column("triosim_s", FLOAT, "the same by TrioSim's public rules; null for a plan that they do not know", "s", null=True),
+    column("analytical_s", FLOAT, "the same by FLOPs over peak rate or bytes over bandwidth; null where the operators are unknown", "s", null=True),
+    column("regression_s", FLOAT, "the same by a plain regression on other cases of the set; null where there is none", "s", null=True),
+    column("learned_from", TEXT, "what was fitted on what; never the judged row"),
+    column("changes", TEXT, "what else differs between what was traced and what was measured; empty for nothing"),
+])  # fmt: skip
+
+
+def _plan_columns() -> list[pa.Field]:
+    """Return the columns of ``plans.tsv`` but the name, with the resolved plan's values."""
+    kinds = {int: INT, str: TEXT, bool: BOOL}
+    hints = get_type_hints(Plan)
+    return [
+        column(
+            cell.name, kinds[hints[cell.name]], cell.metadata["description"],
+            "bytes" if cell.name.endswith("_bytes") else "",
+        )
+        for cell in fields(Plan)
+        if cell.name != "plan"
+    ]  # fmt: skip
+
+
+SWEEP_RESULTS = pa.schema([
+    column("scenario", INT, "number of the scenario in the sweep, from 0"),
+    column("status", TEXT, "ok; out of memory, a plan that does not fit the device; or infeasible, one that cannot be carried out"),
+    column("reason", TEXT, "why there is no time; empty for ok"),
+    column("trace", TEXT, "trace by its name"),
+    column("workload", TEXT, "workload that was traced"),
+    column("platform", TEXT, "platform by its name"),
+    column("device_name", TEXT, "device of the platform", null=True),
+    column("ranks", INT, "ranks of the plan; as given where infeasible, as all that follows"),
+    column("batch", INT, "samples of the whole step"),
+    column("samples", INT, "samples of each replica"),
+    *_plan_columns(),
+    column("network", TEXT, "how flows share links"),
+    column("cost_model", TEXT, "operator model by name; empty for the device's own"),
+    column("override", TEXT, "file of operator times from elsewhere; empty for none"),
+    column("compute_scale", FLOAT, "factor on every compute time"),
+    column("communication_scale", FLOAT, "factor on every communication time"),
+    column("rank_spread", FLOAT, "standard deviation of the logarithm of each rank's own compute factor"),
+    column("seed", INT, "seed of the draw of these factors; 0 where nothing is drawn"),
+    column("plan_text", TEXT, "the plan in words", null=True),
+    column("graph", TEXT, "digest of what the task graph was built from: equal for scenarios that share it", null=True),
+    column("step_time_s", FLOAT, "predicted step", "s", null=True),
+    column("low_s", FLOAT, "low end of its 80 % interval; null where none was asked for", "s", null=True),
+    column("high_s", FLOAT, "high end of its 80 % interval; null where none was asked for", "s", null=True),
+    column("samples_per_s", FLOAT, "samples of the whole step over its time", "1/s", null=True),
+    column("busy_s", FLOAT, "time in which any rank computes or moves data", "s", null=True),
+    column("compute_s", FLOAT, "compute of the busiest rank", "s", null=True),
+    column("communication_s", FLOAT, "communication of the busiest rank", "s", null=True),
+    column("exposed_communication_s", FLOAT, "the part of it that no compute of this rank hides", "s", null=True),
+    column("peak_memory_bytes", INT, "peak of the fullest rank", "bytes", null=True),
+    column("memory_bytes", INT, "memory of a device", "bytes", null=True),
+    column("events", INT, "starts and ends of tasks and flows that were simulated", null=True),
+    column("confidence", TEXT, "measured, interpolated, extrapolated or uncalibrated", null=True),
 ])  # fmt: skip
 
 SCHEMAS: dict[str, pa.Schema] = {
@@ -225,5 +332,6 @@ SCHEMAS: dict[str, pa.Schema] = {
     "timeline": TIMELINE,
     "rank_timelines": RANK_TIMELINES, "measurements": MEASUREMENTS, "collective_samples": COLLECTIVE_SAMPLES,
     "operator_fit": OPERATOR_FIT, "errors": ERRORS, "traces": TRACES,
-    "validation": VALIDATION, "breakdown": BREAKDOWN,
+    "validation": VALIDATION, "breakdown": BREAKDOWN, "critical_path": CRITICAL_PATH, "links": LINKS, "published_cases": PUBLISHED_CASES,
+    "sweep_results": SWEEP_RESULTS,
 }  # fmt: skip

@@ -19,18 +19,22 @@ from trioflow.table_columns import (
     BREAKDOWN,
     CATEGORIES,
     COLLECTIVE_SAMPLES,
+    CRITICAL_PATH,
     DEPENDENCIES,
     ERRORS,
     FLOAT,
     INT,
     INTS,
+    LINKS,
     MEASUREMENTS,
     OPERATOR_FIT,
     OPERATORS,
     PHASES,
+    PUBLISHED_CASES,
     RANK_TIMELINES,
     SCHEMAS,
     SHAPES,
+    SWEEP_RESULTS,
     TASK_KINDS,
     TASKS,
     TENSORS,
@@ -41,8 +45,8 @@ from trioflow.table_columns import (
 )  # fmt: skip
 
 __all__ = [
-    "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
-    "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "RANK_TIMELINES", "SCHEMAS", "SHAPES", "TASKS",
+    "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
+    "LINKS",    "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS", "SHAPES", "SWEEP_RESULTS", "TASKS",
     "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION", "empty", "json_schema",
     "read_table", "records", "to_arrow", "validate", "write_table",
 ]  # fmt: skip
@@ -241,5 +245,6 @@ def json_schema(name: str) -> dict[str, Any]:
 def _json_type(kind: pa.DataType, nullable: bool) -> dict[str, Any]:
     if pa.types.is_list(kind):
         return {"type": "array", "items": _json_type(kind.value_type, False)}
-    word = "integer" if kind == INT else "number" if kind == FLOAT else "string"
+    words = {INT: "integer", FLOAT: "number", pa.bool_(): "boolean"}
+    word = words.get(kind, "string")
     return {"type": [word, "null"] if nullable else word}

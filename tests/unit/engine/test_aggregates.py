@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from trioflow.engine.simulate import NETWORKS, simulate, simulate_interval
+from trioflow.engine.networks import NETWORKS
+from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topology import BUILDERS
@@ -147,7 +148,7 @@ def test_networks_of_others_run_every_message(monkeypatch: pytest.MonkeyPatch) -
     class Own(NETWORKS["fair_share"]):  # type: ignore[misc]
         pass
 
-    monkeypatch.setattr("trioflow.engine.simulate.NETWORKS", {**NETWORKS, "own": Own})
+    monkeypatch.setattr("trioflow.engine.networks.NETWORKS", {**NETWORKS, "own": Own})
     assert compare(graph, make_platform("switch"), network="own") == 0
 
 

@@ -118,3 +118,70 @@ def test_a_measured_all_reduce_is_slowed_by_what_shares_the_bridge(
     expected_s = 18 * LATENCY_S + max(1.25, slower) * 6 * SIZE / B
     assert all_reduce_end_s(shared) == pytest.approx(BACKWARD_S + expected_s, rel=1e-9)
     assert (alone.summary["aggregated"], shared.summary["aggregated"]) == (1, 0)
+
+
+def reduce_pairs(pairs: list[tuple[int, int]], platform: Platform, **options: Any) -> Result:
+    """All-reduces of pairs of GPUs, all at once."""
+    builder = TaskGraphBuilder()
+    for match, pair in enumerate(pairs):
+        for rank in pair:
+            builder.add(
+                rank, "communication", "collective", "all_reduce", message_bytes=SIZE,
+                match_id=match, group=",".join(map(str, pair)),
+            )  # fmt: skip
+    return simulate(builder.build(), platform, **options)
+
+
+@BOTH
+@pytest.mark.parametrize("algorithms", [None, "ring"])
+@pytest.mark.parametrize("slower", [1.0, 1.5, 3.0])
+def test_two_measured_all_reduces_at_once_share_the_bridge(
+    engine: str, algorithms: str | None, slower: float
+) -> None:
+    """Two GPUs take two rounds, in which two messages of S / 2 cross the bridge: 3 L + S / C each.
+
+    Measured at f times what those bytes need, each message is capped at C / (2 f). Beside
+    another pair four messages cross: each has a quarter of C, so a pair takes twice as long where
+    it needed all of the bridge (f = 1), 2 / f times where it needed less, and as long where half
+    of the bridge is enough (f >= 2). That holds message by message and for flows from start to end.
+    """
+    time_s = 6 * LATENCY_S + slower * 2 * SIZE / B
+    options: dict[str, Any] = {
+        "engine": engine, "collectives": Cost(time_s), "algorithms": algorithms,
+    }  # fmt: skip
+    alone = reduce_pairs([(0, 1)], make_bridge(), **options).summary["step_time_s"]
+    both = reduce_pairs([(0, 1), (2, 3)], make_bridge(), **options).summary["step_time_s"]
+    assert alone == pytest.approx(time_s, rel=1e-12)
+    expected_s = 6 * LATENCY_S + max(2.0, slower) * 2 * SIZE / B
+    assert both == pytest.approx(expected_s, rel=1e-9)
+    apart = reduce_pairs([(0, 1), (2, 3)], make_bridge(2 * B), **options).summary["step_time_s"]
+    assert apart == pytest.approx(time_s, rel=1e-9), "a bridge for two slows neither"
+
+
+@BOTH
+@pytest.mark.parametrize("width", [1.0, 0.25])
+def test_one_ring_across_a_bottleneck_goes_at_its_pace(engine: str, width: float) -> None:
+    """Two switches of two GPUs, joined by links of b: of a round's four messages one crosses each
+    way, so all rounds take the slowest message's time, 3 L + (S / 4) / min(b, B), two links more
+    or less latency aside: messages of one round wait for each other around the ring."""
+    links = []
+    for rank in range(4):
+        switch = f"switch{rank // 2}"
+        links += [
+            Link(f"rank{rank}", switch, B, LATENCY_S),
+            Link(switch, f"rank{rank}", B, LATENCY_S),
+        ]
+    for one, other in (("switch0", "switch1"), ("switch1", "switch0")):
+        links.append(Link(one, other, width * B, LATENCY_S))
+    platform = Platform("halves", Device("gpu", "gpu", 10**9, {}), 4, tuple(links))
+    result = train(4, platform, engine=engine)
+    slowest_s = 3 * LATENCY_S + SIZE / 4 / (width * B)
+    quickest_s = 2 * LATENCY_S + SIZE / 4 / B
+    # Six messages follow each other on the path of most hops across; no message is quicker.
+    low_s, high_s = 6 * quickest_s, 6 * slowest_s
+    found_s = all_reduce_end_s(result) - BACKWARD_S
+    if width == 1.0:
+        assert low_s < found_s <= high_s * (1 + 1e-12)
+    else:
+        # A slow link carries its six messages one after the other, and is last to end.
+        assert found_s == pytest.approx(high_s, rel=1e-12)

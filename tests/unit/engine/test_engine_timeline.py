@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import (
+    build_critical_path,
     find_critical_path,
     measure_intervals,
     merge_intervals,
@@ -73,9 +75,35 @@ def test_critical_path_goes_through_the_late_rank() -> None:
     assert rows["end_s"].iloc[-1] == timeline["end_s"].max() == 6.0
 
 
+def test_critical_path_says_what_each_task_waited_for() -> None:
+    graph = late_rank().build()
+    graph.tasks["op_id"] = pd.array([0, 1, None, None, None, 2, None], dtype="Int64")
+    path = build_critical_path(graph, simulate(graph, PLATFORM).timeline, ["a", "b.c", "d"])
+    assert path["task_id"].tolist() == [1, 4, 5]
+    assert path["rank"].tolist() == [1, 1, 0]
+    # The end of rank 0 waits for its own member, which the late rank held up.
+    assert path["waited_for"].tolist() == [pd.NA, 1, 3]
+    assert path["reason"].tolist() == ["start", "dependency", "dependency"]
+    assert path["module"].tolist() == ["b.c", "", "d"]
+    assert path["share"].tolist() == pytest.approx([0.5, 1 / 6, 1 / 3])
+
+
+def test_critical_path_through_a_stream_and_the_first_of_equals() -> None:
+    builder = TaskGraphBuilder()
+    for rank in (1, 0):
+        for _ in range(2):
+            builder.add(rank, "compute", "compute", "work", duration_s=1.0)
+    graph = builder.build()
+    path = build_critical_path(graph, simulate(graph, PLATFORM).timeline)
+    assert path["task_id"].tolist() == [0, 1], "both ranks end last; the lower task_id decides"
+    assert path["reason"].tolist() == ["start", "stream"]
+    assert path["share"].sum() == 1.0
+
+
 def test_critical_path_of_nothing_and_of_another_graph() -> None:
     empty = TaskGraphBuilder().build()
     assert find_critical_path(empty, simulate(empty, PLATFORM).timeline) == []
+    assert build_critical_path(empty, simulate(empty, PLATFORM).timeline).empty
     graph = late_rank().build()
     with pytest.raises(SimulationError, match="different tasks"):
         find_critical_path(empty, simulate(graph, PLATFORM).timeline)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 from trioflow.engine.simulate import simulate
 from trioflow.errors import SimulationError
-from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topology import build_ring
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
@@ -236,4 +237,18 @@ def test_ranks_that_no_route_joins() -> None:
     builder = TaskGraphBuilder()
     for rank in range(2):
         collective(builder, rank, 0)
-    refuse(builder, "no route leads from rank1 to rank0", one_way)
+    text = refuse(builder, "no route leads from rank1 to rank0", one_way)
+    assert text.startswith("task 0 'all_reduce' of rank 0, task 1 'all_reduce' of rank 1: ")
+
+
+def test_a_rank_that_failed_links_cut_off_is_named_with_the_tasks_that_wait() -> None:
+    """And of a large group only the first few, with how many more there are."""
+    ring = Platform("ring", PLATFORM.device, 6, tuple(build_ring(6, 1e9, 0.0)))
+    ends = ("rank4", "rank5")
+    around = [(a, b) for a, b in ((x.source, x.target) for x in ring.links) if b == ends[1]]
+    cut = replace(ring, routing=Routing(failed=frozenset(around)))
+    builder = TaskGraphBuilder()
+    for rank in range(6):
+        collective(builder, rank, 0, group="0,1,2,3,4,5")
+    text = refuse(builder, r"from rank4 to rank5 \(2 links have failed\)", cut)
+    assert "task 3 'all_reduce' of rank 3 and 2 more: no route" in text

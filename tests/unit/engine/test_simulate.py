@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.engine.simulate import ENGINES, NETWORKS, simulate, simulate_interval
+from trioflow.engine.networks import NETWORKS
+from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
@@ -340,7 +341,7 @@ def test_auto_takes_the_engine_that_answers_first(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        "trioflow.engine.simulate.is_repaid", lambda events: asked.append(events) or repaid
+        "trioflow.engine.preparation.is_repaid", lambda events: asked.append(events) or repaid
     )
     result = simulate(data_parallel(), make_platform(), Cost())
     assert result.summary["engine"] == chosen
@@ -351,8 +352,8 @@ def test_auto_leaves_other_networks_to_the_reference(monkeypatch: pytest.MonkeyP
     class OwnNetwork(FairShareNetwork):
         """Looks like one that the compiled engine knows, and may do anything."""
 
-    monkeypatch.setattr("trioflow.engine.simulate.is_repaid", lambda events: True)
-    monkeypatch.setattr("trioflow.engine.simulate.NETWORKS", {"own": OwnNetwork})
+    monkeypatch.setattr("trioflow.engine.preparation.is_repaid", lambda events: True)
+    monkeypatch.setattr("trioflow.engine.networks.NETWORKS", {"own": OwnNetwork})
     result = simulate(data_parallel(), make_platform(), Cost(), network="own")
     assert result.summary["engine"] == "reference"
     with pytest.raises(InputError, match="does not know the network OwnNetwork; choose the engine"):

@@ -461,4 +461,4 @@ def test_schema_is_closed_everywhere() -> None:
             todo += node.values()
         elif isinstance(node, list):
             todo += node
-    assert objects == 14
+    assert objects == 16

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from trioflow.cli.main import build_parser
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.hardware.topologies.registry import BUILDERS, ENTRY_POINTS
+from trioflow.units import format_time
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
 
@@ -28,7 +31,7 @@ def test_every_example_loads(text: str, tmp_path: Path) -> None:
 
 
 def test_the_examples_are_what_they_say() -> None:
-    assert len(blocks("yaml")) == 3
+    assert len(blocks("yaml")) == 5
     (toml,) = blocks("toml")
     assert ENTRY_POINTS in tomllib.loads(toml)["project"]["entry-points"]
 
@@ -47,3 +50,31 @@ def test_the_tables_name_every_machine_and_every_parameter() -> None:
         words = re.findall(r"`(\w+)`", due), re.findall(r"`(\w+)`", optional)
         assert words[0] == [one.name for one in own if one.default is one.empty], name
         assert words[1] == [one.name for one in own if one.default is not one.empty], name
+
+
+def test_ways_and_failed_links_of_the_example_are_read(tmp_path: Path) -> None:
+    (text,) = (block for block in blocks("yaml") if "our-leaves" in block)
+    (tmp_path / "mine.yaml").write_text(text)
+    routing = load_platform(tmp_path / "mine.yaml").routing
+    assert (routing.ties, routing.seed, len(routing.failed)) == ("ecmp", 1, 2)
+
+
+def test_what_sharing_costs_is_what_the_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = (block for block in blocks("yaml") if "shared-bridge" in block)
+    path = tmp_path / "shared-bridge.yaml"
+    path.write_text(text)
+    (command,) = re.findall(r"^`trioflow (collective .*) --ranks N`", PAGE, re.MULTILINE)
+    told = re.findall(r"^\| (\d+) \| ([\d.]+ ms) \| ([\d.]+ ms) \|$", PAGE, re.MULTILINE)
+    assert len(told) == 2
+    for ranks, *written in told:
+        found = []
+        for network in ("contention-free", "fair-share"):
+            words = command.replace("shared-bridge.yaml", str(path)).split()
+            options = build_parser().parse_args([
+                *words, "--ranks", ranks, "--network", network, "--json",
+            ])  # fmt: skip
+            options.run(options)
+            found.append(format_time(json.loads(capsys.readouterr().out)["time_s"]))
+        assert found == written

@@ -8,7 +8,7 @@ import yaml
 from trioflow.hardware.device_sheet import find_device
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
-from trioflow.hardware.routes import Routes
+from trioflow.network.routing import Router
 
 DGX = {"dgx-a100": (25e9, 20), "dgx-h100": (50e9, 32), "dgx-h200": (50e9, 32)}
 """NIC's rate [bytes/s], 200 or 400 Gb/s, and nodes of a scalable unit."""
@@ -16,7 +16,7 @@ LANE_GT_PER_S = {"4.0": 16e9, "5.0": 32e9}
 
 
 def route(platform: Platform, one: int, other: int) -> list[str]:
-    routes = Routes(platform.links)
+    routes = Router(platform.links)
     indices = routes.route(f"rank{one}", f"rank{other}")
     return [platform.links[index].target for index in indices]
 
@@ -40,7 +40,7 @@ def test_gpus_come_from_sheets_and_no_link_is_called_measured(name: str) -> None
     content = yaml.safe_load((SHIPPED / f"{name}.yaml").read_text())
     assert set(content["device"]) == {"sheet"}
     platform = load_platform(name, 2)
-    built = [key for key in platform.sources if key.startswith("topology.")]
+    built = [key for key in platform.sources if key.startswith(("topology.", "host."))]
     assert sorted(built) == list(platform.unmeasured), "nobody measured these machines here"
     assert all(len(source) > 20 for source in platform.sources.values())
 
@@ -92,7 +92,7 @@ def test_rails_are_taken_and_a_node_is_left_over_them_only() -> None:
     assert route(platform, 1, 9) == ["node0-nic1", "leaf0-1", "node1-nic1", "rank9"]
     other = route(platform, 1, 10)
     assert other == ["node0-nic1", "leaf0-1", "spine0", "leaf0-2", "node1-nic2", "rank10"]
-    latency_s = Routes(platform.links).latency_s("rank1", "rank9")
+    latency_s = Router(platform.links).latency_s("rank1", "rank9")
     assert latency_s == pytest.approx(2.7e-6), "what NCCL assumes for a network hop"
 
 

@@ -1,44 +1,189 @@
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 
 import pytest
 from trioflow.errors import SimulationError
-from trioflow.hardware.machine import Link
+from trioflow.hardware.machine import Link, Routing
+from trioflow.hardware.topology import BUILDERS
 from trioflow.network.routing import Router
 
 
-def names(router: Router, source: str, target: str) -> list[str]:
-    links = [router.links[index] for index in router.route(source, target)]
-    for one, other in itertools.pairwise(links):
-        assert one.target == other.source
-    return [link.source for link in links[:1]] + [link.target for link in links]
+def link(ends: str, latency_s: float = 1e-6) -> Link:
+    return Link(ends[0], ends[1], 1e9, latency_s)
 
 
-def test_latency_comes_before_hops_and_bandwidth() -> None:
-    router = Router([
-        Link("a", "b", 1e12, 5e-6), Link("a", "c", 1.0, 1e-6), Link("c", "b", 1.0, 2e-6),
-    ])  # fmt: skip
-    assert names(router, "a", "b") == ["a", "c", "b"]
-    assert router.latency_s("a", "b") == 1e-6 + 2e-6
+def failing(*ends: str) -> Routing:
+    return Routing(failed=frozenset((one[0], one[1]) for one in ends))
 
 
-def test_equal_latency_takes_fewer_hops_then_the_first_name() -> None:
-    links = [Link("a", "d", 1e9, 0.0), Link("d", "z", 1e9, 0.0)]
-    links += [Link("a", "c", 1e9, 0.0), Link("c", "z", 1e9, 0.0)]
-    links += [Link("a", "b", 1e9, 0.0), Link("b", "c", 1e9, 0.0)]
+def names(routes: Router, source: str, target: str) -> str:
+    return source + "".join(routes.links[index].target for index in routes.route(source, target))
+
+
+def test_latency_first_then_hops_then_the_names_of_nodes() -> None:
+    slow = Router([link("ab", 5e-6), link("ac"), link("cb")])
+    assert names(slow, "a", "b") == "acb", "two short hops are nearer than one long"
+    equal = Router([link("ac"), link("cb"), link("ab", 2e-6)])
+    assert names(equal, "a", "b") == "ab", "of equal latencies the one of fewer hops"
+    links = [link("ay"), link("xb"), link("ax"), link("yb")]
     for order in (links, links[::-1]):
-        assert names(Router(order), "a", "z") == ["a", "c", "z"]
+        assert names(Router(order), "a", "b") == "axb", "whatever the order of the links"
 
 
-def test_directed_links_lead_one_way() -> None:
-    router = Router([Link("a", "b", 1e9, 0.0)])
-    with pytest.raises(SimulationError, match="no route leads from b to a"):
-        router.route("b", "a")
-    with pytest.raises(SimulationError, match="no route leads from b to rank7"):
-        router.route("b", "rank7")
+def test_bandwidth_has_no_say() -> None:
+    wide = [Link("a", "b", 1e12, 5e-6), Link("a", "c", 1.0, 1e-6), Link("c", "b", 1.0, 2e-6)]
+    assert names(Router(wide), "a", "b") == "acb"
+    assert Router(wide).latency_s("a", "b") == 1e-6 + 2e-6
 
 
-def test_a_node_reaches_itself_over_nothing() -> None:
-    assert Router([]).route("a", "a") == ()
-    assert Router([]).latency_s("a", "a") == 0.0
+def test_the_first_difference_decides_and_not_the_last() -> None:
+    links = [link("ab"), link("bz"), link("ac"), link("cy"), link("zd"), link("yd")]
+    assert names(Router(links), "a", "d") == "abzd"
+    assert names(Router(links[::-1]), "a", "d") == "abzd"
+    assert names(Router(links, failing("ab")), "a", "d") == "acyd"
+
+
+def test_a_neighbour_is_reached_over_another_where_that_is_nearer() -> None:
+    """The link between two neighbours is the route only where no way around is as short."""
+    links = [link("ab", 3e-6), link("ac", 1e-6), link("cb", 1e-6), link("ad", 2e-6)]
+    assert names(Router(links), "a", "b") == "acb"
+    assert names(Router(links), "a", "c") == "ac"
+    assert names(Router([*links, link("db", 0.0)]), "a", "b") == "acb", "of equal ones by name"
+
+
+def test_rounding_makes_no_difference() -> None:
+    """0.1 + 0.2 is not 0.3 in floats; it is in whole femtoseconds."""
+    assert 0.1 + 0.2 != 0.15 + 0.15
+    links = [link("ab", 0.1), link("bz", 0.2), link("ac", 0.15), link("cz", 0.15)]
+    assert names(Router(links), "a", "z") == "abz"
+    assert names(Router(links[2:] + links[:2]), "a", "z") == "abz"
+
+
+def test_a_node_reaches_itself_over_nothing_and_latencies_add_up() -> None:
+    routes = Router([link("ab", 1e-6), link("bc", 2e-6)])
+    assert routes.route("a", "a") == ()
+    assert routes.latency_s("a", "c") == pytest.approx(3e-6)
+    assert routes.latency_s("b", "b") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("c", "a", "no route leads from c to a; add"),
+        ("a", "z", "no link reaches z"),
+        ("z", "a", "no link reaches z"),
+    ],
+)
+def test_what_cannot_be_reached_is_named(source: str, target: str, message: str) -> None:
+    routes = Router([link("ab"), link("ba"), link("bc")])
+    with pytest.raises(SimulationError, match=message):
+        routes.route(source, target)
+
+
+def test_failed_links_are_gone_and_keep_their_numbers() -> None:
+    links = BUILDERS["ring"](5, 1e9, 1e-6)
+    whole = Router(links)
+    broken = Router(links, Routing(failed=frozenset({("rank0", "rank1")})))
+    assert len(whole.route("rank0", "rank1")) == 1 and len(broken.route("rank0", "rank1")) == 4
+    assert len(broken.route("rank1", "rank0")) == 1, "the link back works"
+    assert broken.links == whole.links
+    both = Router(links, Routing(failed=frozenset({("rank0", "rank1"), ("rank2", "rank1")})))
+    with pytest.raises(SimulationError, match=r"from rank0 to rank1 \(2 links have failed\)"):
+        both.route("rank0", "rank1")
+    with pytest.raises(SimulationError, match="no link leads from rank0 to rank2, so it cannot"):
+        Router(links, Routing(failed=frozenset({("rank0", "rank2")})))
+
+
+def test_a_star_s_ranks_share_a_search() -> None:
+    routes = Router(BUILDERS["switch"](64, 1e9, 1e-6))
+    for one in range(64):
+        for other in range(64):
+            if one != other:
+                found = [routes.links[i] for i in routes.route(f"rank{one}", f"rank{other}")]
+                assert [x.source for x in found] == [f"rank{one}", "switch"]
+                assert found[1].target == f"rank{other}"
+    assert "_ways" not in vars(routes), "ranks with one neighbour need no search"
+
+
+def reached_nodes(routes: Router) -> set[str]:
+    """Return all nodes that searches have looked at."""
+    ways = vars(routes).get("_ways")
+    if ways is None:
+        return set()
+    searches = [*ways._from.values(), *ways._to.values(), *ways._trees.values()]
+    return {node for search in searches for node in search.costs}
+
+
+def test_searches_go_no_further_than_asked() -> None:
+    routes = Router(BUILDERS["ring"](1000, 1e9, 1e-6))
+    routes.route("rank0", "rank1")
+    assert not reached_nodes(routes), "neighbours need none"
+    first = routes.route("rank0", "rank7")
+    assert 7 < len(reached_nodes(routes)) < 24
+    assert routes.route("rank0", "rank7") is first, "remembered"
+    for start in range(1, 7):
+        assert routes.route(f"rank{start}", "rank7") == first[start:]
+    assert len(reached_nodes(routes)) < 40, "however often one end is asked for"
+
+
+def test_both_kinds_of_search_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From both ends, or from an end that many ask for."""
+    links = BUILDERS["torus"](36, 1e9, 1e-6, rows=6, columns=6)
+    pairs = [(f"rank{a}", f"rank{b}") for a in range(0, 36, 5) for b in range(36) if a != b]
+    found = []
+    for few in (0, 10**9):
+        monkeypatch.setattr("trioflow.network.route_search._FEW", few)
+        for ties in ("first", "ecmp"):
+            router = Router(links, Routing(ties))
+            found.append([router.route(*pair) for pair in pairs])
+    assert found[:2] == found[2:] and found[0] != found[1]
+
+
+def test_nodes_with_one_neighbour_take_no_part_in_searches() -> None:
+    routes = Router(BUILDERS["fat_tree"](16, 1e9, 1e-6, arity=4))
+    assert len(routes.route("rank0", "rank15")) == 6
+    reached = reached_nodes(routes)
+    assert reached and not any(node.startswith("rank") for node in reached)
+
+
+def test_ecmp_spreads_pairs_over_the_cores_and_keeps_each_pair_s_route() -> None:
+    links = BUILDERS["fat_tree"](128, 1e9, 1e-6, arity=8)
+    first, spread = Router(links), Router(links, Routing("ecmp", 1))
+    pairs = [(f"rank{a}", f"rank{(a + 64) % 128}") for a in range(128)]
+
+    def cores(routes: Router) -> Counter[str]:
+        return Counter(
+            links[i].target for pair in pairs for i in routes.route(*pair)
+            if links[i].target.startswith("core")
+        )  # fmt: skip
+
+    assert len(cores(first)) == 2, "aggregation10 comes before aggregation8"
+    used = cores(spread)
+    assert len(used) == 16 and sum(used.values()) == 128
+    # 128 pairs over 16 cores: 8 each on average, and no core has three times that.
+    assert max(used.values()) < 24
+    assert all(len(spread.route(*pair)) == len(first.route(*pair)) for pair in pairs)
+    again = Router(links, Routing("ecmp", 1))
+    assert all(again.route(*pair) == spread.route(*pair) for pair in reversed(pairs))
+    other = Router(links, Routing("ecmp", 2))
+    assert any(other.route(*pair) != spread.route(*pair) for pair in pairs)
+
+
+def test_ecmp_is_the_same_on_every_machine() -> None:
+    links = BUILDERS["fat_tree"](16, 1e9, 1e-6, arity=4)
+    routes = Router(links, Routing("ecmp"))
+    found = [
+        next(
+            links[i].target for i in routes.route("rank0", f"rank{r}") if "core" in links[i].target
+        )
+        for r in range(4, 16)
+    ]
+    assert "".join(core.removeprefix("core") for core in found) == "032102010012"
+
+
+def test_links_side_by_side_are_told_apart() -> None:
+    links = [Link("a", "b", 1e9, 2e-6), Link("a", "b", 2e9, 1e-6), Link("b", "a", 1e9, 0.0)]
+    assert Router(links).route("a", "b") == (1,)
+    equal = [Link("a", "b", 1e9, 1e-6), Link("a", "b", 2e9, 1e-6)]
+    assert Router(equal).route("a", "b") == (0,)

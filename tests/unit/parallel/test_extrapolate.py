@@ -217,7 +217,7 @@ def test_plan_names_and_descriptions():
     )
     assert describe_plan(make_plan(), 1) == "1 rank, 1 sample a rank"
     assert "4 micro-batches (gpipe)" in describe_plan(named_plan("gpipe", 2, 4), 8)
-    with pytest.raises(PlanError, match="unknown plan 'zero9'"):
+    with pytest.raises(PlanError, match="no plan is called 'zero9'"):
         named_plan("zero9", 2)
     with pytest.raises(PlanError, match="not 2"):
         named_plan("single", 2)

@@ -13,9 +13,8 @@ from test_staged_program import run_graph
 from trioflow.errors import PlanError, TableError
 from trioflow.experiments import SHARDINGS, as_rows, load_plans, row_schema
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory import measure_whole
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan
-from trioflow.parallel.sharding import Parameter, ShardedUnit, build_units
+from trioflow.parallel.sharding import build_units
 from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -182,23 +181,6 @@ def test_hooks_cost_the_host_of_a_cpu_and_run_beside_a_gpu(transformer_trace, gp
         assert hooks["duration_s"].tolist() == [0.25] * 3 + [0.5] * 6
 
 
-def unit(name, *sizes, trained=True):
-    parameters = tuple(
-        Parameter(f"{name}.{i}", (s,), 1, -1, -1, trained) for i, s in enumerate(sizes)
-    )
-    return ShardedUnit(name, parameters, 0, 0, 0, 0, True)
-
-
-def test_units_are_whole_one_after_the_other():
-    units = [unit("a", 8), unit("b", 4), unit("c", 16), unit("", 2)]
-    # c whole, with gradients and the reduce-scatter's input, while b arrives; and the root.
-    assert measure_whole(units, 2, True, 1) == 16 + 4 + 16 + 16 + 2 + 2
-    assert measure_whole(units, 2, False, 1) == 8 + 4 + 16 + 16 + 16 + 2 + 2
-    # Gradients of all units stay whole between micro-steps.
-    assert measure_whole(units, 2, True, 2) == 16 + 4 + 16 + (8 + 4 + 16) + 2 + 2
-    assert measure_whole([unit("", 6)], 2, True, 1) == 6 + 6 + 6
-
-
 def test_sharding_saves_memory(transformer_trace):
     def peak(plan):
         graph = extrapolate(transformer_trace, plan, MODEL, batch=BATCH * plan.data)
@@ -206,8 +188,7 @@ def test_sharding_saves_memory(transformer_trace):
 
     tensors = transformer_trace.tensors
     peaks = {name: peak(named_plan(name, 4)) for name in ("ddp", "zero1", "zero2", "fsdp")}
-    # With two blocks the last one and the one that arrives are all there are.
-    assert peaks["fsdp"] == peaks["zero2"] < peaks["zero1"] < peaks["ddp"]
+    assert peaks["fsdp"] < peaks["zero2"] < peaks["zero1"] < peaks["ddp"]
     state = tensors[(tensors["category"] == "optimizer_state") & tensors["producer_op_id"].isna()]
     size = state.drop_duplicates("storage_id")
     whole = sum(

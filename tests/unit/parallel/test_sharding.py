@@ -14,6 +14,7 @@ from trioflow.errors import PlanError
 from trioflow.parallel.sharding import (
     Parameter,
     build_units,
+    find_gradients,
     list_parameters,
     list_updates,
     shard_updates,
@@ -191,3 +192,21 @@ def test_an_update_of_all_parameters_is_run_by_all(transformer_trace):
     partition = partition_optimizer(trace, 2)
     assert partition.operators == ((updates[0],), (updates[0],))
     assert partition.shared == (updates[0],)
+
+
+def test_gradients_that_the_trace_does_not_join_are_found(transformer_trace):
+    """A residual's sum runs between a normalisation's gradients and their accumulation."""
+    found = find_gradients(transformer_trace)
+    told = {g["name"]: g["gradient_storage_id"] for g in transformer_trace.facts["gradients"]}
+    missing = [name for name, storage in told.items() if storage < 0]
+    assert missing and all("norm" in name for name in missing)
+    assert {name: found[name] for name in told if name not in missing} == {
+        name: storage for name, storage in told.items() if storage >= 0
+    }
+    assert len(set(found.values())) == len(found) and min(found.values()) >= 0
+    tensors = transformer_trace.tensors.groupby("storage_id").first()
+    for weight in (name for name in missing if name.endswith("weight")):
+        pair = [found[weight], found[weight.replace("weight", "bias")]]
+        makers = {int(tensors.loc[storage, "producer_op_id"]) for storage in pair}
+        names = transformer_trace.operators.loc[list(makers), "name"].tolist()
+        assert names == ["aten::native_layer_norm_backward"] and pair[0] < pair[1]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from captured import BATCH, capture_raw
+from captured import BATCH, capture_raw, with_steady_times
 from same_model import ProportionalModel
 from trioflow import experiments
 from trioflow.errors import PlanError
@@ -349,16 +349,20 @@ def test_an_imported_schedule_is_executed(transformer_trace, tmp_path):
 
 
 def test_memory_follows_the_schedule(transformer_trace):
+    transformer_trace = with_steady_times(transformer_trace)  # the stages do not change by chance
+
     def peak(name, p, m, v=1, batch=64):
         plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
         return extrapolate(transformer_trace, plan, MODEL, batch=batch).metadata[
             "peak_memory_bytes"
         ]
 
-    assert peak("gpipe", 2, 2) == peak("gpipe", 2, 8)  # all in flight: the whole batch
+    # All in flight, the whole batch; what passes in backward is a micro-batch's.
+    assert peak("gpipe", 2, 8) < peak("gpipe", 2, 2) < 1.2 * peak("gpipe", 2, 8)
     assert peak("1f1b", 2, 8) < peak("1f1b", 2, 4) < peak("gpipe", 2, 8)
     assert peak("gpipe-recompute", 2, 8) < peak("1f1b", 2, 8)
-    assert peak("gpipe-recompute", 2, 1) == peak("gpipe", 2, 1)
+    # Without a recomputation they differ by buffers and returned outputs, which the old Pipe has not.
+    assert 0.8 * peak("gpipe", 2, 1) < peak("gpipe-recompute", 2, 1) < peak("gpipe", 2, 1)
     # What a recomputation keeps instead: the stage's input of every other micro-batch.
     _, unit_of = stages_of_operators(transformer_trace, HALVES)
     input_bytes = boundary_bytes(transformer_trace, unit_of, 2) * 64 / BATCH

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.report import perfetto_text
 from trioflow.report.perfetto import write_perfetto
 
 
@@ -123,6 +124,65 @@ def test_overlapping_measured_tasks_get_lanes_and_nested_ones_do_not(tmp_path: P
     assert names(events, "thread_name") == ["compute", "compute", "compute 2"]
     lanes = [event["tid"] for event in events if event["ph"] == "X"][1:]
     assert lanes[0] == lanes[1] == lanes[3] != lanes[2]
+
+
+def test_ranks_sort_as_texts_and_many_streams_keep_their_own_threads(tmp_path: Path) -> None:
+    rows = [{"rank": rank, "start_s": 0.0, "end_s": 1.0} for rank in (2, 10)]
+    rows += [{"rank": 2, "stream": f"send {n}", "start_s": 0.0, "end_s": 1.0} for n in range(1500)]
+    write_perfetto(make_timeline(*rows), tmp_path / "t.json")
+    events = read(tmp_path / "t.json")
+    assert names(events, "process_name") == ["rank 02", "rank 10"]
+    threads = [event["tid"] for event in events if event["name"] == "thread_name"]
+    assert len(threads) == len(set(threads)) == 1502
+
+
+def test_names_with_quotes_and_lines_stay_json(tmp_path: Path) -> None:
+    told = 'say "x"\n\u00e9\\'
+    write_perfetto(make_timeline({"start_s": 0.0, "end_s": 1.0, "name": told}), tmp_path / "t.json")
+    assert [e["name"] for e in read(tmp_path / "t.json") if e["ph"] == "X"] == [told]
+
+
+def test_more_events_than_a_piece_of_text_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perfetto_text, "CHUNK", 7)
+    rows = [{"start_s": n * 1e-6, "end_s": n * 1e-6, "rank": n % 3, "match_id": n // 3,
+             "kind": "collective"} for n in range(60)]  # fmt: skip
+    timeline = make_timeline(*rows)
+    write_perfetto(timeline, tmp_path / "t.json")
+    events = read(tmp_path / "t.json")
+    assert [e["args"]["task_id"] for e in events if e["ph"] == "X"] == list(range(60))
+    arrows = [[e["id"] for e in events if e["ph"] == end] for end in "sf"]
+    assert arrows[0] == arrows[1] == list(range(40)), "two arrows along each three members"
+
+
+def test_curves_go_to_their_rank_or_to_the_links(tmp_path: Path) -> None:
+    counters = pd.DataFrame({
+        "rank": pd.array([None, None, 1], dtype="Int64"), "counter": ["a->b", "a->b", "memory"],
+        "unit": ["bytes/s", "bytes/s", "bytes"], "time_s": [0.5e-6, 1e-6, 0.0],
+        "value": [2.5e9, 0.0, 3.0],
+    })  # fmt: skip
+    rows = [{"rank": rank, "start_s": 0.0, "end_s": 1.0} for rank in (0, 1)]
+    write_perfetto(make_timeline(*rows), tmp_path / "t.json", counters=counters)
+    events = read(tmp_path / "t.json")
+    names_of = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    curves = [(names_of[e["pid"]], e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "C"]
+    assert curves == [
+        ("links", "a->b", 0.5, {"bytes/s": 2_500_000_000}), ("links", "a->b", 1, {"bytes/s": 0}),
+        ("rank 1", "memory", 0, {"bytes": 3}),
+    ]  # fmt: skip
+
+
+def test_the_critical_path_is_a_process_of_its_own(tmp_path: Path) -> None:
+    timeline = make_timeline({"start_s": 0.0, "end_s": 1e-6, "phase": "forward"})
+    path = timeline.assign(module="h.0", waited_for=None, reason="start", share=1.0)
+    write_perfetto(timeline, tmp_path / "t.json", critical_path=path)
+    events = read(tmp_path / "t.json")
+    assert names(events, "process_name") == ["critical path", "rank 0"]
+    shown, task = [e for e in events if e["ph"] == "X"]
+    assert (shown["name"], shown["ts"], shown["dur"]) == ("work, rank 0", 0, 1)
+    assert shown["args"] == {"task_id": 0, "rank": 0, "module": "h.0", "reason": "start"}
+    assert shown["pid"] != task["pid"]
 
 
 def test_same_bytes_again_and_compressed_equals_plain(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from trioflow.engine.simulate import simulate
+from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.timeline import build_critical_path
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.task_graph import TaskGraphBuilder
-from trioflow.report.perfetto import write_perfetto
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.report.counters import count_link_rates
+from trioflow.report.perfetto import LINK_PROCESS, PATH_PROCESS, write_perfetto
 from trioflow.units import s_to_ns
 
 pytestmark = pytest.mark.slow
@@ -173,7 +175,7 @@ def open_perfetto(driver: str, trace: Path, profile: Path) -> Iterator[Browser]:
             browser.call("DELETE", ".")
 
 
-def two_stage_pipeline() -> pd.DataFrame:
+def two_stage_pipeline() -> tuple[TaskGraph, Result]:
     """Simulate two micro-batches through two stages, then an all-reduce."""
     builder = TaskGraphBuilder()
     fields = {"phase": "forward"}
@@ -202,19 +204,25 @@ def two_stage_pipeline() -> pd.DataFrame:
             rank, "communication", "collective", "all_reduce", message_bytes=10_000_000,
             group="0,1", match_id=match, phase="backward",
         )  # fmt: skip
-    return simulate(builder.build(), load_platform("a40x2-pcie")).timeline
+    graph = builder.build()
+    return graph, simulate(graph, load_platform("a40x2-pcie"), record_links=True)
 
 
 def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) -> None:
-    timeline = two_stage_pipeline()
+    graph, result = two_stage_pipeline()
+    timeline, path = result.timeline, build_critical_path(graph, result.timeline)
+    rates = count_link_rates(result)
+    held = pd.DataFrame({"rank": [1, 1], "counter": "memory", "unit": "bytes", "time_s": [0.0, 0.0001],
+                         "value": [5.0, 7.0]})  # fmt: skip
     measured = timeline.assign(start_s=timeline["start_s"] * 1.1, end_s=timeline["end_s"] * 1.1)
     # A measured stream may hold tasks that overlap; none may vanish.
     measured.loc[measured["name"] == "stage 0", "end_s"] *= 1.01
     trace = tmp_path / "step.perfetto.json.gz"
-    write_perfetto(timeline, trace, measured)
+    counters = pd.concat([rates, held.astype({"rank": "Int64"})], ignore_index=True)
+    write_perfetto(timeline, trace, measured, counters=counters, critical_path=path)
     with open_perfetto(driver, trace, tmp_path / "profile") as browser:
         [(slices,)] = browser.query("select count(*) as n from slice", "n")
-        assert slices == 2 * len(timeline)
+        assert slices == 2 * len(timeline) + len(path)
         names = browser.query(
             "select name from process where name like 'rank%' order by name", "name"
         )
@@ -225,7 +233,7 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
             select process.name as process, thread.name as thread, slice.name as name, ts, dur
             from slice join thread_track on slice.track_id = thread_track.id
             join thread using (utid) join process using (upid)
-            where process.name not like '%measured%'
+            where process.name like 'rank%' and process.name not like '%measured%'
         """
         shown = browser.query(lanes, "process", "thread", "name", "ts", "dur")
         # Perfetto puts the trace's first event at its own time 0 or at ours; ours starts at 0.
@@ -254,6 +262,38 @@ def test_perfetto_counts_what_the_timeline_holds(driver: str, tmp_path: Path) ->
             "select sum(extract_arg(arg_set_id, 'args.message_bytes')) as n from slice", "n"
         )
         assert moved == 2 * timeline["message_bytes"].sum()
+        curves = browser.query(
+            """
+            select process.name as process, process_counter_track.name as name, count(*) as n,
+                max(value) as most, min(ts) as first
+            from counter join process_counter_track on counter.track_id = process_counter_track.id
+            join process using (upid) group by 1, 2 order by 1, 2
+            """,
+            "process", "name", "n", "most", "first",
+        )  # fmt: skip
+        expected_curves = [
+            (
+                LINK_PROCESS,
+                f"{name} bytes/s",
+                len(part),
+                round(part["value"].max()),
+                s_to_ns(part["time_s"].min()),
+            )
+            for name, part in rates.groupby("counter")
+        ]
+        assert curves == [*expected_curves, ("rank 1", "memory bytes", 2, 7, 0)]
+        chain = browser.query(
+            f"""
+            select slice.name as name, ts, dur from slice
+            join thread_track on slice.track_id = thread_track.id
+            join thread using (utid) join process using (upid)
+            where process.name = '{PATH_PROCESS}' order by ts, slice.id
+            """,
+            "name", "ts", "dur",
+        )  # fmt: skip
+        assert [entry[0] for entry in chain] == [
+            f"{row.name}, rank {row.rank}" for row in path.itertuples(index=False)
+        ]
         [(errors,)] = browser.query(
             "select ifnull(sum(value), 0) as n from stats where severity = 'error'", "n"
         )

@@ -8,6 +8,7 @@ import random
 
 import chakra_wire as wire
 import pytest
+from captured import with_steady_times
 from same_model import ProportionalModel
 from trioflow.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
@@ -58,12 +59,15 @@ def columns(trace, *names):
     return {name: trace.operators[name].tolist() for name in names}
 
 
+def write_own(trace, folder):
+    graph = extrapolate(trace, make_plan(), ProportionalModel())
+    source = size_trace([trace], make_plan(), graph.metadata["batch"])
+    return write_chakra(graph, folder / "step", source)[0]
+
+
 @pytest.fixture(scope="module")
 def own_file(transformer_trace, tmp_path_factory):
-    prefix = tmp_path_factory.mktemp("own") / "step"
-    graph = extrapolate(transformer_trace, make_plan(), ProportionalModel())
-    source = size_trace([transformer_trace], make_plan(), graph.metadata["batch"])
-    return write_chakra(graph, prefix, source)[0]
+    return write_own(transformer_trace, tmp_path_factory.mktemp("own"))
 
 
 def test_the_traced_step_comes_back_from_trioflows_own_file(own_file, transformer_trace, tmp_path):
@@ -84,8 +88,9 @@ def test_the_traced_step_comes_back_from_trioflows_own_file(own_file, transforme
     assert columns(load_trace(tmp_path / "trace"), *SAME) == columns(trace, *SAME)
 
 
-def test_a_trace_from_a_file_can_be_planned_like_the_one_it_came_from(own_file, transformer_trace):
-    trace = import_chakra(own_file, ImportOptions())
+def test_a_trace_from_a_file_can_be_planned_like_the_one_it_came_from(transformer_trace, tmp_path):
+    transformer_trace = with_steady_times(transformer_trace)
+    trace = import_chakra(write_own(transformer_trace, tmp_path), ImportOptions())
     for plan in (named_plan("ddp", 2), named_plan("tp", 2), named_plan("gpipe", 2)):
         stages = partition(transformer_trace, plan.pipeline)
         ours, theirs = (

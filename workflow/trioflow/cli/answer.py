@@ -1,29 +1,35 @@
-"""``trioflow simulate`` and ``trioflow collective``: a prediction, and what it rests on."""
+"""``trioflow simulate``: a prediction, and what it rests on."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from trioflow import tables
-from trioflow.cli.choices import choose_collectives, choose_graph, choose_platform
+from trioflow.cli.choices import choose_collectives, choose_graph
+from trioflow.cli.network import CHANGED, is_changed, spell_network
 from trioflow.cli.text import format_facts, format_table
-from trioflow.costmodel.platform_collectives import PlatformCollectives
-from trioflow.engine.simulate import CONFIDENCES, DEFAULT_NETWORK, simulate, simulate_interval
+from trioflow.engine.networks import DEFAULT_NETWORK
+from trioflow.engine.simulate import CONFIDENCES, Result, simulate_interval
 from trioflow.errors import InputError
-from trioflow.hardware.platform import describe_unmeasured
-from trioflow.network.collectives import compute_wire_bytes
-from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
+from trioflow.parallel.memory import find_fullest
+from trioflow.parallel.task_graph import TaskGraph
 from trioflow.report.breakdown import WAYS, build_breakdown
-from trioflow.report.perfetto import write_perfetto
+from trioflow.report.counters import can_count_links
+from trioflow.report.experiment import choose_traced, write_step
+from trioflow.trace.store import Trace
 from trioflow.units import format_bytes, format_time
+
+PERFETTO_ENDINGS = (".json", ".json.gz")
+"""Of files that hold a timeline for Perfetto."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +37,46 @@ class Answer:
     """What ``trioflow simulate`` says: the figures by name, the timeline, the breakdown asked for."""
 
     told: dict[str, Any]
-    timeline: pd.DataFrame
+    result: Result
     breakdown: pd.DataFrame | None
+    graph: TaskGraph
+    trace: Trace
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """Tasks of all ranks, made when they are asked for."""
+        return self.result.timeline
+
+    def write_timeline(self, path: str | Path) -> None:
+        """Write the timeline, as a table or for Perfetto."""
+        if str(path).endswith(".parquet"):
+            tables.write_table(self.timeline, "timeline", path)
+        else:
+            write_step(self.result, self.graph, self.trace, path)
 
 
-def predict(options: argparse.Namespace) -> Answer:
-    """Return the answer of ``trioflow simulate``."""
+def predict(options: argparse.Namespace, *, record_links: bool = False) -> Answer:
+    """Return the answer of ``trioflow simulate``; with the links' rates, where the network tells them."""
     graph, platform, times = choose_graph(options)
     trace, batch = times.traces[0], int(graph.metadata["batch"])
     collectives = choose_collectives(options, platform)
     warnings = list(times.warnings)
-    if graph.tasks["kind"].isin(("collective", "send")).any() and collectives is None:
+    if graph.kinds & {"collective", "send"} and collectives is None:
         warnings.append(
             f"no measured collectives for {platform.name}: ring closed form over its data-sheet links"
         )
         warnings += [told for told in [describe_unmeasured(platform)] if told]
-    network = getattr(options, "network", DEFAULT_NETWORK)
-    result = simulate_interval(graph, platform, collectives, network=network)
+    guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
+    if graph.metadata["plan"]["offload"] != "none" and guessed:
+        warnings.append(f"rates of the host of {platform.name} were never measured: peaks of data sheets")
+    network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
+    if collectives is not None and is_changed(options):
+        warnings.append(CHANGED)
+    fold: str | bool = False if getattr(options, "no_fold", False) else "auto"
+    result = simulate_interval(
+        graph, platform, collectives, network=network, fold=fold,
+        record_links=record_links and can_count_links(network),
+    )  # fmt: skip
     peak, room = int(graph.metadata["peak_memory_bytes"]), platform.device.memory_bytes
     if peak > room:
         warnings.insert(0, "out of memory: the step does not fit a rank's device")
@@ -68,25 +97,29 @@ def predict(options: argparse.Namespace) -> Answer:
         "peak_memory_bytes": peak,
         "memory_bytes": room,
         "fits_memory": peak <= room,
+        "memory": graph.metadata["memory"],
+        "mode": graph.metadata["mode"],
         "samples_per_s": batch / summary["step_time_s"],
-        "folded": False,
+        "folded": summary["folded"],
+        "unfolded_reason": summary["unfolded_reason"],
         "warnings": list(dict.fromkeys([*warnings, *summary["warnings"]])),
     }
     by = getattr(options, "by", None)
     breakdown = None
+    traced = choose_traced(times.traces, graph.metadata)
     if by:
-        breakdown = build_breakdown(graph, result.timeline, trace, by, options.depth)
-    return Answer(told, result.timeline, breakdown)
+        breakdown = build_breakdown(graph, result.timeline, traced, by, options.depth)
+    return Answer(told, result, breakdown, graph, traced)
 
 
 def run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
-    writer = choose_writer(options.timeline)
+    check_timeline(options.timeline)
     check_breakdown(options)
-    answer = predict(options)
+    answer = predict(options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS))
     told, breakdown = answer.told, answer.breakdown
-    if writer:
-        writer(answer.timeline)
+    if options.timeline:
+        answer.write_timeline(options.timeline)
     if options.breakdown and breakdown is not None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
     if options.json:
@@ -103,12 +136,14 @@ def run_simulate(options: argparse.Namespace) -> None:
         format_facts([
             ("cost model", told["cost_model"]),
             ("peak memory", f"{memory}: {verdict}"),
+            ("filled by", describe_filling(told["memory"])),
             ("step time", f"{format_time(told['step_time_s'])}  ({interval}; {told['confidence']})"),
             ("throughput", f"{told['samples_per_s']:.3g} samples/s"),
             ("compute", f"{format_time(told['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(told['communication_s'])}, "
              f"of which {format_time(told['exposed_communication_s'])} exposed"),
-            ("simulated", f"{told['events']} events in {format_time(told['simulator_wall_s'])}"),
+            ("simulated", f"{told['events']} events in {format_time(told['simulator_wall_s'])}"
+             f"{' (one of identical ranks each)' if told['folded'] else ''}"),
             ("timeline", options.timeline or ""),
             ("breakdown", options.breakdown or ""),
         ])
@@ -117,6 +152,18 @@ def run_simulate(options: argparse.Namespace) -> None:
         print(f"\n{format_breakdown(breakdown, told['step_time_s'])}")
     for warning in told["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def describe_filling(memory: Sequence[dict[str, Any]]) -> str:
+    """Return what fills the fullest rank at its peak, the largest first, and when that is."""
+    fullest = find_fullest(memory)
+    parts = [
+        f"{category.replace('_', ' ')} {format_bytes(size)}"
+        for category, size in fullest["categories"].items()
+        if size >= fullest["peak_bytes"] / 100
+    ]
+    rank = f"rank {fullest['ranks'][0]}, " if len(memory) > 1 else ""
+    return f"{', '.join(parts)} ({rank}{fullest['when']})"
 
 
 def check_breakdown(options: argparse.Namespace) -> None:
@@ -178,80 +225,20 @@ def format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
     )
 
 
-def choose_writer(path: str | None) -> Any:
-    """Return a function that writes a timeline to a path, or None without a path.
+def check_timeline(path: str | None) -> None:
+    """Refuse a path that no timeline can be written to, before anything is computed.
 
     Raises
     ------
     InputError
-        When the ending is unknown, before anything is computed.
+        When the ending is unknown or the folder is missing.
     """
     if path is None:
-        return None
+        return
     if not Path(path).parent.is_dir():
         raise InputError(f"--timeline {path}: no folder {Path(path).parent}", fix="make it first")
-    if path.endswith(".parquet"):
-        return lambda timeline: tables.write_table(timeline, "timeline", path)
-    if path.endswith((".json", ".json.gz")):
-        return lambda timeline: write_perfetto(timeline, Path(path))
-    raise InputError(
-        f"--timeline {path}: unknown ending", fix="use .parquet, or .json or .json.gz for Perfetto"
-    )
-
-
-def run_collective(options: argparse.Namespace) -> None:
-    """Predict one collective and print it."""
-    size = round(options.bytes) if isfinite(options.bytes) else 0
-    if size < 1 or options.ranks < 2:
-        raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
-    platform = choose_platform(options.platform, options.ranks)
-    cost = None if options.algorithm == "ring" else choose_collectives(options, platform)
-    if options.algorithm not in (None, "ring") and cost is None:
+    if not path.endswith((".parquet", *PERFETTO_ENDINGS)):
         raise InputError(
-            f"{platform.name} has no measured collectives",
-            fix="give --collectives or use --algorithm ring",
+            f"--timeline {path}: unknown ending",
+            fix="use .parquet, or .json or .json.gz for Perfetto",
         )
-    builder = TaskGraphBuilder()
-    group, match = ",".join(map(str, range(options.ranks))), builder.new_match()
-    for rank in range(options.ranks):
-        builder.add(
-            rank, "communication", "collective", options.collective,
-            message_bytes=size, group=group, match_id=match,
-        )  # fmt: skip
-    summary = simulate(builder.build(), platform, cost).summary
-    time_s = summary["step_time_s"]
-    low_s, high_s = None, None
-    algorithm = "ring"
-    if cost is not None:
-        answer = cost.time_s(options.collective, options.ranks, size)
-        low_s, high_s = answer.low_s, answer.high_s
-        algorithm = "measured curve"
-        if isinstance(cost, PlatformCollectives):
-            algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
-    wire = compute_wire_bytes(options.collective, size, options.ranks)
-    told = {
-        "collective": options.collective,
-        "message_bytes": size,
-        "ranks": options.ranks,
-        "platform": platform.name,
-        "time_s": time_s,
-        "low_s": low_s,
-        "high_s": high_s,
-        "algorithm": algorithm,
-        "bus_bandwidth_bytes_per_s": wire / time_s if time_s else 0.0,
-        "confidence": summary["confidence"] if cost else "uncalibrated",
-        "warnings": summary["warnings"],
-    }
-    if options.json:
-        print(json.dumps(told, sort_keys=True))
-        return
-    interval = ""
-    if low_s is not None and high_s is not None:
-        interval = f" (80 % interval {format_time(low_s)} to {format_time(high_s)})"
-    print(
-        f"{options.collective} of {format_bytes(size)} on {options.ranks} ranks of {platform.name}: "
-        f"{format_time(time_s)}{interval}, {format_bytes(told['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
-        f"({told['algorithm']}; {told['confidence']})"
-    )
-    for warning in told["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from trioflow.costmodel.methods import UNFITTED
+from trioflow.parallel.modes import MODES
+from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules import SCHEDULES
 from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
@@ -24,7 +26,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=int, metavar="N", help="samples of the whole step, all ranks together"
     )
-    parser.add_argument("--plan", choices=NAMED, help="plan by name, on --ranks ranks")
+    parser.add_argument(
+        "--plan", metavar="NAME",
+        help=f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers",
+    )  # fmt: skip
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
     degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
     degrees.add_argument(
@@ -59,13 +64,32 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--recompute", choices=RECOMPUTATIONS[1:], help="activations that backward computes again"
     )
     degrees.add_argument("--offload", choices=OFFLOADS[1:], help="what lies in the host's memory")
-    degrees.add_argument("--schedule", choices=SCHEDULES, help="pipeline schedule (default: gpipe)")
+    degrees.add_argument(
+        "--schedule", metavar="NAME",
+        help=f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
+    )  # fmt: skip
     parser.add_argument(
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
     )
     parser.add_argument(
         "--stages-per-rank", type=int, metavar="V",
         help="pipeline stages of each rank, for interleaved, looped-bfs, zero-bubble and zbv",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stages", metavar="HOW|FILE",
+        help=f"pipeline stages: balanced by {' or '.join(BALANCES)} of layers (default: {BALANCES[0]}), or a file "
+        "with a line of units a stage",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schedule-file", metavar="CSV",
+        help="the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", choices=MODES, default=MODES[0], help=f"what of the step runs (default: {MODES[0]})"
+    )  # fmt: skip
+    parser.add_argument(
+        "--last-batch", action="store_true",
+        help="the batch is what is left of a data set: replicas that cannot share it evenly repeat samples",
     )  # fmt: skip
     parser.add_argument(
         "--cost-model", metavar="MODEL",

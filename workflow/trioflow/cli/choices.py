@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from trioflow.costmodel.collective_methods import METHODS
-from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
-from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
-from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.methods import UNFITTED
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.overrides import load_overrides
-from trioflow.costmodel.platform_collectives import (
-    KIND,
-    PlatformCollectives,
-    load_platform_collectives,
+from trioflow.cli.network import change_platform, set_algorithms
+from trioflow.costmodel.choices import (
+    SHIPPED_MODELS,
+    Collectives,
+    choose_times,
+    find_collectives,
+    find_model,
+    load_collectives,
+    load_named_platform,
 )
-from trioflow.errors import InputError, PlanError, PlatformError
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.schedules import SCHEDULES
+from trioflow.parallel.given import read_plan, read_stages
+from trioflow.parallel.pipeline import BALANCES
+from trioflow.parallel.plan import make_plan, named_plan, vary_plan
+from trioflow.parallel.schedules import Schedule, is_schedule
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.provenance import read_json
 from trioflow.trace.store import Trace, load_trace
 
-SHIPPED_MODELS = Path(__file__).parent.parent / "data" / "cost_models"
-MEASURED = Path("results")
-"""Where a workflow run in this folder leaves what it measured."""
-THIS_MACHINE = "this-machine"
-ALGORITHMS = (*METHODS, "ring")
-"""Ways to predict a collective: from the platform's measurements, or the ring's closed form."""
+__all__ = [
+    "SHIPPED_MODELS", "choose_collectives", "choose_device_times", "choose_graph", "choose_plan",
+    "choose_platform", "find_model",
+]  # fmt: skip
+
 FURTHER = ("tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload")
 """Arguments that are columns of a plan."""
-BESIDE_DEGREES = ("schedule", "sharding", "shard", "accumulate", *FURTHER)
+VARIED = ("recompute", "offload")
+"""Columns that go with named plans too."""
+BESIDE_DEGREES = (
+    "schedule", "schedule_file", "sharding", "shard", "accumulate",
+    *(name for name in FURTHER if name not in VARIED),
+)  # fmt: skip
 """Arguments that a named plan settles."""
 
 
@@ -63,9 +65,10 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         if ranks < 1 or (ranks == 1 and options.plan != "single"):
             raise PlanError(f"--plan {options.plan} needs --ranks of 2 or more")
         for flag, value in (("--micro-batches", micro_batches), ("--stages-per-rank", stages)):
-            if value and options.plan not in SCHEDULES:
+            if value and not is_schedule(options.plan):
                 raise PlanError(f"{flag} does not apply to plan {options.plan}")
-        return named_plan(options.plan, ranks, micro_batches, stages)
+        varied = {name: vars(options)[name] for name in VARIED if vars(options)[name]}
+        return vary_plan(named_plan(options.plan, ranks, micro_batches, stages), **varied)
     plan = make_plan(
         **given,
         schedule=options.schedule or "",
@@ -84,64 +87,55 @@ def choose_plan(options: argparse.Namespace) -> Plan:
     return plan
 
 
-def choose_platform(name: str, ranks: int) -> Platform:
-    """Return a platform by name or file; ``this-machine`` is the workflow's own.
+def choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
+    """Return the plan, and the schedule where a file gives it.
 
     Raises
     ------
-    PlatformError
-        When there is none of that name, or it has too few ranks.
+    PlanError
+        When the file's schedule and other arguments do not go together.
     """
-    if name == THIS_MACHINE:
-        path = MEASURED / "platforms" / f"{THIS_MACHINE}.yaml"
-        if not path.exists():
-            raise PlatformError(
-                "this machine has not been measured in this folder", file=path,
-                fix=f"run `make reproduce`, or use one of {', '.join(list_platforms())}",
+    if not options.schedule_file or options.plan:
+        return choose_plan(options), None
+    if options.schedule:
+        raise PlanError("--schedule and --schedule-file were both given", fix="give one of them")
+    plan, schedule = read_plan(
+        options.schedule_file, options.data_parallel or 1, options.tensor_parallel or 1,
+        **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
+    )  # fmt: skip
+    for flag, asked, found in (
+        ("--pipeline-parallel", options.pipeline_parallel, plan.pipeline),
+        ("--micro-batches", options.micro_batches, plan.micro_batches),
+        ("--stages-per-rank", options.stages_per_rank, plan.stages_per_rank),
+        ("--ranks", options.ranks, plan.ranks),
+    ):
+        if asked is not None and asked != found:
+            raise PlanError(
+                f"{flag} {asked}, but the schedule makes it {found}", file=options.schedule_file,
+                fix=f"leave {flag} out",
             )  # fmt: skip
-        return load_platform(path, ranks)
-    return load_platform(name, ranks)
+    return plan, schedule
+
+
+def choose_platform(name: str, ranks: int) -> Platform:
+    """Return a platform by name or file; see ``costmodel.choices.load_named_platform``."""
+    return load_named_platform(name, ranks)
 
 
 def choose_collectives(
-    options: argparse.Namespace, platform: Platform
-) -> CollectiveCostModel | PlatformCollectives | None:
+    options: argparse.Namespace, platform: Platform, method: str | None = None
+) -> Collectives | None:
     """Return the platform's measured collectives, or None where there are none.
 
-    ``--collectives`` names a file, or a folder of the shipped models. Ranks of
-    one node may take what was measured inside such a node.
+    ``--collectives`` names a file, or a folder of the shipped models.
 
     Raises
     ------
     InputError
-        When there is no such model, or it cannot predict in the way of
-        ``--algorithm``.
+        When there is no such model, or it cannot predict by the method.
     """
-    method = getattr(options, "algorithm", None)
-    if options.collectives:
-        path = Path(options.collectives)
-        shipped = SHIPPED_MODELS / options.collectives / "collectives.json"
-        return _load_collectives(path if path.exists() or not shipped.exists() else shipped, method)
-    folder = MEASURED / "cost_models" if platform.name == THIS_MACHINE else SHIPPED_MODELS
-    name = platform.name
-    if platform.node_collectives and platform.ranks <= (platform.ranks_per_node or platform.ranks):
-        name = platform.node_collectives
-    path = folder / name / "collectives.json"
-    return _load_collectives(path, method) if path.exists() else None
-
-
-def _load_collectives(path: Path, method: str | None) -> CollectiveCostModel | PlatformCollectives:
-    """Read either kind of model of collectives."""
-    content = read_json(path)
-    if isinstance(content, dict) and content.get("kind") == KIND:
-        model = load_platform_collectives(path)
-        return model.using(method) if method else model
-    if method not in (None, "measured"):
-        raise InputError(
-            "holds measured curves only", file=path,
-            fix=f"leave --algorithm {method} out, or fit a platform with `trioflow fit-collectives`",
-        )  # fmt: skip
-    return load_collective_model(path)
+    path = find_collectives(platform, options.collectives)
+    return load_collectives(path, method) if path else None
 
 
 def choose_device_times(
@@ -149,46 +143,12 @@ def choose_device_times(
 ) -> DeviceTimes:
     """Return the traces with a device's times, and the operator model for it.
 
-    Without ``--cost-model`` the model is chosen among the workflow's own in
-    this folder and those that ship.
-
     Raises
     ------
     InputError, TraceError
-        As ``costmodel.device_times.prepare_device_times``, and when a file
-        holds no model or no times.
+        As ``costmodel.choices.choose_times``.
     """
-    overrides = load_overrides(options.override) if options.override else None
-    models: dict[str, OperatorModel]
-    if options.cost_model in UNFITTED:
-        return lend_recorded_times(traces, options.cost_model, device_name, overrides)
-    if options.cost_model:
-        models = {str(options.cost_model): load_operator_model(find_model(options.cost_model))}
-    else:
-        here = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
-        paths = [here, *sorted(SHIPPED_MODELS.glob("*/operators.json"))]
-        models = {path.parent.name: load_operator_model(path) for path in paths if path.exists()}
-    return prepare_device_times(traces, device_name, models, overrides=overrides)
-
-
-def find_model(name: str) -> Path:
-    """Return the file of an operator model: a path, or the name of a shipped one.
-
-    Raises
-    ------
-    InputError
-        When it is neither.
-    """
-    shipped = SHIPPED_MODELS / name / "operators.json"
-    if "/" not in name and shipped.exists():
-        return shipped
-    if not Path(name).exists():
-        known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob("*/operators.json"))]
-        raise InputError(
-            f"no cost model is called {name!r}, and there is no such file",
-            fix=f"use one of {', '.join([*known, *UNFITTED])}, or a file of `trioflow fit`",
-        )
-    return Path(name)
+    return choose_times(traces, device_name, options.cost_model, options.override)
 
 
 def choose_graph(options: argparse.Namespace) -> tuple[TaskGraph, Platform, DeviceTimes]:
@@ -200,8 +160,15 @@ def choose_graph(options: argparse.Namespace) -> tuple[TaskGraph, Platform, Devi
         When anything of it does not fit.
     """
     traces = [load_trace(name) for name in options.trace]
-    plan = choose_plan(options)
-    platform = choose_platform(options.platform, plan.ranks)
+    chosen, schedule = choose_scheduled_plan(options)
+    plan = set_algorithms(chosen, options)
+    platform = change_platform(choose_platform(options.platform, plan.ranks), options)
     times = choose_device_times(options, traces, platform.device.name)
-    graph = extrapolate(times.traces, plan, times.model, batch=options.batch, host=platform.host)
+    stages = options.stages
+    if stages is not None and stages not in BALANCES:
+        stages = read_stages(stages)
+    graph = extrapolate(
+        times.traces, plan, times.model, batch=options.batch, host=platform.host, stages=stages,
+        schedule=schedule, mode=options.mode, last_batch=options.last_batch,
+    )  # fmt: skip
     return graph, platform, times

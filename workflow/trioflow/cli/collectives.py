@@ -1,25 +1,180 @@
-"""``trioflow fit-collectives``: a platform's collectives from logs of nccl-tests."""
+"""``trioflow collective``: one collective; ``trioflow fit-collectives``: a platform's from logs."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from trioflow import __version__
+from trioflow.cli.choices import choose_collectives, choose_platform
+from trioflow.cli.network import (
+    CHANGED,
+    add_algorithm_arguments,
+    add_network_arguments,
+    change_platform,
+    is_changed,
+    read_chunks,
+    spell_network,
+)
+from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_formula import NcclMachine, load_constants, recognise_device
 from trioflow.costmodel.nccl_tests_log import PROGRAMS, import_nccl_tests
-from trioflow.costmodel.platform_collectives import fit_platform_collectives
+from trioflow.costmodel.platform_collectives import PlatformCollectives, fit_platform_collectives
+from trioflow.engine.simulate import Result, simulate, simulate_interval
 from trioflow.errors import InputError
+from trioflow.hardware.machine import Platform
+from trioflow.network.across_nodes import measures_a_node
+from trioflow.network.algorithms.names import spell_algorithm
+from trioflow.network.collectives import CollectiveCost, compute_wire_bytes
+from trioflow.network.message_planner import WHOLE
+from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.provenance import digest_file
-from trioflow.units import format_bytes
+from trioflow.units import format_bytes, format_time
 
 EXAMPLE = """example:
   all_reduce_perf -b 1K -e 1G -f 2 -g 8 | tee all_reduce_perf.log
   trioflow fit-collectives all_reduce_perf.log --platform our-h100 -o collectives.json
   trioflow collective all_reduce --bytes 25e6 --ranks 8 --platform h100x8-nvlink --collectives collectives.json
 """
+
+
+def add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parser of ``trioflow collective``."""
+    parser = commands.add_parser("collective", help="predict one collective")
+    parser.set_defaults(run=run_collective)
+    parser.add_argument("collective", metavar="NAME", help="all_reduce, all_gather, broadcast, ...")
+    parser.add_argument(
+        "--bytes", type=float, required=True, metavar="B",
+        help="a rank's buffer [bytes], such as 100e6",
+    )  # fmt: skip
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks of the group")
+    parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
+    add_algorithm_arguments(
+        parser, f"; or from the platform's measurements: {', '.join(METHODS)} (default: measured, "
+        "the ring's closed form where nothing was)",
+    )  # fmt: skip
+    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
+    add_network_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
+
+
+def run_collective(options: argparse.Namespace) -> None:
+    """Predict one collective and print it."""
+    size = round(options.bytes) if isfinite(options.bytes) else 0
+    if size < 1 or options.ranks < 2:
+        raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
+    platform = change_platform(choose_platform(options.platform, options.ranks), options)
+    if options.algorithm in (None, *METHODS):
+        told = _ask_measurements(options, platform, size)
+    else:
+        told = _send_messages(options, platform, size)
+    if options.json:
+        print(json.dumps(told, sort_keys=True))
+        return
+    interval = ""
+    if told["low_s"] is not None:
+        interval = f" (80 % interval {format_time(told['low_s'])} to {format_time(told['high_s'])})"
+    print(
+        f"{options.collective} of {format_bytes(size)} on {options.ranks} ranks of {platform.name}: "
+        f"{format_time(told['time_s'])}{interval}, "
+        f"{format_bytes(told['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
+        f"({told['algorithm']}; {told['confidence']})"
+    )
+    for warning in told["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:
+    """Predict from the platform's measurements, or by the ring's closed form where there are none."""
+    if read_chunks(options) is not None:
+        raise InputError(
+            f"{options.algorithm} has no messages to cut into chunks", fix="say --algorithm ring"
+        )
+    cost = choose_collectives(options, platform, options.algorithm)
+    if options.algorithm and cost is None:
+        raise InputError(
+            f"{platform.name} has no measured collectives",
+            fix="give --collectives or use --algorithm ring",
+        )
+    result = _simulate(options, platform, size, cost)
+    if cost is None:
+        return _tell(options, platform, size, result, "ring", [])
+    algorithm = "measured curve"
+    if isinstance(cost, PlatformCollectives):
+        algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
+    if measures_a_node(cost, platform):
+        algorithm = f"{algorithm}, and links between nodes"
+    warnings = [CHANGED] if is_changed(options) else []
+    low_s, high_s = result.summary["low_s"], result.summary["high_s"]
+    if low_s == high_s:  # The cost says nothing of ranks that lie unevenly on nodes.
+        return _tell(options, platform, size, result, "ring", warnings)
+    told = _tell(options, platform, size, result, algorithm, warnings)
+    return {**told, "low_s": low_s, "high_s": high_s}
+
+
+def _send_messages(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:
+    """Predict message by message."""
+    word = spell_algorithm(options.algorithm)
+    if options.collectives:
+        raise InputError(
+            f"--algorithm {options.algorithm} follows the links, --collectives what was measured",
+            fix="give one of them",
+        )
+    chunks = read_chunks(options) or WHOLE
+    result = _simulate(
+        options, platform, size, None, algorithms={options.collective: word}, chunks=chunks
+    )
+    cut = f", {chunks.number} chunks" if chunks.number > 1 else ""
+    if isfinite(chunks.largest_bytes):
+        cut = f", chunks of up to {format_bytes(chunks.largest_bytes)}"
+    return _tell(options, platform, size, result, f"{word}{cut}", [])
+
+
+def _simulate(
+    options: argparse.Namespace, platform: Platform, size: int, cost: CollectiveCost | None,
+    **ways: Any,
+) -> Result:  # fmt: skip
+    """Run one collective of all ranks."""
+    builder = TaskGraphBuilder()
+    group, match = ",".join(map(str, range(options.ranks))), builder.new_match()
+    for rank in range(options.ranks):
+        builder.add(
+            rank, "communication", "collective", options.collective,
+            message_bytes=size, group=group, match_id=match,
+        )  # fmt: skip
+    network = spell_network(options.network)
+    if cost is not None:
+        return simulate_interval(builder.build(), platform, cost, network=network, **ways)
+    return simulate(builder.build(), platform, network=network, **ways)
+
+
+def _tell(
+    options: argparse.Namespace, platform: Platform, size: int, result: Result, algorithm: str,
+    warnings: list[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Return what is told of one collective."""
+    time_s = result.summary["step_time_s"]
+    wire = compute_wire_bytes(options.collective, size, options.ranks)
+    return {
+        "collective": options.collective,
+        "message_bytes": size,
+        "ranks": options.ranks,
+        "platform": platform.name,
+        "time_s": time_s,
+        "low_s": None,
+        "high_s": None,
+        "algorithm": algorithm,
+        "network": result.summary["network"],
+        "bus_bandwidth_bytes_per_s": wire / time_s if time_s else 0.0,
+        "confidence": result.summary["confidence"],
+        "warnings": [*warnings, *result.summary["warnings"]],
+    }
 
 
 def add_import_collectives(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

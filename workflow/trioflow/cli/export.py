@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
-from trioflow.errors import InputError
+from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.schedules import SCHEDULES
 
 
 def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +35,21 @@ def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "trace", metavar="TRACE", help="folder of a trace, or a shipped one's name"
     )
     _add_output(triosim, "DIR", "folder to write")
+    schedule = formats.add_parser(
+        "schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them"
+    )
+    schedule.set_defaults(run=run_export_schedule)
+    schedule.add_argument(
+        "name", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or one that a package registers"
+    )
+    schedule.add_argument("--ranks", type=int, required=True, metavar="P", help="pipeline's ranks")
+    schedule.add_argument("--micro-batches", type=int, metavar="M", help="default: a rank each")
+    schedule.add_argument("--stages-per-rank", type=int, metavar="V", help="stages of each rank")
+    schedule.add_argument(
+        "--messages", action="store_true",
+        help="with sends and receives, as PyTorch adds them (its compute_comms format)",
+    )  # fmt: skip
+    _add_output(schedule, "CSV", "file to write; simulate's --schedule-file reads it")
 
 
 def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
@@ -56,16 +73,15 @@ def run_export_chakra(options: argparse.Namespace) -> None:
 
 def run_export_perfetto(options: argparse.Namespace) -> None:
     """Simulate a plan and write its timeline."""
-    from trioflow.cli.answer import predict
-    from trioflow.report.perfetto import write_perfetto
+    from trioflow.cli.answer import PERFETTO_ENDINGS, predict
 
-    if not options.output.endswith((".json", ".json.gz")):
+    if not options.output.endswith(PERFETTO_ENDINGS):
         raise InputError(
             f"--output {options.output}: unknown ending", fix="use .json or .json.gz for Perfetto"
         )
-    answer = predict(options)
+    answer = predict(options, record_links=True)
     told, timeline = answer.told, answer.timeline
-    write_perfetto(timeline, options.output)
+    answer.write_timeline(options.output)
     print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
     print(f"{len(timeline)} tasks in {options.output}")
     _say(told["warnings"])
@@ -79,6 +95,26 @@ def run_export_triosim(options: argparse.Namespace) -> None:
     trace = load_trace(options.trace)
     write_triosim(trace, Path(options.output))
     print(f"{len(trace.operators)} operators of {trace.facts['workload']} in {options.output}")
+
+
+def run_export_schedule(options: argparse.Namespace) -> None:
+    """Write a schedule's actions, one line a rank."""
+    from trioflow.parallel.program import lower_for_execution, plan_schedule
+    from trioflow.parallel.schedules import write_schedule
+
+    plan = make_plan(
+        pipeline=options.ranks, schedule=options.name, micro_batches=options.micro_batches or 0,
+        stages_per_rank=options.stages_per_rank or 0,
+    )  # fmt: skip
+    if options.ranks < 2:
+        raise PlanError(f"--ranks {options.ranks} makes no pipeline", fix="give 2 or more")
+    schedule = plan_schedule(plan)
+    schedule = lower_for_execution(schedule) if options.messages else schedule
+    write_schedule(schedule, options.output)
+    print(
+        f"{options.name}: {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches}"
+        f" micro-batches in {options.output}"
+    )
 
 
 def _say(warnings: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from trioflow.costmodel.features import classify
 from trioflow.costmodel.methods import fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.tables import PHASES, records
-from trioflow.trace.store import Trace, find_trace, load_trace
+from trioflow.trace.store import Trace, find_operators, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 from trioflow.units import format_bytes, format_count, format_time, ns_to_s
 
@@ -96,7 +96,7 @@ def run_fit(options: argparse.Namespace) -> None:
     """Fit a model, write it, and print how well it predicts what it did not see."""
     traces = [load_trace(name) for name in options.traces]
     model, diagnostics = fit_named_model(traces, options.method)
-    model.save(options.output, inputs=[find_trace(n) / "operators.parquet" for n in options.traces])
+    model.save(options.output, inputs=[find_operators(n) for n in options.traces])
     rows = records(diagnostics.sort_values("time_share", ascending=False))
     low, high = model.step_interval()
     if options.json:

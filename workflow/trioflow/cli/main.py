@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from trioflow import __version__
 from trioflow.cli import answer, capture, inspect
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
-from trioflow.cli.choices import ALGORITHMS
-from trioflow.cli.collectives import add_import_collectives
+from trioflow.cli.collectives import add_collective, add_import_collectives
 from trioflow.cli.datasets import add_retrieve
 from trioflow.cli.export import add_export
 from trioflow.cli.imports import add_import
+from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
+from trioflow.cli.pack import add_pack
+from trioflow.cli.search import add_search
 from trioflow.costmodel.methods import AUTO, METHOD_NAMES
-from trioflow.engine.simulate import DEFAULT_NETWORK, NETWORKS
 from trioflow.errors import TrioflowError
 from trioflow.experiments import OPTIMIZERS, PRECISIONS
 from trioflow.report.breakdown import DEPTH, WAYS
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trioflow {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_simulate(commands)
-    _add_collective(commands)
+    add_collective(commands)
     _add_show(commands)
     _add_fit(commands)
     _add_capture(commands)
@@ -46,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_export(commands)
     add_retrieve(commands)
     add_import_collectives(commands)
+    add_pack(commands)
+    add_search(commands)
     return parser
 
 
@@ -63,9 +66,11 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )
+    add_network_arguments(parser)
+    add_algorithm_arguments(parser, ", for all or as all_reduce=ring,all_gather=direct")
     parser.add_argument(
-        "--network", default=DEFAULT_NETWORK, metavar="NAME",
-        help=f"{', '.join(NETWORKS)}, or one that a package registers (default: {DEFAULT_NETWORK})",
+        "--no-fold", action="store_true",
+        help="simulate every rank, also where ranks do the same and simulating them once is exact",
     )  # fmt: skip
     parser.add_argument("--by", choices=WAYS, help="break the step down as well")
     parser.add_argument(
@@ -73,28 +78,6 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help=f"parts of a module's path that --by module tells apart (default: {DEPTH})",
     )  # fmt: skip
     parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
-    _json(parser)
-
-
-def _add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("collective", help="predict one collective")
-    parser.set_defaults(run=answer.run_collective)
-    parser.add_argument("collective", metavar="NAME", help="all_reduce, all_gather, broadcast, ...")
-    parser.add_argument(
-        "--bytes",
-        type=float,
-        required=True,
-        metavar="B",
-        help="a rank's buffer [bytes], such as 100e6",
-    )
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="ranks of the group")
-    parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
-    parser.add_argument(
-        "--algorithm",
-        choices=ALGORITHMS,
-        help="the platform's measurements (default) or a model of them, or the ring's closed form",
-    )
-    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
     _json(parser)
 
 

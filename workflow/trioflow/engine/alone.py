@@ -22,12 +22,12 @@ def make_run_alone(platform: Platform) -> RunAlone:
     Parameters
     ----------
     platform : Platform
-        Its links are the network.
+        Its links and its routing are the network.
     """
 
     def run(plan: CollectiveMessages) -> float:
         program = _make_program(plan)
-        network = FairShareNetwork(platform.links)
+        network = FairShareNetwork(platform.links, platform.routing)
         execute = run_compiled if is_repaid(program.events) else run_reference
         return float(execute(program, network).end_s[0])
 

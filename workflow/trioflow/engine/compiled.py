@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from trioflow.engine import layout
 from trioflow.engine.compilation import execute
 from trioflow.engine.exchanges import Plan
-from trioflow.engine.execution import Execution, explain_deadlock
+from trioflow.engine.execution import Execution, Pieces, explain_deadlock
 from trioflow.engine.program import Program
 from trioflow.engine.reference import run_reference
 from trioflow.engine.state import make_state
@@ -19,6 +20,9 @@ from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import NEVER_S, Network
 from trioflow.network.messages import CollectiveRounds
+
+_ROOM = 2
+"""Pieces of flows for which there is room at first, for every event of a program."""
 
 
 def supports(network: Network) -> bool:
@@ -52,8 +56,13 @@ def run_compiled(program: Program, network: Network) -> Execution:
     if not all(_can_end(plan) for plan in program.exchanges.plans):
         return run_reference(program, network)  # It says which flow has what wrong.
     shared = isinstance(network, FairShareNetwork)
-    state = make_state(program, network.links, shared)
+    keep = network.pieces is not None
+    state = make_state(program, network.links, shared, _ROOM * program.events if keep else 0)
     execute(state)
+    if keep and state.count[layout.PIECES] > len(state.pieces):
+        # How many there are is only known afterwards; the second run is the same as the first.
+        state = make_state(program, network.links, shared, int(state.count[layout.PIECES]))
+        execute(state)
     start_s, end_s = state.tasks["start_s"].copy(), state.tasks["end_s"].copy()
     if (end_s == NEVER_S).any():
         raise SimulationError(explain_deadlock(program, end_s))
@@ -67,7 +76,17 @@ def run_compiled(program: Program, network: Network) -> Execution:
             for link, moved in zip(network.links, moved_bytes, strict=True)
         },
         int(state.count[layout.RESHARED]),
+        _read_pieces(state) if keep else None,
     )
+
+
+def _read_pieces(state: Any) -> Pieces:
+    """Return the pieces of flows that were kept."""
+    kept = state.pieces[: state.count[layout.PIECES]]
+    first, last = state.plans["first_flow"], state.plans["last_flow"]
+    plan = np.repeat(np.arange(len(state.plans)), last - first)[kept["flow"]]
+    columns = (kept[name].copy() for name in ("begin_s", "end_s", "rate"))
+    return Pieces(kept["flow_id"].copy(), plan, kept["flow"] - first[plan], *columns)
 
 
 def _can_end(plan: Plan) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.engine.exchange_checks import check_match, name_task, read_first_word, read_group
 from trioflow.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds
@@ -20,6 +21,8 @@ TIMED_KINDS = ("compute", "memcpy", "host")
 """Kinds of task whose duration the graph states."""
 
 SEND, RECV, COLLECTIVE, OTHER = range(4)
+_SHOWN = 4
+"""Tasks of an exchange that an error names."""
 _NONE = -1
 _NULL = int(np.iinfo(np.int64).min)
 
@@ -99,31 +102,26 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
         When the members of an exchange do not fit together, or it has
         neither a size nor durations.
     """
-    rows = _Rows(tasks)
+    rows = ExchangeRows(tasks)
     for match in np.flatnonzero(rows.find_suspects()).tolist():
         check_match(records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]]))
-    of_task = np.full(len(tasks), _NONE, dtype=np.int64)
-    of_task[rows.task] = rows.match
-    begin = rows.first[:-1]
-    timed = rows.size[begin] == _NULL
-    durations_s = np.zeros(len(begin))
-    if timed.any():
-        durations_s[timed] = np.maximum.reduceat(rows.duration_s, begin)[timed] * scale
-    plan_of = np.full(len(begin), _NONE, dtype=np.int64)
-    codes = _number(rows.word[begin], rows.size[begin], rows.find_groups())[~timed]
-    plan_of[~timed] = pd.factorize(codes)[0]
+    plan_of, firsts = rows.number_plans(rows.find_groups())
     plans: list[Plan] = []
     confidences: list[tuple[str, int, str]] = []
-    for match in np.unique(plan_of, return_index=True)[1][int(timed.any()) :].tolist():
+    for match in firsts.tolist():
         collective, group = rows.read_group(match)
-        plan = planner.build(collective, int(rows.size[begin[match]]), group).stretch(scale)
+        try:
+            plan = planner.build(collective, rows.read_size(match), group).stretch(scale)
+        except SimulationError as problem:
+            first, last = rows.first[match], rows.first[match + 1]
+            waiting = [name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])]
+            more = f" and {last - first - _SHOWN} more" if last - first > _SHOWN else ""
+            raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
         plans.append(plan)
         if plan.flow_count:
             confidences.append((collective, len(group), plan.confidence))
     warnings = list(dict.fromkeys(plan.warning for plan in plans if plan.warning))
-    return Exchanges(
-        of_task, rows.task, rows.first, plans, plan_of, durations_s, confidences, warnings
-    )
+    return rows.assemble(plans, plan_of, confidences, warnings, scale)
 
 
 def _number(*columns: Ints) -> Ints:
@@ -135,7 +133,7 @@ def _number(*columns: Ints) -> Ints:
     return codes
 
 
-class _Rows:
+class ExchangeRows:
     """The tasks of exchanges as columns, match by match in the order in which these appear."""
 
     def __init__(self, tasks: pd.DataFrame) -> None:
@@ -147,11 +145,12 @@ class _Rows:
         absent = tasks["match_id"].isna().to_numpy(dtype=bool)[task]
         if absent.any():
             row = records(tasks.iloc[[task[int(np.argmax(absent))]]])[0]
-            raise SimulationError(f"{_name(row)} has no match_id, so nothing can join it")
+            raise SimulationError(f"{name_task(row)} has no match_id, so nothing can join it")
         # Columns of text are not cut down to these rows, since that would copy the texts.
         match_ids = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NULL)[task]
         match = pd.factorize(match_ids)[0]
         order = np.argsort(match, kind="stable")
+        self.tasks = len(tasks)
         self.task, self.match = task[order], match[order].astype(np.int64)
         self.first = np.zeros(int(match.max(initial=-1)) + 2, dtype=np.int64)
         np.cumsum(np.bincount(match), out=self.first[1:])
@@ -164,10 +163,49 @@ class _Rows:
         self.name, names = _read_codes(tasks["name"], self.task)
         self.group, groups = _read_codes(tasks["group"], self.task)
         # A collective's name begins with the word that says which one it is.
-        words = pd.factorize(np.array([*(_first_word(name) for name in names), ""], dtype=object))
+        words = pd.factorize(np.array([*(read_first_word(name) for name in names), ""], dtype=object))
         self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
         self._words: list[str] = list(words[1])
-        self._groups = [_read_group(text) for text in groups]
+        self._groups = [read_group(text) for text in groups]
+
+    def number_plans(self, groups: Ints) -> tuple[Ints, Ints]:
+        """Give numbers to the different exchanges that have a size: collective, size and group.
+
+        Parameters
+        ----------
+        groups : ndarray of int
+            A number for the group of each match [matches].
+
+        Returns
+        -------
+        plan_of : ndarray of int
+            Number for each match, -1 for those that last a given time [matches].
+        firsts : ndarray of int
+            The first match of each number [plans].
+        """
+        begin = self.first[:-1]
+        sized = self.size[begin] != _NULL
+        plan_of = np.full(len(begin), _NONE, dtype=np.int64)
+        codes = _number(self.word[begin], self.size[begin], groups)
+        plan_of[sized] = pd.factorize(codes[sized])[0]
+        firsts = np.unique(plan_of, return_index=True)[1][int((~sized).any()) :]
+        return plan_of, firsts.astype(np.int64)
+
+    def assemble(
+        self, plans: list[Plan], plan_of: Ints, confidences: list[tuple[str, int, str]],
+        warnings: list[str], scale: float,
+    ) -> Exchanges:  # fmt: skip
+        """Return the exchanges of these matches, numbered as the matches are."""
+        begin = self.first[:-1]
+        of_task = np.full(self.tasks, _NONE, dtype=np.int64)
+        of_task[self.task] = self.match
+        timed = self.size[begin] == _NULL
+        durations_s = np.zeros(len(begin))
+        if timed.any():
+            durations_s[timed] = np.maximum.reduceat(self.duration_s, begin)[timed] * scale
+        return Exchanges(
+            of_task, self.task, self.first, plans, plan_of, durations_s, confidences, warnings
+        )
 
     def find_groups(self) -> Ints:
         """Return a number for the group of each match, equal for equal ones [matches]."""
@@ -176,6 +214,15 @@ class _Rows:
         begin = self.first[:-1]
         joined = len(self._groups) + ends
         return np.where(self.kind[begin] == COLLECTIVE, self.group[begin], joined)
+
+    def read_size(self, match: int) -> int:
+        """Return the size of a match that has one [bytes]."""
+        return int(self.size[self.first[match]])
+
+    def read_collective(self, match: int) -> str:
+        """Return which collective a match is; a message is a send."""
+        word = self.word[self.first[match]]
+        return "send" if word == _NONE else self._words[word]
 
     def read_group(self, match: int) -> tuple[str, tuple[int, ...]]:
         """Return the collective and the group of a match that is known to fit."""
@@ -188,18 +235,33 @@ class _Rows:
 
     def find_suspects(self) -> Flags:
         """Tell which matches must be looked at one by one [matches]."""
-        begin = self.first[:-1]
-        if not len(begin):
+        if len(self.first) < 2:
             return np.zeros(0, dtype=bool)
         collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
-        fits = self._agree(self.size) & np.where(
-            collective, self._agree(self.name) & self._fit_groups(), self._fit_messages()
-        )
+        whole = self._agree(self.name) & self._fit_groups()
+        fits = np.where(collective, whole, self._fit_messages())
+        suspects: Flags = ~fits | self._find_odd_sizes()
+        return suspects
+
+    def find_odd(self) -> Flags:
+        """Tell which matches do not fit together even where only some of their members are here."""
+        if len(self.first) < 2:
+            return np.zeros(0, dtype=bool)
+        collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
+        pairs = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
+        pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
+        fits = np.where(collective, self._agree(self.name), pairs)
+        odd: Flags = ~fits | self._find_odd_sizes()
+        return odd
+
+    def _find_odd_sizes(self) -> Flags:
+        """Tell which matches have not one size, or not one valid duration for each task [matches]."""
+        begin = self.first[:-1]
         lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
         wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
         timed = self.size[begin] == _NULL
-        suspects: Flags = ~fits | (timed == lacking) | (timed & wrong)
-        return suspects
+        odd: Flags = ~self._agree(self.size) | (timed == lacking) | (timed & wrong)
+        return odd
 
     def _least(self, column: Ints) -> Ints:
         return np.minimum.reduceat(column, self.first[:-1])
@@ -246,101 +308,3 @@ class _Rows:
 def _read_codes(column: pd.Series[str], rows: Ints) -> tuple[Ints, list[str]]:
     codes, found = pd.factorize(column)
     return codes[rows].astype(np.int64), [str(text) for text in found]
-
-
-def _first_word(name: str) -> str:
-    return (name.split(maxsplit=1) or [""])[0]
-
-
-def _read_group(text: str) -> tuple[int, ...] | None:
-    try:
-        return tuple(int(rank) for rank in text.split(","))
-    except ValueError:
-        return None
-
-
-def check_match(members: list[dict[str, Any]]) -> None:
-    """Check the tasks of one match, row by row.
-
-    Parameters
-    ----------
-    members : list of dict
-        Rows of ``tables.TASKS`` with a common ``match_id``; None for nulls.
-
-    Raises
-    ------
-    SimulationError
-        When they do not fit together; names them.
-    """
-    match = members[0]["match_id"]
-    kinds = sorted({str(member["kind"]) for member in members})
-    if kinds == ["collective"]:
-        collective = _check_collective(match, members)
-    elif set(kinds) <= {"send", "recv"}:
-        collective = "send"
-        _check_message(match, members)
-    else:
-        raise SimulationError(
-            f"match {match} joins tasks of the kinds {', '.join(kinds)}: "
-            + "; ".join(_name(member) for member in members)
-        )
-    if len({member["message_bytes"] for member in members}) > 1:
-        raise SimulationError(
-            f"the sizes of one {collective} differ: "
-            + "; ".join(f"{_name(m)} has {m['message_bytes']} bytes" for m in members)
-        )
-    durations = [member["duration_s"] for member in members]
-    if (members[0]["message_bytes"] is None) == (None in durations):
-        raise SimulationError(
-            f"{_name(members[0])} needs either message_bytes or, on every member, duration_s"
-        )
-    for member in members:
-        if member["message_bytes"] is None and not 0 <= member["duration_s"] < math.inf:
-            raise SimulationError(
-                f"{_name(member)} has the duration {member['duration_s']}; "
-                "a collective or message needs one in seconds, or message_bytes"
-            )
-
-
-def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
-    """Return the collective, when all members agree."""
-    for column in ("group", "name"):
-        if len({member[column] for member in members}) > 1:
-            raise SimulationError(
-                f"the members of match {match} differ in their {column}: "
-                + "; ".join(f"{_name(m)} has {m[column]}" for m in members)
-            )
-    group = _read_group(str(members[0]["group"]))
-    if group is None:
-        raise SimulationError(
-            f"{_name(members[0])} has the group {members[0]['group']!r}; "
-            "write its ranks joined by commas"
-        )
-    present = [int(member["rank"]) for member in members]
-    missing = sorted(set(group) - set(present))
-    if missing or sorted(present) != sorted(group):
-        raise SimulationError(
-            f"the group {list(group)} of match {match} does not match its tasks: "
-            + (f"rank {', '.join(map(str, missing))} never joins; " if missing else "")
-            + "; ".join(_name(member) for member in members)
-        )
-    return _first_word(str(members[0]["name"]))
-
-
-def _check_message(match: int, members: list[dict[str, Any]]) -> None:
-    """Check that there is one sender and one receiver."""
-    if sorted(str(member["kind"]) for member in members) != ["recv", "send"]:
-        raise SimulationError(
-            f"match {match} needs one send and one recv and has "
-            + "; ".join(f"the {member['kind']} {_name(member)}" for member in members)
-        )
-    send, recv = sorted(members, key=lambda member: str(member["kind"]), reverse=True)
-    for one, other in ((send, recv), (recv, send)):
-        if one["peer"] is not None and int(one["peer"]) != int(other["rank"]):
-            raise SimulationError(
-                f"{_name(one)} has the peer {one['peer']} and is matched with {_name(other)}"
-            )
-
-
-def _name(row: dict[str, Any]) -> str:
-    return f"task {row['task_id']} '{row['name']}' of rank {row['rank']}"

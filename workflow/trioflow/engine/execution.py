@@ -5,10 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trioflow.engine.program import Floats, Program
+from trioflow.engine.program import Floats, Ints, Program
 from trioflow.network.interface import NEVER_S
 
 _SHOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Parts of flows' ways over links, each at one rate.
+
+    Attributes
+    ----------
+    flow_id : ndarray of int
+        Which flow, in the order in which they started [pieces].
+    plan, pair : ndarray of int
+        Plan that it belongs to, and which flow or pair of its shape it is [pieces].
+    begin_s, end_s : ndarray of float
+        When its bytes moved at that rate [pieces] [s].
+    rate_bytes_per_s : ndarray of float
+        How fast [pieces] [bytes/s].
+    """
+
+    flow_id: Ints
+    plan: Ints
+    pair: Ints
+    begin_s: Floats
+    end_s: Floats
+    rate_bytes_per_s: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +49,8 @@ class Execution:
         Bytes moved over each directed link [bytes].
     reshared_flows : int
         Rates computed by a network that shares links, a flow counted each time.
+    pieces : Pieces or None
+        Of its flows, where the network was to keep them.
     """
 
     start_s: Floats
@@ -32,6 +58,7 @@ class Execution:
     events: int
     link_bytes: Mapping[tuple[str, str], float]
     reshared_flows: int
+    pieces: Pieces | None = None
 
 
 def explain_deadlock(program: Program, end_s: Floats) -> str:

@@ -18,6 +18,7 @@ from trioflow.engine.layout import (
     FRESH_NODES,
     FRESH_SLOTS,
     NOWHERE,
+    PIECES,
     RESHARED,
     State,
 )  # fmt: skip
@@ -41,9 +42,11 @@ def start_flow(
     state.count[EVENTS] += 1
     state.moving.place[index] = NOWHERE
     begin_s = now_s + made.latency_s
+    slot.since_s = begin_s
     if state.shared:
         push(state.waiting, begin_s, slot.flow_id, index)
     else:
+        slot.rate = made.max_rate
         push(state.moving, begin_s + size_bytes / made.max_rate, slot.flow_id, index)
 
 
@@ -107,10 +110,11 @@ def _begin_flow(state: State, index: int, now_s: float) -> None:
 
 
 @compile_part
-def _finish_flow(state: State, index: int) -> None:
+def _finish_flow(state: State, index: int, now_s: float) -> None:
     """Take an ended flow off its links, and note that it has arrived."""
     slot = state.slots[index]
     flow = state.flows[slot.flow]
+    _keep_piece(state, index, now_s)
     place = slot.first_node
     for hop in range(flow.first_hop, flow.last_hop):
         link = state.links[state.hops[hop]]
@@ -280,6 +284,7 @@ def _set_rate(state: State, index: int, rate: float, now_s: float) -> None:
         return
     gone_s = now_s - slot.since_s
     if gone_s > 0:
+        _keep_piece(state, index, now_s)
         moved_bytes = gone_s * slot.rate
         slot.left_bytes = max(0.0, slot.left_bytes - moved_bytes)
     slot.since_s = now_s
@@ -289,11 +294,28 @@ def _set_rate(state: State, index: int, rate: float, now_s: float) -> None:
 
 
 @compile_part
+def _keep_piece(state: State, index: int, now_s: float) -> None:
+    """Count a flow's time at one rate, and keep it where there is room."""
+    slot = state.slots[index]
+    flow = state.flows[slot.flow]
+    if slot.since_s < now_s and flow.first_hop < flow.last_hop:
+        place = state.count[PIECES]
+        state.count[PIECES] += 1
+        if place < len(state.pieces):
+            piece = state.pieces[place]
+            piece.begin_s = slot.since_s
+            piece.end_s = now_s
+            piece.rate = slot.rate
+            piece.flow_id = slot.flow_id
+            piece.flow = slot.flow
+
+
+@compile_part
 def advance_network(state: State, now_s: float) -> None:
     """Let latencies and flows end until now, and share anew."""
     while min(find_first_s(state.waiting), find_first_s(state.moving)) <= now_s:
         while find_first_s(state.waiting) <= now_s:
             _begin_flow(state, pop(state.waiting), now_s)
         while find_first_s(state.moving) <= now_s:
-            _finish_flow(state, pop(state.moving))
+            _finish_flow(state, pop(state.moving), now_s)
         _share(state, now_s)

@@ -9,8 +9,8 @@ import numpy as np
 NOWHERE = -1
 
 EVENTS, SEQUENCE, FLOWS, FRESH_SLOTS, FRESH_NODES, CHANGED, EPOCH, RESHARED = range(8)
-STARTS_HEAD, STARTS_TAIL, ENDS_HEAD, ENDS_TAIL, ARRIVED, FRESH_WAITS = range(8, 14)
-COUNTERS = 14
+STARTS_HEAD, STARTS_TAIL, ENDS_HEAD, ENDS_TAIL, ARRIVED, FRESH_WAITS, PIECES = range(8, 15)
+COUNTERS = 15
 
 
 def _row(reals: str, whole: str) -> np.dtype[Any]:
@@ -57,6 +57,9 @@ SLOT = _row(
 
 NODE = _row("", "slot before after")
 """Place of a slot in the list of the flows that cross a link."""
+
+PIECE = _row("begin_s end_s rate", "flow_id flow")
+"""Part of a flow's way at one rate; ``flow`` is the row of the plan's flow, which has the route."""
 
 
 COUNT, HEAD, TAIL = range(3)
@@ -112,3 +115,4 @@ class State(NamedTuple):
     running: Heap
     waiting: Heap
     moving: Heap
+    pieces: Any

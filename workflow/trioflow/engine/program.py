@@ -101,7 +101,7 @@ def count_up(counts: NDArray[np.integer]) -> Ints:
 
 def build_program(
     graph: TaskGraph,
-    planner: Planner,
+    planner: Planner | Exchanges,
     *,
     ranks: int,
     communication_on_compute_stream: bool = False,
@@ -114,8 +114,8 @@ def build_program(
     ----------
     graph : TaskGraph
         What to execute.
-    planner : Planner
-        Turns exchanges into flows or messages.
+    planner : Planner or Exchanges
+        Turns exchanges into flows or messages; or the exchanges, made already.
     ranks : int
         Ranks that the platform has.
     communication_on_compute_stream : bool
@@ -151,7 +151,10 @@ def build_program(
     scales = _spread_scale(compute_scale, ranks)
     _check_scale(communication_scale, "communication_scale")
     streams, stream_names = _place_tasks(tasks, communication_on_compute_stream)
-    exchanges = make_exchanges(tasks, planner, communication_scale)
+    if isinstance(planner, Exchanges):
+        exchanges = planner
+    else:
+        exchanges = make_exchanges(tasks, planner, communication_scale)
     waiting, awaited = _collect_pairs(graph, rank_of * len(stream_names) + streams)
     return Program(
         ranks=rank_of,

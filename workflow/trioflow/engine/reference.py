@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.engine.exchanges import Plan
-from trioflow.engine.execution import Execution, explain_deadlock
+from trioflow.engine.execution import Execution, Pieces, explain_deadlock
 from trioflow.engine.program import Program
 from trioflow.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
@@ -136,6 +136,7 @@ class _Run:
         self.absent = [len(members) for members in self.members]
         self.in_flight = [0] * len(self.members)
         self.owners: list[tuple[int, int]] = []
+        self.pairs: list[int] = []
         self.arrived: deque[tuple[int, int]] = deque()
         self.heap: list[tuple[float, int, int, int]] = []
         self.sequence = 0
@@ -166,7 +167,26 @@ class _Run:
         if NEVER_S in self.end_s:
             raise SimulationError(explain_deadlock(self.program, end_s))
         work = getattr(self.network, "reshared_flows", 0)
-        return Execution(np.array(self.start_s), end_s, self.events, self.network.link_bytes, work)
+        return Execution(
+            np.array(self.start_s), end_s, self.events, self.network.link_bytes, work,
+            self.collect_pieces(),
+        )  # fmt: skip
+
+    def collect_pieces(self) -> Pieces | None:
+        """Return the pieces that the network kept of its flows, and whose those are."""
+        kept = getattr(self.network, "pieces", None)
+        if kept is None:
+            return None
+        columns = zip(*kept, strict=True) if kept else ((), (), (), ())
+        flow_id, *numbers = (list(column) for column in columns)
+        plan_of = self.program.exchanges.plan_of
+        exchange = np.array([self.owners[one][0] for one in flow_id], dtype=np.int64)
+        return Pieces(
+            np.array(flow_id, dtype=np.int64),
+            plan_of[exchange],
+            np.array([self.pairs[one] for one in flow_id], dtype=np.int64),
+            *(np.array(column, dtype=np.float64) for column in numbers),
+        )
 
     def schedule(self, time_s: float, priority: int, task: int) -> None:
         heapq.heappush(self.heap, (time_s, priority, self.sequence, task))
@@ -194,8 +214,8 @@ class _Run:
             self.start_messages(index, work, now_s)
         else:
             self.in_flight[index] = len(work)
-            for spec in work:
-                self.start_flow(index, _ALONE, spec, now_s)
+            for pair, spec in enumerate(work):
+                self.start_flow(index, _ALONE, pair, spec, now_s)
         if not self.in_flight[index]:
             for member in members:
                 self.schedule(end_s, _END, member)
@@ -229,14 +249,17 @@ class _Run:
                 messages.pairs[pair],
                 size_bytes=messages.table.blocks[message] * messages.block_bytes,
             )
-            self.start_flow(index, message, spec, now_s)
+            self.start_flow(index, message, pair, spec, now_s)
 
-    def start_flow(self, index: int, message: int, spec: FlowSpec, now_s: float) -> None:
+    def start_flow(
+        self, index: int, message: int, pair: int, spec: FlowSpec, now_s: float
+    ) -> None:
         flow = Flow(
             len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s,
             spec.max_rate_bytes_per_s,
         )  # fmt: skip
         self.owners.append((index, message))
+        self.pairs.append(pair)
         self.events += 1
         self.network.start(flow, now_s)
 

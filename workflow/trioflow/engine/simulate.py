@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
-from trioflow import tables
-from trioflow.engine.aggregates import aggregate_program
-from trioflow.engine.alone import make_run_alone
-from trioflow.engine.compilation import is_repaid
-from trioflow.engine.compiled import run_compiled, supports
-from trioflow.engine.exchanges import Planner
-from trioflow.engine.execution import Execution
-from trioflow.engine.program import Program, build_program
-from trioflow.engine.reference import run_reference
-from trioflow.engine.timeline import summarize_timeline
+from trioflow.engine.link_traffic import gather_traffic, keep_pieces
+from trioflow.engine.networks import DEFAULT_NETWORK, make_network
+from trioflow.engine.planning import choose_algorithms, make_planner
+from trioflow.engine.preparation import Prepared, prepare, run_prepared
+from trioflow.engine.program import Program
+from trioflow.engine.slowdown import stretch_compute
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
-from trioflow.network.circuit import CircuitNetwork
-from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
-from trioflow.network.contention_free import ContentionFreeNetwork
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import Network
-from trioflow.network.message_planner import Algorithms, MessagePlanner
+from trioflow.network.algorithms.names import Algorithms
+from trioflow.network.collectives import Bound, CollectiveCost
+from trioflow.network.link_usage import LinkTraffic
+from trioflow.network.message_planner import Chunks
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.plugins import load_plugin
-
-NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
-    "fair_share": FairShareNetwork,
-    "contention_free": ContentionFreeNetwork,
-    "circuit": CircuitNetwork,
-}
-"""trioflow's own networks by name."""
-DEFAULT_NETWORK = "fair_share"
-NETWORK_GROUP = "trioflow.networks"
-"""Group under which a package registers networks: made from links, they answer as ``Network`` does."""
 
 ENGINES = ("auto", "compiled", "reference")
 """Engines by name; all give the same bits."""
@@ -53,34 +36,28 @@ class Result:
 
     Attributes
     ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``, one row a task, in the order of
-        ``task_id``; ``stream`` is the one in which the task ran.
+    make_timeline : callable
+        Makes the timeline, of all ranks.
     summary : dict
         See ``simulate``.
+    traffic : LinkTraffic or None
+        What crossed the links, with ``record_links``: for
+        ``network.link_usage.measure_links`` and ``link_rates``.
     """
 
-    timeline: pd.DataFrame
+    make_timeline: Callable[[], pd.DataFrame]
     summary: dict[str, Any]
+    traffic: LinkTraffic | None = None
 
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """Columns of ``tables.TIMELINE``, one row a task, in the order of ``task_id``.
 
-def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
-    """Return what makes a network, by its name.
-
-    Parameters
-    ----------
-    name : str
-        In ``NETWORKS``, or registered under ``NETWORK_GROUP``.
-
-    Raises
-    ------
-    InputError
-        When the name is unknown, several packages register it, or what they
-        register cannot be loaded or called.
-    """
-    if name in NETWORKS:
-        return NETWORKS[name]
-    return load_plugin(NETWORK_GROUP, name, NETWORKS, what="network")
+        ``stream`` is the one in which the task ran. It is made when it is
+        asked for: where identical ranks were executed once, it is longer than
+        what was executed.
+        """
+        return self.make_timeline()
 
 
 def simulate(
@@ -93,7 +70,10 @@ def simulate(
     network: str = DEFAULT_NETWORK,
     engine: str = "auto",
     algorithms: Algorithms | None = None,
+    chunks: Chunks | None = None,
     aggregate: bool = True,
+    record_links: bool = False,
+    fold: str | bool = "auto",
 ) -> Result:
     """Simulate a task graph on a platform.
 
@@ -112,18 +92,28 @@ def simulate(
     communication_scale : float
         Factor on every communication time.
     network : str
-        How flows share links: see :func:`find_network`.
+        How flows share links: see ``networks.find_network``.
     engine : {"auto", "compiled", "reference"}
         Which engine runs it; auto takes the one that answers first. Both give
         the same bits.
     algorithms : str or mapping of str to str, optional
         Algorithm of each collective, or one for all but sends: see
         ``message_planner.MessagePlanner``. Such a collective is simulated
-        message by message. Without one it is a flow between every two
-        neighbours, from its start to its end.
+        message by message. Without one, in the graph's plan neither, it is a
+        flow between every two neighbours, from its start to its end.
+    chunks : Chunks, optional
+        Pieces that each message of an algorithm is cut into; the plan's, else
+        one, unless given.
     aggregate : bool
         Whether a collective of an algorithm may be one event where that
         changes no bit of the result; see ``aggregates.aggregate_program``.
+    record_links : bool
+        Whether to keep what crossed the links, and when; only of trioflow's
+        networks ``fair_share`` and ``contention_free``. No ranks are folded then.
+    fold : {"auto", True, False}
+        Whether identical ranks are executed once, where that changes no bit
+        of the times; see ``folding``. Auto leaves out what does not pay off:
+        see ``preparation.prepare``.
 
     Returns
     -------
@@ -134,8 +124,11 @@ def simulate(
         collectives'; measured where nothing communicates), ``warnings``
         (the graph's first), ``network``, ``engine`` (compiled or reference),
         ``aggregated`` (collectives that were one event; only with algorithms),
-        and ``simulator_wall_s``, the wall time of the event loop [s] and the
-        only entry that differs between two runs.
+        ``folded`` (whether identical ranks were executed once: ``events`` and
+        ``aggregated`` count what was executed), ``unfolded_reason`` (why not;
+        empty where they were), ``executed_ranks`` (how many), and
+        ``simulator_wall_s``, the wall time of the event loop [s] and the only
+        entry that differs between two runs.
 
     Raises
     ------
@@ -145,8 +138,8 @@ def simulate(
         ``program.build_program``. There is no number then.
     InputError
         When the network or the engine is unknown, or the compiled engine was
-        asked for on a network that it does not know; or when an algorithm is
-        unknown or does not fit.
+        asked for on a network that it does not know; when an algorithm is
+        unknown or does not fit; or when the network cannot record its links.
 
     Notes
     -----
@@ -165,7 +158,10 @@ def simulate(
         network=network,
         engine=engine,
         algorithms=algorithms,
+        chunks=chunks,
         aggregate=aggregate,
+        record_links=record_links,
+        fold=fold,
         bound="time_s",
     )
 
@@ -180,7 +176,10 @@ def simulate_interval(
     network: str = DEFAULT_NETWORK,
     engine: str = "auto",
     algorithms: Algorithms | None = None,
+    chunks: Chunks | None = None,
     aggregate: bool = True,
+    record_links: bool = False,
+    fold: str | bool = "auto",
 ) -> Result:
     """Simulate a task graph, and the ends of its 80 % interval beside it.
 
@@ -189,8 +188,8 @@ def simulate_interval(
     graph, platform, collectives, compute_scale, communication_scale, network, engine
         As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
         factors, low and high, on the compute times; ``[1, 1]`` without.
-    algorithms, aggregate
-        As in ``simulate``.
+    algorithms, chunks, aggregate, record_links, fold
+        As in ``simulate``; links are kept of the nominal run.
 
     Returns
     -------
@@ -227,7 +226,10 @@ def simulate_interval(
             network=network,
             engine=engine,
             algorithms=algorithms,
+            chunks=chunks,
             aggregate=aggregate,
+            record_links=record_links and bound == "time_s",
+            fold=fold,
             bound=bound,
         )
 
@@ -240,7 +242,7 @@ def simulate_interval(
         "high_s": max(upper.summary["step_time_s"], step_time_s),
         "simulator_wall_s": sum(r.summary["simulator_wall_s"] for r in (nominal, lower, upper)),
     }
-    return Result(nominal.timeline, summary)
+    return replace(nominal, summary=summary)
 
 
 def _read_interval(interval: Any) -> tuple[float, float]:
@@ -257,6 +259,18 @@ def _read_interval(interval: Any) -> tuple[float, float]:
 
 
 def _simulate(
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, **options: Any
+) -> Result:
+    """Simulate; where collectives slow compute down, until its times are those of their own run."""
+    slowdown = platform.compute_slowdown_during_collective
+    if slowdown == 1 or not graph.kinds >= {"collective", "compute"}:
+        return _simulate_once(graph, platform, collectives, **options)
+    return stretch_compute(
+        graph, slowdown, lambda one: _simulate_once(one, platform, collectives, **options)
+    )
+
+
+def _simulate_once(
     graph: TaskGraph,
     platform: Platform,
     collectives: CollectiveCost | None,
@@ -266,76 +280,68 @@ def _simulate(
     network: str,
     engine: str,
     algorithms: Algorithms | None,
+    chunks: Chunks | None,
     aggregate: bool,
+    record_links: bool,
+    fold: str | bool,
     bound: Bound,
 ) -> Result:
-    make_network = find_network(network)
     if engine not in ENGINES:
         raise InputError(
             f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
         )
-    program = build_program(
-        graph,
-        _make_planner(platform, collectives, bound, algorithms),
-        ranks=platform.ranks,
-        communication_on_compute_stream=platform.communication_on_compute_stream,
-        compute_scale=compute_scale,
-        communication_scale=communication_scale,
-    )
+    algorithms, chunks = choose_algorithms(graph.metadata, algorithms, chunks)
+    planner = make_planner(platform, collectives, bound, algorithms, chunks)
     links: Sequence[Link] = platform.links
     if communication_scale != 1:
         links = [
             replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / communication_scale)
             for link in links
         ]
-    mover = make_network(links)
-    program, aggregated = aggregate_program(program, mover) if aggregate else (program, 0)
-    if engine == "auto":
-        compiled = supports(mover) and is_repaid(program.events)
-        engine = "compiled" if compiled else "reference"
-    begin_s = time.perf_counter()
-    execution = {"compiled": run_compiled, "reference": run_reference}[engine](program, mover)
-    wall_s = time.perf_counter() - begin_s
-    timeline = _build_timeline(graph, program, execution)
-    told = [*program.exchanges.warnings, *_warn(program)]
+
+    def make_ready(how: str | bool, reason: str) -> Prepared:
+        mover = make_network(network, links, platform.routing)
+        if record_links:
+            keep_pieces(mover)
+        return prepare(
+            graph, planner, mover, links, platform, fold=how, unfolded_reason=reason,
+            compute_scale=compute_scale, communication_scale=communication_scale,
+        )  # fmt: skip
+
+    if record_links and fold:
+        ready = make_ready(False, "what crossed the links was asked for")
+    else:
+        ready = make_ready(fold, "not asked for")
+    try:
+        ran = run_prepared(ready, engine, aggregate)
+    except SimulationError as error:
+        if ready.folded is None:
+            raise
+        # What goes wrong is told of all ranks.
+        ready = make_ready(False, str(error))
+        ran = run_prepared(ready, engine, aggregate)
+    make_timeline = ready.make_timeline(graph, ran.execution)
+    moved = ready.list_link_bytes(ran.execution, links)
+    told = [*ran.program.exchanges.warnings, *_warn(ran.program)]
     warnings = [*graph.metadata.get("warnings", []), *told]
+    traffic = None
+    if record_links:
+        traffic = gather_traffic(ran.program, ran.execution, ready.network)
     summary = {
-        **summarize_timeline(timeline),
-        "events": execution.events,
-        "link_bytes": {
-            f"{a}->{b}": moved for (a, b), moved in sorted(execution.link_bytes.items())
-        },
-        "confidence": _worst_confidence(program),
+        **ready.summarize(ran.execution, make_timeline),
+        "events": ran.execution.events,
+        "link_bytes": {f"{a}->{b}": size_bytes for (a, b), size_bytes in sorted(moved.items())},
+        "confidence": _worst_confidence(ran.program),
         "warnings": list(dict.fromkeys(warnings)),
         "network": network,
-        "engine": engine,
-        **({} if algorithms is None else {"aggregated": aggregated}),
-        "simulator_wall_s": wall_s,
+        "engine": ran.engine,
+        **({} if algorithms is None else {"aggregated": ran.aggregated}),
+        "folded": ready.folded is not None,
+        "unfolded_reason": ready.unfolded_reason,
+        "executed_ranks": ready.count_ranks(graph),
+        "simulator_wall_s": ran.wall_s,
     }
-    return Result(timeline, summary)
-
-
-def _make_planner(
-    platform: Platform,
-    collectives: CollectiveCost | None,
-    bound: Bound,
-    algorithms: Algorithms | None,
-) -> Planner:
-    if algorithms is None:
-        return CollectivePlanner(platform, collectives, bound)
-    run_alone = make_run_alone(platform)
-    return MessagePlanner(platform, algorithms, run_alone, collectives, bound)
-
-
-def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:
-    streams = pd.array(program.stream_names, dtype="str").take(program.streams)
-    timeline: pd.DataFrame = graph.tasks.reset_index(drop=True).assign(
-        stream=pd.Series(streams, dtype="str"),
-        start_s=execution.start_s,
-        end_s=execution.end_s,
-    )[tables.TIMELINE.names]
-    timeline.attrs = {}
-    return timeline
+    return Result(make_timeline, summary, traffic)
 
 
 def _worst_confidence(program: Program) -> str:

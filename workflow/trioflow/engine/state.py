@@ -19,7 +19,7 @@ from trioflow.network.interface import NEVER_S
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds, MessagePattern
 
 
-def make_state(program: Program, links: tuple[Link, ...], shared: bool) -> Any:
+def make_state(program: Program, links: tuple[Link, ...], shared: bool, pieces: int = 0) -> Any:
     """Lay a program out in the arrays of the layout.
 
     Parameters
@@ -30,6 +30,8 @@ def make_state(program: Program, links: tuple[Link, ...], shared: bool) -> Any:
         Directed links.
     shared : bool
         Whether flows share them.
+    pieces : int
+        How many pieces of flows to keep at most.
 
     Returns
     -------
@@ -78,6 +80,7 @@ def make_state(program: Program, links: tuple[Link, ...], shared: bool) -> Any:
         running=_make_heap(items),
         waiting=_make_heap(in_all),
         moving=_make_heap(in_all),
+        pieces=np.empty(pieces, dtype=layout.PIECE),
     )
 
 

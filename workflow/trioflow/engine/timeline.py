@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow import tables
 from trioflow.engine.lane_intervals import (
     LaneIntervals,
     join_lanes,
@@ -161,32 +162,107 @@ def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:
     -----
     Walks back from the task that ends last. Ties go to the lowest ``task_id``.
     """
-    if timeline["task_id"].tolist() != graph.tasks["task_id"].tolist():
+    return [task for task, _ in _walk_back(graph, timeline)]
+
+
+def build_critical_path(
+    graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Describe the chain of tasks that the step waits for.
+
+    Parameters
+    ----------
+    graph, timeline
+        As in :func:`find_critical_path`.
+    modules : sequence of str, optional
+        Module of each operator of the trace, by ``op_id``.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``tables.CRITICAL_PATH``, in the order of time.
+
+    Raises
+    ------
+    SimulationError
+        When the timeline is not that of the graph.
+    """
+    walked = np.array(_walk_back(graph, timeline), dtype=np.int64).reshape(-1, 2)
+    tasks, awaited = walked.T
+    rows = timeline.take(tasks).reset_index(drop=True)
+    before = timeline.take(np.maximum(awaited, 0))
+    same = np.ones(len(tasks), dtype=bool)
+    for column in ("rank", "stream"):
+        same &= rows[column].to_numpy() == before[column].to_numpy()
+    step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
+    operators = graph.tasks["op_id"].to_numpy(dtype=np.int64, na_value=-1)[tasks]
+    known = (operators >= 0) & (operators < len(modules))
+    names = np.array([*modules, ""], dtype=object)
+    path: pd.DataFrame = rows.assign(
+        module=names[np.where(known, operators, len(modules))],
+        waited_for=pd.array(awaited, dtype="Int64"),
+        reason=np.where(awaited < 0, "start", np.where(same, "stream", "dependency")),
+        share=(rows["end_s"] - rows["start_s"]) / (step_s or 1.0),
+    )
+    path["waited_for"] = path["waited_for"].where(awaited >= 0)
+    return path.reindex(columns=tables.CRITICAL_PATH.names)
+
+
+def _walk_back(graph: TaskGraph, timeline: pd.DataFrame) -> list[tuple[int, int]]:
+    """Return the tasks of the critical path, each with the task that it waited for or -1."""
+    if not np.array_equal(timeline["task_id"].to_numpy(), graph.tasks["task_id"].to_numpy()):
         raise SimulationError("the timeline and the task graph have different tasks")
-    start_s, end_s = timeline["start_s"].tolist(), timeline["end_s"].tolist()
-    before: list[list[int]] = [[] for _ in start_s]
+    if timeline.empty:
+        return []
+    end_s = timeline["end_s"].to_numpy(np.float64)
+    exchange = _number_exchanges(timeline)
+    waiting, awaited = _collect_waits(graph, timeline)
+    count = len(end_s)
+    # Of what an exchange waits for, the latest; then the first task, then the first member.
+    latest_s = np.full(count, -np.inf)
+    np.maximum.at(latest_s, exchange[waiting], end_s[awaited])
+    kept = end_s[awaited] == latest_s[exchange[waiting]]
+    waiting, awaited = waiting[kept], awaited[kept]
+    before = np.full(count, count)
+    np.minimum.at(before, exchange[waiting], awaited)
+    kept = awaited == before[exchange[waiting]]
+    member = np.full(count, count)
+    np.minimum.at(member, exchange[waiting[kept]], waiting[kept])
+    path: list[tuple[int, int]] = []
+    task = int(np.argmax(end_s))
+    while True:
+        joined = exchange[task]
+        if before[joined] == count:
+            path.append((task, -1))
+            return path[::-1]
+        path.append((int(member[joined]), int(before[joined])))
+        task = before[joined]
+
+
+def _number_exchanges(timeline: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the first task of each task's exchange, or the task itself [tasks]."""
+    own = np.arange(len(timeline), dtype=np.int64)
+    matches = timeline["match_id"]
+    joined = np.flatnonzero(matches.notna().to_numpy(dtype=bool))
+    codes = pd.factorize(matches.to_numpy(dtype=np.int64, na_value=-1)[joined])[0]
+    firsts = np.unique(codes, return_index=True)[1]
+    own[joined] = joined[firsts[codes]]
+    return own
+
+
+def _collect_waits(
+    graph: TaskGraph, timeline: pd.DataFrame
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return pairs of a task and one that it waits for: by the graph, then in its stream."""
     edges = graph.dependencies
-    for task, other in zip(edges["task_id"].tolist(), edges["depends_on"].tolist(), strict=True):
-        before[task].append(other)
-    last: dict[tuple[int, str], int] = {}
-    for task, stream in enumerate(zip(timeline["rank"], timeline["stream"], strict=True)):
-        if stream in last:
-            before[task].append(last[stream])
-        last[stream] = task
-    members: dict[int, list[int]] = {}
-    matches = timeline["match_id"].tolist()
-    for task, match in enumerate(matches):
-        if not pd.isna(match):
-            members.setdefault(match, []).append(task)
-    path: list[int] = []
-    task = min(range(len(end_s)), key=lambda one: (-end_s[one], one), default=None)
-    while task is not None:
-        group = [task] if pd.isna(matches[task]) else members[matches[task]]
-        found = [(-end_s[other], other, member) for member in group for other in before[member]]
-        latest = min(found, default=None)
-        path.append(task if latest is None else latest[2])
-        task = None if latest is None else latest[1]
-    return path[::-1]
+    streams = pd.factorize(timeline["stream"])[0].astype(np.int64)
+    lanes = timeline["rank"].to_numpy(np.int64) * (int(streams.max()) + 1) + streams
+    order = np.argsort(lanes, kind="stable")
+    same = lanes[order[1:]] == lanes[order[:-1]]
+    return (
+        np.concatenate([edges["task_id"].to_numpy(np.int64), order[1:][same]]),
+        np.concatenate([edges["depends_on"].to_numpy(np.int64), order[:-1][same]]),
+    )
 
 
 def measure_concurrency(timeline: pd.DataFrame) -> list[float]:

@@ -18,7 +18,7 @@ from trioflow.experiments import Plan
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.sizing import resize_batch
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.parallel.tensor_parallel import split_operators
+from trioflow.parallel.tensor_parallel import prepare_split, split_for_plan
 from trioflow.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.chakra_messages import (
@@ -70,7 +70,8 @@ def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
     samples = batch / (plan.data * plan.micro_batches)
     trace = choose_reference(traces, samples).trace
     factor = samples / int(trace.facts["batch"])
-    operators = resize_batch(split_operators(trace, plan.tensor).operators, factor)
+    split = split_for_plan(prepare_split(trace, plan), plan)
+    operators = resize_batch(split.operators, factor)
     same = factor == 1.0 and plan.tensor == 1
     return Trace(operators, trace.tensors if same else trace.tensors.iloc[:0], trace.facts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import PlatformError
-from trioflow.hardware.machine import Link, Platform, is_rank_node, name_link
+from trioflow.hardware.machine import SLOWDOWN, TIES, Link, Platform, is_rank_node, name_link
 
 
 def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         entry = {"value": value, "source": source}
         return entry if measured else {**entry, "measured": False}
 
-    device = platform.device
+    device, slowdown = platform.device, platform.compute_slowdown_during_collective
     described: dict[str, Any] = {
         "name": device.name,
         "kind": device.kind,
@@ -62,13 +62,27 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         "ranks": platform.ranks,
         "ranks_per_node": platform.ranks_per_node,
         "links": links,
+        "failed_links": [
+            {"from": source, "to": target} for source, target in sorted(platform.routing.failed)
+        ]
+        or None,
+        "routing": _describe_routing(platform),
         "communication_on_compute_stream": platform.communication_on_compute_stream,
+        SLOWDOWN: number(slowdown, SLOWDOWN) if slowdown != 1 else None,
         "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
         "collectives": platform.collectives,
         "node_collectives": platform.node_collectives,
         "notes": platform.notes,
     }
     return {key: value for key, value in content.items() if value not in (None, "", {})}
+
+
+def _describe_routing(platform: Platform) -> dict[str, Any]:
+    """Return how equally good routes are chosen, where that is not the usual way."""
+    routing = platform.routing
+    if (routing.ties, routing.seed) == (TIES[0], 0):
+        return {}
+    return {"ties": routing.ties, "seed": routing.seed}
 
 
 def find_link_source(platform: Platform, link: Link, key: str) -> tuple[str | None, bool]:

@@ -11,6 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+SLOWDOWN = "compute_slowdown_during_collective"
+"""Name of a platform's number that may be left out."""
+TIES = ("first", "ecmp")
+"""What becomes of equally good routes; see ``Routing``."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -58,6 +63,26 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How bytes find their way over the links; see ``network.routing.Router``.
+
+    Attributes
+    ----------
+    ties : {"first", "ecmp"}
+        Of equally good routes the first takes all, or they share the pairs of
+        nodes among them (equal-cost multi-path).
+    seed : int
+        Another one spreads the pairs in another way; ``ecmp`` only.
+    failed : frozenset of (str, str)
+        Links, as source and target, that no route takes.
+    """
+
+    ties: str = "first"
+    seed: int = 0
+    failed: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
 class Platform:
     """A machine: devices, links, host costs, and where the numbers come from.
 
@@ -93,6 +118,11 @@ class Platform:
     unmeasured : tuple of str
         Keys, as in ``sources`` and as far-reaching, of the numbers that nobody
         has measured on such a machine: assumed ones and peaks of data sheets.
+    routing : Routing
+        How bytes find their way, and which links have failed.
+    compute_slowdown_during_collective : float
+        Time of compute while its device takes part in a collective, over its
+        time alone; 1 where nobody knows better.
     """
 
     name: str
@@ -107,6 +137,8 @@ class Platform:
     ranks_per_node: int | None = None
     node_collectives: str | None = None
     unmeasured: tuple[str, ...] = ()
+    routing: Routing = Routing()
+    compute_slowdown_during_collective: float = 1.0
 
 
 def name_rank_node(rank: int) -> str:

@@ -20,15 +20,17 @@ from trioflow.errors import PlatformError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.link_sources import describe_platform, find_link_source
 from trioflow.hardware.machine import (
+    SLOWDOWN,
     Device,
     Link,
     Platform,
+    Routing,
     is_rank_node,
     name_link,
     name_rank_node,
 )
 from trioflow.hardware.schema import validate_platform
-from trioflow.hardware.topologies.links import build_links
+from trioflow.hardware.topologies.links import build_links, list_failed_links
 from trioflow.hardware.yaml_numbers import StrictLoader
 from trioflow.provenance import PACKAGE, atomic_path
 
@@ -38,6 +40,8 @@ __all__ = [
 ]  # fmt: skip
 
 SHIPPED = PACKAGE / "data" / "platforms"
+OFFLOAD_RATES = "host.host_"
+"""How the keys of rates begin that only plans that offload use."""
 _NAMED = 3
 """Keys that the sentence on unmeasured numbers names."""
 
@@ -64,8 +68,8 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     PlatformError
         When the name is unknown (the known ones are listed), the file is
         missing or breaks the schema, its topology cannot be built, two links
-        join the same nodes, a rank has no link or no route to another, or
-        more ranks are asked for than the machine has.
+        join the same nodes, a link that is none has failed, a rank has no link
+        or no route to another, or more ranks are asked for than the machine has.
     """
     path = _find(name_or_path)
     try:
@@ -101,8 +105,11 @@ def save_platform(platform: Platform, path: str | Path) -> None:
 
 
 def describe_unmeasured(platform: Platform) -> str:
-    """Say in a sentence which numbers nobody has measured; empty where there are none."""
-    keys = platform.unmeasured
+    """Say in a sentence which numbers nobody has measured; empty where there are none.
+
+    Rates of the host, which only plans that offload use, are left out.
+    """
+    keys = [key for key in platform.unmeasured if not key.startswith(OFFLOAD_RATES)]
     if not keys:
         return ""
     named = ", ".join(keys[:_NAMED]) + (" and others" if len(keys) > _NAMED else "")
@@ -140,14 +147,15 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
     sources = {place: entry["source"] for place, entry in numbers.items()}
     device, device_sources = _build_device(content["device"], path)
     unmeasured = [place for place, entry in numbers.items() if not entry.get("measured", True)]
+    links = tuple(
+        Link(e.source, e.target, float(e.bandwidth_bytes_per_s), float(e.latency_s))
+        for e in build_links(content, available, path)
+    )
     platform = Platform(
         name=content["name"],
         device=device,
         ranks=available if ranks is None else ranks,
-        links=tuple(
-            Link(e.source, e.target, float(e.bandwidth_bytes_per_s), float(e.latency_s))
-            for e in build_links(content, available, path)
-        ),
+        links=links,
         communication_on_compute_stream=content["communication_on_compute_stream"],
         host={key: _number(entry) for key, entry in content.get("host", {}).items()},
         collectives=content.get("collectives"),
@@ -156,6 +164,10 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
         ranks_per_node=_read_ranks_per_node(content),
         node_collectives=content.get("node_collectives"),
         unmeasured=tuple(sorted(unmeasured)),
+        compute_slowdown_during_collective=_number(
+            content.get(SLOWDOWN, {"value": 1.0})
+        ),
+        routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
     )
     return _explain_degraded(platform, content.get("degraded", []))
 

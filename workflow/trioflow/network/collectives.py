@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
+from trioflow.network.across_nodes import NodeGroups, measures_a_node
 from trioflow.network.flows import FlowShape, FlowSpec
+from trioflow.network.pairs import pair_group
 from trioflow.network.routing import Router
 
 UNCALIBRATED = "uncalibrated"
@@ -188,7 +190,10 @@ class CollectivePlanner:
         self, platform: Platform, cost: CollectiveCost | None = None, bound: Bound = "time_s"
     ) -> None:
         self._platform, self._cost, self._bound = platform, cost, bound
-        self.router = Router(platform.links)
+        self.router = Router(platform.links, platform.routing)
+        self._across: NodeGroups | None = None
+        if cost is not None and measures_a_node(cost, platform):
+            self._across = NodeGroups(platform, cost, self.router)
         self._known: dict[tuple[str, int, tuple[int, ...]], CollectiveFlows] = {}
         self._shapes: dict[tuple[str, tuple[int, ...]], FlowShape] = {}
 
@@ -240,6 +245,8 @@ class CollectivePlanner:
         ranks = len(group)
         if len(set(group)) != ranks or (collective == "send" and ranks != 2):
             raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
+        if self._across is not None and self._across.holds(group):
+            return self._build_across(self._across, collective, message_bytes, group)
         shape = self._shape(collective, group)
         flows = len(shape.pairs)
         if not flows:
@@ -250,24 +257,59 @@ class CollectivePlanner:
                 ranks - 1
             )  # one rank's bytes go to, or come from, its partners in equal parts
         steps_s = count_steps(collective, ranks) * shape.slowest_latency_s
-        if self._cost is None:
+        asked = self.ask(collective, message_bytes, group)
+        if asked is None:
             sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
             unlimited = np.full(flows, math.inf)
-            return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED)
-        measured, time_s = read_measured_time(
-            self._cost, self._bound, collective, message_bytes, ranks
-        )
-        fitted = _fit(shape.rates_bytes_per_s, wire_bytes, min(steps_s, time_s), time_s)
+            uneven = "" if self._cost is None else (
+                f"{collective} on {ranks} ranks that lie unevenly on nodes: the ring's closed form"
+            )  # fmt: skip
+            return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED, uneven)
+        measured, time_s = asked
+        sizes_bytes = np.full(flows, wire_bytes)
+        fitted = _fit(shape.rates_bytes_per_s, sizes_bytes, min(steps_s, time_s), time_s)
         alone_s = steps_s + wire_bytes / float(shape.rates_bytes_per_s.min())
         warning = warn_of_speed(collective, ranks, alone_s, time_s, self._platform)
         return CollectiveFlows(shape, *fitted, measured.confidence, warning)
+
+    def _build_across(
+        self, across: NodeGroups, collective: str, message_bytes: int, group: tuple[int, ...]
+    ) -> CollectiveFlows:
+        """Return the flows of a group on several nodes, which end together."""
+        plan = across.plan(collective, message_bytes, group)
+        time_s = float(getattr(plan.time, self._bound))
+        latency_s = min(plan.time.latency_s, time_s)
+        fitted = _fit(plan.shape.rates_bytes_per_s, plan.sizes_bytes, latency_s, time_s)
+        return CollectiveFlows(plan.shape, *fitted, plan.time.confidence, plan.warning)
+
+    def ask(
+        self, collective: str, message_bytes: int, group: tuple[int, ...]
+    ) -> tuple[CollectiveTime, float] | None:
+        """Return what the cost says of a group, and the bound of it that was asked for [s].
+
+        None where there is no cost, or it is of a node and the group lies
+        unevenly on several.
+
+        Raises
+        ------
+        SimulationError
+            When the cost says no time.
+        """
+        if self._cost is None:
+            return None
+        if self._across is not None and not self._across.is_inside(group):
+            if not self._across.holds(group):
+                return None
+            told = self._across.plan(collective, message_bytes, group).time
+            return told, float(getattr(told, self._bound))
+        return read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))
 
     def _shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
         """Return the shape of a collective, the same one for all that have the same pairs."""
         kind = collective if collective in ("all_to_all", "scatter", "gather", "reduce") else "ring"
         kind = "chain" if collective in ("broadcast", "send") else kind
         if (kind, group) not in self._shapes:
-            pairs = _pair(collective, group)
+            pairs = pair_group(collective, group)
             named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
             self._shapes[kind, group] = FlowShape(named, self.router)
         return self._shapes[kind, group]
@@ -306,11 +348,11 @@ def warn_of_speed(
 
 
 def _fit(
-    rates: Floats, wire_bytes: float, latency_s: float, time_s: float
+    rates: Floats, wire_bytes: Floats, latency_s: float, time_s: float
 ) -> tuple[Floats, Floats, Floats]:
     """Return sizes, latencies and caps that make flows last a time where nothing disturbs them."""
     moving_s = time_s - latency_s
-    if moving_s <= 0 or wire_bytes == 0:
+    if moving_s <= 0 or not wire_bytes.any():
         idle = np.zeros(len(rates))
         return idle, np.full(len(rates), time_s), np.full(len(rates), math.inf)
     sizes_bytes = np.minimum(wire_bytes, rates * moving_s)
@@ -322,19 +364,3 @@ def _check_collective(collective: str) -> None:
         raise SimulationError(
             f"no collective is called {collective!r}; known are {', '.join(COLLECTIVES)}"
         )
-
-
-def _pair(collective: str, group: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return who sends to whom: ring neighbours, a chain from or to the root, or everyone."""
-    if len(group) < 2:
-        return []
-    if collective == "all_to_all":
-        return [(a, b) for a in group for b in group if a != b]
-    if collective == "scatter":
-        return [(group[0], b) for b in group[1:]]
-    if collective == "gather":
-        return [(a, group[0]) for a in group[1:]]
-    ring = list(zip(group, (*group[1:], group[0]), strict=True))
-    if collective in ("broadcast", "send"):
-        return ring[:-1]
-    return ring[1:] if collective == "reduce" else ring

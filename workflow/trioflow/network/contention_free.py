@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from trioflow.hardware.machine import Link
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
+from trioflow.hardware.machine import Link, Routing
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, check_flow
 from trioflow.network.routing import Router
 
 
@@ -17,6 +17,8 @@ class ContentionFreeNetwork:
     ----------
     links : sequence of Link
         Directed links.
+    routing : Routing
+        How flows find their way over them.
 
     Notes
     -----
@@ -25,11 +27,13 @@ class ContentionFreeNetwork:
     where no two flows share a link.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._router = Router(links)
+    def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
+        self._router = Router(links, routing)
         self._ends: list[tuple[float, int, Flow]] = []
         self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
         self._now_s = 0.0
+        self.pieces: list[FlowPiece] | None = None
+        """Pieces of flows on links, where a list is given to collect them."""
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -47,7 +51,10 @@ class ContentionFreeNetwork:
         links = [self._router.links[i] for i in self._router.route(flow.source, flow.target)]
         rates = [link.bandwidth_bytes_per_s for link in links]
         rate = min([flow.max_rate_bytes_per_s, *rates])
-        end_s = time_s + flow.latency_s + flow.size_bytes / rate
+        begin_s = time_s + flow.latency_s
+        end_s = begin_s + flow.size_bytes / rate
+        if self.pieces is not None and links and begin_s < end_s:
+            self.pieces.append(FlowPiece(flow.flow_id, begin_s, end_s, rate))
         heapq.heappush(self._ends, (end_s, flow.flow_id, flow))
 
     def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trioflow.hardware.machine import Link
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
+from trioflow.hardware.machine import Link, Routing
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, check_flow
 from trioflow.network.routing import Router
 
 
@@ -87,6 +87,8 @@ class FairShareNetwork:
     ----------
     links : sequence of Link
         Directed links; full duplex is two.
+    routing : Routing
+        How flows find their way over them.
 
     Notes
     -----
@@ -105,8 +107,8 @@ class FairShareNetwork:
     in the order of ``flow_id``.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._router = Router(links)
+    def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
+        self._router = Router(links, routing)
         self._capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
         self._waiting: list[tuple[float, int, Flow]] = []
         self._moving: dict[int, _Moving] = {}
@@ -118,6 +120,8 @@ class FairShareNetwork:
         self._now_s = 0.0
         self.reshared_flows = 0
         """Rates computed so far: the work of sharing, a flow counted each time."""
+        self.pieces: list[FlowPiece] | None = None
+        """Pieces of flows on links, where a list is given to collect them."""
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -188,6 +192,7 @@ class FairShareNetwork:
 
     def _finish(self, flow_id: int) -> Flow:
         moving = self._moving.pop(flow_id)
+        self._keep_piece(moving)
         for link in moving.route:
             ends = self._router.links[link]
             self._link_bytes[ends.source, ends.target] += moving.flow.size_bytes
@@ -235,8 +240,14 @@ class FairShareNetwork:
         """Let a flow go on at another rate from now on."""
         gone_s = self._now_s - moving.since_s
         if gone_s > 0:
+            self._keep_piece(moving)
             moved_bytes = gone_s * moving.rate_bytes_per_s
             moving.left_bytes = max(0.0, moving.left_bytes - moved_bytes)
         moving.since_s, moving.rate_bytes_per_s = self._now_s, rate_bytes_per_s
         moving.end_s = self._now_s + moving.left_bytes / rate_bytes_per_s
         heapq.heappush(self._ends, (moving.end_s, moving.flow.flow_id))
+
+    def _keep_piece(self, moving: _Moving) -> None:
+        if self.pieces is not None and moving.route and moving.since_s < self._now_s:
+            times_s = (moving.since_s, self._now_s)
+            self.pieces.append(FlowPiece(moving.flow.flow_id, *times_s, moving.rate_bytes_per_s))

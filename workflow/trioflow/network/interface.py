@@ -48,6 +48,15 @@ class FlowEnd(NamedTuple):
     flow: Flow
 
 
+class FlowPiece(NamedTuple):
+    """Part of a flow's way during which its bytes moved at one rate [s], [s], [bytes/s]."""
+
+    flow_id: int
+    begin_s: float
+    end_s: float
+    rate_bytes_per_s: float
+
+
 class Network(Protocol):
     """Moves flows; the engine drives it from event to event.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,26 +18,35 @@ from trioflow.network.algorithms.catalogue import (
     count_switches,
     split_levels,
 )
+from trioflow.network.algorithms.names import Algorithms
 from trioflow.network.collectives import (
     UNCALIBRATED,
     Bound,
     CollectiveCost,
     CollectiveFlows,
     CollectivePlanner,
-    read_measured_time,
     warn_of_speed,
 )
 from trioflow.network.flows import Floats, FlowShape
 from trioflow.network.messages import CollectiveMessages, MessagePattern
 
-Algorithms = str | Mapping[str, str]
 RunAlone = Callable[[CollectiveMessages], float]
 """Says how long a collective takes on the platform's links with nothing else there [s]."""
 
 _CLOSE = 1e-10
 """Relative distance from the measured time at which the search for it ends."""
 _MOST_RUNS = 60
-_Key = TypeVar("_Key")
+
+
+class Chunks(NamedTuple):
+    """Into how many pieces messages are cut: so many, or as many as keep below a size [bytes]."""
+
+    number: int = 1
+    largest_bytes: float = math.inf
+
+
+WHOLE = Chunks()
+"""Messages in one piece."""
 
 
 class MessagePlanner:
@@ -55,11 +64,15 @@ class MessagePlanner:
         Runs a collective by itself; asked where no formula says how long it takes.
     cost, bound
         As for ``CollectivePlanner``.
+    chunks : Chunks
+        Pieces that each message of an algorithm is cut into. With a size, as
+        many as keep each block of the collective's data, as one piece of the
+        algorithm has it, at or below it.
 
     Raises
     ------
     InputError
-        When the mapping names no collective.
+        When the mapping names no collective, or chunks make no sense.
     """
 
     def __init__(
@@ -69,7 +82,13 @@ class MessagePlanner:
         run_alone: RunAlone,
         cost: CollectiveCost | None = None,
         bound: Bound = "time_s",
+        chunks: Chunks = WHOLE,
     ) -> None:
+        if chunks.number < 1 or not chunks.largest_bytes > 0:
+            raise InputError(
+                f"messages in {chunks.number} chunks of up to {chunks.largest_bytes:g} bytes",
+                fix="give at least one chunk, of more than 0 bytes",
+            )
         if not isinstance(algorithms, str):
             for name in algorithms:
                 if name not in COLLECTIVES:
@@ -78,7 +97,7 @@ class MessagePlanner:
                         fix=f"use some of {', '.join(COLLECTIVES)}",
                     )  # fmt: skip
         self._platform, self._algorithms, self._run_alone = platform, algorithms, run_alone
-        self._cost, self._bound = cost, bound
+        self._chunks = chunks
         self._flows = CollectivePlanner(platform, cost, bound)
         self._patterns: dict[tuple[object, ...], MessagePattern] = {}
         self._shapes: dict[tuple[object, ...], FlowShape] = {}
@@ -132,40 +151,49 @@ class MessagePlanner:
     ) -> CollectiveMessages:
         if len(set(group)) != len(group) or (collective == "send" and len(group) != 2):
             raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
-        pattern, shape = self._find_shape(collective, group, algorithm)
+        pattern, shape = self._find_shape(collective, message_bytes, group, algorithm)
         latencies_s = np.array(shape.latencies_s)
         pairs = len(shape.pairs)
         plain = CollectiveMessages(
             pattern, shape, message_bytes / pattern.pieces, latencies_s, np.full(pairs, math.inf),
             UNCALIBRATED if pairs else "measured",
         )  # fmt: skip
-        if self._cost is None or not pairs:
+        asked = self._flows.ask(collective, message_bytes, group) if pairs else None
+        if asked is None:
             return plain
-        measured, time_s = read_measured_time(
-            self._cost, self._bound, collective, message_bytes, len(group)
-        )
+        measured, time_s = asked
         fitted, alone_s = fit_messages(plain, time_s, self._run_alone)
         warning = warn_of_speed(collective, len(group), alone_s, time_s, self._platform)
         return replace(fitted, confidence=measured.confidence, warning=warning)
 
     def _find_shape(
-        self, collective: str, group: tuple[int, ...], algorithm: str
+        self, collective: str, message_bytes: int, group: tuple[int, ...], algorithm: str
     ) -> tuple[MessagePattern, FlowShape]:
         """Return what is sent and between whom, the same one for all equal ones."""
         count = len(group)
         per_node = self._count_per_node(collective, group, algorithm)
         name = choose_algorithm(collective, algorithm, count, per_node)
         switches = count_switches(collective, algorithm, count, per_node)
-        key = (collective, name, count, per_node if split_levels(name) else None)
-        if key not in self._patterns:
-            self._patterns[key] = MessagePattern(*key[:3], key[3], switches)
-        pattern = self._patterns[key]
+        within = per_node if split_levels(name) else None
+        pattern = self._find_pattern(collective, name, count, within, switches, self._chunks.number)
+        block_bytes = message_bytes / pattern.pieces
+        if block_bytes > self._chunks.largest_bytes:
+            chunks = pattern.chunks * math.ceil(block_bytes / self._chunks.largest_bytes)
+            pattern = self._find_pattern(collective, name, count, within, switches, chunks)
         if (pattern, group) not in self._shapes:
             nodes = [name_rank_node(rank) for rank in group]
             nodes += self._find_switches(name, nodes, per_node, switches)
             pairs = tuple((nodes[source], nodes[target]) for source, target in pattern.pairs)
             self._shapes[pattern, group] = FlowShape(pairs, self._flows.router)
         return pattern, self._shapes[pattern, group]
+
+    def _find_pattern(
+        self, collective: str, name: str, ranks: int, per_node: int | None, *numbers: int
+    ) -> MessagePattern:
+        key = (collective, name, ranks, per_node, *numbers)
+        if key not in self._patterns:
+            self._patterns[key] = MessagePattern(collective, name, ranks, per_node, *numbers)
+        return self._patterns[key]
 
     def _count_per_node(
         self, collective: str, group: tuple[int, ...], algorithm: str

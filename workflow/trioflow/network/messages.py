@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.network.algorithms.catalogue import build_schedule
+from trioflow.network.algorithms.pattern import check_entries
 from trioflow.network.algorithms.schedule import Schedule, order_connections
 from trioflow.network.flows import FlowShape
 
@@ -76,12 +77,16 @@ class MessagePattern:
         Members of each node, for hierarchical algorithms.
     switches : int
         Switches that take part.
+    chunks : int
+        Pieces that each message is cut into.
 
     Notes
     -----
     The table of messages is made when it is first asked for. What a ring
     sends is known without it: in every round each rank sends as much to the
-    next one.
+    next one. In chunks, a round is one of them on every link: a link carries
+    its chunks one after the other, and by the time it is free for one, what
+    that one waits for has come in a round before.
     """
 
     def __init__(
@@ -91,15 +96,17 @@ class MessagePattern:
         ranks: int,
         ranks_per_node: int | None = None,
         switches: int = 0,
+        chunks: int = 1,
     ) -> None:
         self.collective, self.algorithm, self.ranks = collective, algorithm, ranks
         self._ranks_per_node, self._switches = ranks_per_node, switches
+        self.chunks = 1 if collective == "barrier" else chunks
         self._rotates = algorithm == "ring" and collective in _ROTATIONS and ranks > 1
 
     @cached_property
     def table(self) -> MessageTable:
         """The messages."""
-        if self.round_blocks is not None:
+        if self.round_blocks is not None and self.chunks == 1:
             return _tabulate_rotation(self.pairs, self.round_blocks)
         return tabulate(self.schedule)
 
@@ -115,7 +122,7 @@ class MessagePattern:
     def pieces(self) -> int:
         """Blocks that make up the collective's ``message_bytes``."""
         if self._rotates:
-            return self.ranks
+            return self.ranks * self.chunks
         block_bytes = self.schedule.contents.block_bytes
         return round(self.schedule.message_bytes / block_bytes) if block_bytes else 1
 
@@ -132,15 +139,18 @@ class MessagePattern:
         """Blocks of every message of each round [rounds], None for an algorithm without rounds.
 
         In a round every pair carries one message of as many blocks, and each
-        message waits for some of the round before, its own connection's among
-        them, and for no others.
+        message waits for its own connection's of the round before, and for
+        others of rounds before only.
         """
         if not self._rotates:
             return None
         if self.collective == "all_to_all":
-            return np.arange(self.ranks - 1, 0, -1, dtype=np.int32)
-        both = 2 if self.collective in ("all_reduce", "barrier") else 1
-        return np.ones(both * (self.ranks - 1), dtype=np.int32)
+            blocks = np.arange(self.ranks - 1, 0, -1, dtype=np.int32)
+        else:
+            both = 2 if self.collective in ("all_reduce", "barrier") else 1
+            blocks = np.ones(both * (self.ranks - 1), dtype=np.int32)
+        check_entries(len(blocks) * self.ranks * self.chunks)
+        return np.repeat(blocks, self.chunks)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -150,6 +160,7 @@ class MessagePattern:
             self.ranks,
             0.0 if self.collective == "barrier" else 1.0,
             algorithm=self.algorithm,
+            chunks=self.chunks,
             ranks_per_node=self._ranks_per_node,
             switches=[str(number) for number in range(self._switches)],
         )

@@ -2,158 +2,211 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from hashlib import blake2b
 
 from trioflow.errors import SimulationError
-from trioflow.hardware.machine import Link
-from trioflow.hardware.routes import RememberedRoutes
+from trioflow.hardware.machine import Link, Routing
+from trioflow.network.route_search import Way, WaySearch
+
+_HOP_BITS = 24
+"""A cost is one whole number: latency above these bits, hops within them."""
+_FEMTOSECONDS = 1e15
 
 
-class Router(RememberedRoutes):
+class Router:
     """Finds and remembers one route for every pair of nodes that asks for one.
 
     Parameters
     ----------
     links : iterable of Link
-        Directed links, at most one from a node to another.
+        Directed links.
+    routing : Routing
+        How ties are broken, and which links have failed.
+
+    Raises
+    ------
+    SimulationError
+        When a failed link is none of the links.
 
     Notes
     -----
-    The route has the smallest total latency; among equals the fewest hops;
-    among those the one whose list of node names comes first. Bandwidth has
-    no say: a wide detour does not delay small messages.
+    Order of routes: the smallest total latency, in whole femtoseconds, so
+    that sums which differ by rounding are equal; among those the fewest hops;
+    among those the one whose list of node names comes first, compared from
+    the source on, and of links side by side the one that is listed first.
+    Bandwidth has no say: a wide detour does not delay small messages.
 
-    A node with one way out, or one way in, has no choice there, so the search
-    runs between its neighbours: the ranks below one switch share a search. A
-    search goes no further than the nodes asked for and is taken up again
-    where it stopped.
+    With ``ecmp`` every node on the way takes, of its links on a best route
+    (smallest latency, fewest hops), the one that a hash of source, target,
+    seed and hop says. The pair, not the flow, is hashed: a pair keeps its
+    route. Hashes are BLAKE2b, the same on every machine.
+
+    A node with one neighbour is on no route but its own, so the search runs
+    between the neighbours: ranks below one switch share a search, which goes
+    no further than it must (see ``WaySearch``). What a search needs is made
+    when the first one starts: neighbours that no shorter way joins need none.
     """
 
-    def __init__(self, links: Iterable[Link]) -> None:
-        super().__init__(links)
-        self._searches: dict[str, _Search] = {}
+    def __init__(self, links: Iterable[Link], routing: Routing | None = None) -> None:
+        self.links = tuple(links)
+        self._routing = Routing() if routing is None else routing
+        self._routes: dict[tuple[str, str], tuple[int, ...]] = {}
+        if self._routing.failed:
+            known = {(link.source, link.target) for link in self.links}
+            for source, target in sorted(self._routing.failed - known):
+                raise SimulationError(
+                    f"no link leads from {source} to {target}, so it cannot have failed"
+                )
+
+    def route(self, source: str, target: str) -> tuple[int, ...]:
+        """Return the numbers of the links from a node to another, in order.
+
+        A node reaches itself over no link.
+
+        Raises
+        ------
+        SimulationError
+            When no links lead there.
+        """
+        if source == target:
+            return ()
+        found = self._routes.get((source, target))
+        if found is None:
+            found = self._routes[source, target] = self._find(source, target)
+        return found
+
+    def latency_s(self, source: str, target: str) -> float:
+        """Return the total latency of a route [s]."""
+        return sum((self.links[index].latency_s for index in self.route(source, target)), 0.0)
+
+    @cached_property
+    def _working(self) -> list[int]:
+        """Numbers of the links that have not failed."""
+        failed = self._routing.failed
+        if not failed:
+            return list(range(len(self.links)))
+        ends = enumerate((link.source, link.target) for link in self.links)
+        return [index for index, pair in ends if pair not in failed]
 
     @cached_property
     def _outgoing(self) -> dict[str, list[int]]:
-        return self._index([link.source for link in self.links])
+        found: dict[str, list[int]] = {}
+        for index in self._working:
+            found.setdefault(self.links[index].source, []).append(index)
+        return found
 
     @cached_property
     def _incoming(self) -> dict[str, list[int]]:
-        return self._index([link.target for link in self.links])
+        found: dict[str, list[int]] = {}
+        for index in self._working:
+            found.setdefault(self.links[index].target, []).append(index)
+        return found
+
+    @cached_property
+    def _nearest(self) -> dict[str, tuple[int, ...]]:
+        """For each node, its shortest links to different nodes: no other way there is as short."""
+        found: dict[str, tuple[int, ...]] = {}
+        for node, indices in self._outgoing.items():
+            least = min(self.links[index].latency_s for index in indices)
+            found[node] = tuple(i for i in indices if self.links[i].latency_s == least)
+        return found
 
     @cached_property
     def _direct(self) -> dict[tuple[str, str], int]:
-        return {(link.source, link.target): i for i, link in enumerate(self.links)}
+        """The link from a node to another, where it alone is among the nearest of the first."""
+        found: dict[tuple[str, str], int] = {}
+        doubled: set[tuple[str, str]] = set()
+        for indices in self._nearest.values():
+            for index in indices:
+                ends = (self.links[index].source, self.links[index].target)
+                if ends in found:
+                    doubled.add(ends)
+                found[ends] = index
+        return {ends: index for ends, index in found.items() if ends not in doubled}
 
     @cached_property
-    def _way_out(self) -> dict[str, int]:
-        return {node: ways[0] for node, ways in self._outgoing.items() if len(ways) == 1}
-
-    @cached_property
-    def _way_in(self) -> dict[str, int]:
-        return {node: ways[0] for node, ways in self._incoming.items() if len(ways) == 1}
-
-    @cached_property
-    def _onward(self) -> dict[str, list[int]]:
-        """The links of each node that lead further than back."""
+    def _stubs(self) -> dict[str, str]:
+        """The nodes that have one neighbour, which is no such node itself."""
+        stubs: dict[str, str] = {}
+        for node in self._outgoing.keys() | self._incoming.keys():
+            ways_out, ways_in = self._outgoing.get(node, ()), self._incoming.get(node, ())
+            # Links side by side leave a choice, which only a search makes.
+            if len(ways_out) <= 1 and len(ways_in) <= 1:
+                around = {self.links[index].target for index in ways_out}
+                around |= {self.links[index].source for index in ways_in}
+                if len(around) == 1:
+                    stubs[node] = around.pop()
+        # Of two nodes that have only each other, the first is the centre.
         return {
-            node: [index for index in indices if not self._is_dead_end(self.links[index].target)]
-            for node, indices in self._outgoing.items()
+            node: centre for node, centre in stubs.items() if centre not in stubs or centre < node
         }
 
-    @staticmethod
-    def _index(nodes: Iterable[str]) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for index, node in enumerate(nodes):
-            found.setdefault(node, []).append(index)
-        return found
+    @cached_property
+    def _ways(self) -> WaySearch:
+        """Finds ways over all nodes but stubs.
 
-    def _find_shortest_s(self, node: str) -> float:
-        """Return the least latency of a link from a node [s]."""
-        return min(self.links[index].latency_s for index in self._outgoing[node])
-
-    def _is_dead_end(self, node: str) -> bool:
-        """Tell whether a node leads only back to where it is entered from."""
-        way_in = self._way_in.get(node)
-        if way_in is None:
-            return False
-        entry = self.links[way_in].source
-        return all(self.links[index].target == entry for index in self._outgoing.get(node, ()))
+        A cost is latency and one hop as a whole number: sums of such compare as pairs do.
+        """
+        stubs = self._stubs
+        forth: dict[str, list[Way]] = {}
+        back: dict[str, list[Way]] = {}
+        for index in self._working:
+            link = self.links[index]
+            if link.source not in stubs and link.target not in stubs:
+                cost = (round(link.latency_s * _FEMTOSECONDS) << _HOP_BITS) + 1
+                forth.setdefault(link.source, []).append((cost, link.target, index))
+                back.setdefault(link.target, []).append((cost, link.source, index))
+        return WaySearch(forth, back)
 
     def _find(self, source: str, target: str) -> tuple[int, ...]:
-        direct = self._direct.get((source, target))
-        if direct is not None and self.links[direct].latency_s <= self._find_shortest_s(source):
-            return (direct,)
+        """Find a route, from the neighbour of a stub to the neighbour of a stub."""
+        # A node with one neighbour has no choice, so nothing about the others is needed.
+        if source not in self._stubs and target not in self._stubs:
+            direct = self._direct.get((source, target))
+            if direct is not None:
+                return (direct,)
         head: tuple[int, ...] = ()
         tail: tuple[int, ...] = ()
-        inner_source, inner_target = source, target
-        if source in self._way_out:
-            head = (self._way_out[source],)
-            inner_source = self.links[head[0]].target
-        if inner_source != inner_target and target in self._way_in:
-            tail = (self._way_in[target],)
-            inner_target = self.links[tail[0]].source
-        if inner_source == inner_target:
-            return head + tail
-        if inner_source not in self._searches:
-            self._searches[inner_source] = _Search(self.links, self._onward, inner_source)
-        middle = self._searches[inner_source].route(inner_target)
-        if middle is None:
-            raise SimulationError(
-                f"no route leads from {source} to {target}; add the missing links to the platform"
-            )
-        return head + middle + tail
+        start, end = source, target
+        if source in self._stubs:
+            head, start = tuple(self._outgoing.get(source, ())), self._stubs[source]
+        if target in self._stubs:
+            tail, end = tuple(self._incoming.get(target, ())), self._stubs[target]
+        middle = self._search(start, end, (source, target))
+        if middle is None or (start != source and not head) or (end != target and not tail):
+            raise SimulationError(self._explain(source, target))
+        return (*head, *middle, *tail)
 
+    def _explain(self, source: str, target: str) -> str:
+        """Say that no route leads from a node to another, and why where that is plain."""
+        failed = len(self._routing.failed)
+        unknown = {source, target} - self._outgoing.keys() - self._incoming.keys()
+        told = f" ({failed} {'link has' if failed == 1 else 'links have'} failed)" if failed else ""
+        if unknown:
+            told += f": no link reaches {min(unknown)}"
+        return f"no route leads from {source} to {target}{told}; add links to the platform"
 
-class _Search:
-    """Dijkstra's algorithm from one node, as far as it was needed."""
+    def _search(self, start: str, end: str, pair: tuple[str, str]) -> tuple[int, ...] | None:
+        """Follow the best links from a node to another; None where none lead there."""
+        if start == end:
+            return ()
+        onward = self._ways.find(start, end)
+        if onward is None:
+            return None
+        route: list[int] = []
+        while start != end:
+            ways = onward[start]
+            route.append(ways[0] if len(ways) == 1 else self._choose(ways, pair, len(route)))
+            start = self.links[route[-1]].target
+        return tuple(route)
 
-    def __init__(
-        self, links: Sequence[Link], onward: Mapping[str, Sequence[int]], source: str
-    ) -> None:
-        self._links, self._onward = links, onward
-        self._entry: dict[str, int] = {}
-        self._best: dict[str, tuple[float, int]] = {source: (0.0, 0)}
-        self._settled: set[str] = set()
-        self._heap: list[tuple[float, int, str]] = [(0.0, 0, source)]
-
-    def route(self, target: str) -> tuple[int, ...] | None:
-        """Return the links to a node, or None where none lead there."""
-        while target not in self._settled:
-            if not self._heap:
-                return None
-            self._settle(*heapq.heappop(self._heap))
-        indices: list[int] = []
-        while target in self._entry:
-            indices.append(self._entry[target])
-            target = self._links[indices[-1]].source
-        return tuple(reversed(indices))
-
-    def _settle(self, latency_s: float, hops: int, node: str) -> None:
-        if node in self._settled:
-            return
-        self._settled.add(node)
-        for index in self._onward.get(node, ()):
-            link = self._links[index]
-            if link.target in self._settled:
-                continue
-            reached = (latency_s + link.latency_s, hops + 1)
-            known = self._best.get(link.target)
-            if known is None or reached < known:
-                heapq.heappush(self._heap, (*reached, link.target))
-            elif known < reached or not self._comes_first(node, link.target):
-                continue
-            self._best[link.target], self._entry[link.target] = reached, index
-
-    def _comes_first(self, node: str, target: str) -> bool:
-        """Tell whether names on the way over a node come before those on the known way."""
-        one, other = node, self._links[self._entry[target]].source
-        first = False
-        # Both ways have as many hops; of their differences the one next to the source decides.
-        while one != other:
-            first = one < other
-            one = self._links[self._entry[one]].source
-            other = self._links[self._entry[other]].source
-        return first
+    def _choose(self, ways: Sequence[int], pair: tuple[str, str], hop: int) -> int:
+        """Return the link that a route takes of several equally good ones."""
+        ordered = sorted(ways, key=lambda index: (self.links[index].target, index))
+        if self._routing.ties == "first":
+            return ordered[0]
+        key = f"{pair[0]}|{pair[1]}|{self._routing.seed}|{hop}"
+        digest = blake2b(key.encode(), digest_size=8).digest()
+        return ordered[int.from_bytes(digest, "big") % len(ordered)]

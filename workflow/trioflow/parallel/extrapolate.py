@@ -15,14 +15,17 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.timed_trace import times_interval
-from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory import estimate_peak_memory
-from trioflow.parallel.pipeline import partition
-from trioflow.parallel.plan import check_plan, describe_plan, micro_batch_sizes
+from trioflow.parallel.given import Stages, choose_stages
+from trioflow.parallel.memory import estimate_memory, find_fullest
+from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, WORDS, check_mode
+from trioflow.parallel.offload import plan_activations, read_host_rates, size_update
+from trioflow.parallel.one_process import share_host
+from trioflow.parallel.plan import check_plan, describe_plan, micro_batch_sizes, replica_sizes
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, plan_schedule
 from trioflow.parallel.reference import Reference, choose_reference
+from trioflow.parallel.replicas import build_replicas
 from trioflow.parallel.schedules import Schedule
 from trioflow.parallel.sharding import build_units, list_updates, scale_work, shard_updates
 from trioflow.parallel.sizing import (
@@ -30,13 +33,13 @@ from trioflow.parallel.sizing import (
     resize_batch,
     without_communication,
 )
-from trioflow.parallel.staged_work import StageWorks
+from trioflow.parallel.staged_work import StageWorks, stages_of_operators
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.parallel.tensor_parallel import TensorSplit, split_operators
+from trioflow.parallel.tensor_parallel import TensorSplit, prepare_split, split_for_plan
 from trioflow.parallel.zero_optimizer import OptimizerPartition, partition_optimizer
 from trioflow.provenance import read_json
 from trioflow.tables import PHASES
-from trioflow.trace.store import Trace, load_trace, pipeline_units
+from trioflow.trace.store import Trace, load_trace
 from trioflow.units import ns_to_s
 
 
@@ -47,8 +50,10 @@ def extrapolate(
     *,
     batch: int | None = None,
     host: Mapping[str, float] | None = None,
-    stages: Sequence[Sequence[str]] | None = None,
+    stages: Stages = None,
     schedule: Schedule | None = None,
+    mode: str = TRAIN,
+    last_batch: bool = False,
 ) -> TaskGraph:
     """Return what every rank does in one training step under a plan.
 
@@ -66,11 +71,18 @@ def extrapolate(
         the (first) trace's own batch.
     host : mapping, optional
         The platform's named host costs [s]; see ``program.HOST_COSTS``.
-    stages : sequence of sequence of str, optional
-        Units of each pipeline stage; balanced by recorded time by default.
+    stages : sequence of sequence of str or str, optional
+        Units of each pipeline stage; or ``count``, for as many layers each;
+        balanced by recorded time by default.
     schedule : Schedule, optional
         Actions of the pipeline's ranks, imported for instance; the plan's own
         schedule by default.
+    mode : str, optional
+        One of ``modes.MODES``: the whole step, forward alone, or all but the
+        optimizer.
+    last_batch : bool, optional
+        Whether a batch that replicas cannot share evenly is what is left of a
+        data set: ``DistributedSampler`` then repeats samples until they can.
 
     Raises
     ------
@@ -85,27 +97,43 @@ def extrapolate(
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
     batch = int(given[0].facts["batch"]) * plan.data if batch is None else batch
+    repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
+    batch += repeated
     check_plan(plan, given[0], batch)
+    check_mode(mode, plan)
     sizes = micro_batch_sizes(plan, batch)
-    schedule = plan_schedule(plan, len(sizes), schedule)
+    schedule = plan_schedule(plan, len(sizes), schedule, mode)
     reference = choose_reference(given, sizes[0])
-    trace = reference.trace
-    factors = [size / int(trace.facts["batch"]) for size in sizes]
-    split = _share_updates(trace, plan, split_operators(trace, plan.tensor))
+    trace = prepare_split(reference.trace, plan)
+    replicas = replica_sizes(plan, batch) if plan.replication == "dp" else []
+    # Of DataParallel, each replica's own samples and the whole batch of the loss.
+    counts = [*replicas, batch] if replicas else sizes
+    factors = [count / int(trace.facts["batch"]) for count in counts]
+    split = _share_updates(trace, plan, split_for_plan(trace, plan))
     times, extrapolated = _predict_times(reference, split.operators, factors, model)
     builder = ProgramBuilder(
-        plan, trace.operators, times, float(trace.facts.get("tail_s", 0.0)), dict(host or {}),
-        schedule,
+        plan, trace.operators, times, float(trace.facts.get("tail_s", 0.0)) * (mode == TRAIN),
+        dict(host or {}), schedule,
     )  # fmt: skip
-    builder.sharded_updates = split.sharded_updates
+    builder.mode = mode
+    builder.split, builder.factors = split, factors
+    builder.rates = read_host_rates(plan, host or {})
+    if plan.offload == "activations":
+        builder.offloaded = plan_activations(trace, split.operators)
+    elif plan.offload == "optimizer":
+        builder.update_bytes_per_byte = size_update(trace, 1.0)
     if plan.sharding == "zero1":
         builder.partition = partition_optimizer(trace, plan.data)
         builder.update_s = _predict_shared_updates(reference, builder.partition, model)
-    cut = _choose_stages(trace, plan, stages)
-    works = StageWorks(trace, plan, model, schedule, factors)
+    cut = choose_stages(trace, plan, stages)
+    works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
     stage_works = works.build(split, cut)
     builder.tied = works.tied
+    if replicas:
+        builder.replicas = build_replicas(trace, replicas, works.copies_s)
     builder.add_ranks(stage_works)
+    stage_of, _ = stages_of_operators(trace, cut)
+    memory = estimate_memory(trace, split.operators, builder, factors, stage_of)
     rescaled = set(factors) != {1.0} or plan.tensor > 1 or plan.sharding != "none"
     of_device = times_interval(trace.facts)
     beyond = {reference.batch} != set(sizes) or works.extrapolated or of_device != (1.0, 1.0)
@@ -117,27 +145,34 @@ def extrapolate(
         works.interval(float(times[0].device_s.sum() + times[0].host_s.sum())),
     )
     share = batch / int(given[0].facts["batch"]) / plan.ranks
-    return builder.graph.build(
+    graph = builder.build(
         {
             "workload": trace.facts["workload"],
             "plan": asdict(plan),
-            "plan_text": describe_plan(plan, batch),
+            "plan_text": f"{describe_plan(plan, batch)}{WORDS[mode]}",
             "ranks": plan.ranks,
             "batch": batch,
             "traced_batches": sorted(reference.shares),
             "trace_shares": {str(b): part for b, part in reference.shares.items()},
             "traced_phases_s": {str(t.facts["batch"]): phase_times(t) for t in given},
             "device_name": trace.facts["device_name"],
-            "baseline_step_time_s": float(given[0].facts["step_time_s"]) * share,
+            "mode": mode,
+            "baseline_step_time_s": float(given[0].facts["step_time_s"]) * share * part_of_step(given[0], mode),
             "compute_interval": list(interval),
             "compute_confidence": _confidence(
                 rescaled or works.predicted or of_device != (1.0, 1.0), beyond or extrapolated
             ),
             "stages": [list(stage) for stage in cut],
-            "peak_memory_bytes": estimate_peak_memory(trace, plan, sizes, cut, schedule),
-            "warnings": [*trace.facts.get("warnings", []), *_size_warnings(schedule, sizes)],
+            "peak_memory_bytes": find_fullest(memory)["peak_bytes"],
+            "memory": memory,
+            "warnings": [
+                *trace.facts.get("warnings", []), *_size_warnings(schedule, sizes),
+                *_repeat_warnings(repeated, batch, plan),
+            ],
         }
     )
+    one_process = bool(replicas) or plan.tensor_style == "gather"
+    return share_host(graph) if one_process else graph
 
 
 def extrapolate_experiment(
@@ -221,6 +256,14 @@ def phase_times(trace: Trace) -> dict[str, float]:
     }
 
 
+def part_of_step(trace: Trace, mode: str) -> float:
+    """Return the share of the traced step's time that the phases of a mode take."""
+    times = phase_times(trace)
+    run = {TRAIN: PHASES, FORWARD_ONLY: PHASES[:1]}.get(mode, PHASES[:2])
+    whole = sum(times.values())
+    return sum(times[phase] for phase in run) / whole if whole and mode != TRAIN else 1.0
+
+
 def rescale_distance(device_s: NDArray[np.float64], operators: pd.DataFrame) -> float:
     """Return the logarithm of the rescaled over the recorded compute; 0 where there is none."""
     recorded_s, rescaled_s = ns_to_s(float(operators["device_ns"].sum())), float(device_s.sum())
@@ -242,6 +285,15 @@ def _confidence(rescaled: bool, extrapolated: bool) -> str:
     return "extrapolated" if extrapolated else "interpolated"
 
 
+def _repeat_warnings(repeated: int, batch: int, plan: Plan) -> list[str]:
+    if not repeated:
+        return []
+    return [
+        f"{batch - repeated} samples on {plan.data} replicas: DistributedSampler repeats {repeated}, so that"
+        f" each runs {batch // plan.data}"
+    ]
+
+
 def _size_warnings(schedule: Schedule, sizes: Sequence[int]) -> list[str]:
     """Say where PyTorch itself cannot run micro-batches of different sizes."""
     if len(set(sizes)) == 1 or schedule.name == "gpipe-recompute":
@@ -250,21 +302,3 @@ def _size_warnings(schedule: Schedule, sizes: Sequence[int]) -> list[str]:
         f"micro-batches of {min(sizes)} and {max(sizes)} samples: torch.distributed.pipelining (2.13)"
         " receives into buffers of one size and would stop"
     ]
-
-
-def _choose_stages(
-    trace: Trace, plan: Plan, stages: Sequence[Sequence[str]] | None
-) -> list[list[str]]:
-    """Return the units of each stage, checked against the model's."""
-    if plan.pipeline == 1:
-        return [list(pipeline_units(trace))]
-    if stages is None:
-        return partition(trace, plan.stages)
-    given = [list(stage) for stage in stages]
-    flat = [unit for stage in given for unit in stage]
-    if len(given) != plan.stages or flat != list(pipeline_units(trace)):
-        raise PlanError(
-            f"the {len(given)} given stages are not the model's units in order, cut into {plan.stages}",
-            fix=f"cut this list: {', '.join(pipeline_units(trace))}",
-        )
-    return given

@@ -1,185 +1,210 @@
-"""Peak memory of a rank: what must be held at once in one step."""
+"""Peak memory of each rank: when it is reached, what fills it, and whether it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from trioflow.experiments import Plan
-from trioflow.parallel.pipeline import assign_units, boundary_bytes
-from trioflow.parallel.schedule_checks import measure_held
-from trioflow.parallel.schedule_table import Schedule
-from trioflow.parallel.sharding import ShardedUnit, build_units
-from trioflow.parallel.tensor_parallel import is_sharded
-from trioflow.parallel.zero_optimizer import partition_optimizer
-from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
+from trioflow.errors import PlanError
+from trioflow.parallel.memory_profile import Lifetimes, RankMemory, profile_rank
+from trioflow.parallel.memory_storages import StorageTable, build_storage_table
+from trioflow.parallel.modes import FORWARD_ONLY
+from trioflow.parallel.pipeline import crossing_storages, loss_operators
+from trioflow.parallel.sharding import list_parameters, scale_work
+from trioflow.parallel.staged_program import COPIES_EARLY
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+if TYPE_CHECKING:
+    from trioflow.parallel.program import ProgramBuilder
+
+COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 
 
-def estimate_peak_memory(
-    trace: Trace, plan: Plan, sizes: Sequence[int], cut: list[list[str]], schedule: Schedule
-) -> int:
-    """Return the peak of the fullest rank [bytes].
+def estimate_memory(
+    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, factors: Sequence[float],
+    stage_of: NDArray[np.int64],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the peak of every rank, ranks that do the same together.
 
     Parameters
     ----------
-    trace, plan
-        As in ``extrapolate``.
-    sizes : sequence of int
-        Samples of each micro-batch of one replica.
-    cut : list of list of str
-        Units of each pipeline stage.
-    schedule : Schedule
-        Its order decides how many micro-batches are in flight on each rank.
+    trace : Trace
+        The whole model's step on one rank.
+    operators : DataFrame
+        Its operators with the work of one rank's shards.
+    program : ProgramBuilder
+        The plan's program, written.
+    factors : sequence of float
+        Samples of each micro-batch over the traced ones.
+    stage_of : array [operators]
+        Stage of each operator.
 
     Returns
     -------
-    int
-        Parameters, gradients, optimizer state, buffers and inputs of the rank's
-        stages, or its shards of them and the units that are whole at one time;
-        DDP's buckets, and the activations that forward keeps for backward, of
-        the micro-batches in flight when they come to most. Before a
-        recomputation only a stage's input is kept.
+    list of dict
+        ``ranks``; ``peak_bytes``; ``categories``, what fills the peak [bytes];
+        ``when``, the task at which it is reached, in words.
 
     Notes
     -----
-    A first estimate: operators' workspaces, allocator fragmentation and the
-    communication library's own buffers are left out, so the true peak is higher.
-    Where I and W run apart, activations are held until W.
-    Sharded units are taken to be at their fullest when the activations are.
-    Under tensor parallelism only split parameters and their gradients shrink;
-    optimizer state and activations are counted whole, so the peak is too high.
+    What PyTorch's allocator hands out is counted, as
+    ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context of
+    the device, no buffers of the communication library, and of operators'
+    workspaces those alone that the trace shows as tensors.
     """
-    frame = _sized_storages(trace, plan)
-    frame["stage"] = _stage_of_storages(trace, frame, cut)
-    traced = int(trace.facts["batch"])
-    held = frame[frame["held"]]
-    flows = held["category"].isin(["activation", "output"])
-    full = held[flows].groupby("stage")["bytes"].sum().to_dict()
-    inputs = _stage_inputs(trace, cut) if len(cut) > 1 else {}
-
-    def size(stage: int, micro_batch: int) -> tuple[float, float]:
-        share = sizes[micro_batch] / traced
-        return full.get(stage, 0.0) * share, inputs.get(stage, 0) * share
-
-    fixed = held[~flows].copy()
-    fixed.loc[fixed["category"] == "input", "bytes"] *= sum(sizes) / traced
-    whole = _share_storages(fixed, trace, plan)
-    total = fixed.groupby("stage")["bytes"].sum().to_dict()
-    if plan.shards_units:
-        total[0] = total.get(0, 0.0) + whole
-    elif plan.data > 1:  # buckets hold a second copy of every gradient
-        gradients = fixed[fixed["category"] == "gradient"].groupby("stage")["bytes"].sum()
-        total = {s: total.get(s, 0.0) + gradients.get(s, 0.0) for s in range(len(cut))}
-    peaks = [
-        sum(total.get(stage, 0.0) for stage in schedule.stages_of_rank(rank)) + activations
-        for rank, activations in enumerate(measure_held(schedule, size))
-    ]
-    return int(max(peaks, default=0))
+    tasks = program.collect().tasks
+    modules = trace.operators["module"].tolist()
+    lifetimes = _lifetimes_of(trace, program, stage_of)
+    classes = program.grid.classify()
+    tables: dict[int, StorageTable] = {}
+    found = []
+    for number, rank in enumerate(program.grid.find_representatives().tolist()):
+        pipeline, rest = divmod(rank, program.plan.data * program.plan.tensor)
+        parts = program.partition is not None and bool(program.partition.shared)
+        data = rest // program.plan.tensor if parts else 0
+        if data not in tables:
+            tables[data] = _table_of(trace, operators, program, data)
+        rows = tasks[tasks["rank"] == rank]
+        peak = profile_rank(
+            rows, tables[data], program.factors_of(rank) or factors, lifetimes(tables[data]), _held_always(program, pipeline),
+            program.memory.get(rank),
+        )  # fmt: skip
+        ranks = np.flatnonzero(classes == number).tolist()
+        told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
+        found.append({**told, "when": _say_when(rows, peak, modules)})
+    return found
 
 
-def _share_storages(fixed: pd.DataFrame, trace: Trace, plan: Plan) -> float:
-    """Leave a rank its part of what is shared, in place; return what is whole at one time [bytes]."""
-    category = fixed["category"]
-    if plan.sharding == "zero1":
-        share = max(partition_optimizer(trace, plan.data).shares)
-        fixed.loc[category == "optimizer_state", "bytes"] *= share
-    if not plan.shards_units:
-        return 0.0
-    units = build_units(trace, plan.tensor)
-    sizes = [unit.gathered_bytes(plan.shards) for unit in units]
-    used = sum(p.size_bytes for unit in units for p in unit.parameters)
-    shared = category.isin(["parameter", "gradient", "optimizer_state"])
-    fixed.loc[shared, "bytes"] *= sum(sizes) / max(plan.shards * used, 1)
-    return measure_whole(units, plan.shards, plan.sharding != "zero2", plan.accumulate)
+def _table_of(
+    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, data: int
+) -> StorageTable:
+    """Return the allocations of a replica's ranks; ZeRO-1's replicas hold different states."""
+    if program.partition and program.partition.shared:
+        shared = list(program.partition.shared)
+        operators = scale_work(operators, shared, [program.partition.shares[data]] * len(shared))
+    return build_storage_table(trace, operators, _shares_of_parameters(trace, program).get)
 
 
-def measure_whole(
-    units: Sequence[ShardedUnit], shards: int, reshards: bool, micro_steps: int
-) -> float:
-    """Return the most that is not sharded at one time of backward under ``fully_shard`` [bytes].
+def _shares_of_parameters(trace: Trace, program: ProgramBuilder) -> dict[int, float]:
+    """Return the part of each parameter, and of its gradient, that one rank holds."""
+    plan = program.plan
+    try:
+        whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor)
+    except PlanError:  # a trace without a list of parameters
+        return {}
+    shares: dict[int, float] = {}
+    for before, after in zip(whole, mine, strict=True):
+        split = after.size_bytes / max(before.size_bytes, 1)
+        shares[after.gradient_storage_id] = split
+        if plan.shards_units:
+            split = after.padded_bytes(plan.shards) / plan.shards / max(before.size_bytes, 1)
+        shares[after.storage_id] = split
+    shares.pop(-1, None)
+    return shares
+
+
+def _lifetimes_of(
+    trace: Trace, program: ProgramBuilder, stage_of: NDArray[np.int64]
+) -> Callable[[StorageTable], Lifetimes]:
+    """Return what the framework keeps longer than operators do.
+
+    ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of
+    the last stage to return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``).
+    """
+    sent: set[int] = set()
+    returned: set[int] = set()
+    early = program.schedule.name in COPIES_EARLY
+    if program.schedule.stages > 1 and not early:
+        for stage in range(1, program.schedule.stages):
+            sent |= set(crossing_storages(trace, stage_of, stage))
+        returned = _outputs_of_model(trace)
+    return lambda table: Lifetimes(table.find(sent), table.find(returned), buffered=not early)
+
+
+def _outputs_of_model(trace: Trace) -> set[int]:
+    """Return the storages that the model hands to the loss."""
+    storage, loss = trace.tensors["storage_id"].tolist(), loss_operators(trace)
+    made: set[int] = set()
+    read: set[int] = set()
+    for row in records(trace.operators, "op_id", "phase", "input_ids", "output_ids"):
+        if row["phase"] == "forward" and row["op_id"] not in loss:
+            made |= {storage[i] for i in row["output_ids"]}
+        elif row["op_id"] in loss:
+            read |= {storage[i] for i in row["input_ids"]}
+    return made & read
+
+
+def _held_always(program: ProgramBuilder, pipeline: int) -> dict[str, float]:
+    """Return what a rank holds all the time beside what its operators use [bytes].
+
+    DDP's buckets are a second copy of every gradient. A stage of
+    ``torch.distributed.pipelining`` has a buffer for every micro-batch's input
+    and output gradient.
+    """
+    held = {"bucket": 0.0, "message": 0.0}
+    place = program.schedule.rank_of_stage
+    for stage in program.schedule.stages_of_rank(pipeline):
+        work = program.stages[stage]
+        held["bucket"] += sum(b.size_bytes for b in work.buckets if work.bucket_copy_s)
+        if program.schedule.name in COPIES_EARLY:
+            continue
+        if stage and place[stage - 1] != pipeline:
+            held["message"] += sum(program.stages[stage - 1].send_bytes)
+        if place.get(stage + 1, pipeline) != pipeline and program.mode != FORWARD_ONLY:
+            held["message"] += sum(work.send_bytes)
+    return held
+
+
+def _say_when(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str]) -> str:
+    """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``."""
+    if tasks.empty:
+        return "always"
+    task = tasks.iloc[peak.place]
+    module = "" if pd.isna(task["op_id"]) else modules[int(task["op_id"])]
+    text = f"{task['phase'] or 'end'}{f' of {module}' if module else ''}"
+    if not pd.isna(task["micro_batch"]) and tasks["micro_batch"].nunique() > 1:
+        text += f", micro-batch {int(task['micro_batch'])}"
+    return f"{text}: {task['name']}"
+
+
+def tabulate_memory(
+    memory: Sequence[dict[str, Any]], room_bytes: int | None = None
+) -> pd.DataFrame:
+    """Return what fills each rank at its peak, one row a rank and category.
 
     Parameters
     ----------
-    units : sequence of ShardedUnit
-        In the order of forward, the root at the end.
-    shards : int
-        Ranks that share each parameter.
-    reshards : bool
-        Whether units but the root give their parameters up after forward.
-    micro_steps : int
-        Steps whose gradients are added up, whole until the last.
+    memory : sequence of dict
+        ``metadata["memory"]`` of a task graph.
+    room_bytes : int, optional
+        Memory of a rank's device [bytes].
 
-    Notes
-    -----
-    The root is whole from its forward to the end of backward, its gradients
-    too. Of the others, one is whole with its gradients, and these a second
-    time in the input of its reduce-scatter, while the parameters of the unit
-    before it arrive.
+    Returns
+    -------
+    DataFrame
+        ``rank``, ``category``, ``bytes``, ``peak_bytes`` (of the rank),
+        ``when``, ``fits`` (None without ``room_bytes``), by rank, the largest
+        category first.
     """
-    whole = [unit.gathered_bytes(shards) for unit in units]
-    gradients = [unit.reduced_bytes(shards) for unit in units]
-    inner = range(len(units) - 1)
-    if reshards:
-        peaks = [whole[i] + (whole[i - 1] if i else 0) for i in inner]
-    else:
-        peaks = [sum(whole[: i + 1]) for i in inner]
-    kept = sum(gradients) - gradients[-1] if micro_steps > 1 else 0
-    at_unit = [
-        peaks[i] + 2 * gradients[i] - (gradients[i] if micro_steps > 1 else 0) for i in inner
-    ]
-    return float(whole[-1] + gradients[-1] + kept + max([*at_unit, gradients[-1]]))
-
-
-def _sized_storages(trace: Trace, plan: Plan) -> pd.DataFrame:
-    """Return the storages, split parameters and their gradients at one shard's size."""
-    rules = trace.facts.get("tensor_split", {}) if plan.tensor > 1 else {}
-    sharded = {
-        int(g[key])
-        for g in trace.facts.get("gradients", [])
-        if is_sharded(g, rules)
-        for key in ("parameter_storage_id", "gradient_storage_id")
-    }
-    frame = _storages(trace)
-    frame.loc[frame["storage_id"].isin(sharded), "bytes"] /= plan.tensor
-    return frame
-
-
-def _stage_of_storages(trace: Trace, frame: pd.DataFrame, cut: list[list[str]]) -> list[int]:
-    if len(cut) == 1:
-        return [0] * len(frame)
-    stage_of_unit = {unit: stage for stage, units in enumerate(cut) for unit in units}
-    names, unit_of = list(pipeline_units(trace)), assign_units(trace)
-    return [stage_of_unit[names[unit_of[op]]] for op in frame["op_id"]]
-
-
-def _stage_inputs(trace: Trace, cut: list[list[str]]) -> dict[int, int]:
-    """Return what each stage but the first receives for the traced batch [bytes]."""
-    unit_of = assign_units(trace)
-    ends = [sum(len(units) for units in cut[:stage]) for stage in range(len(cut))]
-    return {stage: boundary_bytes(trace, unit_of, ends[stage]) for stage in range(1, len(cut))}
-
-
-def _storages(trace: Trace) -> pd.DataFrame:
-    """Return one row a storage: its size, category, an operator that uses it, and if it is held."""
-    tensors = trace.tensors
-    frame = pd.DataFrame(
+    rows = [
         {
-            "storage_id": tensors["storage_id"].astype("int64"),
-            "category": tensors["category"],
-            "bytes": [float(size) for size in tensor_bytes(trace)],
-            "op_id": tensors["producer_op_id"].fillna(tensors["last_op_id"]).astype("int64"),
-            "made": tensors["producer_op_id"].notna(),
-            "last": tensors["last_op_id"].astype("int64"),
+            "rank": rank, "category": category, "bytes": size, "peak_bytes": entry["peak_bytes"],
+            "when": entry["when"],
+            "fits": None if room_bytes is None else entry["peak_bytes"] <= room_bytes,
         }
-    )
-    frame = frame.groupby("storage_id", as_index=False).agg(
-        {"category": "first", "bytes": "max", "op_id": "min", "made": "first", "last": "max"}
-    )
-    phases = trace.operators["phase"]
-    made_forward = frame["made"] & (phases.loc[frame["op_id"]].to_numpy() == "forward")
-    used_backward = phases.loc[frame["last"]].to_numpy() == "backward"
-    kept = frame["category"].isin(["parameter", "gradient", "buffer", "input"])
-    state = (frame["category"] == "optimizer_state") & ~frame["made"]
-    frame["held"] = kept | state | (made_forward & used_backward)
-    return frame
+        for entry in memory
+        for rank in entry["ranks"]
+        for category, size in entry["categories"].items()
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    return frame.sort_values("rank", kind="stable", ignore_index=True)
+
+
+def find_fullest(memory: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of the fullest rank; the first of several."""
+    return max(memory, key=lambda entry: int(entry["peak_bytes"]))

@@ -103,14 +103,39 @@ def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
     return sizes[::-1]
 
 
-def partition(trace: Trace, stages: int) -> list[list[str]]:
-    """Return the units of each stage, balanced by the recorded time of the whole step."""
+BALANCES = ("time", "count")
+"""How to cut a chain of units: stages of equal time, or of equally many layers."""
+
+
+def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str]]:
+    """Return the units of each stage.
+
+    Parameters
+    ----------
+    trace : Trace
+        The whole model's step.
+    stages : int
+        Number of stages.
+    balance : {"time", "count"}
+        ``time``: by the recorded time of the whole step. ``count``: by the
+        number of layers, which are the units between the first and the last
+        (embedding and head, stem and classifier); those two go for nothing.
+
+    Raises
+    ------
+    PlanError
+        When the balance is unknown or there are fewer units than stages.
+    """
+    if balance not in BALANCES:
+        raise PlanError(f"unknown balance {balance!r}", fix=f"use {' or '.join(BALANCES)}")
     unit_of = assign_units(trace)
     names = list(pipeline_units(trace))
     total = (trace.operators["device_ns"] + trace.operators["cpu_ns"]).to_numpy(dtype=float)
-    times = [ns_to_s(float(total[unit_of == index].sum())) for index in range(len(names))]
+    weights = [ns_to_s(float(total[unit_of == index].sum())) for index in range(len(names))]
+    if balance == "count":
+        weights = [float(0 < index < len(names) - 1) for index in range(len(names))]
     result, start = [], 0
-    for size in balance_stages(times, stages):
+    for size in balance_stages(weights, stages):
         result.append(names[start : start + size])
         start += size
     return result
@@ -141,11 +166,17 @@ def partition_trace(
     )
 
 
-def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
-    """Return what the traced batch sends from the units before ``cut`` to those after [bytes].
+def crossing_storages(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> dict[int, int]:
+    """Return the activations made before a cut and read behind it: storage to size [bytes].
 
-    These are the activations made before the cut and read behind it; they
-    grow with the batch.
+    Parameters
+    ----------
+    trace : Trace
+        The whole model's step.
+    unit_of : array [operators]
+        Unit, or stage, of each operator.
+    cut : int
+        First unit, or stage, behind the cut.
     """
     forward = trace.operators[trace.operators["phase"] == "forward"]
     before: set[int] = set()
@@ -160,7 +191,15 @@ def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
         for index in row["input_ids"]:
             if storage[index] in before and category[index] == "activation":
                 crossing[storage[index]] = max(size[index], crossing.get(storage[index], 0))
-    return sum(crossing.values())
+    return crossing
+
+
+def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
+    """Return what the traced batch sends over a cut [bytes]; see `crossing_storages`.
+
+    It grows with the batch.
+    """
+    return sum(crossing_storages(trace, unit_of, cut).values())
 
 
 def split_batch(batch: int, micro_batches: int) -> list[int]:

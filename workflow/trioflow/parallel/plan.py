@@ -8,7 +8,8 @@ from typing import Any
 from trioflow.errors import PlanError
 from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.parallel.pipeline import chunk_batch, split_batch
-from trioflow.parallel.schedules import SCHEDULES, build_schedule
+from trioflow.parallel.schedules import SCHEDULES, build_schedule, is_schedule
+from trioflow.plugins import load_plugin
 from trioflow.trace.store import Trace
 from trioflow.units import BYTES_PER_MIB
 
@@ -24,8 +25,12 @@ CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
 SHARDED = ("fsdp", "zero1", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
-NAMED = ("single", "ddp", "tp", *SHARDED, *SCHEDULES)
+NAMED = ("single", "dp", "ddp", "tp", "tp-gather", *SHARDED, *SCHEDULES)
 """Named plans; the pipelines are called as their schedules, sharded data parallelism as its sharding."""
+
+
+PLAN_GROUP = "trioflow.plans"
+"""Entry points of other packages' plans: functions of a number of ranks that return a ``Plan``."""
 
 
 def make_plan(
@@ -67,7 +72,7 @@ def make_plan(
     for name, degree in degrees.items():
         if degree < 1:
             raise PlanError(f"{name} degree {degree} is not positive")
-    if schedule not in ("", "none", *SCHEDULES):
+    if schedule not in ("", "none") and not is_schedule(schedule):
         raise PlanError(f"unknown schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}")
     if pipeline == 1:
         schedule = "none"
@@ -106,6 +111,20 @@ def make_plan(
     return plan
 
 
+def vary_plan(plan: Plan, **columns: Any) -> Plan:
+    """Return a plan with other values in some columns, of the same name.
+
+    Raises
+    ------
+    PlanError
+        When they do not go together.
+    """
+    varied = replace(plan, **columns)
+    if found := find_plan_problem(varied):
+        raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
+    return varied
+
+
 def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: int = 0) -> Plan:
     """Return one of the named plans on a number of ranks.
 
@@ -118,16 +137,25 @@ def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: i
         if ranks != 1:
             raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
         return make_plan()
-    if name == "ddp":
-        return replace(make_plan(data=ranks), plan="ddp")
-    if name == "tp":
-        return replace(make_plan(tensor=ranks), plan="tp")
+    if name in ("dp", "ddp"):
+        return replace(make_plan(data=ranks, replication=name), plan=name)
+    if name in ("tp", "tp-gather"):
+        style = "gather" if name == "tp-gather" else "megatron"
+        return replace(make_plan(tensor=ranks, tensor_style=style), plan=name)
     if name in SHARDED:
         return replace(make_plan(data=ranks, sharding=name), plan=name)
-    if name in SCHEDULES:
+    if is_schedule(name):
         plan = make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
         return replace(plan, plan=name)
-    raise PlanError(f"unknown plan {name!r}", fix=f"use one of {', '.join(NAMED)}")
+    make = load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)
+    made = make(ranks)
+    if not isinstance(made, Plan) or made.ranks != ranks:
+        found = f"a plan of {made.ranks} ranks" if isinstance(made, Plan) else repr(made)
+        raise PlanError(
+            f"the plan {name!r} returned {found}",
+            fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks",
+        )
+    return replace(made, plan=name)
 
 
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
@@ -141,6 +169,8 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
+    if plan.replication == "dp":
+        return replica_sizes(plan, batch)[:1]
     if batch % plan.data:
         raise PlanError(
             f"plan {plan.plan}: batch {batch} does not divide into {plan.data} replica(s)",
@@ -153,6 +183,23 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
         raise PlanError(f"plan {plan.plan}: {error.problem}", fix=error.fix) from None
 
 
+def replica_sizes(plan: Plan, batch: int) -> list[int]:
+    """Return the samples of each replica of DataParallel, cut as ``torch.chunk`` cuts.
+
+    The last one may have fewer; with few samples there are fewer replicas than
+    devices, and the others stay idle.
+
+    Raises
+    ------
+    PlanError
+        When there is no sample.
+    """
+    if batch < 1:
+        raise PlanError(f"batch {batch} is not positive")
+    size = -(-batch // plan.data)
+    return [min(size, batch - start) for start in range(0, batch, size)]
+
+
 def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     """Check that a plan can be carried out on a model at a global batch.
 
@@ -162,13 +209,14 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         Names the numbers that do not fit.
     """
     micro_batch_sizes(plan, batch)
-    if plan.tensor > 1 and not trace.facts.get("tensor_split"):
+    megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
+    if megatron and not (plan.vocabulary_parallel or trace.facts.get("tensor_split")):
         raise PlanError(
             f"plan {plan.plan}: workload {trace.facts['workload']} has no layers that a tensor split cuts",
-            fix="use data or pipeline parallelism",
+            fix="use data or pipeline parallelism, or tensor_style gather",
         )
     heads = str(trace.facts.get("row", {}).get("heads", ""))
-    if heads.isdigit() and int(heads) % plan.tensor:
+    if megatron and heads.isdigit() and int(heads) % plan.tensor:
         raise PlanError(
             f"plan {plan.plan}: {heads} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
             fix=f"use a degree that divides {heads}",
@@ -193,9 +241,10 @@ def describe_plan(plan: Plan, batch: int) -> str:
     ]
     ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
     text = f"{ranks} = {' x '.join(factors)}" if factors else ranks
-    each = batch // plan.data
+    each = micro_batch_sizes(plan, batch)[0] if plan.replication == "dp" else batch // plan.data
+    uneven = plan.replication == "dp" and bool(batch % plan.data)
     text += (
-        f", {each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline == 1 else 'replica'}"
+        f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline == 1 else 'replica'}"
     )
     if plan.micro_batches > 1:
         text += f" in {len(micro_batch_sizes(plan, batch))} micro-batches ({plan.schedule})"
@@ -206,4 +255,19 @@ def describe_plan(plan: Plan, batch: int) -> str:
         text += f", {plan.sharding}{groups}"
     if plan.accumulate > 1:
         text += f", gradients of {plan.accumulate} micro-steps added up"
-    return text
+    return text + "".join(f", {words}" for words in _describe_styles(plan))
+
+
+def _describe_styles(plan: Plan) -> list[str]:
+    """Return in words how replicas and layers are shared, where not in the default way."""
+    told = {
+        "DataParallel in one process": plan.replication == "dp",
+        "outputs of layers gathered": plan.tensor_style == "gather",
+        "sequence parallel": plan.sequence_parallel,
+        "vocabulary parallel": plan.vocabulary_parallel,
+        "units recomputed": plan.recompute == "full",
+        "attentions recomputed": plan.recompute == "selective",
+        "optimizer on the host": plan.offload == "optimizer",
+        "activations kept on the host": plan.offload == "activations",
+    }
+    return [words for words, holds in told.items() if holds]

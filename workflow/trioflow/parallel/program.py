@@ -13,14 +13,22 @@ from numpy.typing import NDArray
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.data_parallel import Bucket
+from trioflow.parallel.folded_grid import Grid, fold_representatives
+from trioflow.parallel.memory_profile import HeldMemory
+from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, keep_forward
+from trioflow.parallel.offload import HostRates, OffloadedActivations
+from trioflow.parallel.one_process import GatherRank
 from trioflow.parallel.pipeline import TiedParameter
+from trioflow.parallel.recomputation import Recomputation
+from trioflow.parallel.replicas import ReplicaRank, ReplicaWork
 from trioflow.parallel.schedule_lowering import lower_directly, lower_schedule
 from trioflow.parallel.schedule_orders import ONE_STAGE
 from trioflow.parallel.schedule_table import MESSAGE_KINDS, REDUCE_GRAD, leaves
 from trioflow.parallel.schedules import Schedule, build_schedule, check_schedule
 from trioflow.parallel.sharded import PartitionedRank, ShardedWork, UnitRank
 from trioflow.parallel.staged_program import StagedRank
-from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.tensor_split import StageExchange, TensorSplit
 from trioflow.parallel.zero_optimizer import OptimizerPartition
 
 HOST_COSTS = (
@@ -44,12 +52,19 @@ class StageWork:
     input_share : dict of int to float
         Operators in both, with the part of their time that the first takes.
     recomputed : array
-        Forward operators that a recomputation runs again: all but the loss.
-    all_reduces : dict of int to list of int
-        Operator to the bytes of the tensor-parallel all-reduce that follows
-        it, for each micro-batch.
+        Forward operators that a repeated forward runs again: all but the loss.
+    regions : sequence of Recomputation
+        Parts of forward that backward runs again.
+    before, after : dict of int to list of StageExchange
+        Operator to the tensor-parallel collectives right before and after it.
+    partial_bytes, partial_copy_s : int, float
+        Gradients of parameters that saw a tensor-parallel rank's tokens alone,
+        and the time to copy them into one buffer or back [bytes], [s].
     buckets : list of Bucket
-        Gradient buckets, empty without data parallelism.
+        Gradients that are reduced, or go to the host, together; empty without
+        data parallelism and offload.
+    bucket_storages : list of frozenset of int
+        Storages of the gradients of each bucket, where they are dropped.
     bucket_copy_s, bucket_return_s : list of float
         Time to copy each bucket's gradients in and back [s].
     buffer_bytes : list of int
@@ -70,8 +85,13 @@ class StageWork:
     backward_weight: Sequence[int] = ()
     input_share: dict[int, float] = field(default_factory=dict)
     recomputed: Sequence[int] = ()
-    all_reduces: dict[int, list[int]] = field(default_factory=dict)
+    regions: Sequence[Recomputation] = ()
+    before: dict[int, list[StageExchange]] = field(default_factory=dict)
+    after: dict[int, list[StageExchange]] = field(default_factory=dict)
+    partial_bytes: int = 0
+    partial_copy_s: float = 0.0
     buckets: list[Bucket] = field(default_factory=list)
+    bucket_storages: list[frozenset[int]] = field(default_factory=list)
     bucket_copy_s: list[float] = field(default_factory=list)
     bucket_return_s: list[float] = field(default_factory=list)
     buffer_bytes: list[int] = field(default_factory=list)
@@ -144,17 +164,38 @@ class ProgramBuilder:
         self.rank_of_stage = self.schedule.rank_of_stage
         self.stages: list[StageWork] = []
         self.tied: list[TiedParameter] = []
-        self.sharded_updates: set[int] = set()
         self.partition: OptimizerPartition | None = None
         self.update_s: list[dict[int, float]] = [{} for _ in range(plan.data)]
+        self.split = TensorSplit(operators)
+        self.factors: Sequence[float] = ()
+        self.replicas: ReplicaWork | None = None
+        self.loss_launched: int | None = None
         self.names = operators["name"].tolist()
         self.phases = operators["phase"].tolist()
+        self.mode = TRAIN
+        self.rates: HostRates | None = None
+        self.offloaded: OffloadedActivations | None = None
+        self.update_bytes_per_byte = 0.0
         self.graph = TaskGraphBuilder()
+        self.memory: dict[int, HeldMemory] = {}
+        self.grid = Grid((1,), (False,))
         self._matches: dict[tuple[Any, ...], int] = {}
+        self._collected: TaskGraph | None = None
 
     def rank_of(self, data: int, pipeline: int, tensor: int) -> int:
         """Return the rank at a place of the plan's grid."""
         return (pipeline * self.plan.data + data) * self.plan.tensor + tensor
+
+    def memory_of(self, rank: int) -> HeldMemory:
+        """Return what a rank holds beside its operators' results, to be added to."""
+        return self.memory.setdefault(rank, HeldMemory())
+
+    def factors_of(self, rank: int) -> Sequence[float]:
+        """Return the samples, over the traced ones, of each micro-batch that a rank's tasks name."""
+        if self.replicas is None:
+            return self.factors
+        own = self.factors[rank : rank + 1] if rank < len(self.replicas.samples) else [0.0]
+        return [*own, self.factors[-1]] if rank == 0 else own
 
     def match(self, *key: Any) -> int:
         """Return the ``match_id`` of one exchange, the same for all who name it."""
@@ -163,20 +204,57 @@ class ProgramBuilder:
         return self._matches[key]
 
     def add_ranks(self, stages: list[StageWork]) -> None:
-        """Write the whole step of every rank, in order of rank."""
+        """Write the whole step of every rank, in order of rank; of ranks that are alike, the first's."""
         self.stages = stages
         kind: type[StagedRank] = StagedRank if self.partition is None else PartitionedRank
         if self.plan.shards_units:
             kind = UnitRank
-        for pipeline in range(self.plan.pipeline):
-            for data in range(self.plan.data):
-                for tensor in range(self.plan.tensor):
-                    kind(self, data, pipeline, tensor).run()
+        if self.plan.tensor_style == "gather":
+            kind = GatherRank
+        elif self.replicas is not None:
+            kind = ReplicaRank
+        self.grid = make_grid(self.plan, kind)
+        for rank in self.grid.find_representatives().tolist():
+            rest, tensor = divmod(rank, self.plan.tensor)
+            pipeline, data = divmod(rest, self.plan.data)
+            kind(self, data, pipeline, tensor).run()
+
+    def collect(self) -> TaskGraph:
+        """Return the tasks of the first of all ranks that are alike."""
+        if self._collected is None:
+            self._collected = self.graph.build()
+        return self._collected
+
+    def build(self, metadata: dict[str, Any]) -> TaskGraph:
+        """Return the graph; ranks that are alike stay one until its tables are asked for."""
+        graph = self.collect()
+        graph.metadata = dict(metadata)
+        if len(self.grid.find_representatives()) == self.plan.ranks:
+            return graph
+        return fold_representatives(graph, self.grid)
+
+
+ALIKE = {
+    StagedRank: (False, True, True, True), UnitRank: (False, True, True, True),
+    PartitionedRank: (False, False, False, True),
+}  # fmt: skip
+"""Whether ranks do the same that differ in their stage, group of shards, place in it, shard of layers.
+
+A kind of rank that is not listed is taken to differ everywhere.
+"""
+
+
+def make_grid(plan: Plan, kind: type[StagedRank]) -> Grid:
+    """Return where the ranks of a plan lie: by pipeline, group of shards, place in it and tensor."""
+    shards = plan.shard or plan.data
+    sizes = (plan.pipeline, plan.data // shards, shards, plan.tensor)
+    return Grid(sizes, ALIKE.get(kind, (False,) * len(sizes)))
 
 
 def plan_schedule(
-    plan: Plan, micro_batches: int | None = None, given: Schedule | None = None
-) -> Schedule:
+    plan: Plan, micro_batches: int | None = None, given: Schedule | None = None,
+    mode: str = TRAIN,
+) -> Schedule:  # fmt: skip
     """Return the compute actions of a plan's pipeline; of one rank without a pipeline.
 
     Parameters
@@ -187,6 +265,8 @@ def plan_schedule(
         Micro-batches that the batch really makes; the plan's by default.
     given : Schedule, optional
         A schedule to take instead, checked against these numbers.
+    mode : str, optional
+        One of ``modes.MODES``; without backward only forwards are left.
 
     Raises
     ------
@@ -197,7 +277,8 @@ def plan_schedule(
     if given is None:
         # One rank that accumulates runs forward and backward in turn, as 1F1B of one stage does.
         name = plan.schedule if plan.pipeline > 1 else "1f1b"
-        return build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
+        built = build_schedule(name, plan.pipeline, count, plan.stages_per_rank)
+        return keep_forward(built) if mode == FORWARD_ONLY else built
     check_schedule(given)
     found = (given.ranks, given.stages, given.micro_batches)
     if found != (plan.pipeline, plan.stages, count):
@@ -205,4 +286,4 @@ def plan_schedule(
             f"the given schedule has {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches,"
             f" the plan {plan.pipeline}, {plan.stages} and {count}"
         )
-    return given
+    return keep_forward(given) if mode == FORWARD_ONLY else given

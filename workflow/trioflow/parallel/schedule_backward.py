@@ -13,6 +13,7 @@ PyTorch 2.13 ``torch/distributed/pipelining/_backward.py``: ``stage_backward_inp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,29 +119,36 @@ def split_backward(
 
 
 def keep_sums_with_input(
-    split: BackwardSplit, all_reduces: dict[int, list[int]], forward_of: list[int | None]
-) -> dict[int, list[int]]:
-    """Move tensor-parallel all-reduces of input gradients from W to I.
+    split: BackwardSplit, exchanges: dict[int, list[Any]], forward_of: list[int | None],
+    first: bool = False,
+) -> dict[int, list[Any]]:  # fmt: skip
+    """Move tensor-parallel collectives of gradients that go on from W to I.
 
     Parameters
     ----------
     split : BackwardSplit
         The stage's two parts.
-    all_reduces : dict of int to list of int
-        Operator to what follows it.
+    exchanges : dict of int to list
+        Operator to what follows it, or goes before it.
     forward_of : list of int or None
         Forward operator of each operator.
+    first : bool
+        Whether they go before their operators.
 
     Returns
     -------
-    dict of int to list of int
+    dict of int to list
         The same, those behind an operator of W alone after the last operator
-        of I that belongs to the same forward operator.
+        of I that belongs to the same forward operator, those before one before
+        the first.
     """
-    inside, moved = set(split.for_input), dict(all_reduces)
+    inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
     for op_id in split.for_weight:
-        if op_id in all_reduces and op_id not in inside and inside:
-            same = [i for i in split.for_input if i < op_id and forward_of[i] == forward_of[op_id]]
+        if op_id in exchanges and op_id not in inside and inside:
+            same = [
+                i for i in split.for_input
+                if (first or i < op_id) and forward_of[i] == forward_of[op_id]
+            ]  # fmt: skip
             if same:
-                moved[max(same)] = moved.pop(op_id)
+                moved.setdefault(min(same) if first else max(same), []).extend(moved.pop(op_id))
     return moved

@@ -18,6 +18,7 @@ PyTorch's:
   reduce-scatter before has ended. The optimizer waits for the last.
 - On a device without streams, a CPU, copies run in turn with compute, and each
   collective ends before anything else begins.
+- Under fp16 one all-reduce of four bytes follows the check for overflows.
 - Between groups (hybrid sharding) an all-reduce follows each reduce-scatter,
   in a stream and a communicator of its own.
 
@@ -35,6 +36,12 @@ from typing import Any
 from trioflow.parallel.sharding import ShardedUnit
 from trioflow.parallel.staged_program import StagedRank
 
+FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
+"""Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
+FLAG_BYTES = 4
+"""Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
+``torch/distributed/tensor/_dispatch.py``, ``found_inf_reduce_handler``). DDP's ranks have the same
+gradients, and ask one another for nothing."""
 Elementwise = Callable[[str, Sequence[int], int], float]
 """Predicts an element-wise operator over tensors of some sizes: name, sizes [bytes], reads to time [s]."""
 
@@ -153,6 +160,8 @@ class UnitRank(StagedRank):
         self.arriving: dict[int, int] = {}
         self.fence: list[int] = []
         self.copied_out: int | None = None
+        self.gathering = 0  # result of the last all-gather of forward, kept until the next has arrived
+        self.scattering = 0  # input of the last reduce-scatter, kept until the next
         self.asked = 0
         first = self.data - self.data % work.shards
         self.shard_group = self._ranks(range(first, first + work.shards))
@@ -177,6 +186,8 @@ class UnitRank(StagedRank):
         self._await(self.root, "forward")
         super()._run_forward(micro_batch, again)
         self._open_fence()
+        self._hold("gathered", -self.gathering)
+        self.gathering = 0
 
     def _run_backward(self, kind: str, micro_batch: int) -> None:
         super()._run_backward(kind, micro_batch)
@@ -184,18 +195,35 @@ class UnitRank(StagedRank):
         late = [i for i in range(self.root) if not self.units[i].unit.in_graph]
         for index in (self.root, *late):
             self._reduce(index, self.backwards[self.stage] - 1)
+        if self.backwards[self.stage] == self.schedule.micro_batches:
+            self._hold("gathered", -self.scattering)
+            self.scattering = 0
 
     def _run(self, op_id: int, micro_batch: int, phase: str, *rest: Any, **options: Any) -> None:
         forward, backward = phase == "forward", phase == "backward"
+        if options.get("again"):  # in backward parameters are there already
+            forward = False
         if forward and op_id in self.begins:
             self._enter_forward(self.begins[op_id])
-        elif backward and op_id in self.returns:
-            self._enter_backward(self.returns[op_id])
         super()._run(op_id, micro_batch, phase, *rest, **options)
         if forward and op_id in self.ends and self.sharding.reshards:
-            self.whole.discard(self.ends[op_id])
+            self._give_up(self.ends[op_id])
         elif backward and op_id in self.leaves:
             self._reduce(self.leaves[op_id], self.backwards[self.stage])
+
+    def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
+        if op_id in self.returns:
+            self._enter_backward(self.returns[op_id])
+        super()._prepare_backward(op_id, micro_batch)
+
+    def operator(self, op_id: int, micro_batch: int | None, *rest: Any, **options: Any) -> None:
+        """Add an operator; whether scaled gradients are finite is agreed upon by all shards."""
+        super().operator(op_id, micro_batch, *rest, **options)
+        if micro_batch is None and self.program.names[op_id] == FINDS_OVERFLOW:
+            found = self._ask(
+                "communication", "all_reduce", self.last, FLAG_BYTES, self.shard_group, "optimizer"
+            )
+            self.waits.append(found)
 
     def _enter_forward(self, index: int) -> None:
         self._hooks("forward")
@@ -225,6 +253,17 @@ class UnitRank(StagedRank):
         else:
             self.compute("fully_shard: hooks", cost, "host", phase=phase)
 
+    def _hold(self, category: str, size_bytes: float) -> None:
+        """Hold so much more, or less, from the next task on."""
+        memory = self.program.memory_of(self.rank)
+        memory.add(self.program.graph.next_task, category, size_bytes)
+
+    def _give_up(self, index: int) -> None:
+        """Drop a unit's parameters."""
+        if index in self.whole:
+            self._hold("gathered", -self.units[index].gathered_bytes)
+        self.whole.discard(index)
+
     def _ask(
         self, stream: str, name: str, after: int | None, size: int, group: list[int], phase: str
     ) -> int:
@@ -244,6 +283,7 @@ class UnitRank(StagedRank):
         if index in self.whole or not unit.gathered_bytes:
             return
         self.whole.add(index)
+        self._hold("gathered", unit.gathered_bytes)
         name, fence = "copy into all-gather", self.fence
         self.fence = []
         if self.sharding.beside:
@@ -266,7 +306,12 @@ class UnitRank(StagedRank):
         if phase == "forward":
             self._open_fence()
         self.waits.append(self.arriving.pop(index))
+        size = self.units[index].gathered_bytes
+        self._hold("gathered", size)
         self.compute("copy out of all-gather", self.units[index].copy_out_s, "memcpy", phase=phase)
+        # Forward keeps a result until the next one has been copied out, backward drops it at once.
+        self._hold("gathered", -self.gathering if phase == "forward" else -size)
+        self.gathering = size if phase == "forward" else self.gathering
         if phase == "forward":
             self.copied_out = self.last
         elif self.last is not None:
@@ -280,7 +325,7 @@ class UnitRank(StagedRank):
     def _reduce(self, index: int, micro_step: int) -> None:
         """Give a unit's parameters up; after the last micro-step, reduce its gradients."""
         unit = self.units[index]
-        self.whole.discard(index)
+        self._give_up(index)
         if not unit.reduced_bytes:
             return
         self._hooks("backward")
@@ -289,7 +334,12 @@ class UnitRank(StagedRank):
         if micro_step < self.schedule.micro_batches - 1:
             return
         self.waits += self.reduced[:1]
+        self._hold("gathered", unit.reduced_bytes - self.scattering)
+        self.scattering = unit.reduced_bytes
         self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
+        made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
+        self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
+        self._hold("gradient", unit.reduced_bytes / self.sharding.shards)
         scattered = self._ask(
             "communication", "reduce_scatter", self.last, unit.reduced_bytes, self.shard_group,
             "backward",
@@ -300,6 +350,10 @@ class UnitRank(StagedRank):
             self.reduced.append(
                 self._ask("all_reduce", "all_reduce", scattered, part, self.replicas, "backward")
             )
+        if self.host_optimizer:
+            mine = unit.reduced_bytes / self.sharding.shards
+            self.host_optimizer.send(self.reduced[-1], mine, frozenset())
+            self._hold("gradient", -mine)
 
 
 class PartitionedRank(StagedRank):

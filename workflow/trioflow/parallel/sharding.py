@@ -123,6 +123,7 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
             fix="capture it again, or give trace.json the key parameters",
         )
     rules = dict(trace.facts.get("tensor_split", {})) if tensor > 1 else {}
+    made = find_gradients(trace)
     found = []
     for entry in told:
         name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
@@ -136,9 +137,41 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
             Parameter(
                 name, tuple(shape), int(entry.get("elem_bytes", 4)),
                 int(gradient.get("parameter_storage_id", -1)),
-                int(gradient.get("gradient_storage_id", -1)), bool(gradient),
+                made.get(name, -1), bool(gradient),
             )
         )  # fmt: skip
+    return found
+
+
+def find_gradients(trace: Trace) -> dict[str, int]:
+    """Return the storage of each parameter's gradient, by the parameter's name.
+
+    Where the trace does not join them (another operator ran between the one
+    that made the gradient and its accumulation), it is the latest gradient of
+    that size made before, which no other parameter has.
+    """
+    sizes, tensors = tensor_bytes(trace), trace.tensors
+    entries = trace.facts.get("gradients", [])
+    found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
+    known = set(found.values())
+    free: dict[int, tuple[int, int]] = {}
+    columns = (tensors[name].tolist() for name in ("category", "storage_id", "producer_op_id"))
+    for row, (category, storage, maker) in enumerate(zip(*columns, strict=True)):
+        if category == "gradient" and storage not in known and not pd.isna(maker):
+            size = max(sizes[row], free.get(int(storage), (0, 0))[0])
+            free[int(storage)] = (size, int(maker))
+    for entry in entries:
+        if found[str(entry["name"])] >= 0:
+            continue
+        # Gradients of one operator become ready in the order of its results.
+        fitting = [
+            (maker, -storage) for storage, (size, maker) in free.items()
+            if size == int(entry["size_bytes"]) and maker <= int(entry["ready_after_op_id"])
+        ]  # fmt: skip
+        if fitting:
+            storage = -max(fitting)[1]
+            found[str(entry["name"])] = storage
+            free.pop(storage)
     return found
 
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trioflow.parallel.data_parallel import Bucket
+from trioflow.parallel.memory_profile import AGAIN
+from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
+from trioflow.parallel.offload import make_movers
 from trioflow.parallel.schedule_table import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -24,6 +27,7 @@ from trioflow.parallel.schedule_table import (
 
 if TYPE_CHECKING:
     from trioflow.parallel.program import ProgramBuilder, StageWork
+    from trioflow.parallel.tensor_split import StageExchange
 
 WAITS_FOR_SENDS = ("1f1b",)
 """Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
@@ -41,7 +45,14 @@ class StagedRank:
         The plan, the stages' work, the times and the graph.
     data, pipeline, tensor : int
         The rank's place in the plan's grid.
+
+    Attributes
+    ----------
+    dispatches : bool
+        Whether split layers cost the host what PyTorch's sharded tensors do.
     """
+
+    dispatches = True
 
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
         self.program, self.schedule = program, program.schedule
@@ -60,6 +71,8 @@ class StagedRank:
         self.kind_before = ""
         self.forwards: set[Action] = set()
         self.backwards: Counter[int] = Counter()
+        self.repeated: set[tuple[int, int, int]] = set()
+        self.mover, self.host_optimizer = make_movers(self)
         plan = program.plan
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
         self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.data)]
@@ -101,7 +114,7 @@ class StagedRank:
     ) -> None:  # fmt: skip
         """Add one operator, after its launch where the host runs beside the device."""
         program = self.program
-        times = program.times[micro_batch or 0]
+        times = program.times[self.times_of(micro_batch)]
         device_s = float(times.device_s[op_id]) * part if device_s is None else device_s
         host_s = float(times.host_s[op_id])
         name = name or program.names[op_id]
@@ -118,6 +131,10 @@ class StagedRank:
         else:
             self.compute(name, device_s + host_s + extra_s, **fields)
 
+    def times_of(self, micro_batch: int | None) -> int:
+        """Return which of the program's times hold for a micro-batch."""
+        return micro_batch or 0
+
     def collective(
         self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str
     ) -> int:
@@ -131,8 +148,9 @@ class StagedRank:
 
     def broadcast_buffers(self) -> None:
         """DDP: rank 0 of the replicas sends its buffers before forward."""
-        if self.program.plan.data > 1 and self.program.host.get("data_parallel_step_s"):
-            self.compute("data_parallel: hooks", self.program.host["data_parallel_step_s"], "host")
+        hooks_s = self.program.host.get("data_parallel_step_s", 0.0)
+        if self.program.plan.data > 1 and hooks_s and self.program.mode != FORWARD_ONLY:
+            self.compute("data_parallel: hooks", hooks_s, "host")
         for stage in self.stages:
             self.stage = stage
             for index, size in enumerate(self.work.buffer_bytes):
@@ -199,22 +217,44 @@ class StagedRank:
         if not again:
             self._chunk_overhead("forward", micro_batch)
         for op_id in self.work.recomputed if again else self.work.forward.tolist():
-            name = f"recompute {self.program.names[op_id]}" if again else ""
+            name = f"{AGAIN}{self.program.names[op_id]}" if again else ""
+            if self.mover:
+                self.mover.before_forward(op_id, micro_batch)
             self._run(op_id, micro_batch, "forward", again=again, name=name)
+            if self.mover:
+                self.mover.after_forward(op_id, micro_batch)
 
     def _run(
         self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
         name: str = "", reduces: bool = True,
     ) -> None:  # fmt: skip
-        """Run one operator and the tensor-parallel all-reduce that follows it."""
-        sizes = self.work.all_reduces.get(op_id) if reduces else None
-        size = sizes[micro_batch] if sizes else 0
-        dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) if size else 0.0
+        """Run one operator between the tensor-parallel collectives that go before and after it."""
+        before = self.work.before.get(op_id, []) if reduces else []
+        after = self.work.after.get(op_id, []) if reduces else []
+        dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) * self.dispatches
         when = "backward" if again else phase
-        self.operator(op_id, micro_batch, dispatch_s, part, name, when)
-        if size:
-            key = ("tensor", self.data, op_id, micro_batch, again)
-            self.waits.append(self.collective("all_reduce", key, size, self.tensor_group, when))
+        key = ("tensor", self.data, op_id, micro_batch, again)
+        for index, exchange in enumerate(before):
+            self._exchange(exchange, (*key, "before", index), micro_batch, when)
+        count = len(before) + len(after)
+        self.operator(op_id, micro_batch, dispatch_s * count, part, name, when)
+        for index, exchange in enumerate(after):
+            self._exchange(exchange, (*key, "after", index), micro_batch, when)
+
+    def _exchange(
+        self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str
+    ) -> None:
+        """Run a tensor-parallel collective, and the copy that brings its buffer into order."""
+        scatters = exchange.collective == "reduce_scatter"
+        copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
+        of = {"phase": phase, "micro_batch": micro_batch}
+        if copy_s and scatters:
+            self.compute("copy into reduce_scatter", copy_s, "memcpy", **of)
+        size = exchange.sizes_bytes[micro_batch]
+        task = self.collective(exchange.collective, key, size, self.tensor_group, phase)
+        self.waits.append(task)
+        if copy_s and not scatters:
+            self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
 
     def _run_backward(self, kind: str, micro_batch: int) -> None:
         """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
@@ -229,6 +269,7 @@ class StagedRank:
         last = makes_gradients and done == self.schedule.micro_batches - 1
         buckets = list(enumerate(work.buckets)) if last else []
         for op_id in operators:
+            self._prepare_backward(op_id, micro_batch)
             share = None if kind == BACKWARD else work.input_share.get(op_id)
             if share is None:
                 self._run(op_id, micro_batch, "backward")
@@ -251,14 +292,29 @@ class StagedRank:
             )
         self.backwards[self.stage] += makes_gradients
 
+    def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
+        """Bring back, or compute again, what an operator needs and the device has not kept."""
+        if self.mover:
+            self.mover.before_backward(op_id, micro_batch)
+        for index, region in enumerate(self.work.regions):
+            key = (self.stage, index, micro_batch)
+            if op_id in region.needed_by and key not in self.repeated:
+                self.repeated.add(key)
+                for again in region.operators:
+                    name = f"{AGAIN}{self.program.names[again]}"
+                    self._run(again, micro_batch, "forward", again=True, name=name)
+
     def _reduce_bucket(self, index: int, bucket: Bucket) -> None:
-        """Copy a bucket's gradients in and start its all-reduce."""
-        copy_s = self.work.bucket_copy_s[index]
-        self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
-        key = ("bucket", self.stage, self.tensor, index)
-        self.reduced.append(
-            self.collective("all_reduce", key, bucket.size_bytes, self.data_group, "backward")
-        )
+        """Copy a bucket's gradients in and start its all-reduce; send them to the host if asked to."""
+        ready, size = self.last, bucket.size_bytes
+        if self.work.bucket_copy_s:
+            copy_s = self.work.bucket_copy_s[index]
+            self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
+            key = ("bucket", self.stage, self.tensor, index)
+            ready = self.collective("all_reduce", key, size, self.data_group, "backward")
+            self.reduced.append(ready)
+        if self.host_optimizer:
+            self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
 
     def finish(self) -> None:
         """Wait for buckets and copy back, add up tied gradients, update."""
@@ -267,21 +323,42 @@ class StagedRank:
             self.stage = stage
             for index, return_s in enumerate(self.work.bucket_return_s):
                 self.compute(f"copy from bucket {index}", return_s, "memcpy", phase="backward")
-        self._reduce_tied()
+        self._reduce_partial()
+        if self.program.mode != FORWARD_ONLY:
+            self._reduce_tied()
         if self.schedule.name not in ("gpipe", *COPIES_EARLY):
             self.waits += self.unawaited
-        self.update()
+        if self.program.mode == TRAIN:
+            self.update()
         if self.program.tail_s or self.waits:
             self.compute("host: end of step", self.program.tail_s, "host")
 
     def update(self) -> None:
         """Run the optimizer."""
+        if self.host_optimizer:
+            self.host_optimizer.update()
+            return
         update_s = self.program.host.get("tensor_parallel_update_s", 0.0)
         for stage in self.stages:
             self.stage = stage
             for op_id in self.work.optimizer:
-                sharded = int(op_id) in self.program.sharded_updates
+                sharded = int(op_id) in self.program.split.sharded_updates
                 self.operator(int(op_id), None, update_s if sharded else 0.0)
+
+    def _reduce_partial(self) -> None:
+        """Add up the gradients that each tensor-parallel rank has of its own tokens, all at once."""
+        for stage in self.stages:
+            self.stage = stage
+            size = self.work.partial_bytes
+            if not size:
+                continue
+            copy_s = self.work.partial_copy_s
+            self.compute("copy into sum of tokens", copy_s, "memcpy", phase="backward")
+            key = ("tokens", self.data, stage)
+            self.waits.append(
+                self.collective("all_reduce", key, size, self.tensor_group, "backward")
+            )
+            self.compute("copy from sum of tokens", copy_s, "memcpy", phase="backward")
 
     def _reduce_tied(self) -> None:
         """Add up the gradients of parameters that stages of several ranks share, as Megatron does."""

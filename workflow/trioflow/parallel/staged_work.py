@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.data_parallel import Bucket, build_buckets
+from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
 from trioflow.parallel.pipeline import (
     TiedParameter,
     assign_units,
@@ -22,11 +23,12 @@ from trioflow.parallel.pipeline import (
     loss_operators,
 )
 from trioflow.parallel.program import StageWork
+from trioflow.parallel.recomputation import Recomputation, plan_recomputation
 from trioflow.parallel.schedule_backward import keep_sums_with_input, split_backward
 from trioflow.parallel.schedule_table import BACKWARD_WEIGHT, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.sharded import ShardedWork, cost_units
-from trioflow.parallel.sharding import build_units
-from trioflow.parallel.tensor_parallel import TensorSplit, is_sharded
+from trioflow.parallel.sharding import build_units, find_gradients
+from trioflow.parallel.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -50,6 +52,8 @@ class StageWorks:
         Parameters that stages on several ranks use.
     spread_s : list of float
         How far predicted upkeep may lie below and above [s].
+    mode : str
+        One of ``modes.MODES``.
     predicted, extrapolated : bool
         Whether any upkeep was predicted, and beyond what the model was fitted on.
     """
@@ -62,7 +66,9 @@ class StageWorks:
     tied: list[TiedParameter] = field(default_factory=list)
     spread_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     predicted: bool = False
+    mode: str = TRAIN
     extrapolated: bool = False
+    _known: dict[Any, tuple[float, float, float, bool]] = field(default_factory=dict)
 
     def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
         """Return the work of each stage.
@@ -76,30 +82,41 @@ class StageWorks:
         """
         stage_of, unit_of = stages_of_operators(self.trace, cut)
         self.tied = self._tied_over_ranks(stage_of)
-        size = tensor_bytes(self.trace)
         splits = any(a.kind == BACKWARD_WEIGHT for row in self.schedule.rows for a in leaves(row))
         repeats = bool(recomputed_pairs(self.schedule))
         loss = loss_operators(self.trace) if repeats else set()
+        regions = self._plan_regions(repeats)
         stages: list[StageWork] = []
         for stage in range(len(cut)):
             in_stage = set(np.flatnonzero(stage_of == stage).tolist())
             work = self._operators_of(stage_of, stage)
-            work.all_reduces = {
-                op: [round(sum(size[i] for i in tensors) * factor) for factor in self.factors]
-                for op, tensors in split.all_reduce_after.items()
-                if op in in_stage
-            }
+            work.before = self._place_exchanges(split.before, in_stage)
+            work.after = self._place_exchanges(split.after, in_stage)
             if splits:
                 self._split_backward(work, stage_of, stage)
             if repeats:
                 work.recomputed = [op for op in work.forward.tolist() if op not in loss]
+            work.regions = [r for r in regions if in_stage.issuperset(r.operators)]
             self._add_gradients(work, in_stage, stage)
+            if self.mode != FORWARD_ONLY:
+                self._add_partial(work, in_stage, split.partial_gradients)
             if stage < len(cut) - 1:
                 boundary = sum(len(units) for units in cut[: stage + 1])
                 crossing = boundary_bytes(self.trace, unit_of, boundary)
-                work.send_bytes = [round(crossing * factor) for factor in self.factors]
+                shares = self.plan.tensor if self.plan.sequence_parallel else 1
+                work.send_bytes = [round(crossing / shares * factor) for factor in self.factors]
             stages.append(work)
         return stages
+
+    def _plan_regions(self, repeats: bool) -> list[Recomputation]:
+        """Return what backward runs again, unless the schedule's own forwards do."""
+        kind = self.plan.recompute
+        if repeats and kind != "none":
+            raise PlanError(
+                f"plan {self.plan.plan}: the schedule repeats forwards, and recompute {kind} repeats them too",
+                fix="use recompute none, or another schedule",
+            )
+        return plan_recomputation(self.trace, kind if self.mode != FORWARD_ONLY else "none")
 
     def _tied_over_ranks(self, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
         """Return the tied parameters whose stages lie on several ranks, sized for one shard."""
@@ -135,7 +152,8 @@ class StageWorks:
         forward_of = [
             None if pd.isna(op) else int(op) for op in self.trace.operators["forward_op_id"]
         ]
-        work.all_reduces = keep_sums_with_input(parts, work.all_reduces, forward_of)
+        work.before = keep_sums_with_input(parts, work.before, forward_of, first=True)
+        work.after = keep_sums_with_input(parts, work.after, forward_of)
 
     def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
         """Return a stage's gradients in the order in which they become ready, sized for one shard."""
@@ -162,17 +180,19 @@ class StageWorks:
         if plan.shards_units:
             work.sharded = self._shard_units()
             return
+        if self.mode == FORWARD_ONLY:
+            # DDP sends its buffers in every forward.
+            replicas = plan.data > 1 and plan.replication == "ddp"
+            work.buffer_bytes = self._buffer_bytes(in_stage) if replicas else []
+            return
         gradients = self._gradients_of(in_stage, stage)
-        if plan.data > 1:
-            if not self.trace.facts.get("gradients"):
-                raise PlanError(
-                    f"plan {plan.plan}: the trace does not say which gradients there are",
-                    fix="capture it again, or give trace.json the key gradients",
-                )
-            work.buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
+        if plan.data > 1 and plan.replication == "ddp":
+            work.buckets = self._group_gradients(work, gradients)
             work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
             work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             work.buffer_bytes = self._buffer_bytes(in_stage)
+        elif plan.offload == "optimizer":
+            work.buckets = self._group_gradients(work, gradients)
         sizes = [int(g["size_bytes"]) for g in gradients]
         further = self.schedule.micro_batches - 1
         if further:
@@ -180,6 +200,53 @@ class StageWorks:
             # Accumulated micro-steps divide their losses instead.
             if self.schedule.name not in SUMS_LOSS and plan.pipeline > 1:
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
+
+    def _group_gradients(
+        self, work: StageWork, gradients: Sequence[Mapping[str, Any]]
+    ) -> list[Bucket]:
+        """Return the buckets of a stage's gradients, and note where those lie that go to the host."""
+        plan = self.plan
+        if not self.trace.facts.get("gradients"):
+            raise PlanError(
+                f"plan {plan.plan}: the trace does not say which gradients there are",
+                fix="capture it again, or give trace.json the key gradients",
+            )
+        buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
+        if plan.offload == "optimizer":
+            made = find_gradients(self.trace)
+            work.bucket_storages = [
+                frozenset(made.get(name, -1) for name in bucket.names) for bucket in buckets
+            ]
+        return buckets
+
+    def _place_exchanges(
+        self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]
+    ) -> dict[int, list[StageExchange]]:
+        """Return a stage's tensor-parallel collectives with sizes and copies of each micro-batch."""
+        mine = {op: exchanges for op, exchanges in found.items() if op in in_stage}
+        copied = [e for held in mine.values() for e in held if e.reorders]
+        sizes = [exchange.scale(factor) for exchange in copied for factor in self.factors]
+        copies = dict(zip(sizes, self.copies_s(sizes), strict=True))
+        placed: dict[int, list[StageExchange]] = {}
+        for op, exchanges in mine.items():
+            for exchange in exchanges:
+                each = tuple(exchange.scale(factor) for factor in self.factors)
+                times = tuple(copies[size] for size in each) if exchange.reorders else ()
+                placed.setdefault(op, []).append(StageExchange(exchange.collective, each, times))
+        return placed
+
+    def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:
+        """Size the sum, over tensor-parallel ranks, of gradients that each has of its own tokens."""
+        sizes = [
+            int(g["size_bytes"]) for g in self.trace.facts.get("gradients", [])
+            if g["name"] in names and int(g["ready_after_op_id"]) in in_stage
+        ]  # fmt: skip
+        if sizes:
+            shards = self.plan.shards if self.plan.shards_units else 1
+            work.partial_bytes = sum(sizes) // shards
+            work.partial_copy_s = self._elementwise_s(
+                "aten::copy_", [size // shards for size in sizes], 2, times=2
+            )
 
     def _shard_units(self) -> ShardedWork:
         """Return the units of ``fully_shard`` and what they cost."""
@@ -192,12 +259,30 @@ class StageWorks:
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
         """Predict one upkeep of gradients, and remember how sure that is."""
-        predicted = predict_elementwise(self.model, name, sizes, reads)
-        self.spread_s[0] += times * float((predicted["time_s"] - predicted["low_s"]).sum())
-        self.spread_s[1] += times * float((predicted["high_s"] - predicted["time_s"]).sum())
+        key = (name, tuple(sizes), reads)
+        if key not in self._known:  # Layers that are alike have buckets that are.
+            predicted = predict_elementwise(self.model, name, sizes, reads)
+            time_s, low_s, high_s = (predicted[c] for c in ("time_s", "low_s", "high_s"))
+            beyond = bool(predicted["extrapolated"].any())
+            spread_s = (float((time_s - low_s).sum()), float((high_s - time_s).sum()))
+            self._known[key] = (float(time_s.sum()), *spread_s, beyond)
+        upkeep_s, below_s, above_s, beyond = self._known[key]
+        self.spread_s[0] += times * below_s
+        self.spread_s[1] += times * above_s
         self.predicted |= bool(sizes)
+        self.extrapolated |= beyond
+        return upkeep_s
+
+    def copies_s(self, sizes: Sequence[int]) -> list[float]:
+        """Predict the copies of some buffers, one by one, and remember how sure that is."""
+        if not sizes:
+            return []
+        predicted = predict_elementwise(self.model, "aten::copy_", sizes, 2)
+        self.spread_s[0] += float((predicted["time_s"] - predicted["low_s"]).sum())
+        self.spread_s[1] += float((predicted["high_s"] - predicted["time_s"]).sum())
+        self.predicted = True
         self.extrapolated |= bool(predicted["extrapolated"].any())
-        return float(predicted["time_s"].sum())
+        return [float(value) for value in predicted["time_s"]]
 
     def interval(self, operators_s: float) -> tuple[float, float]:
         """Return what the predicted upkeep adds to the interval of a rank's compute.

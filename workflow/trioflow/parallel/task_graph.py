@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from trioflow import tables
@@ -28,11 +29,21 @@ class TaskGraph:
         Columns of ``tables.DEPENDENCIES``.
     metadata : dict
         Workload, plan, ranks, batch, cost model, warnings.
+
+    Notes
+    -----
+    The column ``group`` is categorical: a text of all ranks stands once for
+    all tasks that have it.
     """
 
     tasks: pd.DataFrame
     dependencies: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of task that there are."""
+        return set(self.tasks["kind"].unique())
 
     def save(self, folder: str | Path) -> None:
         """Write ``tasks.parquet`` and ``dependencies.parquet`` into a folder."""
@@ -58,16 +69,36 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
                 file=Path(folder) / "dependencies.parquet",
                 place=f"row {wrong.index[0]}, column {column}",
             )
-    return TaskGraph(tasks, dependencies, {str(k): v for k, v in tasks.attrs.items()})
+    metadata = {str(k): v for k, v in tasks.attrs.items()}
+    tasks["group"] = pack_texts(tasks["group"])
+    return TaskGraph(tasks, dependencies, metadata)
+
+
+def pack_texts(texts: pd.Series[Any]) -> pd.Categorical:
+    """Return texts, some of them null, with each different one kept once, as they appear."""
+    codes, found = pd.factorize(texts)
+    return pd.Categorical.from_codes(codes, categories=pd.Index(found, dtype="str"))
+
+
+_IN_ALL = ("rank", "stream", "kind", "name")
+"""Columns that every task has something in."""
 
 
 class TaskGraphBuilder:
     """Collects tasks and dependencies row by row and numbers them."""
 
     def __init__(self) -> None:
-        self._tasks: list[dict[str, Any]] = []
+        self._count = 0
+        # What each column holds, and in which rows where it does not hold something in all.
+        self._cells: dict[str, list[Any]] = {name: [] for name in tables.TASKS.names}
+        self._rows: dict[str, list[int]] = {name: [] for name in tables.TASKS.names}
         self._edges: list[tuple[int, int]] = []
         self._matches = 0
+
+    @property
+    def next_task(self) -> int:
+        """``task_id`` that the next task will get."""
+        return self._count
 
     def new_match(self) -> int:
         """Return a fresh ``match_id`` for one collective or one send and its recv."""
@@ -95,19 +126,50 @@ class TaskGraphBuilder:
         **fields
             Other columns of ``tables.TASKS``; those left out are null.
         """
-        task_id = len(self._tasks)
-        row = {"task_id": task_id, "rank": rank, "stream": stream, "kind": kind, "name": name}
-        self._tasks.append({**row, "phase": fields.pop("phase", ""), **fields})
-        self._edges += [(task_id, other) for other in dict.fromkeys(after) if other is not None]
+        task_id = self._count
+        self._count += 1
+        cells = self._cells
+        cells["rank"].append(rank)
+        cells["stream"].append(stream)
+        cells["kind"].append(kind)
+        cells["name"].append(name)
+        for column, value in fields.items():
+            if value is not None:
+                self._rows[column].append(task_id)
+                cells[column].append(value)
+        if after:
+            self._edges += [(task_id, other) for other in dict.fromkeys(after) if other is not None]
         return task_id
 
     def build(self, metadata: dict[str, Any] | None = None) -> TaskGraph:
         """Return the graph collected so far."""
-        tasks = pd.DataFrame(self._tasks, columns=tables.TASKS.names)
+        columns: dict[str, Any] = {"task_id": pd.array(np.arange(self._count), dtype="Int64")}
         for field_ in tables.TASKS:
-            if field_.type == tables.INT:
-                tasks[field_.name] = tasks[field_.name].astype("Int64")
-            elif field_.type == tables.FLOAT:
-                tasks[field_.name] = tasks[field_.name].astype("float64")
-        edges = pd.DataFrame(self._edges, columns=tables.DEPENDENCIES.names, dtype="int64")
-        return TaskGraph(tasks, edges, dict(metadata or {}))
+            if field_.name not in columns:
+                columns[field_.name] = self._make_column(field_.name, field_.type)
+        tasks = pd.DataFrame(columns, columns=tables.TASKS.names)
+        edges = np.array(self._edges, dtype=np.int64).reshape(-1, 2)
+        dependencies = pd.DataFrame(edges, columns=tables.DEPENDENCIES.names)
+        return TaskGraph(tasks, dependencies, dict(metadata or {}))
+
+    def _make_column(self, name: str, kind: Any) -> Any:
+        """Return a column of the type that the table asks for."""
+        cells, count = self._cells[name], self._count
+        row = slice(None) if name in _IN_ALL else np.array(self._rows[name], dtype=np.int64)
+        if kind == tables.FLOAT:
+            numbers = np.full(count, np.nan)
+            numbers[row] = cells
+            return numbers
+        absent = np.ones(count, dtype=bool)
+        absent[row] = False
+        if kind == tables.INT:
+            whole = np.zeros(count, dtype=np.int64)
+            whole[row] = cells
+            return pd.arrays.IntegerArray(whole, absent)
+        found, texts = pd.factorize(np.array(cells, dtype=object))
+        codes = np.full(count, -1, dtype=np.int64)
+        codes[row] = found
+        if name == "group":
+            return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype="str"))
+        # Texts that are left out are empty: they have no null.
+        return pd.array([*texts, ""], dtype="str").take(codes)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.engine.timeline import (
-    Intervals,
-    measure_intervals,
-    merge_intervals,
-    select_communication,
-    select_compute,
-    subtract_intervals,
+from trioflow.engine.lane_intervals import (
+    LaneIntervals,
+    join_lanes,
+    measure_lanes,
+    merge_lanes,
+    subtract_lanes,
 )
+from trioflow.engine.timeline import select_communication, select_compute
 from trioflow.errors import InputError
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import Trace
+
+Floats = NDArray[np.float64]
 
 WAYS = ("rank", "stage", "module")
 DEPTH = 2
@@ -48,7 +52,8 @@ def build_breakdown(
     -------
     DataFrame
         Columns of ``tables.BREAKDOWN``, ranks and stages in order, modules in
-        the order of their first operator. Communication has no module.
+        the order of their first operator. Communication has no module. A
+        rank or stage has the gradients that its operators finish, uncut.
 
     Raises
     ------
@@ -60,87 +65,119 @@ def build_breakdown(
         raise InputError(problem, fix=f"use {', '.join(WAYS)}, and a depth from 1")
     frame = timeline.assign(op_id=graph.tasks["op_id"].to_numpy())
     step_s = float(frame["end_s"].max()) if len(frame) else 0.0
-    modules = [_cut(str(path), depth) for path in trace.operators["module"]]
-    keys: Any
-    if by == "rank":
-        keys = frame["rank"].astype("int64")
-    elif by == "stage":
-        keys = frame["stage"].fillna(0).astype("int64")
-    else:
+    modules = [cut_path(str(path), depth) for path in trace.operators["module"]]
+    if by == "module":
         frame = frame[frame["op_id"].notna() & frame["kind"].isin(_WORK)]
-        keys = frame["op_id"].map(lambda op: modules[int(op)])
-    groups = frame.groupby(keys.rename("key"), sort=by != "module")
-    describe = _describe_module(trace, modules, depth) if by == "module" else _describe_nothing
-    rows = [_row(by, key, group, frame, step_s) | describe(str(key)) for key, group in groups]
-    result = pd.DataFrame(rows, columns=tables.BREAKDOWN.names)
-    for name in ("message_bytes", "gradient_bytes"):
-        result[name] = result[name].astype("Int64")
-    return result
+        names = np.array(modules, dtype=object)
+        codes, keys = pd.factorize(names[frame["op_id"].to_numpy(dtype=np.int64)])
+    else:
+        codes, keys = pd.factorize(frame[by].fillna(0).to_numpy(dtype=np.int64), sort=True)
+    result = _measure_rows(frame, codes, len(keys), step_s)
+    result["by"], result["name"] = by, [str(key) for key in keys]
+    if by == "module":
+        found, result["output_shapes"] = _describe_modules(trace, modules, depth, list(keys))
+        result[["communication_s", "exposed_communication_s", "idle_s"]] = np.nan
+        result["message_bytes"] = None
+    else:
+        found, result["output_shapes"] = _add_gradients(frame, codes, len(keys), trace), None
+    result["gradient_bytes"] = found
+    for column in ("message_bytes", "gradient_bytes"):
+        result[column] = result[column].astype("Int64")
+    return result.reindex(columns=tables.BREAKDOWN.names)
 
 
-def _cut(path: str, depth: int) -> str:
+def cut_path(path: str, depth: int) -> str:
+    """Return the first parts of a module's path."""
     return ".".join(path.split(".")[:depth])
 
 
-def _row(
-    by: str, key: Any, group: pd.DataFrame, frame: pd.DataFrame, step_s: float
-) -> dict[str, Any]:
-    """Return one row: means over the ranks that have such tasks."""
-    ranks = sorted(group["rank"].unique())
-    parts = [_times(group[group["rank"] == r], frame[frame["rank"] == r], step_s) for r in ranks]
-    means: dict[str, float | None] = {
-        name: sum(part[name] for part in parts) / len(parts) for name in parts[0]
+def _measure_rows(
+    frame: pd.DataFrame, codes: NDArray[np.int64], count: int, step_s: float
+) -> pd.DataFrame:
+    """Return times and sizes of each key, as means over the ranks that have such tasks."""
+    _, rank = np.unique(frame["rank"].to_numpy(dtype=np.int64), return_inverse=True)
+    ranks = int(rank.max(initial=-1)) + 1
+    lane = codes * ranks + rank
+    present = np.bincount(lane, minlength=count * ranks).reshape(count, ranks) > 0
+    members = present.sum(axis=1)
+
+    def mean(values: Floats) -> Floats:
+        kept: Floats = values.reshape(count, ranks) * present
+        return np.asarray(kept.sum(axis=1) / members, dtype=np.float64)
+
+    def add_up(values: NDArray[Any]) -> Floats:
+        return np.bincount(codes, weights=values, minlength=count).astype(np.float64)
+
+    times_s = {name: mean(found) for name, found in _measure_lanes(frame, lane, present, step_s)}
+    kind, phase = frame["kind"], frame["phase"]
+    work_s = ((frame["end_s"] - frame["start_s"]) * kind.isin(_WORK)).to_numpy(np.float64)
+    operators = (frame["op_id"].notna() & (kind == "compute")).to_numpy(dtype=bool)
+    phases_s = {
+        f"{name}_s": add_up(work_s * (phase == name).to_numpy(dtype=bool)) / members
+        for name in tables.PHASES
     }
-    work = group[group["kind"].isin(_WORK)]
-    length_s = (work["end_s"] - work["start_s"]).groupby(work["phase"]).sum()
-    if by == "module":
-        means |= dict.fromkeys(("communication_s", "exposed_communication_s", "idle_s"))
-    moved = None if by == "module" else int(group["message_bytes"].fillna(0).sum() // len(ranks))
-    return {
-        "by": by, "name": str(key), "ranks": len(ranks),
-        "operators": int((group["op_id"].notna() & (group["kind"] == "compute")).sum()),
-        **means,
-        **{f"{phase}_s": float(length_s.get(phase, 0.0)) / len(ranks) for phase in tables.PHASES},
-        "message_bytes": moved, "gradient_bytes": None, "output_shapes": None,
-    }  # fmt: skip
+    moved = add_up(frame["message_bytes"].to_numpy(dtype=np.float64, na_value=0.0))
+    return pd.DataFrame({
+        "ranks": members.astype(np.int64), "operators": add_up(operators).astype(np.int64),
+        **times_s, **phases_s, "message_bytes": moved.astype(np.int64) // np.maximum(members, 1),
+    })  # fmt: skip
 
 
-def _times(own: pd.DataFrame, rank: pd.DataFrame, step_s: float) -> dict[str, float]:
-    """Return the times of one rank's tasks; what hides communication is all that the rank computes."""
-    compute = _intervals(own[select_compute(own)])
-    communication = _intervals(own[select_communication(own)])
-    exposed = subtract_intervals(communication, _intervals(rank[select_compute(rank)]))
-    busy_s = measure_intervals(merge_intervals(compute + communication))
-    return {
-        "compute_s": measure_intervals(compute),
-        "communication_s": measure_intervals(communication),
-        "exposed_communication_s": measure_intervals(exposed),
-        "idle_s": step_s - busy_s,
-    }
-
-
-def _intervals(tasks: pd.DataFrame) -> Intervals:
-    """Return when any of some tasks runs."""
-    return merge_intervals(zip(tasks["start_s"].tolist(), tasks["end_s"].tolist(), strict=True))
-
-
-def _describe_nothing(_key: str) -> dict[str, Any]:
-    return {}
-
-
-def _describe_module(
-    trace: Trace, modules: list[str], depth: int
-) -> Callable[[str], dict[str, Any]]:
-    """Return what tells a module's gradients and the shapes of its last forward operator."""
-    gradients: dict[str, int] = {}
-    for entry in trace.facts.get("gradients", []):
-        module = _cut(str(entry["module"]), depth)
-        gradients[module] = gradients.get(module, 0) + int(entry["size_bytes"])
-    shapes: dict[str, list[list[int]]] = {}
-    columns: Iterable[tuple[str, str, Any]] = zip(
-        modules, trace.operators["phase"], trace.operators["output_shapes"], strict=True
+def _measure_lanes(
+    frame: pd.DataFrame, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
+) -> Iterator[tuple[str, Floats]]:
+    """Yield the times of each key and rank; what hides communication is all that a rank computes."""
+    count, ranks = present.shape
+    start_s, end_s = (frame[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
+    computes, communicates = select_compute(frame), select_communication(frame)
+    compute, communication = (
+        merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))
+        for chosen in (computes, communicates)
     )
-    for module, phase, made in columns:
-        if phase == "forward":
-            shapes[module] = [[int(size) for size in shape] for shape in made]
-    return lambda key: {"gradient_bytes": gradients.get(key, 0), "output_shapes": shapes.get(key)}
+    of_rank = merge_lanes(
+        LaneIntervals(lane[computes] % max(ranks, 1), start_s[computes], end_s[computes])
+    )
+    key, row = np.nonzero(present[:, of_rank.lane])
+    hiding = LaneIntervals(
+        key * ranks + of_rank.lane[row], of_rank.start_s[row], of_rank.end_s[row]
+    )
+    busy = merge_lanes(join_lanes(compute, communication))
+    for name, intervals in (
+        ("compute_s", compute), ("communication_s", communication),
+        ("exposed_communication_s", subtract_lanes(communication, hiding)),
+    ):  # fmt: skip
+        yield name, measure_lanes(intervals, count * ranks)
+    yield "idle_s", step_s - measure_lanes(busy, count * ranks)
+
+
+def _add_gradients(
+    frame: pd.DataFrame, codes: NDArray[np.int64], count: int, trace: Trace
+) -> list[int]:
+    """Return the gradients that become ready among the operators of each key [keys] [bytes]."""
+    sizes = np.zeros(len(trace.operators) + 1)
+    for entry in trace.facts.get("gradients", []):
+        sizes[int(entry["ready_after_op_id"])] += int(entry["size_bytes"])
+    operators = frame["op_id"].to_numpy(dtype=np.int64, na_value=len(sizes) - 1)
+    # Recomputed and repeated ones are one gradient.
+    pairs = np.unique(codes * len(sizes) + operators)
+    key, operator = np.divmod(pairs, len(sizes))
+    return [int(size) for size in np.bincount(key, weights=sizes[operator], minlength=count)]
+
+
+def _describe_modules(
+    trace: Trace, modules: list[str], depth: int, keys: Sequence[str]
+) -> tuple[list[int], list[Any]]:
+    """Return the gradients of each module [bytes], and the shapes of its last forward operator."""
+    gradients = dict.fromkeys(keys, 0)
+    for entry in trace.facts.get("gradients", []):
+        module = cut_path(str(entry["module"]), depth)
+        gradients[module] = gradients.get(module, 0) + int(entry["size_bytes"])
+    columns = zip(modules, trace.operators["phase"], trace.operators["output_shapes"], strict=True)
+    made: dict[str, Any] = {
+        module: shapes for module, phase, shapes in columns if phase == "forward"
+    }
+    shapes = [
+        None if key not in made else [[int(size) for size in shape] for shape in made[key]]
+        for key in keys
+    ]
+    return [gradients[key] for key in keys], shapes

@@ -86,11 +86,17 @@ def draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> di
     Raises
     ------
     InputError
-        When an experiment has no predicted timeline.
+        When an experiment lacks a table of its simulation.
     """
     for experiment in errors["experiment"]:
-        if experiment not in inputs.timelines:
-            raise InputError(f"experiment {experiment!r} has no predicted timeline")
+        for what, known in (
+            ("predicted timeline", inputs.timelines), ("critical path", inputs.critical_paths),
+            ("breakdown", inputs.breakdowns), ("table of links", inputs.links),
+        ):  # fmt: skip
+            if experiment not in known:
+                raise InputError(
+                    f"experiment {experiment!r} has no {what}", fix="simulate it again"
+                )
     drawn = {
         "predicted_vs_measured": figures.draw_predicted_and_measured(errors),
         "error_by_plan": figures.draw_error_by_plan(errors),
@@ -109,6 +115,7 @@ def draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> di
             inputs.timelines[experiment],
             measured.drop(columns="experiment"),
             measured_s=float(row["measured_s"]),
+            critical_path=inputs.critical_paths[experiment],
             title=f"{experiment}: predicted {write_time(row['simulated_s'])}, "
             f"measured {write_time(row['measured_s'])}",
         )

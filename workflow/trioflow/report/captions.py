@@ -40,7 +40,8 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
     "timeline": (
         "Predicted and measured timeline of each rank on one time axis.",
         "One lane a stream, predicted above measured, coloured by phase with communication hatched; "
-        "the time that a lane is busy stands at its end. Operators too thin to see are merged with "
+        "the time that a lane is busy stands at its end. The purple line runs under the tasks of the "
+        "critical path, that the predicted step waits for. Operators too thin to see are merged with "
         "their neighbours; the busy time is computed before merging.",
         "Limit: the measured timeline is a profile of a single step, and profiling slows it; the "
         "dashed line is the median of the steps without a profiler.",

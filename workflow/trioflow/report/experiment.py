@@ -7,17 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from trioflow import tables
 from trioflow.costmodel.collectives import load_collective_model
-from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
-from trioflow.engine.timeline import measure_concurrency
+from trioflow.engine.simulate import CONFIDENCES, Result, simulate, simulate_interval
+from trioflow.engine.timeline import build_critical_path, measure_concurrency
+from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.network.link_usage import measure_links
+from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
 from trioflow.provenance import read_json, write_json
+from trioflow.report.breakdown import WAYS, build_breakdown
+from trioflow.report.counters import count_link_rates
 from trioflow.report.perfetto import write_perfetto
 from trioflow.tables import PHASES
+from trioflow.trace.store import Trace, load_trace
 
 CONTENTION_ROUNDS = 4
 """Passes that settle how long ranks compute at the same time."""
@@ -121,9 +130,10 @@ def simulate_experiment(
     collectives: str | Path,
     session: str | Path,
     rank_timelines: str | Path,
+    traces: Sequence[str | Path],
     folder: str | Path,
 ) -> None:
-    """Simulate an experiment and write its timeline, Perfetto trace and summary.
+    """Simulate an experiment and write its timeline, what is made of it, and its summary.
 
     Parameters
     ----------
@@ -133,8 +143,11 @@ def simulate_experiment(
         Platform file and fitted collective model.
     session, rank_timelines : path
         Facts and measured timelines of the session that measured the experiment.
+    traces : sequence of path
+        Folders of the traces that the task graph was made from.
     folder : path
-        Where ``timeline.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
+        Where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``,
+        ``breakdown.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
     """
     graph = load_task_graph(graph_folder)
     ranks = int(graph.metadata["ranks"])
@@ -142,16 +155,15 @@ def simulate_experiment(
     model = load_collective_model(collectives)
     anchor = choose_anchor(read_json(session), graph.metadata)
     factors = settle_contention(graph, machine, model, anchor)
-    result = simulate_interval(apply_factors(graph, factors), machine, model)
+    result = simulate_interval(apply_factors(graph, factors), machine, model, record_links=True)
     trace_only = simulate(graph, machine, model)
-    target = Path(folder)
-    tables.write_table(result.timeline, "timeline", target / "timeline.parquet")
     measured = tables.read_table(rank_timelines, "rank_timelines")
     own = measured[measured["experiment"] == graph.metadata["experiment"]]
-    write_perfetto(result.timeline, target / "perfetto.json.gz", own.drop(columns="experiment"))
+    trace = choose_traced([load_trace(path) for path in traces], graph.metadata)
+    write_simulation(result, graph, trace, Path(folder), own.drop(columns="experiment"))
     confidences = [result.summary["confidence"], graph.metadata["compute_confidence"]]
     write_json(
-        target / "summary.json",
+        Path(folder) / "summary.json",
         {
             **result.summary,
             "experiment": graph.metadata["experiment"],
@@ -159,9 +171,93 @@ def simulate_experiment(
             "trace_only_step_time_s": trace_only.summary["step_time_s"],
             "baseline_step_time_s": graph.metadata["baseline_step_time_s"],
             "peak_memory_bytes": graph.metadata["peak_memory_bytes"],
+            "memory": graph.metadata["memory"],
+            "memory_bytes": machine.device.memory_bytes,
             "compute_factors": factors,
             "anchor_quiet": anchor.quiet,
             "anchor_busy": anchor.busy,
             "confidence": max(confidences, key=CONFIDENCES.index),
         },
     )
+
+
+def choose_traced(traces: Sequence[Trace], metadata: Mapping[str, Any]) -> Trace:
+    """Return the trace whose operators a task graph names.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        Those that it was made from.
+    metadata : mapping
+        Of the task graph: ``plan`` and ``batch``.
+    """
+    sizes = micro_batch_sizes(Plan(**metadata["plan"]), int(metadata["batch"]))
+    return choose_reference(traces, sizes[0]).trace
+
+
+def write_simulation(
+    result: Result,
+    graph: TaskGraph,
+    trace: Trace,
+    folder: Path,
+    measured: pd.DataFrame | None = None,
+) -> None:
+    """Write the timeline of a simulated step and what is made of it.
+
+    Parameters
+    ----------
+    result : Result
+        Simulated with ``record_links=True``.
+    graph : TaskGraph
+        What was simulated.
+    trace : Trace
+        The trace whose operators the graph names.
+    folder : path
+        Target.
+    measured : DataFrame, optional
+        Columns of ``tables.TIMELINE``: shown beside the predicted one in the
+        Perfetto trace.
+    """
+    timeline = result.timeline
+    parts = [build_breakdown(graph, timeline, trace, by) for by in WAYS]
+    for part in parts:
+        part.attrs = {}
+    path = write_step(result, graph, trace, folder / "perfetto.json.gz", measured)
+    found = {
+        "timeline": timeline,
+        "critical_path": path,
+        "links": measure_links(result),
+        "breakdown": pd.concat(parts, ignore_index=True),
+    }
+    for name, frame in found.items():
+        tables.write_table(frame, name, folder / f"{name}.parquet")
+
+
+def write_step(
+    result: Result,
+    graph: TaskGraph,
+    trace: Trace,
+    path: str | Path,
+    measured: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """Write a simulated step as a Perfetto trace, with its critical path and the rates of its links.
+
+    Parameters
+    ----------
+    result : Result
+        Without ``record_links=True`` the trace has no rates.
+    graph, trace, measured
+        As in :func:`write_simulation`.
+    path : path
+        Target file.
+
+    Returns
+    -------
+    DataFrame
+        The critical path, columns of ``tables.CRITICAL_PATH``.
+    """
+    modules = trace.operators["module"].tolist()
+    waited = build_critical_path(graph, result.timeline, modules)
+    counters = None if result.traffic is None else count_link_rates(result)
+    write_perfetto(result.timeline, path, measured, counters=counters, critical_path=waited)
+    return waited

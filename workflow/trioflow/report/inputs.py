@@ -19,6 +19,9 @@ TABLE_FILES = {
     "rank_timelines.parquet": "rank_timelines",
     "collective_samples.parquet": "collective_samples",
     "timeline.parquet": "timeline",
+    "critical_path.parquet": "critical_path",
+    "breakdown.parquet": "breakdown",
+    "links.parquet": "links",
     "operator_fit.parquet": "operator_fit",
 }
 JSON_FILES = ("session.json", "summary.json", "trace.json")
@@ -42,8 +45,8 @@ class ReportInputs:
         Fitted collective costs.
     sessions : dict of str to dict
         ``session.json`` by workload.
-    timelines : dict of str to DataFrame
-        Predicted timeline by experiment.
+    timelines, critical_paths, breakdowns, links : dict of str to DataFrame
+        Predicted timeline by experiment, and what was made of it.
     summaries : dict of str to dict
         ``summary.json`` by experiment.
     traces : dict of str to dict
@@ -61,6 +64,9 @@ class ReportInputs:
     collectives: CollectiveCostModel
     sessions: dict[str, dict[str, Any]]
     timelines: dict[str, pd.DataFrame]
+    critical_paths: dict[str, pd.DataFrame]
+    breakdowns: dict[str, pd.DataFrame]
+    links: dict[str, pd.DataFrame]
     summaries: dict[str, dict[str, Any]]
     traces: dict[str, dict[str, Any]]
     files: list[Path]
@@ -130,6 +136,9 @@ def load_report_inputs(
         collectives=load_collective_model(found["collectives.json"][""]),
         sessions=json["session.json"],
         timelines=frames["timeline.parquet"],
+        critical_paths=frames["critical_path.parquet"],
+        breakdowns=frames["breakdown.parquet"],
+        links=frames["links.parquet"],
         summaries=json["summary.json"],
         traces=json["trace.json"],
         files=sorted(path for places in found.values() for path in places.values()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -13,9 +12,12 @@ from trioflow import __version__
 from trioflow.provenance import atomic_path
 from trioflow.report import sections
 from trioflow.report.captions import CAPTIONS, caption_text
+from trioflow.report.conformance import read_conformance, render_conformance
+from trioflow.report.experiment_section import render_experiment
 from trioflow.report.html import (
     Cell,
     Column,
+    render_details,
     render_figure,
     render_links,
     render_page,
@@ -24,7 +26,6 @@ from trioflow.report.html import (
 )
 from trioflow.report.inputs import ReportInputs
 from trioflow.report.summary import describe_accuracy, describe_run
-from trioflow.report.wording import write_signed_percent, write_time
 
 TITLE = "trioflow: predicted and measured training steps"
 SECTIONS = {
@@ -33,6 +34,7 @@ SECTIONS = {
     "traces": "Traces",
     "cost-models": "Cost models of operators",
     "collectives": "Collectives",
+    "conformance": "Conformance with PyTorch",
     "timelines": "Timelines",
     "machine": "Machine and limits",
     "glossary": "Glossary",
@@ -77,7 +79,8 @@ def write_page(
         "cost-models": _figure("operator_fit", figures)
         + sections.render_operator_fit(inputs.operator_fit),
         "collectives": _figure("collective_curve", figures) + sections.render_collectives(inputs),
-        "timelines": _render_timelines(errors, figures),
+        "conformance": render_conformance(read_conformance()),
+        "timelines": _render_timelines(inputs, errors, figures),
         "machine": sections.render_machine(inputs),
         "glossary": sections.render_glossary(),
         "provenance": _render_provenance(inputs),
@@ -102,34 +105,19 @@ def _figure(name: str, figures: Mapping[str, str]) -> str:
     return render_figure(figures[name], caption_text(name), CAPTIONS[name][0])
 
 
-def _render_timelines(errors: pd.DataFrame, figures: Mapping[str, str]) -> str:
-    """Return a figure for each experiment under links to all of them."""
+def _render_timelines(
+    inputs: ReportInputs, errors: pd.DataFrame, figures: Mapping[str, str]
+) -> str:
+    """Return the part of each experiment under links to all of them."""
     names = [str(name) for name in errors["experiment"]]
-    parts = [
+    return "\n".join([
         render_paragraph(caption_text("timeline")),
         render_links([(f"timeline-{name}", name) for name in names], "Timelines", small=True),
-    ]
-    for row in errors.to_dict("records"):
-        name = str(row["experiment"])
-        parts.append(
-            f'<h3 id="timeline-{escape(name)}">{escape(name)}</h3>'
-            + render_figure(
-                figures[f"timelines/{name}"], _describe_experiment(row),
-                f"Predicted and measured timeline of each rank of {name}.",
-            )
-        )  # fmt: skip
-    return "\n".join(parts)
-
-
-def _describe_experiment(row: Mapping[Any, Any]) -> str:
-    """Say what an experiment was and how it came out."""
-    return (
-        f"{row['workload']}, plan {row['plan']}, batch {row['batch']}: predicted "
-        f"{write_time(row['simulated_s'])}, measured {write_time(row['measured_s'])}, error "
-        f"{write_signed_percent(row['relative_error'])}. Predicted for the busiest rank: compute "
-        f"{write_time(row['compute_s'])}, communication {write_time(row['communication_s'])}, of it "
-        f"exposed {write_time(row['exposed_communication_s'])}."
-    )
+        *(
+            render_experiment(row, inputs, figures[f"timelines/{row['experiment']}"])
+            for row in errors.to_dict("records")
+        ),
+    ])  # fmt: skip
 
 
 def _render_provenance(inputs: ReportInputs) -> str:
@@ -138,12 +126,16 @@ def _render_provenance(inputs: ReportInputs) -> str:
         "Every number on this page is computed from the files below by the rule report; the table "
         "of all experiments is error.parquet beside this page. Measured values come from "
         "measurements.parquet, predicted ones from summary.json, profiles of real steps from "
-        "rank_timelines.parquet. Each predicted timeline is also written as perfetto.json.gz in its "
-        "experiment's folder, for the Perfetto trace viewer."
+        "rank_timelines.parquet. Beside each predicted timeline lie the tasks of its critical path "
+        "(critical_path.parquet), its breakdown by rank, stage and module (breakdown.parquet), bytes and "
+        "busy time of every link (links.parquet), and perfetto.json.gz: the same step for the Perfetto "
+        "trace viewer, measured ranks beside predicted ones, with the critical path and the rates of "
+        "the links. Of memory the peak of each rank is predicted, and what fills it, but no curve over time."
     )
     columns = [
         Column("file", "", "folder and name", number=False),
         Column("SHA-256", "first 16 digits", "digest of the content", number=False),
     ]
     rows = [[Cell(place), Cell(digest)] for place, digest in inputs.digest_files().items()]
-    return render_paragraph(words) + render_table(columns, rows, "Files read")
+    files = render_details(f"{len(rows)} files read", render_table(columns, rows, "Files read"))
+    return render_paragraph(words) + files

@@ -6,29 +6,49 @@ people can, too.
 
 from __future__ import annotations
 
-import gzip
-import io
-import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from trioflow.provenance import atomic_path
-from trioflow.tables import records
-from trioflow.units import NS_PER_US, s_to_ns
+from trioflow.report.perfetto_text import (
+    Ints,
+    Piece,
+    cut_rows,
+    join_pieces,
+    round_to_ns,
+    write_argument,
+    write_events,
+    write_integers,
+    write_microseconds,
+    write_texts,
+)
 
 STREAM_ORDER = ("compute", "communication", "send", "receive", "copy", "host")
 """Order of a rank's streams from top to bottom; others follow by name."""
+MEASURED = " (measured)"
+PATH_PROCESS, PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"
+"""Processes that are no rank: what the step waits for, and the rates of the links."""
 
-_ARGUMENTS = ("task_id", "kind", "phase", "message_bytes", "micro_batch", "stage", "match_id")
+_ARGUMENTS = ("kind", "phase", "message_bytes", "micro_batch", "stage", "match_id")
 _THREADS_PER_PROCESS = 1000
+_PATH_PID = 1
+_FIRST_PID = 2
+"""Of rank 0; every rank has two numbers, for its prediction and its measurement. Process 0 is the
+idle process to Perfetto."""
 
 
 def write_perfetto(
-    timeline: pd.DataFrame, path: str | Path, measured: pd.DataFrame | None = None
+    timeline: pd.DataFrame,
+    path: str | Path,
+    measured: pd.DataFrame | None = None,
+    *,
+    counters: pd.DataFrame | None = None,
+    critical_path: pd.DataFrame | None = None,
 ) -> None:
     """Write a timeline, and a measured one beside it, as a Chrome JSON trace.
 
@@ -37,11 +57,16 @@ def write_perfetto(
     timeline : DataFrame
         Columns of ``tables.TIMELINE``.
     path : path
-        Target file; compressed when its name ends in ``.gz``. Equal timelines
+        Target file; compressed when its name ends in ``.gz``. Equal tables
         give equal bytes.
     measured : DataFrame, optional
         The same columns (others are ignored); each of its ranks appears below
         the simulated one as a process of its own, "rank 0 (measured)".
+    counters : DataFrame, optional
+        Curves: ``rank`` (null for a link), ``counter`` (its name), ``unit``,
+        ``time_s`` [s] and ``value``, which holds from then on, to whole units.
+    critical_path : DataFrame, optional
+        Columns of ``tables.CRITICAL_PATH``; shown as a process of its own.
 
     Notes
     -----
@@ -50,71 +75,103 @@ def write_perfetto(
     order. Perfetto counts in whole nanoseconds, so starts and ends are
     rounded to them, each for itself: tasks that touch still touch.
     """
-    events = [*_describe_timeline(timeline, "")]
+    write_events(path, _describe(timeline, measured, counters, critical_path))
+
+
+def _describe(
+    timeline: pd.DataFrame,
+    measured: pd.DataFrame | None,
+    counters: pd.DataFrame | None,
+    critical_path: pd.DataFrame | None,
+) -> Iterator[bytes]:
+    """Yield the text of all events, part by part."""
+    if critical_path is not None and len(critical_path):
+        yield from _describe_path(critical_path)
+    yield from _describe_timeline(timeline, "")
     if measured is not None:
-        events += _describe_timeline(measured, " (measured)")
-    text = json.dumps(
-        {"displayTimeUnit": "ms", "traceEvents": events},
-        separators=(",", ":"), sort_keys=True, allow_nan=False,
-    )  # fmt: skip
-    data = text.encode()
-    if str(path).endswith(".gz"):
-        buffer = io.BytesIO()
-        # The file's name and the time of day would make equal traces differ.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as stream:
-            stream.write(data)
-        data = buffer.getvalue()
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(data)
+        yield from _describe_timeline(measured, MEASURED)
+    if counters is not None and len(counters):
+        last = timeline["rank"].max() if len(timeline) else 0
+        yield from _describe_counters(counters, _FIRST_PID + 2 * (int(last) + 1))
 
 
-def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, eq=False)
+class _Threads:
+    """Threads from top to bottom: rank, stream and lane; process and thread number; place [threads]."""
+
+    keys: Ints
+    pids: Ints
+    tids: Ints
+    index: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Slices:
+    """Where the tasks of a timeline stand: process, thread, start and end [tasks] [ns]."""
+
+    pid: Ints
+    tid: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+    def take(self, rows: slice) -> _Slices:
+        """Return those of some rows."""
+        return _Slices(self.pid[rows], self.tid[rows], self.start_ns[rows], self.end_ns[rows])
+
+
+def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     """Yield the names of processes and threads, then slices, then arrows."""
-    lanes = _assign_lanes(timeline)
-    threads: dict[tuple[int, str, int], dict[str, int]] = {}
-    process = index = 0
-    for rank, stream, lane in sorted(set(lanes), key=lambda k: (k[0], _order_stream(k[1]), k[2])):
-        if process != 2 * rank + (2 if suffix else 1):
-            # From 1: process 0 is the idle process to Perfetto.
-            process, index = 2 * rank + (2 if suffix else 1), 0
-            yield _name_event("process_name", f"rank {rank}{suffix}", pid=process)
-            yield _name_event("process_sort_index", process, pid=process)
-        index += 1
-        # Perfetto calls the thread with its process's number the main thread.
-        thread = {"pid": process, "tid": process * _THREADS_PER_PROCESS + index}
-        threads[rank, stream, lane] = thread
-        yield _name_event("thread_name", stream if lane == 0 else f"{stream} {lane + 1}", **thread)
-        yield _name_event("thread_sort_index", index, **thread)
-    slices = list(_describe_tasks(timeline, [threads[lane] for lane in lanes]))
-    yield from slices
+    if timeline.empty:
+        return
+    start_ns, end_ns = round_to_ns(timeline["start_s"]), round_to_ns(timeline["end_s"])
+    ranks = timeline["rank"].to_numpy(dtype=np.int64)
+    codes, found = pd.factorize(timeline["stream"])
+    streams = [str(name) for name in found]
+    lane = assign_lanes(ranks * len(streams) + codes, start_ns, end_ns)
+    keys, thread = _find_threads(ranks, codes, lane, streams)
+    pids = _FIRST_PID + 2 * keys[:, 0] + (1 if suffix else 0)
+    index = np.arange(len(keys)) - np.searchsorted(keys[:, 0], keys[:, 0]) + 1
+    # Perfetto calls the thread with its process's number the main thread.
+    tids = pids * max(_THREADS_PER_PROCESS, int(index.max()) + 1) + index
+    yield _name_threads(_Threads(keys, pids, tids, index), streams, suffix)
+    slices = _Slices(pids[thread], tids[thread], start_ns, end_ns)
+    for rows in cut_rows(len(timeline)):
+        yield _describe_tasks(timeline.iloc[rows], slices.take(rows))
     yield from _describe_arrows(timeline, slices, suffix)
 
 
-def _assign_lanes(timeline: pd.DataFrame) -> list[tuple[int, str, int]]:
-    """Return rank, stream and lane of every row.
+def assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the lane of every task within its stream, from 0.
 
     Simulated tasks of one stream never overlap, but measured ones may, and
     Perfetto drops slices that overlap without one lying inside the other;
     such a slice moves to the next lane of its stream.
+
+    Parameters
+    ----------
+    key : ndarray of int
+        Stream of each task, equal for tasks that share one [tasks].
+    start_ns, end_ns : ndarray of int
+        When it runs [tasks] [ns].
     """
-    found: list[tuple[int, str, int]] = [(0, "", 0)] * len(timeline)
-    rows = [
-        (s_to_ns(start_s), -s_to_ns(end_s), position, int(rank), str(stream))
-        for position, (rank, stream, start_s, end_s) in enumerate(
-            timeline[["rank", "stream", "start_s", "end_s"]].itertuples(index=False)
-        )
-    ]
-    open_ends: dict[tuple[int, str], list[list[int]]] = {}
-    for start_ns, minus_end_ns, position, rank, stream in sorted(rows):
-        lanes = open_ends.setdefault((rank, stream), [])
+    lanes = np.zeros(len(key), dtype=np.int64)
+    order = np.lexsort((-end_ns, start_ns, key))
+    same = key[order[1:]] == key[order[:-1]]
+    # In the order of starts, where any two overlap, two neighbours do.
+    crowded = np.unique(key[order[1:]][same & (start_ns[order[1:]] < end_ns[order[:-1]])])
+    chosen = order[np.isin(key[order], crowded)]
+    open_ends: dict[int, list[list[int]]] = {}
+    columns = (values[chosen].tolist() for values in (key, start_ns, end_ns))
+    for row, stream, start, end in zip(chosen.tolist(), *columns, strict=True):
+        ends = open_ends.setdefault(stream, [])
         lane = 0
-        while lane < len(lanes) and not _fits(lanes[lane], start_ns, -minus_end_ns):
+        while lane < len(ends) and not _fits(ends[lane], start, end):
             lane += 1
-        if lane == len(lanes):
-            lanes.append([])
-        lanes[lane].append(-minus_end_ns)
-        found[position] = (rank, stream, lane)
-    return found
+        if lane == len(ends):
+            ends.append([])
+        ends[lane].append(end)
+        lanes[row] = lane
+    return lanes
 
 
 def _fits(open_ends: list[int], start_ns: int, end_ns: int) -> bool:
@@ -124,9 +181,15 @@ def _fits(open_ends: list[int], start_ns: int, end_ns: int) -> bool:
     return not open_ends or end_ns <= open_ends[-1]
 
 
-def _name_event(what: str, value: str | int, **lane: int) -> dict[str, Any]:
-    key = "sort_index" if what.endswith("sort_index") else "name"
-    return {"ph": "M", "name": what, "args": {key: value}, **lane}
+def _find_threads(ranks: Ints, codes: Ints, lane: Ints, streams: list[str]) -> tuple[Ints, Ints]:
+    """Return rank, stream and lane of every thread from top to bottom, and the thread of each task."""
+    order = sorted(range(len(streams)), key=lambda code: _order_stream(streams[code]))
+    lanes = int(lane.max(initial=0)) + 1
+    numbers = (ranks * len(streams) + np.argsort(order)[codes]) * lanes + lane
+    found, row_of = np.unique(numbers, return_inverse=True)
+    above, place = np.divmod(found // lanes, len(streams))
+    keys = np.stack([above, np.array(order)[place], found % lanes], axis=1)
+    return keys, row_of
 
 
 def _order_stream(stream: str) -> tuple[int, str]:
@@ -134,50 +197,108 @@ def _order_stream(stream: str) -> tuple[int, str]:
     return (STREAM_ORDER.index(stream) if known else len(STREAM_ORDER), stream)
 
 
-def _describe_tasks(
-    timeline: pd.DataFrame, threads: list[dict[str, int]]
-) -> Iterator[dict[str, Any]]:
-    """Yield one slice per task, in the order of the timeline's rows."""
-    for row, thread in zip(records(timeline), threads, strict=True):
-        start_ns, end_ns = s_to_ns(row["start_s"]), s_to_ns(row["end_s"])
-        present = {key: row[key] for key in _ARGUMENTS if row[key] not in (None, "")}
-        arguments = {k: v if isinstance(v, str) else int(v) for k, v in present.items()}
-        yield {
-            "ph": "X",
-            "name": str(row["name"]),
-            "cat": str(row["phase"]) or str(row["kind"]),
-            "ts": _microseconds(start_ns),
-            "dur": _microseconds(end_ns - start_ns),
-            "args": arguments,
-            **thread,
-        }
+def _name_threads(threads: _Threads, streams: list[str], suffix: str) -> bytes:
+    """Return the names of processes and threads, and their order."""
+    events: list[dict[str, Any]] = []
+    # Perfetto sorts processes by their names, as texts.
+    width = len(str(threads.keys[:, 0].max()))
+    rows = zip(threads.keys.tolist(), threads.pids, threads.tids, threads.index, strict=True)
+    for (rank, code, lane), pid, tid, index in rows:
+        if index == 1:
+            events += _name_process(int(pid), f"rank {rank:0{width}d}{suffix}")
+        name = streams[code] if lane == 0 else f"{streams[code]} {lane + 1}"
+        events += _name_thread(int(pid), int(tid), name, int(index))
+    return _write_names(events)
 
 
-def _describe_arrows(
-    timeline: pd.DataFrame, slices: list[dict[str, Any]], suffix: str
-) -> Iterator[dict[str, Any]]:
+def _name_process(pid: int, name: str) -> list[dict[str, Any]]:
+    return [
+        {"ph": "M", "name": "process_name", "args": {"name": name}, "pid": pid},
+        {"ph": "M", "name": "process_sort_index", "args": {"sort_index": pid}, "pid": pid},
+    ]
+
+
+def _name_thread(pid: int, tid: int, name: str, index: int) -> list[dict[str, Any]]:
+    thread = {"pid": pid, "tid": tid}
+    return [
+        {"ph": "M", "name": "thread_name", "args": {"name": name}, **thread},
+        {"ph": "M", "name": "thread_sort_index", "args": {"sort_index": index}, **thread},
+    ]
+
+
+def _write_names(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"," + json.dumps(one, separators=(",", ":")).encode() for one in events)
+
+
+def _describe_tasks(timeline: pd.DataFrame, slices: _Slices) -> bytes:
+    """Return one slice per task, in the order of the timeline's rows."""
+    phases, kinds = timeline["phase"], timeline["kind"]
+    pieces: list[Piece] = [
+        '"ph":"X","name":', write_texts(timeline["name"]),
+        ',"cat":', write_texts(phases.where(phases != "", kinds)),
+        ',"pid":', write_integers(slices.pid), ',"tid":', write_integers(slices.tid),
+        ',"ts":', write_microseconds(slices.start_ns),
+        ',"dur":', write_microseconds(slices.end_ns - slices.start_ns),
+        ',"args":{"task_id":', write_integers(timeline["task_id"].to_numpy(np.int64)),
+        *(write_argument(name, timeline[name]) for name in _ARGUMENTS), "}",
+    ]  # fmt: skip
+    return join_pieces(pieces)
+
+
+def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> Iterator[bytes]:
     """Yield an arrow from each send to its recv, and along each collective's members."""
-    members: dict[int, list[tuple[int, int, int]]] = {}
-    columns = timeline[["match_id", "kind", "rank"]].itertuples(index=False)
-    for position, (match, kind, rank) in enumerate(columns):
-        if not pd.isna(match):
-            members.setdefault(int(match), []).append((kind == "recv", int(rank), position))
-    number = 0
-    for _, found in sorted(members.items()):
-        chain = [slices[position] for _, _, position in sorted(found)]
-        for source, target in itertools.pairwise(chain):
-            # Perfetto joins two ends by category, name and a whole number; others it drops.
-            arrow = {"cat": "match", "name": f"match{suffix}", "id": number}
-            number += 1
-            yield {**arrow, "ph": "s", **_attach(source)}
-            yield {**arrow, "ph": "f", "bp": "e", **_attach(target)}
+    joined = np.flatnonzero(timeline["match_id"].notna().to_numpy(dtype=bool))
+    match = timeline["match_id"].to_numpy(dtype=np.int64, na_value=0)[joined]
+    ranks = timeline["rank"].to_numpy(dtype=np.int64)[joined]
+    receives = (timeline["kind"] == "recv").to_numpy(dtype=bool)[joined]
+    order = np.lexsort((joined, ranks, receives, match))
+    along = match[order[1:]] == match[order[:-1]]
+    tails, heads = joined[order[:-1][along]], joined[order[1:][along]]
+    # In the middle of a slice: at its edge an arrow's end could bind to a neighbour.
+    middle_ns = slices.start_ns + (slices.end_ns - slices.start_ns) // 2
+    for rows in cut_rows(len(tails)):
+        # Perfetto joins two ends by category, name and a whole number; others it drops.
+        number = write_integers(np.arange(rows.start, rows.stop))
+        for end, task in (('"ph":"s"', tails[rows]), ('"ph":"f","bp":"e"', heads[rows])):
+            yield join_pieces([
+                f'{end},"cat":"match","name":"match{suffix}","id":', number,
+                ',"pid":', write_integers(slices.pid[task]), ',"tid":', write_integers(slices.tid[task]),
+                ',"ts":', write_microseconds(middle_ns[task]),
+            ])  # fmt: skip
 
 
-def _attach(task: dict[str, Any]) -> dict[str, Any]:
-    """Place an arrow's end in the middle of a slice: at its edge it could bind to a neighbour."""
-    middle_ns = round(NS_PER_US * task["ts"]) + round(NS_PER_US * task["dur"]) // 2
-    return {"ts": _microseconds(middle_ns), "pid": task["pid"], "tid": task["tid"]}
+def _describe_path(path: pd.DataFrame) -> Iterator[bytes]:
+    """Yield the critical path as a process of one thread."""
+    tid = _PATH_PID * _THREADS_PER_PROCESS + 1
+    yield _write_names(
+        [*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, PATH_THREAD, 1)]
+    )
+    names = path["name"].astype("str") + ", rank " + path["rank"].astype("str")
+    start_ns, end_ns = round_to_ns(path["start_s"]), round_to_ns(path["end_s"])
+    for rows in cut_rows(len(path)):
+        part = path.iloc[rows]
+        yield join_pieces([
+            f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":', write_texts(names.iloc[rows]),
+            ',"cat":', write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
+            ',"ts":', write_microseconds(start_ns[rows]),
+            ',"dur":', write_microseconds(end_ns[rows] - start_ns[rows]),
+            ',"args":{"task_id":', write_integers(part["task_id"].to_numpy(np.int64)),
+            *(write_argument(name, part[name]) for name in ("rank", "module", "reason")), "}",
+        ])  # fmt: skip
 
 
-def _microseconds(time_ns: int) -> float:
-    return time_ns / NS_PER_US
+def _describe_counters(counters: pd.DataFrame, link_pid: int) -> Iterator[bytes]:
+    """Yield curves: those of a rank in its process, those of links in one of their own."""
+    of_link = counters["rank"].isna().to_numpy(dtype=bool)
+    ranks = counters["rank"].to_numpy(dtype=np.int64, na_value=0)
+    pids = np.where(of_link, link_pid, _FIRST_PID + 2 * ranks)
+    if of_link.any():
+        yield _write_names(_name_process(link_pid, LINK_PROCESS))
+    time_ns = round_to_ns(counters["time_s"])
+    values = np.rint(counters["value"].to_numpy(np.float64)).astype(np.int64)
+    for rows in cut_rows(len(counters)):
+        yield join_pieces([
+            '"ph":"C","name":', write_texts(counters["counter"].iloc[rows]),
+            ',"pid":', write_integers(pids[rows]), ',"ts":', write_microseconds(time_ns[rows]),
+            ',"args":{', write_texts(counters["unit"].iloc[rows]), ":", write_integers(values[rows]), "}",
+        ])  # fmt: skip

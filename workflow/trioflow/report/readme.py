@@ -11,6 +11,7 @@ import pandas as pd
 from trioflow.errors import InputError
 from trioflow.provenance import atomic_path
 from trioflow.report.captions import CAPTIONS
+from trioflow.report.speeds import write_speed_rows
 from trioflow.report.summary import describe_accuracy, describe_run
 from trioflow.report.validation_aims import reach_aims
 from trioflow.report.validation_verdict import write_aim
@@ -22,12 +23,16 @@ from trioflow.report.wording import (
     write_time,
 )
 
-ERRORS, VALIDATION = "errors", "validation"
+ERRORS, VALIDATION, SPEED = "errors", "validation", "speed"
 """Blocks of the README that are written; each stands between its two markers."""
 _HEADINGS = (
     "experiment", "plan", "ranks", "batch", "measured (quartiles)", "predicted (80 % interval)",
     "error", "confidence",
 )  # fmt: skip
+_PAGE_HEAD = """# Every measured case
+
+Written by `make publish` from the last run of `make reproduce`; the README holds the same errors without their times.
+"""
 _AIM_HEADINGS = (
     "mean absolute error of", "cases", "aim", "trioflow", "best other model", "oracle",
     "80 % interval covers",
@@ -49,6 +54,11 @@ def update_readme(
         Picture of predicted against measured steps, linked relative to the
         README.
 
+    Notes
+    -----
+    The table holds the signed error of every experiment, a plan a line and a
+    workload a column; ``write_errors_page`` writes their times.
+
     Returns
     -------
     bool
@@ -64,8 +74,23 @@ def update_readme(
     if error_table.empty:
         raise InputError("no experiment to write into the README")
     picture = _link_figure(path, Path(figure)) if figure is not None else ""
-    body = f"{picture}{write_error_summary(error_table)}\n\n{write_error_rows(error_table)}"
+    body = f"{picture}{write_error_summary(error_table)}\n\n{write_error_matrix(error_table)}"
     return replace_block(path, ERRORS, body)
+
+
+def write_errors_page(path: str | Path, error_table: pd.DataFrame) -> None:
+    """Write the page that holds every experiment with its times and intervals.
+
+    Parameters
+    ----------
+    path : path
+        Markdown file; replaced as a whole.
+    error_table : DataFrame
+        Columns of ``tables.ERRORS``.
+    """
+    text = f"{_PAGE_HEAD}\n{write_error_summary(error_table)}\n\n{write_error_rows(error_table)}\n"
+    with atomic_path(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
@@ -92,6 +117,32 @@ def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
     if not reach_aims(summary):
         raise InputError("no aim was judged", fix="run `snakemake validation`")
     return replace_block(Path(readme_path), VALIDATION, write_validation_rows(summary))
+
+
+def update_speed(readme_path: str | Path, speeds: pd.DataFrame) -> bool:
+    """Rewrite the README's table of speeds, and nothing else.
+
+    Parameters
+    ----------
+    readme_path : path
+        Holds the lines ``<!-- speed:begin -->`` and ``<!-- speed:end -->``.
+    speeds : DataFrame
+        From ``read_speeds``; its headlines are written.
+
+    Returns
+    -------
+    bool
+        Whether the file changed.
+
+    Raises
+    ------
+    InputError
+        When there is no headline, or as :func:`replace_block`.
+    """
+    chosen = speeds[speeds["headline"]]
+    if chosen.empty:
+        raise InputError("no speed is a headline", fix="run `make bench`")
+    return replace_block(Path(readme_path), SPEED, write_speed_rows(chosen, details=False))
 
 
 def markers(block: str) -> tuple[str, str]:
@@ -144,6 +195,32 @@ def write_error_rows(errors: pd.DataFrame) -> str:
     """Return a Markdown table with a row for every experiment."""
     lines = [_line(_HEADINGS), _line(["---", "---", *["---:"] * 5, "---"])]
     lines += [_line(_cells(row)) for row in errors.to_dict("records")]
+    return "\n".join(lines)
+
+
+def write_error_matrix(errors: pd.DataFrame) -> str:
+    """Return a Markdown table of every signed error: a plan a line, a workload a column.
+
+    Several experiments of one plan and workload stand in order of their batch.
+    """
+    workloads = list(dict.fromkeys(errors["workload"]))
+    lines = [
+        _line(["signed error", *workloads, "mean absolute"]),
+        _line(["---", *["---:"] * (len(workloads) + 1)]),
+    ]
+    for plan, rows in errors.groupby("plan", sort=False):
+        cells = [
+            ", ".join(
+                f"{write_signed_percent(row['relative_error'])}"
+                for row in rows[rows["workload"] == workload]
+                .sort_values("batch")
+                .to_dict("records")
+            )
+            or NOTHING
+            for workload in workloads
+        ]
+        mean = write_percent(float(rows["relative_error"].abs().mean()))
+        lines.append(_line([str(plan), *cells, mean]))
     return "\n".join(lines)
 
 

@@ -21,6 +21,8 @@ COLOURS = {
     "communication": style.VERMILLION, "other": style.GREY,
 }  # fmt: skip
 STREAM_ORDER = ("compute", "communication", "send", "receive", "copy", "host")
+PATH_COLOUR, PATH_WIDTH, PATH_OFFSET = style.PURPLE, 2.4, 0.46
+"""Look of the line under the tasks that the step waits for, and how far below a lane's middle it is."""
 MOST_RANKS = 8
 """Ranks drawn; a figure of more is no longer readable."""
 RESOLUTION = 500
@@ -140,6 +142,7 @@ def draw_timelines(
     measured: pd.DataFrame,
     *,
     measured_s: float | None = None,
+    critical_path: pd.DataFrame | None = None,
     title: str = "",
 ) -> Figure:
     """Draw the predicted and the measured timeline of each rank on one time axis.
@@ -151,6 +154,9 @@ def draw_timelines(
         real step, may be empty.
     measured_s : float, optional
         Median of the un-profiled measured step [s], drawn as a line.
+    critical_path : DataFrame, optional
+        Columns of ``tables.CRITICAL_PATH``: what the predicted step waits
+        for, drawn as a line under its tasks.
     title : str
         Heading.
 
@@ -168,33 +174,46 @@ def draw_timelines(
     """
     if predicted.empty:
         raise InputError(f"no predicted timeline to draw {title}".strip())
-    ends = [float(frame["end_s"].max()) for frame in (predicted, measured) if len(frame)]
-    span_s = max([*ends, measured_s or 0.0])
-    lanes = build_lanes(predicted, "predicted", span_s / RESOLUTION)
-    lanes += build_lanes(measured, "measured", span_s / RESOLUTION)
+    lanes, span_s = _collect_lanes(predicted, measured, measured_s)
     all_ranks = sorted({lane.rank for lane in lanes})
     ranks = all_ranks[:MOST_RANKS]
     heights = [max(2, sum(lane.rank == rank for lane in lanes)) for rank in ranks]
     with style.figure_style():
         figure = style.new_figure(1.25 + 0.26 * sum(heights) + 0.3 * len(ranks))
-        panels = figure.subplots(
-            len(ranks), 1, sharex=True, squeeze=False, height_ratios=heights
-        ).ravel()
+        grid = figure.subplots(len(ranks), 1, sharex=True, squeeze=False, height_ratios=heights)
+        panels = grid.ravel()
         for axes, rank in zip(panels, ranks, strict=True):
-            _draw_rank(axes, [lane for lane in lanes if lane.rank == rank], span_s)
+            own = [lane for lane in lanes if lane.rank == rank]
+            _draw_rank(axes, own, span_s)
             _mark_ends(axes, predicted, measured_s)
+            _mark_path(axes, critical_path, own, span_s)
             axes.set_title(f"rank {rank}", fontsize=9.5)
-        panels[-1].set_xlim(0, span_s * 1.01)
-        panels[-1].set_xlabel("time after the start of the step")
-        style.show_seconds(panels[-1].xaxis)
+        _label_time(panels[-1], span_s)
         if len(all_ranks) > len(ranks):
-            title = f"{title} (first {len(ranks)} of {len(all_ranks)} ranks)"
+            title += f" (first {len(ranks)} of {len(all_ranks)} ranks)"
         figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        figure.legend(
-            handles=_legend({colour for lane in lanes for colour in lane.bars}, measured_s),
-            loc="outside lower center", ncols=3,
-        )  # fmt: skip
+        colours = {colour for lane in lanes for colour in lane.bars}
+        entries = _legend(colours, measured_s, marked=critical_path is not None)
+        figure.legend(handles=entries, loc="outside lower center", ncols=3)
     return figure
+
+
+def _collect_lanes(
+    predicted: pd.DataFrame, measured: pd.DataFrame, measured_s: float | None
+) -> tuple[list[Lane], float]:
+    """Return the lanes of both timelines, and the time [s] that both and the measured step span."""
+    ends = [float(frame["end_s"].max()) for frame in (predicted, measured) if len(frame)]
+    span_s = max([*ends, measured_s or 0.0])
+    lanes = build_lanes(predicted, "predicted", span_s / RESOLUTION)
+    lanes += build_lanes(measured, "measured", span_s / RESOLUTION)
+    return lanes, span_s
+
+
+def _label_time(axes: Any, span_s: float) -> None:
+    """Label the time axis that all panels share."""
+    axes.set_xlim(0, span_s * 1.01)
+    axes.set_xlabel("time after the start of the step")
+    style.show_seconds(axes.xaxis)
 
 
 def _draw_rank(axes: Any, lanes: list[Lane], span_s: float) -> None:
@@ -239,7 +258,23 @@ def _mark_ends(axes: Any, predicted: pd.DataFrame, measured_s: float | None) -> 
         axes.axvline(measured_s, color=style.INK, linewidth=1.2, linestyle="--")
 
 
-def _legend(colours: set[str], measured_s: float | None) -> list[Any]:
+def _mark_path(axes: Any, path: pd.DataFrame | None, lanes: list[Lane], span_s: float) -> None:
+    """Underline the tasks of the critical path, where it is known, in the predicted lanes of one rank."""
+    if path is None:
+        return
+    for row, lane in enumerate(lane for lane in lanes if lane.source == "predicted"):
+        own = path[(path["rank"] == lane.rank) & (path["stream"] == lane.stream)]
+        if len(own):
+            start_s, end_s = (own[name].to_numpy(dtype=float) for name in ("start_s", "end_s"))
+            bars = merge_thin_bars(start_s, end_s, span_s / RESOLUTION)
+            ends = np.stack([bars[:, 0], bars.sum(axis=1)], axis=1)
+            axes.hlines(
+                np.full(len(ends), row + PATH_OFFSET), ends[:, 0], ends[:, 1],
+                colors=PATH_COLOUR, linewidth=PATH_WIDTH, zorder=3,
+            )  # fmt: skip
+
+
+def _legend(colours: set[str], measured_s: float | None, *, marked: bool = False) -> list[Any]:
     """Return the legend's entries for the colours in use."""
     entries: list[Any] = [
         Patch(
@@ -248,6 +283,10 @@ def _legend(colours: set[str], measured_s: float | None) -> list[Any]:
         )
         for colour in COLOURS if colour in colours
     ]  # fmt: skip
+    if marked:
+        entries.append(
+            Line2D([], [], color=PATH_COLOUR, linewidth=PATH_WIDTH, label="critical path")
+        )
     entries.append(Line2D([], [], color=style.BLUE, linewidth=1.2, label="end of predicted step"))
     if measured_s is not None:
         entries.append(

@@ -74,21 +74,25 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
 
 
 def load_trace(folder: str | Path) -> Trace:
-    """Read a trace, from a folder or from the name of one that ships with trioflow.
+    """Read a trace, from a folder, a pack or the name of one that ships with trioflow.
 
     Raises
     ------
     TraceError
-        When there is no such trace or a fact is missing.
+        When there is no such trace, a fact is missing, or a pack is damaged.
     TableError
         When a table breaks its schema.
     """
     path = find_trace(folder)
+    if path.is_file():
+        from trioflow.trace.pack import read_pack
+
+        return read_pack(path)
     if not (path / "trace.json").exists():
         raise TraceError(
             "no trace here: trace.json is missing",
             file=path,
-            fix="give a folder that `trioflow capture` or `trioflow import` wrote, "
+            fix="give a folder that `trioflow capture` or `trioflow import` wrote, a file of `trioflow pack`, "
             f"or one of the shipped traces: {', '.join(shipped_traces())}",
         )
     facts = read_json(path / "trace.json")
@@ -184,17 +188,27 @@ def pipeline_units(trace: Trace) -> dict[str, list[str]]:
     return {str(unit["name"]): list(unit["modules"]) for unit in trace.facts.get("units", [])}
 
 
-SHIPPED = Path(__file__).parent.parent / "data" / "traces"
+_PACKAGE = Path(__file__).parent.parent
+SHIPPED = (_PACKAGE / "data" / "traces", _PACKAGE / "studies" / "traces")
+"""Folders of the traces inside the package."""
 
 
 def shipped_traces() -> list[str]:
     """Return the names of the traces inside the package."""
-    return sorted(p.parent.name for p in SHIPPED.glob("*/trace.json"))
+    return sorted(p.parent.name for folder in SHIPPED for p in folder.glob("*/trace.json"))
 
 
 def find_trace(name: str | Path) -> Path:
-    """Return the folder of a trace: a path that exists, or else a shipped one's."""
+    """Return the folder or the pack of a trace: a path that exists, or else a shipped one's folder."""
     path = Path(name)
-    if not path.exists() and (SHIPPED / path.name).exists() and str(name) == path.name:
-        return SHIPPED / path.name
+    if not path.exists() and str(name) == path.name:
+        for folder in SHIPPED:
+            if (folder / path.name).exists():
+                return folder / path.name
     return path
+
+
+def find_operators(name: str | Path) -> Path:
+    """Return the file that holds a trace's operators: their table, or the pack."""
+    path = find_trace(name)
+    return path if path.is_file() else path / "operators.parquet"

@@ -28,8 +28,8 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
     Raises
     ------
     PlatformError
-        When a link cannot be simulated or read two ways, a degraded link does
-        not exist, or bytes cannot get from a rank to another.
+        When a link cannot be simulated or read two ways, a degraded or failed
+        link does not exist, or bytes cannot get from a rank to another.
     """
     if "links" in content:
         links = [
@@ -48,8 +48,33 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
         links = build_topology(content["topology"], ranks, file, shared=shared)
     _check_ends(links, file, "links." if "links" in content else "topology, link ")
     links = degrade_links(links, content.get("degraded", []), file)
-    _check_ranks(links, ranks, file, "links" if "links" in content else "topology")
+    _check_failed(links, content, file)
+    failed = set(list_failed_links(content))
+    working = [link for link in links if (link.source, link.target) not in failed]
+    _check_ranks(working, ranks, file, "links" if "links" in content else "topology")
     return links
+
+
+def list_failed_links(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the failed links of a platform file's content, as source and target."""
+    found: list[tuple[str, str]] = []
+    for entry in content.get("failed_links", []):
+        found.append((entry["from"], entry["to"]))
+        if entry.get("both_ways", False):
+            found.append((entry["to"], entry["from"]))
+    return found
+
+
+def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Path) -> None:
+    """Refuse failed links that are none of the links."""
+    known = {(link.source, link.target) for link in links}
+    for number, entry in enumerate(content.get("failed_links", [])):
+        for source, target in list_failed_links({"failed_links": [entry]}):
+            if (source, target) not in known:
+                raise PlatformError(
+                    f"no link leads from {source} to {target}", file=file,
+                    place=f"failed_links.{number}", fix=_offer_link(links, source, target),
+                )  # fmt: skip
 
 
 def degrade_links(

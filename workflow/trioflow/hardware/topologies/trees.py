@@ -55,7 +55,7 @@ def build_fat_tree(
     n + 5 k^2 / 4. Links: 2 n + k^3. Diameter between ranks: 6 across pods,
     4 within a pod, 2 below an edge switch. Every pod reaches each core, so
     that there are k^2 / 4 shortest routes between two pods: the first one
-    is taken, or all by the choice ``ecmp`` of ``hardware.routes``.
+    is taken, or all by the choice ``ecmp`` of ``network.routing``.
 
     References
     ----------

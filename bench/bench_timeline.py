@@ -1,0 +1,43 @@
+"""Rows about a timeline of a million tasks: the Perfetto trace, the critical path, the tables."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from graphs import make_data_parallel_graph, make_switch
+from rows import Row, time_s
+from trioflow.engine.simulate import simulate
+from trioflow.engine.timeline import build_critical_path, summarize_timeline
+from trioflow.network.link_usage import measure_links
+from trioflow.report.counters import count_link_rates
+from trioflow.report.perfetto import write_perfetto
+from trioflow.tables import write_table
+
+RANKS, OPERATORS, BUCKETS, UPDATES = 128, 3000, 50, 1800
+"""A step of a million tasks: forward and backward of all operators, buckets, updates."""
+PERFETTO_S = 10.0
+
+
+def bench_timeline() -> Iterator[Row]:
+    """Time what is made of a timeline of a million tasks."""
+    graph = make_data_parallel_graph(RANKS, OPERATORS, BUCKETS, 10**9, UPDATES)
+    result = simulate(graph, make_switch(RANKS), engine="compiled", record_links=True)
+    timeline = result.timeline
+    path, rates = build_critical_path(graph, timeline), count_link_rates(result)
+    size = f"{len(timeline)} tasks on {RANKS} ranks"
+    with tempfile.TemporaryDirectory() as folder:
+        trace, table = Path(folder) / "t.json.gz", Path(folder) / "t.parquet"
+        whole_s = time_s(
+            lambda: write_perfetto(timeline, trace, counters=rates, critical_path=path), 3
+        )
+        told = f"{trace.stat().st_size / 1e6:.0f} MB, with arrows, critical path and {len(rates)} rates of links"
+        yield Row(f"write the Perfetto trace of {size}", whole_s, aim=PERFETTO_S, detail=told)
+        write_s = time_s(lambda: write_table(timeline, "timeline", table), 3)
+        yield Row(f"write the timeline of {size} as Parquet", write_s)
+    path_s = time_s(lambda: build_critical_path(graph, timeline), 3)
+    yield Row(f"find the critical path of {size}", path_s, detail=f"{len(path)} tasks long")
+    yield Row(f"sum up the timeline of {size}", time_s(lambda: summarize_timeline(timeline), 3))
+    links_s = time_s(lambda: measure_links(result), 3)
+    yield Row(f"measure the links of {size}", links_s)

@@ -1,0 +1,20 @@
+"""Predict one set of public measured steps, and find what its errors are made of."""
+
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.published.causes import CAUSES, explain_cases
+from trioflow.published.judge import ANCHORS, judge_cases, prepare_set
+from trioflow.tables import read_table, write_table
+
+with log_job(snakemake.log[0]):
+    files = snakemake.params.tables
+    anchors = read_table(snakemake.input.anchors, "anchors", ANCHORS)
+    source, prepared = prepare_set(
+        snakemake.wildcards.published_set, snakemake.params.data, files["imports"],
+        snakemake.input.table, anchors,
+    )  # fmt: skip
+    cases = judge_cases(source, prepared)
+    causes = explain_cases(prepared, cases["oracle_s"].tolist())
+    facts = stamp([snakemake.input.table, *snakemake.input.files])
+    write_table(cases, "published_cases", snakemake.output.cases, facts)
+    write_table(causes, "causes", snakemake.output.causes, facts, CAUSES)

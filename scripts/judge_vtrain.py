@@ -1,0 +1,17 @@
+"""Predict vTrain's iteration times by models that did not see them."""
+
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.published.vtrain import PARAMETERS, TRIALS, judge_vtrain
+from trioflow.published.vtrain_composition import CHECKS
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    found = judge_vtrain(snakemake.params.data)
+    facts = stamp(snakemake.input)
+    for name, path in zip(snakemake.params.sets, snakemake.output.cases, strict=True):
+        rows = found.cases[found.cases["set"] == name].reset_index(drop=True)
+        write_table(rows, "published_cases", path, facts)
+    write_table(found.parameters, "parameters", snakemake.output.parameters, facts, PARAMETERS)
+    write_table(found.trials, "trials", snakemake.output.trials, facts, TRIALS)
+    write_table(found.checks, "checks", snakemake.output.checks, facts, CHECKS)

@@ -1,0 +1,26 @@
+"""A copy of the project whose Snakemake knows the executors."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "workflow"))
+
+from project_copy import Project, copy_project  # noqa: E402
+
+__all__ = ["ROOT", "ClusterProject", "copy_project"]
+
+
+@dataclass
+class ClusterProject(Project):
+    """A copy of the project, and the folder that the executors were installed into."""
+
+    executors: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        known = super().environment
+        return {**known, "PYTHONPATH": f"{known['PYTHONPATH']}:{self.executors}"}

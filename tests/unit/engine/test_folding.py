@@ -1,0 +1,217 @@
+"""Folded simulation of real plans, and of what keeps it from being exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.collectives import load_collective_model
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.operators import load_operator_model
+from trioflow.engine.folding_links import divide
+from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.errors import InputError, SimulationError
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.folded import FoldedTaskGraph
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
+from trioflow.trace.store import Trace, load_trace
+
+COLLECTIVES = load_collective_model(SHIPPED_MODELS / "cpu2-gloo" / "collectives.json")
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return load_trace("gpt2-tiny-b8")
+
+
+@pytest.fixture(scope="module")
+def model() -> OperatorModel:
+    return load_operator_model(SHIPPED_MODELS / "cpu2-gloo" / "operators.json")
+
+
+def build(trace: Trace, model: OperatorModel, **degrees: Any) -> TaskGraph:
+    plan = make_plan(**degrees)
+    return extrapolate(trace, plan, model, batch=8 * plan.data)
+
+
+def assert_same(once: Any, every: Any) -> None:
+    assert not every.summary["folded"]
+    assert once.timeline.equals(every.timeline)
+    for key in ("step_time_s", "busy_s", "compute_s", "communication_s", "per_rank", "ranks",
+                "exposed_communication_s", "confidence", "warnings"):  # fmt: skip
+        assert once.summary[key] == every.summary[key]
+    moved, known = once.summary["link_bytes"], every.summary["link_bytes"]
+    assert moved.keys() == known.keys()
+    np.testing.assert_allclose(list(moved.values()), list(known.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+@pytest.mark.parametrize(
+    ("degrees", "platform", "collectives"),
+    [
+        ({"data": 4}, "h100x8-nvlink", COLLECTIVES),
+        ({"data": 2, "tensor": 2}, "a100x4-nvlink", None),
+        ({"data": 2, "tensor": 4, "pipeline": 2, "schedule": "1f1b"}, "dgx-h100", None),
+        ({"data": 8, "pipeline": 2, "schedule": "zero-bubble"}, "dgx-a100", COLLECTIVES),
+        ({"data": 4, "sharding": "fsdp"}, "h100x8-nvlink", None),
+        ({"data": 16, "sharding": "hsdp", "shard": 8}, "dgx-h100", None),
+    ],
+)  # fmt: skip
+def test_real_plans_fold_on_real_platforms(
+    degrees: dict[str, Any],
+    platform: str,
+    collectives: Any,
+    engine: str,
+    trace: Trace,
+    model: OperatorModel,
+) -> None:
+    graph = build(trace, model, **degrees)
+    machine = load_platform(platform, graph.metadata["ranks"])
+    once = simulate(graph, machine, collectives, engine=engine)
+    assert once.summary["folded"], once.summary["unfolded_reason"]
+    every = simulate(graph, machine, collectives, engine=engine, fold=False)
+    assert_same(once, every)
+    assert once.summary["events"] < every.summary["events"]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "platform", "classes"),
+    [
+        # The replicas' ring stays in the node behind every other rank, and leaves it behind the rest.
+        ({"data": 8, "tensor": 2}, "dgx-a100", 2),
+        ({"data": 4, "tensor": 4, "pipeline": 2, "schedule": "1f1b"}, "dgx-h100", 4),
+    ],
+)
+def test_places_in_a_node_that_differ_divide_classes(
+    degrees: dict[str, Any], platform: str, classes: int, trace: Trace, model: OperatorModel
+) -> None:
+    graph = build(trace, model, **degrees)
+    machine = load_platform(platform, graph.metadata["ranks"])
+    once = simulate(graph, machine, engine="compiled")
+    assert once.summary["folded"], once.summary["unfolded_reason"]
+    assert once.summary["executed_ranks"] == classes
+    assert_same(once, simulate(graph, machine, engine="compiled", fold=False))
+
+
+def test_the_interval_folds_too(trace: Trace, model: OperatorModel) -> None:
+    graph = build(trace, model, data=4)
+    machine = load_platform("h100x8-nvlink", 4)
+    once = simulate_interval(graph, machine, COLLECTIVES)
+    every = simulate_interval(graph, machine, COLLECTIVES, fold=False)
+    assert_same(once, every)
+    for key in ("low_s", "high_s"):
+        assert once.summary[key] == every.summary[key]
+
+
+def test_folding_needs_no_table_of_all_ranks(
+    trace: Trace, model: OperatorModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does the command, unless a timeline or a breakdown is asked for."""
+    graph = build(trace, model, data=4)
+    monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
+    result = simulate(graph, load_platform("h100x8-nvlink", 4))
+    assert result.summary["folded"] and len(result.summary["per_rank"]) == 4
+    assert isinstance(graph, FoldedTaskGraph) and graph.fold is not None
+    assert "compute" in graph.kinds
+    with pytest.raises(TypeError):
+        _ = result.timeline
+
+
+def test_a_saved_graph_folds_when_asked_to(
+    trace: Trace, model: OperatorModel, tmp_path: Any
+) -> None:
+    graph = build(trace, model, data=2, tensor=2, pipeline=2, schedule="1f1b")
+    machine = load_platform("h100x8-nvlink", 8)
+    once = simulate(graph, machine)
+    graph.save(tmp_path)
+    again = simulate(load_task_graph(tmp_path), machine, fold=True)
+    assert again.summary["folded"] and again.summary["events"] == once.summary["events"]
+    assert again.timeline.equals(once.timeline)
+
+
+def test_changed_tables_are_simulated_as_they_are(trace: Trace, model: OperatorModel) -> None:
+    machine = load_platform("h100x8-nvlink", 4)
+    graph = build(trace, model, data=4)
+    before = simulate(graph, machine)
+    graph.tasks.loc[0, "duration_s"] += 1.0
+    after = simulate(graph, machine, fold=True)
+    assert after.summary["step_time_s"] > before.summary["step_time_s"] + 0.9
+    # The timeline of the first is the one that was simulated.
+    assert before.timeline["end_s"].max() == before.summary["step_time_s"]
+    # One rank is slower, and the three others are still alike.
+    assert after.summary["folded"]
+    assert_same(after, simulate(graph, machine, fold=False))
+
+
+def make_pairs(durations_s: list[float]) -> TaskGraph:
+    """Pairs of ranks that compute and then reduce together."""
+    builder = TaskGraphBuilder()
+    for rank, duration_s in enumerate(durations_s):
+        first = rank - rank % 2
+        done = builder.add(rank, "compute", "compute", "op", duration_s=duration_s)
+        builder.add(
+            rank, "communication", "collective", "all_reduce", message_bytes=10**6, match_id=first,
+            group=f"{first},{first + 1}", after=[done],
+        )  # fmt: skip
+    return builder.build()
+
+
+def test_reasons_are_told() -> None:
+    machine = load_platform("h100x8-nvlink", 4)
+
+    def reason(graph: TaskGraph, platform: Platform = machine, **options: Any) -> str:
+        summary = simulate(graph, platform, fold=True, **options).summary
+        assert not summary["folded"]
+        return str(summary["unfolded_reason"])
+
+    assert reason(make_pairs([1.0, 2.0, 3.0, 4.0])) == "no two ranks do the same"
+    alike = make_pairs([1.0] * 4)
+    assert simulate(alike, machine, fold=True).summary["folded"]
+    assert reason(alike, compute_scale=[1.0, 1.5, 2.0, 1.2]) == "no two ranks do the same"
+    assert simulate(alike, machine, fold=True, compute_scale=[1.0, 1.0, 2.0, 2.0]).summary["folded"]
+    assert "CircuitNetwork" in reason(alike, network="circuit")
+    graph = make_pairs([1.0] * 4)
+    graph.dependencies.loc[len(graph.dependencies)] = [2, 0]
+    assert reason(graph) == "tasks depend on tasks of other ranks"
+
+
+def test_what_is_wrong_is_told_of_all_ranks() -> None:
+    machine = load_platform("h100x8-nvlink", 4)
+    builder = TaskGraphBuilder()
+    for rank in range(4):
+        first, last = rank - rank % 2, rank % 2
+        for number in (last, 1 - last):  # The two ranks of a pair have another order.
+            builder.add(
+                rank, "communication", "collective", "all_reduce", message_bytes=8,
+                match_id=first + number, group=f"{first},{first + 1}",
+            )  # fmt: skip
+    with pytest.raises(SimulationError, match=r"tasks of rank 0, 1, 2, 3 wait for each other"):
+        simulate(builder.build(), machine, fold=True)
+    with pytest.raises(SimulationError, match="rank 3 and the platform has 3 ranks"):
+        simulate(make_pairs([1.0] * 4), load_platform("h100x8-nvlink", 3), fold=True)
+    with pytest.raises(InputError, match="fold is 'never'"):
+        simulate(make_pairs([1.0] * 4), machine, fold="never")
+
+
+def test_a_link_that_flows_of_a_class_share_counts_them_all() -> None:
+    """Four flows over a link of their own each and one link that all share."""
+    flow = np.repeat(np.arange(4), 2)
+    link = np.array([0, 4, 1, 4, 2, 4, 3, 4])
+    found = divide(flow, link, np.zeros(4, dtype=np.int64), np.array([1.0] * 4 + [2.0, 9.0]))
+    assert found is not None
+    assert len(set(found.flow_class.tolist())) == 1
+    own, shared = found.link_class[0], found.link_class[4]
+    assert found.link_class.tolist() == [own] * 4 + [shared, -1]
+    flows, links, times = found.count_classes()
+    counted = dict(zip(links.tolist(), times.tolist(), strict=True))
+    assert counted == {own: 1, shared: 4} and set(flows.tolist()) == {found.flow_class[0]}
+    # A wider link sets its flow apart, and the others from it.
+    widths = np.array([1.0, 1.0, 1.0, 3.0, 2.0, 9.0])
+    apart = divide(flow, link, np.zeros(4, dtype=np.int64), widths)
+    assert apart is not None
+    assert apart.flow_class[0] == apart.flow_class[1] == apart.flow_class[2] != apart.flow_class[3]

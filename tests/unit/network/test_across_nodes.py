@@ -1,0 +1,229 @@
+"""Collectives over several nodes: how groups lie, what flows where, and the time by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from trioflow.costmodel.platform_collectives import load_platform_collectives
+from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.hardware.platform import load_platform
+from trioflow.network.across_nodes import (
+    Limits,
+    Spread,
+    estimate_across,
+    find_limits,
+    pair_across,
+    size_across,
+    spread_group,
+)
+from trioflow.network.collectives import CollectivePlanner
+from trioflow.network.link_usage import measure_links
+from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.provenance import PACKAGE
+
+INSIDE, NIC, HOP_S = 100e9, 10e9, 4e-6
+NODE_S = {"all_reduce": 2e-3, "all_gather": 1e-3, "reduce_scatter": 1e-3, "broadcast": 5e-4}
+
+
+@dataclass
+class Measured:
+    time_s: float
+    low_s: float
+    high_s: float
+    confidence: str = "measured"
+
+
+class NodeCost:
+    """Says, for 100 MB and in proportion, what was measured in a node called after its platform."""
+
+    platform = "some-node"
+
+    def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
+        assert 2 <= ranks <= 4, "of a node only"
+        time_s = NODE_S.get(collective, 1e-3) * message_bytes / 1e8
+        return Measured(time_s, 0.9 * time_s, 1.2 * time_s)
+
+
+def make_cluster(nodes: int) -> Platform:
+    """Nodes of four ranks: all-to-all links inside, a NIC and a switch port for each rank."""
+    links: list[Link] = []
+    for node in range(nodes):
+        ranks = [f"rank{4 * node + place}" for place in range(4)]
+        links += [Link(a, b, INSIDE, 1e-6) for a in ranks for b in ranks if a != b]
+        for rank in ranks:
+            for one, other in pairwise((rank, f"nic-{rank}", "rails")):
+                links += [Link(one, other, NIC, HOP_S / 4), Link(other, one, NIC, HOP_S / 4)]
+    return Platform(
+        "cluster", Device("gpu", "gpu", 10**9, {}), 4 * nodes, tuple(links), ranks_per_node=4,
+        node_collectives="some-node",
+    )  # fmt: skip
+
+
+def run(collective: str, group: list[int], size: int, platform: Platform, **options: Any) -> Any:
+    builder = TaskGraphBuilder()
+    for rank in group:
+        builder.add(
+            rank, "communication", "collective", collective, message_bytes=size, match_id=0,
+            group=",".join(map(str, group)),
+        )  # fmt: skip
+    return simulate_interval(builder.build(), platform, NodeCost(), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("group", "spread"),
+    [
+        (range(8), Spread(2, 4)),
+        ([0, 4, 8, 12], Spread(4, 1)),
+        ([1, 3, 9, 11], Spread(2, 2)),
+        ([0, 1, 2], Spread(1, 3)),
+        ([8, 9, 0, 1], Spread(2, 2)),
+        ([0, 1, 2, 4], None),
+        ([0, 4, 1, 5], None),
+        ([0, 1, 4, 5, 2, 3], None),
+    ],
+)
+def test_how_groups_lie_on_nodes_of_four(group: list[int], spread: Spread | None) -> None:
+    assert spread_group(group, 4) == spread
+
+
+def test_every_rank_sends_its_counterpart_in_the_next_node_a_part() -> None:
+    """Two nodes of two: a ring inside each, and both places joined both ways.
+
+    A ring over four ranks makes each send 2 S 3 / 4 bytes in all; with as many
+    rings as NICs, half of it to the other node and half inside.
+    """
+    spread = Spread(2, 2)
+    pairs = pair_across("all_reduce", [0, 1, 4, 5], spread)
+    assert pairs == [(0, 1), (1, 0), (4, 5), (5, 4), (0, 4), (4, 0), (1, 5), (5, 1)]
+    assert size_across("all_reduce", 800.0, spread).tolist() == [600.0] * 8
+    down = pair_across("broadcast", [0, 1, 4, 5, 8, 9], Spread(3, 2))
+    assert down[6:] == [(0, 4), (4, 8), (1, 5), (5, 9)], "no way back to the root"
+    assert size_across("broadcast", 800.0, Spread(3, 2)).tolist() == [400.0] * 10
+    up = pair_across("reduce", [0, 1, 4, 5, 8, 9], Spread(3, 2))
+    assert up[6:] == [(4, 8), (8, 0), (5, 9), (9, 1)]
+    alone = pair_across("all_gather", [0, 4, 8], Spread(3, 1))
+    assert alone == [(0, 4), (4, 8), (8, 0)]
+    assert size_across("all_gather", 300.0, Spread(3, 1)).tolist() == [200.0] * 3
+
+
+def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
+    """Four nodes: 2 log2 4 hops of L; bytes between them 2 S 15 / 16 / 4 over a NIC, 100 MB:
+    46.875 MB / 10 GB/s = 4.6875 ms, longer than the 2 ms inside. Low: the least bytes, 2 S 3 / 4 / 4. High: one after the other."""
+    result = run("all_reduce", list(range(16)), 10**8, make_cluster(4)).summary
+    assert result["step_time_s"] == pytest.approx(4 * HOP_S + 4.6875e-3, rel=1e-12)
+    assert result["low_s"] == pytest.approx(4 * HOP_S + 3.75e-3, rel=1e-12)
+    assert result["high_s"] == pytest.approx(4 * HOP_S + 1.2 * 2e-3 + 4.6875e-3, rel=1e-12)
+    assert result["confidence"] == "uncalibrated"
+    (told,) = [text for text in result["warnings"] if "4 nodes" in text]
+    assert "as measured on some-node" in told and "which no measurement backs" in told
+
+
+def test_inside_is_longer_where_nics_are_wide() -> None:
+    cluster = make_cluster(2)
+    wide = tuple(
+        replace(x, bandwidth_bytes_per_s=20 * NIC) if "nic" in x.source + x.target else x
+        for x in cluster.links
+    )
+    result = run("all_reduce", list(range(8)), 10**8, replace(cluster, links=wide)).summary
+    assert result["step_time_s"] == pytest.approx(2 * HOP_S + 2e-3, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("collective", "steps", "between_bytes"),
+    [
+        ("all_gather", 3, 1e8 * 15 / 16 / 4),
+        ("reduce_scatter", 3, 1e8 * 15 / 16 / 4),
+        ("broadcast", 3, 1e8 / 4),
+        ("reduce", 3, 1e8 / 4),
+    ],
+)
+def test_other_striped_collectives_take_the_hops_of_a_ring(
+    collective: str, steps: int, between_bytes: float
+) -> None:
+    result = run(collective, list(range(16)), 10**8, make_cluster(4)).summary
+    expected_s = steps * HOP_S + between_bytes / NIC
+    assert result["step_time_s"] == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_all_to_all_and_send_leave_each_rank_by_its_own_nic() -> None:
+    """Of 100 MB a rank sends 4 / 8 to the other node, whatever the wire inside does."""
+    result = run("all_to_all", list(range(8)), 10**8, make_cluster(2)).summary
+    assert result["step_time_s"] == pytest.approx(HOP_S + 0.5e8 / NIC, rel=1e-12)
+    builder = TaskGraphBuilder()
+    builder.add(1, "send", "send", "send", peer=6, message_bytes=10**8, match_id=0)
+    builder.add(6, "recv", "recv", "recv", peer=1, message_bytes=10**8, match_id=0)
+    sent = simulate(builder.build(), make_cluster(2), NodeCost())  # type: ignore[arg-type]
+    assert sent.summary["step_time_s"] == pytest.approx(HOP_S + 1e8 / NIC, rel=1e-12)
+
+
+def test_a_group_in_one_node_costs_what_was_measured_there() -> None:
+    result = run("all_reduce", [4, 5, 6, 7], 10**8, make_cluster(2)).summary
+    assert result["step_time_s"] == pytest.approx(2e-3, rel=1e-12)
+    assert result["confidence"] == "measured"
+
+
+def test_uneven_groups_follow_the_ring_and_are_told() -> None:
+    result = run("all_reduce", [0, 1, 2, 3, 4, 5], 10**8, make_cluster(2)).summary
+    assert any("lie unevenly on nodes" in text for text in result["warnings"])
+    assert result["confidence"] == "uncalibrated"
+    assert result["low_s"] == result["step_time_s"] == result["high_s"]
+
+
+def test_contention_between_nodes_slows_it() -> None:
+    """A message over rank 0's NIC beside it: both have half of that, and its bytes take twice
+    as long once the hops are over, while the message, of as many bytes, lasts as long."""
+    alone_s = run("all_reduce", list(range(8)), 10**8, make_cluster(2)).summary["step_time_s"]
+    builder = TaskGraphBuilder()
+    for rank in range(8):
+        builder.add(
+            rank, "communication", "collective", "all_reduce", message_bytes=10**8, match_id=0,
+            group="0,1,2,3,4,5,6,7",
+        )  # fmt: skip
+    for rank, kind, peer in ((0, "send", 4), (4, "recv", 0)):
+        builder.add(rank, "copy", kind, kind, peer=peer, message_bytes=10**10, match_id=1)
+    both = simulate(builder.build(), make_cluster(2), NodeCost(), record_links=True)  # type: ignore[arg-type]
+    timeline = both.timeline[both.timeline["kind"] == "collective"]
+    wire_s = alone_s - 2 * HOP_S
+    assert timeline["end_s"].max() == pytest.approx(2 * HOP_S + 2 * wire_s, rel=1e-9)
+    table = measure_links(both).set_index("link")
+    assert table.loc["rank0->nic-rank0", "peak_flows"] == 2
+
+
+def test_an_algorithm_s_messages_are_fitted_to_it() -> None:
+    plain_s = run("all_reduce", list(range(8)), 10**8, make_cluster(2)).summary["step_time_s"]
+    cut = run("all_reduce", list(range(8)), 10**8, make_cluster(2), algorithms="hierarchical")
+    assert cut.summary["step_time_s"] == pytest.approx(plain_s, rel=1e-9)
+
+
+def test_limits_are_nccl_s_own_for_its_version() -> None:
+    path = PACKAGE / "data" / "cost_models" / "h100x8-nvlink" / "collectives.json"
+    limits = find_limits(load_platform_collectives(path))
+    found = (limits.base_s, limits.slowest_base_s, limits.slowest_hop_s, limits.least_share)
+    assert found == pytest.approx((6.6e-6, 14e-6, 14e-6, 0.5))
+    assert find_limits(NodeCost()) == Limits()
+    told = estimate_across(
+        "all_reduce", 8, Spread(4, 1), NodeCost().time_s, 3e-6, 1e-6, limits
+    )  # fmt: skip
+    assert told.time_s == pytest.approx(4 * 3e-6 + 6.6e-6), "a collective needs to get going"
+    assert told.high_s == pytest.approx(4 * 14e-6 + 14e-6 + 2e-6)
+
+
+def test_dgx_clusters_take_what_was_measured_in_a_node() -> None:
+    """And grow with the nodes: in hops for a small message, hardly at all for a large one."""
+    path = PACKAGE / "data" / "cost_models" / "h100x8-nvlink" / "collectives.json"
+    cost = load_platform_collectives(path)
+    times = {}
+    for ranks in (8, 16, 64):
+        planner = CollectivePlanner(load_platform("dgx-h100", ranks), cost)
+        for size in (1024, 2**30):
+            asked = planner.ask("all_reduce", size, tuple(range(ranks)))
+            assert asked is not None
+            times[ranks, size] = asked[1]
+    assert times[8, 1024] == cost.time_s("all_reduce", 8, 1024).time_s
+    assert times[16, 1024] - times[8, 1024] == pytest.approx(2 * 2.7e-6)
+    assert times[64, 1024] - times[8, 1024] == pytest.approx(6 * 2.7e-6)
+    assert times[8, 2**30] < times[16, 2**30] < times[64, 2**30] < 1.4 * times[8, 2**30]

@@ -1,0 +1,151 @@
+"""Recomputed regions: what they hold, when they run again, and with which plans they go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from captured import BATCH
+from same_model import ProportionalModel
+from trioflow.engine.simulate import simulate
+from trioflow.errors import PlanError
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.recomputation import plan_recomputation
+from trioflow.parallel.schedules import SCHEDULES
+from trioflow.trace.store import Trace
+
+MODEL = ProportionalModel()
+
+
+def run_of(graph, rank=0):
+    tasks = graph.tasks[(graph.tasks["rank"] == rank) & graph.tasks["op_id"].notna()]
+    return tasks[tasks["kind"] == "compute"]
+
+
+def test_a_unit_runs_again_right_before_its_backward(transformer_trace):
+    graph = extrapolate(transformer_trace, make_plan(recompute="full"), MODEL, batch=BATCH)
+    tasks = run_of(graph)
+    regions = plan_recomputation(transformer_trace, "full")
+    assert len(regions) == len(transformer_trace.facts["units"])
+    names, ops = tasks["name"].tolist(), tasks["op_id"].astype(int).tolist()
+    for region in regions:
+        begin = next(
+            i for i, (name, op) in enumerate(zip(names, ops, strict=True))
+            if name.startswith("recompute ") and op == region.operators[0]
+        )  # fmt: skip
+        end = begin + len(region.operators)
+        assert ops[begin:end] == list(region.operators)
+        assert ops[end] in region.needed_by
+        assert not region.needed_by & set(ops[:begin])
+    # All of forward but the loss runs again, less what a checkpoint leaves out at its end.
+    again = sum(name.startswith("recompute ") for name in names)
+    forward = int((transformer_trace.operators["phase"] == "forward").sum())
+    assert forward / 2 < again < forward
+
+
+def test_recomputation_takes_time_and_saves_memory(cnn_trace, transformer_trace):
+    def told(trace, kind, batch):
+        graph = extrapolate(trace, make_plan(recompute=kind), MODEL, batch=batch)
+        return graph.tasks["duration_s"].sum(), graph.metadata["memory"][0]["categories"]
+
+    kinds = {"none": 0, "selective": 1, "full": 2}
+    times, held = zip(*(told(transformer_trace, kind, 64 * BATCH) for kind in kinds), strict=True)
+    assert times[0] < times[1] < times[2]
+    kept = [categories["activation"] for categories in held]
+    assert kept[0] > kept[1] > kept[2]
+    forward = cnn_trace.operators["phase"] == "forward"
+    whole, more = (told(cnn_trace, kind, BATCH)[0] for kind in ("none", "full"))
+    assert more - whole == pytest.approx(
+        cnn_trace.operators.loc[forward, ["device_ns", "cpu_ns"]].to_numpy().sum() / 1e9, rel=0.2
+    )
+
+
+@pytest.mark.parametrize("name", [s for s in SCHEDULES if s != "gpipe-recompute"])
+def test_every_schedule_runs_each_region_again_once_a_micro_batch(name, transformer_trace):
+    plan = replace(named_plan(name, 2, 4), recompute="full")
+    if plan.stages > 4:
+        pytest.skip("the small model has four units")
+    graph = extrapolate(transformer_trace, plan, MODEL, batch=2 * BATCH)
+    again = graph.tasks[graph.tasks["name"].str.startswith("recompute ")]
+    expected = sum(len(r.operators) for r in plan_recomputation(transformer_trace, "full"))
+    assert len(again) == 4 * expected
+    assert not again.duplicated(["op_id", "micro_batch"]).any()
+    assert set(again["phase"]) == {"backward"}
+    peak = max(entry["peak_bytes"] for entry in graph.metadata["memory"])
+    plain = extrapolate(transformer_trace, replace(plan, recompute="none"), MODEL, batch=2 * BATCH)
+    assert peak <= max(entry["peak_bytes"] for entry in plain.metadata["memory"])
+    assert simulate(graph, load_platform("cpu2-gloo", 2)).summary["step_time_s"] > 0
+
+
+def test_parameters_are_there_when_a_sharded_unit_runs_again(transformer_trace):
+    graphs = {
+        kind: extrapolate(
+            transformer_trace,
+            replace(named_plan("fsdp", 2), recompute=kind),
+            MODEL,
+            batch=2 * BATCH,
+        )
+        for kind in ("none", "full")
+    }
+    gathers = {kind: graph.tasks["name"].eq("all_gather").sum() for kind, graph in graphs.items()}
+    assert gathers["none"] == gathers["full"] > 0
+    tasks = graphs["full"].tasks[graphs["full"].tasks["rank"] == 0].reset_index()
+    copies = tasks.index[tasks["name"] == "copy out of all-gather"].tolist()
+    assert len(copies) == 5  # root and blocks forward, blocks backward: the last one first
+    again = tasks[tasks["name"].str.startswith("recompute ")]
+    first, last = plan_recomputation(transformer_trace, "full")[1:3]
+    for copy, region in ((copies[3], last), (copies[4], first)):
+        runs = again.index[again["op_id"].isin(region.operators)]
+        assert len(runs) == len(region.operators) and copy < runs.min()
+
+
+def test_all_reduces_of_a_recomputed_layer_run_again(transformer_trace):
+    def count(kind):
+        plan = replace(named_plan("tp", 2), recompute=kind)
+        graph = extrapolate(transformer_trace, plan, MODEL, batch=BATCH)
+        simulate(graph, load_platform("cpu2-gloo", 2))
+        return int((graph.tasks["name"] == "all_reduce").sum())
+
+    blocks = 2
+    # Of a block's two sums in forward the second belongs to the product that is left out.
+    assert count("full") - count("none") == blocks * 2
+    assert count("selective") == count("none")
+
+
+def test_what_does_not_go_together_is_refused(cnn_trace):
+    with pytest.raises(PlanError, match="runs forwards again itself; write none"):
+        make_plan(pipeline=2, schedule="gpipe-recompute", recompute="full")
+    with pytest.raises(PlanError, match="does not show an attention; use recompute full"):
+        extrapolate(cnn_trace, make_plan(recompute="selective"), MODEL)
+    facts = {**cnn_trace.facts, "units": []}
+    chainless = Trace(cnn_trace.operators, cnn_trace.tensors, facts)
+    with pytest.raises(PlanError, match="does not show its units; use recompute none"):
+        extrapolate(chainless, make_plan(recompute="full"), MODEL)
+
+
+def test_an_attention_in_several_operators_is_found(transformer_trace):
+    """Product, scale, softmax and product of one module; other products mix in parameters."""
+    rows = [
+        ("aten::linear", "a.qkv", "parameter"), ("aten::bmm", "a", "activation"),
+        ("aten::div", "a", "activation"), ("aten::softmax", "a.softmax", "activation"),
+        ("aten::matmul", "a", "activation"), ("aten::matmul", "a.out", "parameter"),
+    ]  # fmt: skip
+    tensors = pd.DataFrame({
+        "storage_id": range(2 * len(rows)),
+        "category": ["activation" if i % 2 == 0 else rows[i // 2][2] for i in range(2 * len(rows))],
+        "producer_op_id": pd.array([None] * (2 * len(rows)), dtype="Int64"),
+    })  # fmt: skip
+    forward = pd.DataFrame({
+        "op_id": range(len(rows)), "phase": "forward", "name": [r[0] for r in rows],
+        "module": [r[1] for r in rows], "input_ids": [[2 * i, 2 * i + 1] for i in range(len(rows))],
+        "forward_op_id": pd.array([None] * len(rows), dtype="Int64"), "sequence_number": range(len(rows)),
+    })  # fmt: skip
+    backward = forward.assign(
+        op_id=[len(rows) + i for i in range(len(rows))], phase="backward", forward_op_id=range(len(rows))
+    ).iloc[::-1]  # fmt: skip
+    operators = pd.concat([forward, backward], ignore_index=True)
+    found = plan_recomputation(Trace(operators, tensors, {"workload": "w"}), "selective")
+    assert [(region.operators, region.stops_at) for region in found] == [((1, 2, 3), 4)]

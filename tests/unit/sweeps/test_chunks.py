@@ -1,0 +1,126 @@
+"""How scenarios become jobs: each once, what shares a graph together, and steady under edits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_files import write_sweep
+from trioflow.errors import InputError
+from trioflow.sweeps.chunks import SIMULATED_ONLY, cut_chunks, find_chunk, list_chunk_files
+from trioflow.sweeps.description import Sweep, load_sweep
+from trioflow.sweeps.listing import list_sweeps, plan_sweep
+from trioflow.sweeps.parameters import PARAMETERS
+
+GRID: dict[str, Any] = {
+    "trace": ["gpt2-tiny-b8", "own"], "platform": ["cpu2-gloo", "dgx-a100", "mine"],
+    "data": [1, 2, 4, 8], "tensor": [1, 2, 4], "batch": [16, 32, 64], "communication_scale": [1, 2],
+}  # fmt: skip
+CONTENT: dict[str, Any] = {
+    "description": "many", "grid": [GRID], "traces": {"own": ["traces/own-b8", "packs/own-b2.zip"]},
+    "platforms": {"mine": "mine.yaml"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return load_sweep(write_sweep(tmp_path, CONTENT))
+
+
+def graph_of(values: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(values[name] for name in PARAMETERS if name not in SIMULATED_ONLY)
+
+
+def test_every_scenario_is_in_one_chunk_of_the_size_asked_for(sweep: Sweep) -> None:
+    for size in (1, 7, 50, 1000):
+        chunks = cut_chunks(sweep, size)
+        numbers = [number for chunk in chunks for number in chunk.numbers]
+        assert sorted(numbers) == list(range(len(sweep.scenarios)))
+        assert max(len(chunk.numbers) for chunk in chunks) <= size
+        assert len({chunk.digest for chunk in chunks}) == len(chunks)
+        assert [find_chunk(sweep, chunk.digest, size) for chunk in chunks] == chunks
+    assert cut_chunks(replace(sweep, chunk=7), 50) == cut_chunks(sweep, 7), (
+        "its own size comes first"
+    )
+
+
+def test_what_shares_a_graph_is_rarely_cut_apart(sweep: Sweep) -> None:
+    chunks = cut_chunks(sweep, 30)
+    jobs = Counter(
+        graph
+        for chunk in chunks
+        for graph in {graph_of(sweep.scenarios[number]) for number in chunk.numbers}
+    )
+    assert sum(jobs.values()) <= len(jobs) + len(chunks) - 1
+    for chunk in chunks:
+        graphs = [graph_of(sweep.scenarios[number]) for number in chunk.numbers]
+        seen = list(dict.fromkeys(graphs))
+        assert sorted(graphs, key=seen.index) == graphs, "scenarios of a graph follow one another"
+
+
+def test_the_order_of_the_description_does_not_matter(sweep: Sweep) -> None:
+    turned = replace(sweep, scenarios=sweep.scenarios[::-1])
+    digests = [chunk.digest for chunk in cut_chunks(sweep, 30)]
+    assert [chunk.digest for chunk in cut_chunks(turned, 30)] == digests
+
+
+def test_most_chunks_outlive_an_edit(sweep: Sweep) -> None:
+    before = {chunk.digest for chunk in cut_chunks(sweep, 30)}
+    gone = ("own", 2, 4, 32)
+    kept = [v for v in sweep.scenarios if (v["trace"], v["tensor"], v["data"], v["batch"]) != gone]
+    without = replace(sweep, scenarios=kept)
+    after = {chunk.digest for chunk in cut_chunks(without, 30)}
+    assert before != after
+    assert len(before & after) >= 2 * len(after) / 3
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"interval": False}, {"traces": {"own": ["elsewhere"]}}, {"platforms": {"mine": "your.yaml"}}],
+)
+def test_what_a_job_is_told_is_in_its_digest(sweep: Sweep, changed: dict[str, Any]) -> None:
+    before, after = (
+        {chunk.numbers: chunk.digest for chunk in cut_chunks(one, 30)}
+        for one in (sweep, replace(sweep, **changed))
+    )
+    for numbers, digest in before.items():
+        used = [sweep.scenarios[number] for number in numbers]
+        concerns = (
+            "interval" in changed
+            or ("traces" in changed and any(v["trace"] == "own" for v in used))
+            or ("platforms" in changed and any(v["platform"] == "mine" for v in used))
+        )
+        assert (after[numbers] != digest) == concerns
+
+
+def test_a_chunk_that_is_gone_asks_for_a_new_start(sweep: Sweep) -> None:
+    with pytest.raises(InputError, match=r"has no chunk 0123.*start Snakemake again"):
+        find_chunk(sweep, "0123")
+
+
+def test_a_chunk_needs_its_own_files_only(sweep: Sweep) -> None:
+    own = ["operators.parquet", "tensors.parquet", "trace.json"]
+    files = [*(f"traces/own-b8/{name}" for name in own), "packs/own-b2.zip"]
+    chosen = {"gpt2-tiny-b8": [], "own": files}
+    for trace, expected in chosen.items():
+        for platform, more in (("cpu2-gloo", []), ("mine", ["mine.yaml"])):
+            numbers = [
+                number for number, v in enumerate(sweep.scenarios)
+                if (v["trace"], v["platform"]) == (trace, platform)
+            ]  # fmt: skip
+            assert list_chunk_files(sweep, numbers) == expected + more
+
+
+def test_snakemake_is_told_names_chunks_and_files(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, CONTENT, "one-two")
+    assert list_sweeps(tmp_path) == {"one-two": str(file)}
+    assert list_sweeps(tmp_path / "nowhere") == {}
+    plan = plan_sweep(str(file), 40)
+    assert list(plan) == [chunk.digest for chunk in cut_chunks(load_sweep(file), 40)]
+    assert any("mine.yaml" in files for files in plan.values())
+    write_sweep(tmp_path, CONTENT, "One_two")
+    with pytest.raises(InputError, match="'One_two' is no name"):
+        list_sweeps(tmp_path)

@@ -1,0 +1,136 @@
+"""Outlines beside the plans built and simulated in full: close in time, never above in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from trioflow.experiments import Plan
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.schedules import build_schedule
+from trioflow.parallel.sizing import predict_operator_times, resize_batch
+from trioflow.sweeps.memo_model import MemoModel
+from trioflow.sweeps.outline import Outline
+from trioflow.sweeps.outline_messages import MessageTimes, list_groups
+from trioflow.sweeps.outline_step import _order, _play, outline_step
+from trioflow.sweeps.workshop import Workshop
+
+TRACE = "gpt2-tiny-b8"
+PLANS = [
+    make_plan(), make_plan(8), make_plan(8, accumulate=2), make_plan(4, 2), make_plan(1, 4, sequence_parallel=True),
+    make_plan(1, 1, 4, "gpipe", 8), make_plan(1, 1, 4, "1f1b", 8), make_plan(2, 2, 2, "1f1b", 4),
+    make_plan(2, 1, 2, "interleaved", 4), make_plan(1, 1, 4, "zero-bubble", 8),
+    make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero2"), make_plan(4, sharding="zero1"),
+    make_plan(4, recompute="full"), make_plan(4, recompute="selective"),
+    make_plan(1, 1, 4, "1f1b", 8, recompute="full"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Workshop:
+    return Workshop(interval=False)
+
+
+@pytest.fixture(scope="module")
+def outline_on(workshop: Workshop) -> Callable[[str, int], Outline]:
+    known: dict[tuple[str, int], Outline] = {}
+
+    def make(platform: str, ranks: int) -> Outline:
+        if (platform, ranks) not in known:
+            machine = workshop.load_platform(platform, ranks)
+            times = workshop.time_operators(TRACE, machine.device.name)
+            known[platform, ranks] = Outline(times, machine, workshop.load_collectives(machine))
+        return known[platform, ranks]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "plan", PLANS, ids=lambda plan: f"{plan.plan}-{plan.schedule}-{plan.recompute}-{plan.pieces}"
+)
+def test_an_outline_is_near_the_full_simulation(
+    workshop: Workshop, outline_on: Callable[[str, int], Outline], plan: Plan
+) -> None:
+    outline = outline_on("dgx-a100", plan.ranks)
+    step = outline_step(outline, plan, 32)
+    times = workshop.time_operators(TRACE, outline.platform.device.name)
+    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 32, outline.platform)
+    summary = workshop.simulate(graph, outline.platform, interval=False)
+    assert step.time_s == pytest.approx(summary["step_time_s"], rel=0.15)
+    assert 0 < step.least_bytes <= graph.metadata["peak_memory_bytes"]
+
+
+def test_collectives_that_block_computing_are_added_up(
+    workshop: Workshop, outline_on: Callable[[str, int], Outline]
+) -> None:
+    outline = outline_on("cpu2-gloo", 2)
+    assert outline.platform.communication_on_compute_stream
+    plan = make_plan(2)
+    times = workshop.time_operators(TRACE, outline.platform.device.name)
+    _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 16, outline.platform)
+    summary = workshop.simulate(graph, outline.platform, interval=False)
+    step = outline_step(outline, plan, 16)
+    assert step.time_s == pytest.approx(summary["step_time_s"], rel=0.15)
+
+
+def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
+    workshop: Workshop, outline_on: Callable[[str, int], Outline]
+) -> None:
+    outline = outline_on("dgx-h100", 2)
+    model = outline.model
+    assert isinstance(model, MemoModel)
+    outline.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
+    asked = model.asked
+    operators = outline.traces[0].operators
+    for samples in (8, 2):
+        target = resize_batch(operators, samples / 8)
+        expected, _ = predict_operator_times(operators, target, model.model)
+        np.testing.assert_array_equal(outline._device_s(make_plan(2), samples), expected)
+    outline_step(outline, make_plan(2, accumulate=4), 16)
+    assert model.asked == asked, "all sizes of a split were asked for together"
+
+
+def test_groups_lie_as_in_the_task_graph() -> None:
+    """Tensor fastest, then data, then pipeline: 2 data x 3 tensor x 2 pipeline."""
+    grid = (2, 3, 2)
+    assert list_groups(grid, "tensor") == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert list_groups(grid, "data") == [[0, 3], [1, 4], [2, 5], [6, 9], [7, 10], [8, 11]]
+    assert list_groups(grid, "pipeline") == [[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]
+
+
+def test_groups_that_share_a_way_out_slow_each_other(workshop: Workshop) -> None:
+    """Four cards of a node and one NIC: four data-parallel rings at once take four times as long as one."""
+    machine = workshop.load_platform("a10x16-4nodes", 16)
+    messages = MessageTimes(machine, None)
+    size = 10**9
+    together = messages.data_s(make_plan(4, 4), "all_reduce", size)
+    alone = messages.data_s(make_plan(16), "all_reduce", size)
+    assert together / (2 * 3 / 4) == pytest.approx(4 * alone / (2 * 15 / 16), rel=0.01)
+    assert messages.data_s(make_plan(1, 4), "all_reduce", size) == 0.0
+
+
+def test_a_schedule_is_played_as_its_closed_form_says() -> None:
+    """GPipe of p equal stages and m micro-batches: (m + p - 1) forwards, then as many backwards."""
+    for name in ("gpipe", "1f1b"):
+        schedule = build_schedule(name, 4, 8, 1)
+        free_s, last = _play(schedule, [1.0] * 4, [2.0] * 4, [0.0] * 3)
+        assert max(free_s) == (8 + 3) * 3.0
+        assert last[3][1] < last[0][1] == max(free_s)
+    free_s, _ = _play(build_schedule("gpipe", 2, 1, 1), [1.0, 1.0], [2.0, 2.0], [0.5])
+    assert max(free_s) == 1 + 0.5 + 1 + 2 + 0.5 + 2
+
+
+@pytest.mark.parametrize(
+    "name", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
+)
+def test_every_action_of_a_schedule_is_played_once(name: str) -> None:
+    stages = 2 if name in ("interleaved", "zbv", "dualpipev") else 1
+    schedule = build_schedule(name, 4, 8, stages)
+    turns = _order(schedule)
+    keys = [(turn.stage, turn.kind, turn.micro_batch) for turn in turns]
+    assert len(set(keys)) == len(keys)
+    forwards = [key for key in keys if key[1] == "F"]
+    assert len(forwards) == 4 * stages * 8
+    for place, turn in enumerate(turns):
+        assert turn.source < place, "what it waits for comes first"

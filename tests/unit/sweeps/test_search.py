@@ -1,0 +1,229 @@
+"""The search for a plan: what it looks at, what it drops and why, and that the order is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from trioflow.cli import main
+from trioflow.cli.search import read_ranks
+from trioflow.errors import InputError
+from trioflow.hardware.platform import SHIPPED
+from trioflow.parallel.plan import make_plan
+from trioflow.plan_row import find_plan_problem
+from trioflow.sweeps.search import Candidate, _simulate_best, add_costs, mark_front, search_plans
+from trioflow.sweeps.search_space import (
+    Refusals,
+    Space,
+    enumerate_plans,
+    list_degrees,
+    list_divisors,
+)
+from trioflow.sweeps.workshop import Workshop
+from trioflow.trace.store import load_trace
+
+TRACE = "gpt2-tiny-b8"
+SMALL = Space(schedules=("1f1b",), shardings=("none", "fsdp"), recomputations=("none",), sequence_parallel=(False,), buckets_bytes=(26214400,), most_pieces=2)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Workshop:
+    return Workshop()
+
+
+def test_degrees_are_all_products_of_the_ranks() -> None:
+    assert list_divisors(12) == [1, 2, 3, 4, 6, 12]
+    found = list_degrees(12)
+    assert len(found) == len(set(found)) == 18
+    assert all(data * tensor * pipeline == 12 for data, tensor, pipeline in found)
+
+
+def test_the_space_holds_every_plan_that_goes_together_and_counts_the_others() -> None:
+    trace, refusals = load_trace(TRACE), Refusals()
+    plans = list(enumerate_plans(trace, 8, 32, Space(), refusals))
+    assert len(set(plans)) == len(plans) > 100
+    for plan in plans:
+        assert plan.ranks == 8 and find_plan_problem(plan) is None
+        assert plan.data == 1 or plan.pieces <= 32 // plan.data
+        assert plan.tensor in (1, 2, 4), "of 4 heads"
+    for column, values in (
+        ("schedule", {"none", *Space().schedules}), ("sharding", set(Space().shardings)),
+        ("micro_batches", {1, 2, 4, 8, 16, 32}), ("accumulate", {1, 2, 4, 8, 16}),
+        ("sequence_parallel", {False, True}), ("bucket_bytes", set(Space().buckets_bytes)),
+    ):  # fmt: skip
+        assert {getattr(plan, column) for plan in plans} == values, column
+    assert sum(refusals.counts.values()) > 0
+    assert any("heads cannot be shared by 8" in reason for reason in refusals.counts)
+    assert not any(reason.startswith("plan ") for reason in refusals.counts)
+
+
+def test_a_batch_that_does_not_divide_is_refused_and_counted() -> None:
+    refusals = Refusals()
+    plans = list(enumerate_plans(load_trace(TRACE), 4, 6, SMALL, refusals))
+    assert {plan.data for plan in plans} == {1, 2}
+    assert any("6 does not divide into 4 replica" in reason for reason in refusals.counts)
+
+
+def test_the_best_of_the_full_simulation_is_found(workshop: Workshop) -> None:
+    """With every plan simulated in full, none is faster than what the search put first."""
+    few = search_plans(workshop, TRACE, "dgx-a100", 8, 64, top=3, space=SMALL)
+    every = search_plans(workshop, TRACE, "dgx-a100", 8, 64, top=1000, space=SMALL)
+    assert len(every.ranking) == every.outlined > len(few.ranking) >= 3
+    best = [row["step_time_s"] for row in every.ranking]
+    assert best == sorted(best)
+    assert [row["step_time_s"] for row in few.ranking[:3]] == best[:3]
+    low, high = every.outline_error
+    assert -0.2 < low <= high < 0.2
+    first = every.ranking[0]
+    assert first["first_faster_probability"] == 0.5
+    chances = [row["first_faster_probability"] for row in every.ranking[1:]]
+    assert all(chance >= 0.5 for chance in chances) and chances[-1] > 0.9
+    assert first["low_s"] < first["step_time_s"] < first["high_s"]
+
+
+def small_machine(folder: Path, memory_bytes: float) -> Path:
+    """A DGX A100 whose devices hold less."""
+    content = yaml.safe_load((SHIPPED / "dgx-a100.yaml").read_text())
+    content["device"] = {
+        "name": "NVIDIA A100-SXM4-80GB", "kind": "gpu",
+        "memory_bytes": {"value": memory_bytes, "source": "made small for a test"},
+        "peak_flop_per_s": {"fp32": {"value": 19.5e12, "source": "NVIDIA A100 data sheet"}},
+    }  # fmt: skip
+    file = folder / f"memory-{memory_bytes:.0f}.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_plans_that_do_not_fit_are_dropped_with_the_reason(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    plans = [make_plan(4), make_plan(4, sharding="fsdp"), make_plan(1, 1, 4, "1f1b", 4)]
+    whole = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans)
+    peaks = sorted(row["peak_memory_bytes"] for row in whole.ranking)
+    room = (peaks[0] + peaks[1]) / 2
+    found = search_plans(workshop, TRACE, str(small_machine(tmp_path, room)), 4, 64, plans=plans)
+    assert [row["peak_memory_bytes"] for row in found.ranking] == peaks[:1]
+    assert len(found.dropped) == 2
+    for entry in found.dropped:
+        assert entry["needed_bytes"] > room and "of " in entry["reason"] and entry["plan_text"]
+    nothing = search_plans(workshop, TRACE, str(small_machine(tmp_path, 1e6)), 4, 64, plans=plans)
+    assert nothing.ranking == [] and len(nothing.dropped) == 3
+
+
+def test_simulating_goes_on_while_the_outline_leaves_the_order_open() -> None:
+    class One:
+        def __init__(self, candidate: Candidate, time_s: float) -> None:
+            self.candidate, self.prediction = candidate, self
+            self.time_s = time_s
+
+    plan = make_plan()
+    candidates = [Candidate(time_s, plan, 0) for time_s in (1.0, 1.1, 1.2, 1.3, 5.0, 6.0)]
+    exact = _simulate_best(candidates, 2, lambda c: One(c, c.time_s))
+    assert len(exact) == 2
+    # The second was outlined as half of what it takes, so that others may still be better.
+    loose = _simulate_best(candidates, 2, lambda c: One(c, 2.2 if c.time_s == 1.1 else c.time_s))
+    assert len(loose) >= 3
+    # The first was outlined at twice its time: so may all others be.
+    high = _simulate_best(candidates, 2, lambda c: One(c, 0.5 if c.time_s == 1.0 else c.time_s))
+    assert len(high) == 4, "5.0 / 2 is more than the second best"
+    without = _simulate_best(candidates, 2, lambda c: None if c.time_s < 1.2 else One(c, c.time_s))
+    assert [one.candidate.time_s for one in without] == [1.2, 1.3], (
+        "what does not fit does not count"
+    )
+
+
+def test_cost_and_energy_are_those_of_all_ranks() -> None:
+    rows = [
+        {"ranks": 8, "step_time_s": 2.0, "peak_memory_bytes": 5.0},
+        {"ranks": 4, "step_time_s": 3.0, "peak_memory_bytes": 9.0},
+    ]
+    assert add_costs(rows, None, None) == ["step_time_s", "peak_memory_bytes"]
+    columns = add_costs(rows, 3600.0, 100.0)
+    assert columns == ["step_time_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
+    assert [(row["cost_per_step"], row["energy_j"]) for row in rows] == [
+        (16.0, 1600.0),
+        (12.0, 1200.0),
+    ]
+    mark_front(rows, columns)
+    assert [row["pareto"] for row in rows] == [True, True]
+    mark_front(rows, ["step_time_s", "peak_memory_bytes"])
+    assert [row["pareto"] for row in rows] == [True, False]
+
+
+def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "search",
+        TRACE,
+        "--ranks",
+        "2",
+        "--platform",
+        "cpu2-gloo",
+        "--batch",
+        "16",
+        "--top",
+        "3",
+    ]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 16 samples a step: ")
+    assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
+    assert (
+        "plans cannot be carried out" in text
+        and "no other plan is better in time and memory" in text
+    )
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    times = [row["step_time_s"] for row in told["ranking"]]
+    assert times == sorted(times) and len(times) >= 3
+    assert told["ranking"][0]["pareto"] and 0.5 <= told["first_beats_second"] <= 1
+    assert told["plans"] + sum(told["refused"].values()) > 50
+
+
+def test_several_numbers_of_ranks_are_compared_by_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "search",
+        TRACE,
+        "--ranks",
+        "1,2",
+        "--platform",
+        "cpu2-gloo",
+        "--batch",
+        "16",
+        "--top",
+        "1",
+    ]
+    assert main([*words, "--price-per-gpu-hour", "3.6", "--power-w", "10", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["ranks"] for row in told["ranking"]} == {1, 2}
+    assert told["compared_by"] == ["step_time_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
+    for row in told["ranking"]:
+        assert row["cost_per_step"] == pytest.approx(row["ranks"] * row["step_time_s"] / 1000)
+        assert row["energy_j"] == pytest.approx(row["ranks"] * row["step_time_s"] * 10)
+    assert told["first_beats_second"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--ranks", "two"], "--ranks two: no numbers of ranks"),
+        (["--ranks", "0"], "no numbers of ranks"),
+        (["--ranks", "2", "--batch", "0"], "must be positive"),
+        (["--ranks", "2", "--top", "0"], "must be positive"),
+        (["--ranks", "2", "--power-w", "-1"], "--power-w -1.0 is not positive"),
+        (["--ranks", "4"], "cpu2-gloo has 2 devices"),
+    ],
+)
+def test_a_wrong_question_is_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert main(["search", TRACE, "--platform", "cpu2-gloo", *words]) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_numbers_of_ranks_are_read_once_each() -> None:
+    assert read_ranks("16, 8,16") == [8, 16]
+    with pytest.raises(InputError):
+        read_ranks("8,,16")

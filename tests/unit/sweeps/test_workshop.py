@@ -1,0 +1,135 @@
+"""Scenarios predicted as the command line predicts them, with nothing built or loaded twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trioflow.cli import main
+from trioflow.costmodel.choices import choose_times
+from trioflow.errors import PlatformError, TraceError
+from trioflow.sweeps.memo_model import MemoModel, digest_frame
+from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.workshop import INFEASIBLE, OK, OUT_OF_MEMORY, Workshop, draw_scales
+from trioflow.trace.store import load_trace
+
+ONE = {"trace": "gpt2-tiny-b8", "platform": "cpu2-gloo"}
+
+
+def predict(given: Mapping[str, Any], workshop: Workshop | None = None) -> dict[str, Any]:
+    return (workshop or Workshop()).predict(0, fill_values({**ONE, **given}))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ranks": 2}, ["--data-parallel", "2"]),
+        ({"ranks": 2, "tensor": 2, "batch": 4}, ["--tensor-parallel", "2", "--batch", "4"]),
+        (
+            {"pipeline": 2, "schedule": "1f1b", "micro_batches": 4, "platform": "dgx-a100"},
+            ["--pipeline-parallel", "2", "--schedule", "1f1b", "--micro-batches", "4"],
+        ),
+        ({"data": 4, "sharding": "fsdp", "platform": "dgx-h100"}, ["--data-parallel", "4", "--sharding", "fsdp"]),
+    ],
+)  # fmt: skip
+def test_a_scenario_is_what_simulate_says(
+    given: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = predict(given)
+    platform = given.get("platform", "cpu2-gloo")
+    assert main(["simulate", "gpt2-tiny-b8", "--platform", platform, "--json", *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert row["status"] == OK and row["reason"] == ""
+    for name in (
+        "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "exposed_communication_s", "ranks",
+        "batch", "peak_memory_bytes", "confidence", "plan_text", "workload", "events",
+    ):  # fmt: skip
+        assert row[name] == told[name], name
+
+
+def test_what_cannot_be_is_a_row_with_the_reason(tmp_path: Path) -> None:
+    row = predict({"ranks": 3, "tensor": 3, "platform": "dgx-a100"})
+    assert row["status"] == INFEASIBLE and "heads cannot be shared by 3" in row["reason"]
+    assert row["step_time_s"] is None and row["ranks"] == 3
+    row = predict({"ranks": 4})
+    assert row["status"] == INFEASIBLE and "cpu2-gloo has 2 devices" in row["reason"]
+    assert "/" not in row["reason"], "paths differ from machine to machine"
+    row = predict({"ranks": 2, "batch": 2000})
+    assert row["status"] == OUT_OF_MEMORY and "do not fit" in row["reason"]
+    assert row["step_time_s"] is None and row["peak_memory_bytes"] > row["memory_bytes"] > 0
+
+
+def test_what_no_scenario_can_mend_stops_the_job(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no trace here"):
+        predict({"trace": "own"}, Workshop({"own": [str(tmp_path)]}))
+    with pytest.raises(PlatformError, match="no such file"):
+        predict({"platform": "own"}, Workshop({}, {"own": str(tmp_path / "own.yaml")}))
+
+
+def test_graphs_and_predictions_are_shared_where_they_are_equal() -> None:
+    workshop = Workshop(interval=False)
+    given = {"ranks": 4, "platform": "dgx-a100"}
+    rows = [
+        predict({**given, "communication_scale": scale}, workshop) for scale in (1.0, 1000.0, 1.0)
+    ]
+    assert workshop.graphs == 1
+    assert rows[0] == rows[2] and rows[1]["step_time_s"] > rows[0]["step_time_s"]
+    assert rows[0]["low_s"] is None, "no interval was asked for"
+    model = workshop.time_operators("gpt2-tiny-b8", rows[0]["device_name"]).model
+    assert isinstance(model, MemoModel)
+    answered = model.answered
+    predict({**given, "ranks": 8}, workshop)
+    assert workshop.graphs == 2
+    assert model.answered == answered, "other ranks ask nothing that was not asked before"
+    predict({**given, "samples": 4}, workshop)
+    assert model.answered > answered
+
+
+def test_rows_do_not_depend_on_what_came_before() -> None:
+    given = [{"ranks": 2, "tensor": 2}, {"ranks": 2}, {"ranks": 2, "batch": 4}, {"ranks": 1}]
+    together = Workshop()
+    ahead = [predict(one, together) for one in given]
+    together = Workshop()
+    back = [predict(one, together) for one in reversed(given)]
+    alone = [predict(one) for one in given]
+    assert ahead == back[::-1] == alone
+
+
+def test_ranks_draw_their_factors_from_the_seed() -> None:
+    assert draw_scales(fill_values({**ONE, "compute_scale": 3.0}), 4) == 3.0
+    values = fill_values({**ONE, "rank_spread": 0.1, "seed": 5, "compute_scale": 2.0})
+    few, many = draw_scales(values, 2), draw_scales(values, 4)
+    assert isinstance(few, list) and isinstance(many, list)
+    assert many[:2] == few and len(set(many)) == 4
+    assert draw_scales({**values, "seed": 6}, 2) != few
+    spread = {"ranks": 2, "rank_spread": 0.3, "seed": 1}
+    rows = [predict(spread), predict(spread), predict({**spread, "seed": 2}), predict({"ranks": 2})]
+    times = [row["step_time_s"] for row in rows]
+    assert times[0] == times[1] and len(set(times)) == 3
+
+
+def test_a_remembered_model_answers_as_the_model_does() -> None:
+    times = choose_times([load_trace("gpt2-tiny-b8")], "AMD EPYC, one core", None, None)
+    memo, operators = MemoModel(times.model), times.traces[0].operators
+    target = operators.assign(flop=operators["flop"] * 2)
+    for _ in range(2):
+        assert memo.predict(target).equals(times.model.predict(target))
+        assert memo.rescale(operators, target).equals(times.model.rescale(operators, target))
+    assert (memo.asked, memo.answered) == (4, 2)
+    assert memo.step_interval("rescale", 0.7) == times.model.step_interval("rescale", 0.7)
+
+
+def test_frames_that_differ_anywhere_have_different_digests() -> None:
+    operators = load_trace("gpt2-tiny-b8").operators
+    other = operators.copy()
+    other.at[7, "input_shapes"] = [[1]]
+    changed = [
+        operators, other, operators.assign(flop=operators["flop"] + 1), operators.iloc[:-1],
+        operators.rename(columns={"flop": "flops"}), operators.set_axis(operators.index + 1),
+        operators.assign(name=operators["name"].str.upper()),
+    ]  # fmt: skip
+    assert len({digest_frame(frame) for frame in changed}) == len(changed)
+    assert digest_frame(operators.copy()) == digest_frame(operators)

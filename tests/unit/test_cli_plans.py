@@ -1,0 +1,85 @@
+"""Plans from the command line: modes, stages, schedules from files, memory told."""
+
+from __future__ import annotations
+
+import pytest
+from test_cli import PLATFORM, TRACE, answer, refuse, run
+
+SIMULATE = ("simulate", TRACE, "--platform", PLATFORM)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_exported_schedule_is_simulated(capsys, tmp_path):
+    words = ("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 4, "-o", "mine.csv")
+    status, out, _ = run(capsys, *words)
+    assert status == 0 and out == "1f1b: 2 ranks, 2 stages, 4 micro-batches in mine.csv\n"
+    assert (tmp_path / "mine.csv").read_text().split() == [
+        "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3", "1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3",
+    ]  # fmt: skip
+    given = answer(capsys, *SIMULATE, "--schedule-file", "mine.csv")
+    assert given["plan"] == "mine" and given["ranks"] == 2
+    run(capsys, *words[:-1], "lowered.csv", "--messages")
+    assert "1RECV_F0" in (tmp_path / "lowered.csv").read_text()
+    assert answer(capsys, *SIMULATE, "--schedule-file", "lowered.csv")["ranks"] == 2
+
+
+def test_parts_of_a_step_take_less(capsys):
+    modes = ("train", "forward-backward", "forward")
+    told = [answer(capsys, *SIMULATE, "--mode", mode) for mode in modes]
+    assert [t["mode"] for t in told] == list(modes)
+    for figure in ("step_time_s", "peak_memory_bytes"):
+        assert told[0][figure] > told[1][figure] > told[2][figure] > 0
+
+
+def test_stages_are_cut_as_asked(capsys, tmp_path):
+    plan = (*SIMULATE, "--plan", "gpipe", "--ranks", 2)
+    (tmp_path / "stages").write_text("embedding\nblocks.0 blocks.1 blocks.2 blocks.3 head\n")
+    times = [answer(capsys, *plan, *how)["step_time_s"] for how in (
+        (), ("--stages", "time"), ("--stages", "count"), ("--stages", "stages"),
+    )]  # fmt: skip
+    assert times[0] == times[1] <= times[2] < times[3]
+
+
+def test_memory_is_told_with_what_fills_it(capsys):
+    told = answer(capsys, *SIMULATE, "--plan", "gpipe", "--ranks", 2)
+    assert [entry["ranks"] for entry in told["memory"]] == [[0], [1]]
+    assert max(entry["peak_bytes"] for entry in told["memory"]) == told["peak_memory_bytes"]
+    _, out, _ = run(capsys, *SIMULATE)
+    filled = next(line for line in out.splitlines() if line.startswith("filled by"))
+    assert "activation" in filled and "optimizer state" in filled and "(backward" in filled
+
+
+def test_named_plans_recompute_too(capsys):
+    plan = (*SIMULATE, "--plan", "ddp", "--ranks", 2)
+    plain, again = answer(capsys, *plan), answer(capsys, *plan, "--recompute", "full")
+    assert again["step_time_s"] > plain["step_time_s"]
+    assert again["peak_memory_bytes"] < plain["peak_memory_bytes"]
+    assert again["plan_text"].endswith("units recomputed")
+
+
+def test_a_last_batch_is_filled_up(capsys):
+    plan = (*SIMULATE, "--plan", "ddp", "--ranks", 2, "--batch", 9)
+    assert "does not divide" in refuse(capsys, *plan)
+    assert "repeats 1" in " ".join(answer(capsys, *plan, "--last-batch")["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*SIMULATE, "--schedule-file", "s.csv"), "not a readable schedule"),
+        ((*SIMULATE, "--schedule-file", "s.csv", "--plan", "ddp", "--ranks", 2), "both given"),
+        ((*SIMULATE, "--schedule-file", "s.csv", "--schedule", "1f1b"), "both given"),
+        ((*SIMULATE, "--schedule-file", "mine.csv", "--ranks", 4), "mine.csv: --ranks 4, but the schedule makes it 2; leave --ranks out"),
+        ((*SIMULATE, "--pipeline-parallel", 2, "--stages", "nowhere"), "or time or count"),
+        (("export", "schedule", "1f1b", "--ranks", 1, "-o", "s.csv"), "makes no pipeline"),
+        (("export", "schedule", "2f2b", "--ranks", 2, "-o", "s.csv"), "unknown schedule '2f2b'"),
+    ],
+)  # fmt: skip
+def test_bad_plans_are_refused_in_one_sentence(capsys, tmp_path, words, said):
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert said in refuse(capsys, *words)
+    assert not (tmp_path / "s.csv").exists()

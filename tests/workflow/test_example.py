@@ -1,0 +1,69 @@
+"""The example project: copied out, its parts installed, run from a local git address."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from project_copy import ROOT, copy_project
+from trioflow.tables import read_table
+
+
+def run(*words: str | Path, folder: Path, **environment: str) -> str:
+    """Run a command and return what it prints; fail with all of it."""
+    done = subprocess.run(
+        [str(word) for word in words], cwd=folder, env={**os.environ, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git repository with the project as it lies here."""
+    folder = copy_project(tmp_path / "repository").folder
+    for name in ("config", "envs"):
+        shutil.rmtree(folder / name)
+        shutil.copytree(ROOT / name, folder / name)
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    run("git", "init", "--quiet", "--initial-branch=main", folder=folder)
+    run("git", "add", "--all", folder=folder)
+    run("git", *author, "commit", "--quiet", "--message=as it is", folder=folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_example_runs_with_parts_of_its_own(repository: Path, tmp_path: Path) -> None:
+    mine, parts = tmp_path / "mine", tmp_path / "parts"
+    shutil.copytree(ROOT / "examples/own_project", mine)
+    run("git", "clone", "--quiet", f"file://{repository}", "trioflow", folder=mine)
+    words = ("install", "--quiet", "--no-deps", "--no-build-isolation", "--target", parts)
+    run(sys.executable, "-m", "pip", *words, "./package", folder=mine)
+    told = {
+        "PYTHONPATH": f"{parts}:{mine / 'trioflow/workflow'}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    run(sys.executable, "-m", "snakemake", "--cores", "2", folder=mine, **told)
+
+    errors = read_table(mine / "results/report/error.parquet", "errors")
+    assert errors["experiment"].tolist() == ["mixer-batch4", "mixer-ddp2"]
+    answer = json.loads((mine / "results/own/answer.json").read_text())
+    assert answer["plan"] == "half-half" and answer["platform"] == "our-node"
+    assert answer["network"] == "slow_start" and answer["ranks"] == 4
+    assert "2 data x 2 pipeline" in answer["plan_text"] and "(all-forward)" in answer["plan_text"]
+
+    quick = ("simulate", "results/operator_tables/mixer-b8", "--plan", "half-half", "--ranks", "4")
+    platform = ("--platform", "our-node.yaml", "--collectives", "results/own/collectives.json")
+    plain = run(
+        sys.executable, "-m", "trioflow", *quick, *platform, "--json", folder=mine, **told
+    ).splitlines()
+    assert (
+        json.loads(plain[-1] if plain[-1].startswith("{") else plain[0])["step_time_s"]
+        < (answer["step_time_s"])
+    )

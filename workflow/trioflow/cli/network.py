@@ -1,0 +1,170 @@
+"""Arguments on the network: how flows share links, their ways, and collectives' algorithms."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+
+from trioflow.engine.networks import DEFAULT_NETWORK, NETWORKS
+from trioflow.errors import InputError
+from trioflow.experiments import Plan
+from trioflow.hardware.machine import TIES, Link, Platform
+from trioflow.network.algorithms.names import list_algorithm_words, read_algorithms
+from trioflow.network.message_planner import Chunks
+
+CHANGED = "links were changed by the command line, and collectives' measured times are of the whole machine"
+"""What to tell of measured collectives on a machine with failed or degraded links."""
+
+
+def add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the network, and what becomes of its links."""
+    parser.add_argument(
+        "--network", default=DEFAULT_NETWORK, metavar="NAME",
+        help=f"{', '.join(NETWORKS)}, or one that a package registers (default: {DEFAULT_NETWORK})",
+    )  # fmt: skip
+    ways = parser.add_argument_group("ways over the network")
+    ways.add_argument(
+        "--ties", choices=TIES,
+        help="of equally good routes the first takes all, or pairs of ranks share them (default: "
+        "what the platform says, else first)",
+    )  # fmt: skip
+    ways.add_argument(
+        "--routing-seed", type=int, metavar="N", help="another one shares them in another way"
+    )
+    ways.add_argument(
+        "--fail-link", action="append", metavar="FROM,TO",
+        help="a directed link that no route takes; may come several times",
+    )  # fmt: skip
+    ways.add_argument(
+        "--degrade-link", action="append", metavar="FROM,TO,FACTOR",
+        help="a directed link of which so much of the bandwidth is left; may come several times",
+    )  # fmt: skip
+
+
+def add_algorithm_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Add the algorithm of collectives and the chunks of its messages."""
+    words = ", ".join(list_algorithm_words())
+    parser.add_argument(
+        "--algorithm", metavar="NAME",
+        help=f"message by message: {words}, hierarchical:INNER+OUTER{more}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunks", type=int, metavar="N", help="pieces that each of its messages is cut into"
+    )
+    parser.add_argument(
+        "--chunk-bytes", type=float, metavar="B", help="or how large a piece is at most [bytes]"
+    )
+
+
+def spell_network(name: str) -> str:
+    """Return a network's name; trioflow's own may be written with hyphens."""
+    spelt = name.replace("-", "_")
+    return spelt if spelt in NETWORKS else name
+
+
+def is_changed(options: argparse.Namespace) -> bool:
+    """Tell whether the command line changes links."""
+    return bool(getattr(options, "fail_link", None) or getattr(options, "degrade_link", None))
+
+
+def change_platform(platform: Platform, options: argparse.Namespace) -> Platform:
+    """Return a platform with the ways and the links that the command line asks for.
+
+    Raises
+    ------
+    InputError
+        When a link does not exist or a factor makes no sense.
+    """
+    routing = platform.routing
+    if getattr(options, "ties", None):
+        routing = replace(routing, ties=options.ties)
+    if getattr(options, "routing_seed", None) is not None:
+        if routing.ties == TIES[0]:
+            raise InputError(
+                f"--routing-seed {options.routing_seed} changes nothing: the first route takes all",
+                fix="say --ties ecmp as well",
+            )
+        routing = replace(routing, seed=options.routing_seed)
+    known = {(link.source, link.target): place for place, link in enumerate(platform.links)}
+    failed = set(routing.failed)
+    for text in getattr(options, "fail_link", None) or ():
+        failed.add(_read_ends(text, text.split(","), "--fail-link FROM,TO", known))
+    links = list(platform.links)
+    for text in getattr(options, "degrade_link", None) or ():
+        *ends, factor = text.split(",")
+        place = known[_read_ends(text, ends, "--degrade-link FROM,TO,FACTOR", known)]
+        links[place] = _degrade(links[place], text, factor)
+    routing = replace(routing, failed=frozenset(failed))
+    return replace(platform, routing=routing, links=tuple(links))
+
+
+def _read_ends(
+    text: str, parts: list[str], form: str, known: dict[tuple[str, str], int]
+) -> tuple[str, str]:
+    """Return a link's source and target."""
+    if len(parts) != 2:
+        raise InputError(f"{text!r} names no link", fix=f"write {form}")
+    source, target = parts
+    if (source, target) not in known:
+        targets = sorted(end for start, end in known if start == source)
+        raise InputError(
+            f"no link leads from {source} to {target}",
+            fix=f"from {source} links lead to {', '.join(targets[:8])}" if targets
+            else f"nodes are {', '.join(dict.fromkeys(start for start, _ in known))}"[:200],
+        )  # fmt: skip
+    return source, target
+
+
+def _degrade(link: Link, text: str, factor: str) -> Link:
+    try:
+        left = float(factor)
+    except ValueError:
+        left = math.nan
+    if not 0 < left <= 1:
+        raise InputError(
+            f"--degrade-link {text}: {factor!r} is no share of a bandwidth",
+            fix="write a number above 0 and up to 1; --fail-link takes a link away",
+        )
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+
+
+def read_chunks(options: argparse.Namespace) -> Chunks | None:
+    """Return the chunks that the command line asks for, None where it asks for none.
+
+    Raises
+    ------
+    InputError
+        When both are given, or without an algorithm, or make no sense.
+    """
+    number, largest_bytes = options.chunks, options.chunk_bytes
+    if number is None and largest_bytes is None:
+        return None
+    if number is not None and largest_bytes is not None:
+        raise InputError("--chunks and --chunk-bytes were both given", fix="give one of them")
+    if options.algorithm is None:
+        raise InputError("chunks without an algorithm", fix="say --algorithm ring, for example")
+    if number is not None and number < 1:
+        raise InputError(f"--chunks {number} is not positive")
+    if largest_bytes is not None and not 1 <= largest_bytes < math.inf:
+        raise InputError(f"--chunk-bytes {largest_bytes:g} is less than a byte, or no number")
+    return Chunks(number or 1, largest_bytes or math.inf)
+
+
+def set_algorithms(plan: Plan, options: argparse.Namespace) -> Plan:
+    """Return a plan with the algorithms and chunks that the command line asks for.
+
+    Raises
+    ------
+    InputError
+        When a word is unknown or chunks make no sense.
+    """
+    chunks = read_chunks(options) if hasattr(options, "chunks") else None
+    word = getattr(options, "algorithm", None)
+    if word is not None:
+        read_algorithms(word)
+        plan = replace(plan, algorithms=word)
+    if chunks is not None:
+        largest_bytes = 0 if chunks.largest_bytes == math.inf else int(chunks.largest_bytes)
+        plan = replace(plan, chunks=chunks.number, chunk_bytes=largest_bytes)
+    return plan

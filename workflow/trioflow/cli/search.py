@@ -1,0 +1,204 @@
+"""``trioflow search``: which plan to choose for a model, a number of ranks and a platform."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from trioflow.cli.text import format_table
+from trioflow.errors import InputError
+from trioflow.units import format_bytes, format_time
+
+SHOWN_REASONS = 5
+
+
+def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand to the command."""
+    parser = commands.add_parser(
+        "search", help="rank the plans of a model on a number of ranks of a platform"
+    )
+    parser.set_defaults(run=run_search)
+    parser.add_argument(
+        "trace", metavar="TRACE", nargs="+",
+        help="folder or pack of a trace, or a shipped one's name; several of one workload at other batches",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ranks", required=True, metavar="N[,N]", help="number of ranks, or several to compare"
+    )
+    parser.add_argument("--platform", required=True, metavar="NAME|FILE", help="as for simulate")
+    parser.add_argument(
+        "--batch", type=int, metavar="B",
+        help="samples of the whole step (default: the trace's own batch on each of the most ranks)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="K", help="plans to simulate in full (default: 10)"
+    )
+    parser.add_argument(
+        "--price-per-gpu-hour", type=float, metavar="P", help="to compare what a step costs"
+    )
+    parser.add_argument(
+        "--power-w", type=float, metavar="W", help="power of a device, to compare energy [W]"
+    )
+    parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
+    parser.add_argument("--override", metavar="CSV", help="as for simulate")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object for programs, all dropped plans in it"
+    )  # fmt: skip
+
+
+def read_ranks(text: str) -> list[int]:
+    """Return the numbers of ranks asked for, each once, ascending.
+
+    Raises
+    ------
+    InputError
+        When one is no positive whole number.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise InputError(f"--ranks {text}: no numbers of ranks", fix="write for example 16 or 8,16")
+    return sorted({int(word) for word in words})
+
+
+def find_plans(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the answer of ``trioflow search``."""
+    from trioflow.sweeps.ranking import ASSUMPTION
+    from trioflow.sweeps.search import add_costs, mark_front, search_plans
+    from trioflow.sweeps.workshop import Workshop
+
+    counts = read_ranks(options.ranks)
+    for flag, value in (("price-per-gpu-hour", options.price_per_gpu_hour), ("power-w", options.power_w)):  # fmt: skip
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"--{flag} {value} is not positive")
+    workshop = Workshop({"trace": options.trace})
+    facts = workshop.load_traces("trace")[0].facts
+    batch = int(facts["batch"]) * max(counts) if options.batch is None else options.batch
+    all_found = [
+        search_plans(
+            workshop, "trace", options.platform, ranks, batch, top=options.top,
+            cost_model=options.cost_model or "", override=options.override or "",
+        )
+        for ranks in counts
+    ]  # fmt: skip
+    ranking = [row for found in all_found for row in found.ranking]
+    ranking.sort(key=lambda row: row["step_time_s"])
+    columns = add_costs(ranking, options.price_per_gpu_hour, options.power_w)
+    mark_front(ranking, columns)
+    refused: dict[str, int] = {}
+    for found in all_found:
+        for reason, count in found.refused.items():
+            refused[reason] = refused.get(reason, 0) + count
+    dropped = [entry for found in all_found for entry in found.dropped]
+    return {
+        "workload": facts["workload"],
+        "platform": options.platform,
+        "ranks": counts,
+        "batch": batch,
+        "cost_model": all_found[0].model_text,
+        "confidence": max((found.confidence for found in all_found), key=_doubt),
+        "plans": sum(found.outlined for found in all_found),
+        "simulated": len(ranking),
+        "outline_error": [
+            min(found.outline_error[0] for found in all_found),
+            max(found.outline_error[1] for found in all_found),
+        ],
+        "ranking": ranking,
+        "compared_by": columns,
+        "first_beats_second": _compare(all_found),
+        "assumption": ASSUMPTION,
+        "out_of_memory": dropped,
+        "refused": refused,
+        "warnings": list(dict.fromkeys(w for found in all_found for w in found.warnings)),
+    }
+
+
+def _doubt(confidence: str) -> int:
+    from trioflow.engine.simulate import CONFIDENCES
+
+    return CONFIDENCES.index(confidence)
+
+
+def _compare(all_found: list[Any]) -> float | None:
+    """Return the probability that the first plan beats the second; None for other numbers of ranks."""
+    if len(all_found) != 1 or len(all_found[0].ranking) < 2:
+        return None
+    return float(all_found[0].ranking[1]["first_faster_probability"])
+
+
+def run_search(options: argparse.Namespace) -> None:
+    """Search for plans and print the best."""
+    told = find_plans(options)
+    if options.json:
+        print(json.dumps(told, sort_keys=True))
+        return
+    ranks = ", ".join(map(str, told["ranks"]))
+    print(
+        f"{told['workload']} on {ranks} ranks of {told['platform']}, {told['batch']} samples a step: "
+        f"{told['plans']} plans outlined, {told['simulated']} simulated"
+    )
+    print(f"cost model {told['cost_model']}; {told['confidence']}\n")
+    if told["ranking"]:
+        print(format_ranking(told))
+        print(f"\n* no other plan is better in {' and '.join(_words(told['compared_by']))}")
+    if told["first_beats_second"] is not None:
+        print(
+            f"the first beats the second with a probability of {told['first_beats_second']:.0%} "
+            f"({told['assumption']})"
+        )
+    low, high = told["outline_error"]
+    print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
+    _print_left_out(told)
+    for warning in told["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not told["ranking"]:
+        raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
+
+
+def _words(columns: list[str]) -> list[str]:
+    names = {
+        "step_time_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost",
+        "energy_j": "energy",
+    }  # fmt: skip
+    return [names[column] for column in columns]
+
+
+def format_ranking(told: dict[str, Any]) -> str:
+    """Return the ranking as text."""
+    head = ["", "plan", "step", "80 % interval", "memory"]
+    extra = [name for name in ("cost_per_step", "energy_j") if name in told["compared_by"]]
+    head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
+    rows = []
+    for place, row in enumerate(told["ranking"], 1):
+        cells = [
+            f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
+            format_time(row["step_time_s"]),
+            f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
+            format_bytes(row["peak_memory_bytes"]),
+        ]  # fmt: skip
+        rows.append([*cells, *(f"{row[name]:.3g}" for name in extra)])
+    return format_table(head, rows, left=2)
+
+
+def describe_rest(row: dict[str, Any]) -> str:
+    """Return what a plan's text leaves out and tells it from its neighbours: its buckets."""
+    if row["data"] == 1 or row["sharding"] not in ("none", "zero1"):
+        return ""
+    return f", buckets of {row['bucket_bytes'] / (1 << 20):.0f} MiB"
+
+
+def _print_left_out(told: dict[str, Any]) -> None:
+    """Say how many plans were left out, and why."""
+    dropped, refused = told["out_of_memory"], told["refused"]
+    if dropped:
+        least = min(dropped, key=lambda entry: entry["needed_bytes"])
+        print(
+            f"{len(dropped)} plans do not fit the memory; the nearest: {least['plan_text']}, {least['reason']}"
+        )
+    if refused:
+        print(f"{sum(refused.values())} plans cannot be carried out:")
+        for reason, count in list(refused.items())[:SHOWN_REASONS]:
+            print(f"  {count} {reason}")
+        if len(refused) > SHOWN_REASONS:
+            print(f"  and {len(refused) - SHOWN_REASONS} more reasons (--json lists all)")

@@ -1,0 +1,163 @@
+"""What a question leaves open: which platform a name means, and which cost models serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
+from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.methods import UNFITTED
+from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.overrides import load_overrides
+from trioflow.costmodel.platform_collectives import (
+    KIND,
+    PlatformCollectives,
+    load_platform_collectives,
+)
+from trioflow.errors import InputError, PlatformError
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import list_platforms, load_platform
+from trioflow.provenance import read_json
+from trioflow.trace.store import Trace
+
+SHIPPED_MODELS = Path(__file__).parent.parent / "data" / "cost_models"
+MEASURED = Path("results")
+"""Where a workflow run in this folder leaves what it measured."""
+THIS_MACHINE = "this-machine"
+
+Collectives = CollectiveCostModel | PlatformCollectives
+
+
+def find_platform(name: str) -> str | Path:
+    """Return what ``load_platform`` takes for a name; ``this-machine`` is the workflow's own.
+
+    Raises
+    ------
+    PlatformError
+        When this machine has not been measured in this folder.
+    """
+    if name != THIS_MACHINE:
+        return name
+    path = MEASURED / "platforms" / f"{THIS_MACHINE}.yaml"
+    if not path.exists():
+        raise PlatformError(
+            "this machine has not been measured in this folder", file=path,
+            fix=f"run `make reproduce`, or use one of {', '.join(list_platforms())}",
+        )  # fmt: skip
+    return path
+
+
+def load_named_platform(name: str, ranks: int) -> Platform:
+    """Return a platform by name or file; ``this-machine`` is the workflow's own.
+
+    Raises
+    ------
+    PlatformError
+        When there is none of that name, or it has too few ranks.
+    """
+    return load_platform(find_platform(name), ranks)
+
+
+def find_collectives(platform: Platform, named: str | None = None) -> Path | None:
+    """Return the file of a platform's measured collectives, or None where there is none.
+
+    Parameters
+    ----------
+    platform : Platform
+        Takes what was measured inside such a node, where it says so; groups on
+        several nodes are then planned by ``network.across_nodes``.
+    named : str, optional
+        A file, or a folder of the shipped models, to take instead.
+    """
+    if named:
+        shipped = SHIPPED_MODELS / named / "collectives.json"
+        return Path(named) if Path(named).exists() or not shipped.exists() else shipped
+    folder = MEASURED / "cost_models" if platform.name == THIS_MACHINE else SHIPPED_MODELS
+    name = platform.name
+    if platform.node_collectives:
+        name = platform.node_collectives
+    path = folder / name / "collectives.json"
+    return path if path.exists() else None
+
+
+def load_collectives(path: Path, method: str | None = None) -> Collectives:
+    """Read either kind of model of collectives.
+
+    Raises
+    ------
+    InputError
+        When there is no such model, or it cannot predict by the method.
+    """
+    content = read_json(path)
+    if isinstance(content, dict) and content.get("kind") == KIND:
+        model = load_platform_collectives(path)
+        return model.using(method) if method else model
+    if method not in (None, "measured"):
+        raise InputError(
+            "holds measured curves only", file=path,
+            fix=f"leave --algorithm {method} out, or fit a platform with `trioflow fit-collectives`",
+        )  # fmt: skip
+    return load_collective_model(path)
+
+
+def choose_times(
+    traces: Sequence[Trace], device_name: str, cost_model: str | None, override: str | None
+) -> DeviceTimes:
+    """Return the traces with a device's times, and the operator model for it.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        One workload at one or several batches.
+    device_name : str
+        Of the platform's device.
+    cost_model : str, optional
+        A file, a shipped model's name, or one of `methods.UNFITTED`; chosen
+        among the workflow's own in this folder and those that ship otherwise.
+    override : str, optional
+        A file of operator times from elsewhere.
+
+    Raises
+    ------
+    InputError, TraceError
+        As ``costmodel.device_times.prepare_device_times``, and when a file
+        holds no model or no times.
+    """
+    overrides = load_overrides(override) if override else None
+    models: dict[str, OperatorModel]
+    if cost_model in UNFITTED:
+        return lend_recorded_times(traces, cost_model, device_name, overrides)
+    if cost_model:
+        models = {str(cost_model): load_operator_model(find_model(cost_model))}
+    else:
+        models = {path.parent.name: load_operator_model(path) for path in list_models()}
+    return prepare_device_times(traces, device_name, models, overrides=overrides)
+
+
+def list_models() -> list[Path]:
+    """Return the operator models to choose from: the workflow's own in this folder, then those that ship."""
+    here = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
+    paths = [here, *sorted(SHIPPED_MODELS.glob("*/operators.json"))]
+    return [path for path in paths if path.exists()]
+
+
+def find_model(name: str) -> Path:
+    """Return the file of an operator model: a path, or the name of a shipped one.
+
+    Raises
+    ------
+    InputError
+        When it is neither.
+    """
+    shipped = SHIPPED_MODELS / name / "operators.json"
+    if "/" not in name and shipped.exists():
+        return shipped
+    if not Path(name).exists():
+        known = [path.parent.name for path in sorted(SHIPPED_MODELS.glob("*/operators.json"))]
+        raise InputError(
+            f"no cost model is called {name!r}, and there is no such file",
+            fix=f"use one of {', '.join([*known, *UNFITTED])}, or a file of `trioflow fit`",
+        )
+    return Path(name)

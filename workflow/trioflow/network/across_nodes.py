@@ -1,0 +1,297 @@
+"""Collectives over several nodes: measured inside a node, over the platform's links between nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trioflow.costmodel.collectives import wire_factor
+from trioflow.costmodel.nccl_formula import load_constants
+from trioflow.costmodel.platform_collectives import PlatformCollectives
+from trioflow.hardware.machine import Platform, name_rank_node
+from trioflow.network.flows import Floats, FlowShape
+from trioflow.network.pairs import Pairs, pair_group
+from trioflow.network.routing import Router
+
+Ask = Callable[[str, int, int], Any]
+"""Returns the measured time of a collective, of so many ranks of a node and so many bytes."""
+
+STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+"""Collectives whose data all ranks of a node share out when it leaves the node."""
+_US = 1e-6
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a group lies on nodes: so many, with as many of its ranks in each."""
+
+    nodes: int
+    per_node: int
+
+
+@dataclass(frozen=True)
+class AcrossTime:
+    """Time of a collective over nodes and its interval [s]; nothing between nodes was measured."""
+
+    time_s: float
+    low_s: float
+    high_s: float
+    latency_s: float
+    confidence: str = "uncalibrated"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a communication library reckons with between nodes; nothing where it is unknown.
+
+    Attributes
+    ----------
+    base_s, slowest_base_s : float
+        Least and most that a collective takes to get going [s].
+    slowest_hop_s : float
+        Most that a hop takes [s].
+    least_share : float
+        Least share of a link's bandwidth that bytes get.
+    """
+
+    base_s: float = 0.0
+    slowest_base_s: float = 0.0
+    slowest_hop_s: float = 0.0
+    least_share: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class AcrossPlan:
+    """One collective over nodes: its flows, their bytes [flows], and what is known of its time."""
+
+    shape: FlowShape
+    sizes_bytes: Floats
+    time: AcrossTime
+    warning: str
+
+
+def measures_a_node(cost: object, platform: Platform) -> bool:
+    """Tell whether a cost was measured inside one node of a platform that has several."""
+    return (
+        platform.ranks_per_node is not None
+        and platform.ranks > platform.ranks_per_node
+        and platform.node_collectives is not None
+        and getattr(cost, "platform", None) == platform.node_collectives
+    )
+
+
+class NodeGroups:
+    """Plans collectives of groups that lie evenly on several nodes.
+
+    Parameters
+    ----------
+    platform : Platform
+        With nodes.
+    cost : CollectiveCost
+        Measured inside a node.
+    router : Router
+        Of the platform's links.
+    """
+
+    def __init__(self, platform: Platform, cost: Any, router: Router) -> None:
+        assert platform.ranks_per_node is not None
+        self._platform, self._per_node = platform, platform.ranks_per_node
+        self._cost, self._router = cost, router
+        self._limits = find_limits(cost)
+        self._spreads: dict[tuple[int, ...], Spread | None] = {}
+        self._shapes: dict[tuple[object, ...], FlowShape] = {}
+        self._plans: dict[tuple[object, ...], AcrossPlan] = {}
+
+    def is_inside(self, group: tuple[int, ...]) -> bool:
+        """Tell whether all ranks are in one node."""
+        return len({rank // self._per_node for rank in group}) <= 1
+
+    def holds(self, group: tuple[int, ...]) -> bool:
+        """Tell whether a group lies evenly on several nodes."""
+        if group not in self._spreads:
+            self._spreads[group] = spread_group(group, self._per_node)
+        spread = self._spreads[group]
+        return spread is not None and spread.nodes > 1
+
+    def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
+        """Return one collective of a group that it holds; see ``estimate_across``."""
+        key = (collective, message_bytes, group)
+        if key not in self._plans:
+            self._plans[key] = self._make(*key)
+        return self._plans[key]
+
+    def _make(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
+        spread = self._spreads[group]
+        assert spread is not None
+        if collective in STRIPED:
+            pairs = pair_across(collective, group, spread)
+            sizes_bytes = size_across(collective, message_bytes, spread)
+        else:
+            pairs = pair_group(collective, group)
+            share = 1.0 if collective == "send" else 1 / len(group)
+            sizes_bytes = np.full(len(pairs), message_bytes * share)
+        kind = ("striped" if collective in STRIPED[:3] else collective, group)
+        if kind not in self._shapes:
+            named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
+            self._shapes[kind] = FlowShape(named, self._router)
+        shape = self._shapes[kind]
+        between = np.array([a // self._per_node != b // self._per_node for a, b in pairs])
+        time = estimate_across(
+            collective, message_bytes, spread, self._cost.time_s,
+            float(np.array(shape.latencies_s)[between].max()),
+            float((sizes_bytes / shape.rates_bytes_per_s)[between].max()), self._limits,
+        )  # fmt: skip
+        warning = (
+            f"{collective} on {len(group)} ranks of {spread.nodes} nodes: inside a node as measured "
+            f"on {self._platform.node_collectives}, between nodes over the links of "
+            f"{self._platform.name}, which no measurement backs"
+        )
+        return AcrossPlan(shape, sizes_bytes, time, warning)
+
+
+def spread_group(group: Sequence[int], ranks_per_node: int) -> Spread | None:
+    """Return how a group lies on nodes, None where nodes have unequal shares or alternate."""
+    nodes = [rank // ranks_per_node for rank in group]
+    count = len(set(nodes))
+    per_node = len(group) // count
+    runs = [node for place, node in enumerate(nodes) if place % per_node == 0]
+    even = per_node * count == len(group) and len(set(runs)) == count
+    even = even and all(node == runs[place // per_node] for place, node in enumerate(nodes))
+    return Spread(count, per_node) if even else None
+
+
+def pair_across(collective: str, group: Sequence[int], spread: Spread) -> Pairs:
+    """Return who sends to whom: neighbours in each node, then equal places of neighbouring nodes.
+
+    Parameters
+    ----------
+    collective : str
+        One of ``STRIPED``.
+    group : sequence of int
+        Ranks, node by node; the first is the root.
+    spread : Spread
+        Of the group.
+    """
+    nodes, per_node = spread.nodes, spread.per_node
+    pairs: Pairs = []
+    if per_node > 1:
+        for first in range(0, len(group), per_node):
+            members = group[first : first + per_node]
+            pairs += zip(members, (*members[1:], members[0]), strict=True)
+    ends = [(node, (node + 1) % nodes) for node in range(nodes)]
+    if collective == "broadcast":
+        ends = ends[:-1]
+    elif collective == "reduce":
+        ends = ends[1:]
+    for place in range(per_node):
+        pairs += [(group[a * per_node + place], group[b * per_node + place]) for a, b in ends]
+    return pairs
+
+
+def size_across(collective: str, message_bytes: float, spread: Spread) -> Floats:
+    """Return the bytes of each pair of ``pair_across`` [pairs].
+
+    Notes
+    -----
+    As NCCL's rings, as many as NICs: each passes all ranks of a node and then
+    leaves it from another one, with equal parts of the data. A rank sends W
+    bytes in all, 1 / m of them to its counterpart in the next node.
+    """
+    nodes, per_node = spread.nodes, spread.per_node
+    wire_bytes = message_bytes * wire_factor(collective, nodes * per_node)
+    inside = nodes * per_node if per_node > 1 else 0
+    ends = nodes - (collective in ("broadcast", "reduce"))
+    return np.concatenate([
+        np.full(inside, wire_bytes * (per_node - 1) / per_node),
+        np.full(ends * per_node, wire_bytes / per_node),
+    ])  # fmt: skip
+
+
+def estimate_across(
+    collective: str,
+    message_bytes: int,
+    spread: Spread,
+    ask: Ask,
+    hop_s: float,
+    wire_s: float,
+    limits: Limits,
+) -> AcrossTime:
+    """Return the time of a collective over several nodes.
+
+    Parameters
+    ----------
+    collective : str
+        Any.
+    message_bytes : int
+        As in ``tables.TASKS`` [bytes].
+    spread : Spread
+        Several nodes.
+    ask : callable
+        As ``Ask``.
+    hop_s : float
+        Latency from a rank to its counterpart in the next node [s].
+    wire_s : float
+        How long the bytes between nodes move over the links [s].
+    limits : Limits
+        See ``find_limits``.
+
+    Notes
+    -----
+    The two parts overlap, as NCCL sends on a piece while the next one comes
+    in: the time is the hops between nodes plus the longer of what was
+    measured inside a node, for the part of the data that a node has, and
+    ``wire_s``. An all-reduce takes the hops of a tree, 2 ceil(log2 k) of k
+    nodes; other striped ones those of a ring, k - 1; the rest one.
+
+    Nothing between nodes was measured, so the interval is that of what may
+    happen. Low: the least bytes that need to leave a node, (k - 1) / k of the
+    data instead of the ring's (n - 1) / n, and full overlap. High: no overlap,
+    the slowest hops and the least share of the bandwidth that the library
+    itself reckons with.
+    """
+    nodes, per_node = spread.nodes, spread.per_node
+    striped = collective in STRIPED
+    inside_bytes = message_bytes if striped else round(message_bytes / nodes)
+    steps = nodes - 1 if striped else 1
+    if collective == "all_reduce":
+        steps = 2 * math.ceil(math.log2(nodes))
+    inside_s, low_s, high_s = limits.base_s, limits.base_s, limits.slowest_base_s
+    if per_node > 1 and collective != "send":
+        told = ask(collective, per_node, inside_bytes)
+        inside_s, low_s, high_s = float(told.time_s), float(told.low_s), float(told.high_s)
+    least = 1.0
+    if collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        ranks = nodes * per_node
+        least = (nodes - 1) / nodes * ranks / (ranks - 1)
+    latency_s = steps * hop_s
+    return AcrossTime(
+        latency_s + max(inside_s, wire_s),
+        latency_s + max(low_s, wire_s * least),
+        steps * max(hop_s, limits.slowest_hop_s) + high_s + wire_s / limits.least_share,
+        latency_s,
+    )
+
+
+def find_limits(cost: object) -> Limits:
+    """Return what NCCL of a cost's version reckons with between nodes.
+
+    Notes
+    -----
+    Its protocols trade latency for bandwidth: a hop takes 2.7 to 14 us, and
+    the fastest protocol, LL, moves half of a link's bandwidth, since every
+    word carries a flag. Of other libraries nothing is known.
+    """
+    if not isinstance(cost, PlatformCollectives) or not cost.library.startswith("NCCL"):
+        return Limits()
+    constants = load_constants(cost.library)
+    base, hops = constants["base_latency_us"], constants["hop_latency_us"]["network"]
+    return Limits(
+        min(map(float, base["ring"])) * _US,
+        max(map(float, base["ring"])) * _US,
+        max(float(hop) for name in ("ring", "tree") for hop in hops[name]) * _US,
+        float(constants["ring_ll_share"]),
+    )

@@ -1,0 +1,194 @@
+"""The memory that a step's operators use: one entry an allocation, sized for one rank.
+
+A trace says which storages each operator reads and writes and which operator
+made them. What no operator of the step made was there before: parameters,
+optimizer state, buffers, inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.tables import records
+from trioflow.trace.store import Trace, tensor_bytes
+
+TEMPORARY = "temporary"
+"""Category of what backward and optimizer make and drop."""
+
+
+@dataclass(frozen=True)
+class StorageTable:
+    """Allocations of one step, and which operators use them.
+
+    Attributes
+    ----------
+    storage_id : array [storages]
+        As in the trace.
+    category : array of str [storages]
+        parameter, gradient, optimizer_state, buffer, input, activation, or
+        temporary: made by backward or optimizer, and no gradient.
+    bytes : array [storages]
+        Size for the traced batch, on one rank [bytes].
+    growing : array [storages]
+        Part of that which grows with the batch, from 0 to 1.
+    made : array of bool [storages]
+        Whether an operator of the step makes it.
+    uses : tuple of array [operators + 1], array, array of bool
+        Where each operator's entries begin; the storages that it reads or
+        writes; whether it makes them.
+    """
+
+    storage_id: NDArray[np.int64]
+    category: NDArray[np.str_]
+    bytes: NDArray[np.float64]
+    growing: NDArray[np.float64]
+    made: NDArray[np.bool_]
+    uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
+    def find(self, storages: set[int]) -> NDArray[np.int64]:
+        """Return the entries of some storages of the trace."""
+        return np.flatnonzero(np.isin(self.storage_id, list(storages)))
+
+    def used_by(
+        self, operators: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return place in ``operators``, storage and whether it is made, of each of their uses."""
+        begins, storages, makes = self.uses
+        counts = begins[operators + 1] - begins[operators]
+        place = np.repeat(np.arange(len(operators)), counts)
+        offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        entries = np.repeat(begins[operators], counts) + offsets
+        return place, storages[entries], makes[entries]
+
+
+def build_storage_table(
+    trace: Trace, operators: pd.DataFrame, share_of: Callable[[int], float | None]
+) -> StorageTable:
+    """Return the storages of a trace as one rank holds them.
+
+    Parameters
+    ----------
+    trace : Trace
+        The whole model's step.
+    operators : DataFrame
+        The same operators with the work of one rank's shards.
+    share_of : callable
+        Storage of a parameter, or of its gradient, to the part of it that the
+        rank holds; None for any other storage.
+
+    Notes
+    -----
+    What an operator makes shrinks as the bytes that it writes do, and grows
+    with the batch as they do. A result that autograd keeps although the
+    operator does not return it grows if a dimension is a multiple of the
+    batch.
+    """
+    tensors = trace.tensors
+    frame = pd.DataFrame({
+        "storage": tensors["storage_id"].astype("int64"),
+        "category": tensors["category"],
+        "bytes": np.array(tensor_bytes(trace), dtype=float),
+        "producer": tensors["producer_op_id"].astype("Int64"),
+        "tensor": np.arange(len(tensors)),
+    })  # fmt: skip
+    grouped = frame.sort_values("bytes", ascending=False, kind="stable").groupby("storage")
+    table = grouped.first().sort_index()
+    producer = table["producer"].fillna(-1).to_numpy(dtype=np.int64)
+    phase = np.append(trace.operators["phase"].to_numpy(dtype=str), "")[producer]
+    uses = _list_uses(trace, table.index.to_numpy(), producer)
+    category = _name_categories(table["category"].to_numpy(dtype=str), phase, producer >= 0)
+    share = _shares(trace, operators, category, producer, uses, table.index.tolist(), share_of)
+    return StorageTable(
+        table.index.to_numpy(dtype=np.int64), category,
+        table["bytes"].to_numpy(dtype=float) * share,
+        _growth(trace, table["tensor"].to_numpy(), category, producer),
+        producer >= 0, uses,
+    )  # fmt: skip
+
+
+def _name_categories(
+    category: NDArray[np.str_], phase: NDArray[np.str_], made: NDArray[np.bool_]
+) -> NDArray[np.str_]:
+    """Return the categories, what backward and optimizer make and drop told apart."""
+    passing = made & (phase != "forward") & (category != "gradient")
+    named = np.where(passing, TEMPORARY, category)
+    return np.where(named == "output", "activation", named)
+
+
+def _list_uses(
+    trace: Trace, storages: NDArray[np.int64], producer: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return each operator's storages, those of results that it does not return included."""
+    index_of = {int(storage): index for index, storage in enumerate(storages)}
+    of_tensor = [index_of[int(storage)] for storage in trace.tensors["storage_id"]]
+    made: list[set[int]] = [set() for _ in range(len(trace.operators))]
+    for index, maker in enumerate(producer.tolist()):
+        if maker >= 0:
+            made[maker].add(index)
+    begins, entries, makes = [0], [], []
+    for op, row in enumerate(records(trace.operators, "input_ids", "output_ids")):
+        used = {of_tensor[i] for ids in row.values() for i in ids} | made[op]
+        entries += sorted(used)
+        makes += [index in made[op] for index in sorted(used)]
+        begins.append(len(entries))
+    return (
+        np.array(begins, dtype=np.int64), np.array(entries, dtype=np.int64), np.array(makes, dtype=bool)
+    )  # fmt: skip
+
+
+def _shares(
+    trace: Trace, operators: pd.DataFrame, category: NDArray[np.str_], producer: NDArray[np.int64],
+    uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], storages: list[int],
+    share_of: Callable[[int], float | None],
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return the part of each storage that one rank holds."""
+    read, written = (
+        _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))
+        for column in ("read_bytes", "write_bytes")
+    )  # fmt: skip
+    by_op = np.where(trace.operators["write_bytes"].to_numpy() > 0, written, read)
+    share = np.where(producer >= 0, np.append(by_op, 1.0)[producer], 1.0)
+    # Optimizer state is as much of its parameter as the operators that update it.
+    owner = np.repeat(np.arange(len(by_op)), np.diff(uses[0]))
+    updates = trace.operators["phase"].to_numpy(dtype=str)[owner] == "optimizer"
+    state = updates & (category[uses[1]] == "optimizer_state")
+    share[uses[1][state][::-1]] = by_op[owner[state]][::-1]
+    for index, storage in enumerate(storages):
+        if category[index] in ("parameter", "gradient"):
+            part = share_of(storage)
+            share[index] = share[index] if part is None else part
+    return share
+
+
+def _ratio(after: NDArray[np.float64], before: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(after, before, out=np.ones_like(before), where=before > 0)
+
+
+def _growth(
+    trace: Trace, tensor: NDArray[np.int64], category: NDArray[np.str_], producer: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the part of each storage that grows with the batch."""
+    batch = int(trace.facts["batch"])
+    shapes = [list(shape) for shape in trace.tensors["shape"].iloc[tensor]]
+    whole = np.array([shape[:1] == [batch] for shape in shapes], dtype=float)
+    many = np.array([len(s) > 1 and any(size % batch == 0 for size in s) for s in shapes])
+    columns = [trace.operators[name].to_numpy(dtype=float) for name in ("batch_write_bytes", "write_bytes")]  # fmt: skip
+    of_op = np.append(_ratio(*columns) * (columns[1] > 0), 0.0)[producer]
+    storage_of = trace.tensors["storage_id"].tolist()
+    returned = {
+        (op, storage_of[i])
+        for op, ids in enumerate(trace.operators["output_ids"])
+        for i in ids
+    }  # fmt: skip
+    listed = np.array([
+        (int(maker), storage_of[int(row)]) in returned
+        for maker, row in zip(producer, tensor, strict=True)
+    ], dtype=bool)  # fmt: skip
+    made = np.where(listed, of_op, many.astype(float))
+    grown = np.where(producer >= 0, made, whole * (category == "input"))
+    return np.where(np.isin(category, ["activation", TEMPORARY, "input"]), grown, 0.0)

@@ -1,0 +1,184 @@
+"""Activation recomputation: forward operators that backward runs again instead of keeping their results.
+
+As ``torch.utils.checkpoint`` does it without reentrance: the first backward
+operator that needs a result which was not kept runs the region's forward
+again, up to the operator that saves the last result for backward. There it
+stops; an operator that saves nothing but its inputs is not computed again.
+
+Notes
+-----
+States of random generators, which ``torch.utils.checkpoint`` keeps and sets
+unless told not to, and its own bookkeeping (empty tensors, detached ones)
+are left out.
+
+References
+----------
+PyTorch 2.13 ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator``,
+``_recomputation_hook``, ``set_checkpoint_early_stop``. Selective: V. Korthikanti et al., Reducing
+Activation Recomputation in Large Transformer Models, arXiv 2205.05198, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trioflow.errors import PlanError
+from trioflow.parallel.pipeline import loss_operators
+from trioflow.tables import records
+from trioflow.trace.store import Trace, pipeline_units
+
+FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_")
+"""How the names of operators begin that are an attention's products and softmax in one."""
+PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
+SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """A region of forward whose results are dropped and computed again.
+
+    Attributes
+    ----------
+    operators : tuple of int
+        Forward operators that run again, in order.
+    needed_by : frozenset of int
+        Backward operators; before the first of them the region runs again.
+    stops_at : int or None
+        Operator at which PyTorch stops before it computes anything.
+    """
+
+    operators: tuple[int, ...]
+    needed_by: frozenset[int]
+    stops_at: int | None = None
+
+
+def plan_recomputation(trace: Trace, kind: str) -> list[Recomputation]:
+    """Return the regions that a step recomputes, in the order of forward.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model on one rank.
+    kind : {"none", "full", "selective"}
+        Each unit of the model's chain, or the products and the softmax of
+        each attention.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not say what the model's units are, or shows no
+        attention.
+    """
+    if kind == "none":
+        return []
+    regions = list_units(trace) if kind == "full" else _list_attentions(trace)
+    if not regions:
+        what = "its units" if kind == "full" else "an attention"
+        raise PlanError(
+            f"recompute {kind}: the trace of {trace.facts['workload']} does not show {what}",
+            fix="use recompute none" if kind == "full" else "use recompute full",
+        )
+    saved = _find_saved(trace)
+    found = [_make_region(region, saved) for region in regions]
+    return [region for region in found if region.operators]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What backward reads of one forward operator: by which operators, and whether a result of it."""
+
+    readers: frozenset[int]
+    result: bool
+
+
+def _make_region(operators: Sequence[int], saved: dict[int, _Saved]) -> Recomputation:
+    """Cut a region behind the operator that saves last."""
+    saving = [op for op in operators if op in saved]
+    needed_by = frozenset(reader for op in saving for reader in saved[op].readers)
+    if not saving:
+        return Recomputation((), needed_by)
+    last = max(saving)
+    if saved[last].result:
+        return Recomputation(tuple(op for op in operators if op <= last), needed_by)
+    return Recomputation(tuple(op for op in operators if op < last), needed_by, last)
+
+
+def _find_saved(trace: Trace) -> dict[int, _Saved]:
+    """Return the forward operators that keep something for backward.
+
+    Operators of one autograd node (one forward operator and sequence number)
+    belong together: a node takes all that it kept before it computes.
+    """
+    tensors = trace.tensors
+    storage = tensors["storage_id"].tolist()
+    phase = trace.operators["phase"].tolist()
+    makers: dict[int, int | None] = {}
+    for index, row in zip(storage, records(tensors, "producer_op_id"), strict=True):
+        makers.setdefault(int(index), row["producer_op_id"])
+    nodes: dict[tuple[int, Any], list[int]] = {}
+    kept: dict[tuple[int, Any], set[int]] = {}
+    for row in records(
+        trace.operators, "op_id", "phase", "forward_op_id", "sequence_number", "input_ids"
+    ):
+        if row["phase"] != "backward" or row["forward_op_id"] is None:
+            continue
+        node = (int(row["forward_op_id"]), row["sequence_number"])
+        nodes.setdefault(node, []).append(int(row["op_id"]))
+        for index in row["input_ids"]:
+            maker = makers[int(storage[index])]
+            if maker is None or phase[maker] == "forward":
+                kept.setdefault(node, set()).add(-1 if maker is None else maker)
+    found: dict[int, _Saved] = {}
+    for node, sources in kept.items():
+        forward = node[0]
+        known = found.get(forward, _Saved(frozenset(), False))
+        found[forward] = _Saved(
+            known.readers | frozenset(nodes[node]), known.result or forward in sources
+        )
+    return found
+
+
+def list_units(trace: Trace) -> list[list[int]]:
+    """Return the forward operators of each unit, from its first module's to its last's."""
+    loss = loss_operators(trace) if pipeline_units(trace) else set()
+    forward = [
+        (int(row["op_id"]), str(row["module"]))
+        for row in records(trace.operators, "op_id", "phase", "module")
+        if row["phase"] == "forward" and row["op_id"] not in loss
+    ]
+    regions = []
+    for paths in pipeline_units(trace).values():
+        inside = [op for op, module in forward if _is_inside(module, paths)]
+        if inside:
+            regions.append([op for op, _ in forward if inside[0] <= op <= inside[-1]])
+    return regions
+
+
+def _is_inside(module: str, paths: Sequence[str]) -> bool:
+    return any(module == path or module.startswith(f"{path}.") for path in paths)
+
+
+def _list_attentions(trace: Trace) -> list[list[int]]:
+    """Return the operators of each attention: one fused, or from product over softmax to product."""
+    rows = records(trace.operators, "op_id", "phase", "name", "module", "input_ids")
+    rows = [row for row in rows if row["phase"] == "forward"]
+    category = trace.tensors["category"].tolist()
+    regions = []
+    for place, row in enumerate(rows):
+        if str(row["name"]).startswith(FUSED_ATTENTION):
+            regions.append([int(row["op_id"])])
+        elif row["name"] in SOFTMAXES:
+            before = next((r for r in reversed(rows[:place]) if _mixes(r, category)), None)
+            after = next((r for r in rows[place:] if _mixes(r, category)), None)
+            if before and after and before["module"] == after["module"]:
+                ends = (int(before["op_id"]), int(after["op_id"]))
+                regions.append([int(r["op_id"]) for r in rows if ends[0] <= r["op_id"] <= ends[1]])
+    return regions
+
+
+def _mixes(row: dict[str, Any], category: Sequence[str]) -> bool:
+    """Tell whether an operator multiplies two activations."""
+    factors = [category[i] for i in row["input_ids"]]
+    return row["name"] in PRODUCTS and factors.count("activation") >= 2

@@ -1,0 +1,219 @@
+"""What tensor parallelism makes of a trace: operators on shards, and the messages between them.
+
+Shared by Megatron's way (``tensor_parallel``) and by gathered outputs
+(``gathered_layers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+import pandas as pd
+
+from trioflow.costmodel.features import class_of_name
+from trioflow.trace.store import Trace
+
+WORK = ("flop", "read_bytes", "write_bytes")
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of the tensor-parallel ranks beside one operator.
+
+    Attributes
+    ----------
+    collective : str
+        all_reduce, all_gather or reduce_scatter.
+    size_bytes : int
+        The whole buffer, as in ``tables.TASKS``, for the traced batch [bytes].
+    reorders : bool
+        Whether the buffer is copied into another order: after a gather, before
+        a scatter.
+    growing: float
+        Part of the buffer that grows with the batch; a table of positions does not.
+    """
+
+    collective: str
+    size_bytes: int
+    reorders: bool = False
+    growing: float = 1.0
+
+    def scale(self, factor: float) -> int:
+        """Return the buffer at so many times the traced batch [bytes]."""
+        return round(self.size_bytes * (1 - self.growing + self.growing * factor))
+
+
+@dataclass(frozen=True)
+class StageExchange:
+    """An exchange as a stage runs it.
+
+    Attributes
+    ----------
+    collective : str
+        As in `Exchange`.
+    sizes_bytes : tuple of int
+        Of each micro-batch [bytes].
+    copies_s : tuple of float
+        Time of the copy into another order, of each micro-batch [s]; empty
+        where there is none.
+    """
+
+    collective: str
+    sizes_bytes: tuple[int, ...]
+    copies_s: tuple[float, ...] = ()
+
+
+@dataclass
+class TensorSplit:
+    """What tensor parallelism does to the operators of a trace.
+
+    Attributes
+    ----------
+    operators : DataFrame
+        A copy with the work of one shard.
+    before, after : dict of int to list of Exchange
+        Operator to the exchanges right before and right after it.
+    sharded_updates : set of int
+        Optimizer operators that the framework dispatches on sharded parameters.
+    partial_gradients : frozenset of str
+        Parameters held whole whose gradients are sums over the ranks' tokens.
+    first_rank_only : frozenset of int
+        Operators that the first rank alone runs: the loss of one process.
+    input_bytes : tuple of int
+        Inputs that the first rank hands to all in every forward [bytes].
+    gathered_bytes : int
+        Parameters that no layer splits, gathered in each step [bytes].
+    """
+
+    operators: pd.DataFrame
+    before: dict[int, list[Exchange]] = field(default_factory=dict)
+    after: dict[int, list[Exchange]] = field(default_factory=dict)
+    sharded_updates: set[int] = field(default_factory=set)
+    partial_gradients: frozenset[str] = frozenset()
+    first_rank_only: frozenset[int] = frozenset()
+    input_bytes: tuple[int, ...] = ()
+    gathered_bytes: int = 0
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """All exchanges, those before operators first."""
+        return [e for found in (self.before, self.after) for held in found.values() for e in held]
+
+    def add(self, where: str, op_id: int, exchange: Exchange) -> None:
+        """Put an exchange before or after an operator, behind those that are there."""
+        (self.before if where == BEFORE else self.after).setdefault(op_id, []).append(exchange)
+
+
+def kind_of_module(module: str, rules: Mapping[str, str]) -> str:
+    """Return column, row or nothing for a module's path."""
+    for pattern, kind in rules.items():
+        if fnmatchcase(module, pattern):
+            return kind
+    return ""
+
+
+def is_sharded(gradient: Mapping[str, Any], rules: Mapping[str, str]) -> bool:
+    """Tell whether a parameter is cut; a row split keeps its bias whole, added after the sum."""
+    kind = kind_of_module(str(gradient["module"]), rules)
+    return kind == "column" or (kind == "row" and str(gradient["name"]).endswith("weight"))
+
+
+def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
+    """Tell whether a forward operator looks rows of a parameter up."""
+    return class_of_name(str(row["name"])) == "embedding" and any(
+        category[i] == "parameter" for i in row["input_ids"]
+    )
+
+
+def find_weight(row: Mapping[str, Any], category: Sequence[str]) -> int | None:
+    """Return the place among an operator's inputs of a parameter of two or more dimensions."""
+    for place, index in enumerate(row["input_ids"]):
+        if category[index] == "parameter" and len(row["input_shapes"][place]) > 1:
+            return place
+    return None
+
+
+def find_loss(trace: Trace) -> frozenset[int]:
+    """Return the forward operators behind the last one inside a module: the loss."""
+    operators = trace.operators
+    forward = operators["phase"] == "forward"
+    inside = operators.loc[forward & (operators["module"] != ""), "op_id"]
+    last = int(inside.max()) if len(inside) else -1
+    found = operators.loc[forward & (operators["op_id"] > last), "op_id"]
+    return frozenset(int(op) for op in found) if last >= 0 else frozenset()
+
+
+def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the step's inputs that some operators read: by storage, size for the traced batch and element width [bytes].
+
+    Tensors alone whose first dimension is the batch count: numbers and masks
+    of one sample are made on every device.
+    """
+    batch, tensors = int(trace.facts["batch"]), trace.tensors
+    columns = (tensors[name].tolist() for name in ("storage_id", "category", "shape", "elem_bytes"))
+    storage, category, shape, elem = columns
+    found: dict[int, tuple[int, int]] = {}
+    for ids in trace.operators["input_ids"].iloc[list(operators)]:
+        for index in ids:
+            if category[index] == "input" and list(shape[index][:1]) == [batch]:
+                width = int(elem[index])
+                size = prod(shape[index]) * width
+                found[storage[index]] = max((size, width), found.get(storage[index], (0, width)))
+    return found
+
+
+def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, float]) -> Trace:
+    """Return a trace whose facts say how its modules are split.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model.
+    rules : mapping of str to str
+        Module pattern to column or row.
+    padded : mapping of int to float
+        Storage of a parameter to how many times its rows grow, so that they
+        divide among the ranks.
+    """
+    gradients = [
+        {**g, "size_bytes": round(int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0))}
+        for g in trace.facts.get("gradients", [])
+    ]  # fmt: skip
+    grown = {g["name"]: padded.get(int(g["parameter_storage_id"]), 1.0) for g in gradients}
+    parameters = [
+        {**p, "shape": [round(p["shape"][0] * grown[p["name"]]), *p["shape"][1:]]}
+        if grown.get(p["name"], 1.0) != 1.0
+        else p
+        for p in trace.facts.get("parameters", [])
+    ]
+    facts = {**trace.facts, "tensor_split": dict(rules), "gradients": gradients}
+    if "parameters" in trace.facts:
+        facts["parameters"] = parameters
+    return replace(trace, facts=facts)
+
+
+def cut_row(
+    frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]
+) -> None:
+    """Write a shard's work into one row of the frame, in place.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Columns of ``tables.OPERATORS``.
+    row : mapping
+        The whole operator.
+    part : float
+        Part of the FLOPs that the shard has.
+    shares : mapping of str to float
+        Part of ``read_bytes`` and of ``write_bytes``.
+    """
+    for column in WORK:
+        share = part if column == "flop" else shares[column]
+        for name in (column, f"batch_{column}"):
+            frame.at[row["op_id"], name] = round(int(row[name]) * share)

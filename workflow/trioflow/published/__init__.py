@@ -1,0 +1,1 @@
+"""Public measured cases of many GPUs beside predictions of them."""

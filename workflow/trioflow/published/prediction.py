@@ -1,0 +1,266 @@
+"""One public case predicted: traces, plan and machine in, a step with its interval and parts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trioflow.costmodel.choices import Collectives
+from trioflow.costmodel.collectives import CollectiveTime
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.intervals import combine_intervals
+from trioflow.costmodel.platform_collectives import PlatformCollectives
+from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
+from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.machine import Platform
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.reference import choose_reference
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.published.analytical import AnalyticalModel
+from trioflow.published.rows import PublishedRow
+from trioflow.published.source import PublishedSource
+from trioflow.published.step_anchor import TIMER, AnchoredModel, StepAnchor, anchor_step
+from trioflow.published.tensor_rules import split_like_megatron
+from trioflow.published.triosim_rules import predict_by_triosim, read_recorded_step
+from trioflow.trace.store import Trace
+
+LARGE_BYTES = 512 * 1024 * 1024
+"""A message whose time is bandwidth alone: what the baseline's one bandwidth is read from [bytes]."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a sensitivity changes; the prediction itself has none changed.
+
+    Attributes
+    ----------
+    anchor : str
+        One of ``step_anchor.WAYS``.
+    copies : float
+        Factor on copies into and out of gradient buckets.
+    vocabulary : bool
+        Whether tensor parallelism cuts embedding and head.
+    overlap : bool
+        False: collectives wait for compute and compute for them.
+    compute, bandwidth, latency : float
+        Factors on compute times, and on the bandwidth and the latency of
+        measured collectives.
+    method : str
+        Way to predict collectives; the platform's own where empty.
+    """
+
+    anchor: str = TIMER
+    copies: float = 1.0
+    vocabulary: bool = True
+    overlap: bool = True
+    compute: float = 1.0
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class ScaledCollectives:
+    """Measured collectives with another bandwidth or latency.
+
+    Attributes
+    ----------
+    base : CollectiveCostModel or PlatformCollectives
+        As measured.
+    bandwidth, latency : float
+        Factors; a collective's latency is its time for an empty message.
+    """
+
+    base: Collectives
+    bandwidth: float
+    latency: float
+
+    def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
+        """Return the changed time of a collective, its interval in proportion."""
+        told = self.base.time_s(collective, ranks, message_bytes)
+        start_s = min(self.base.time_s(collective, ranks, 0).time_s, told.time_s)
+        time_s = start_s * self.latency + (told.time_s - start_s) / self.bandwidth
+        factor = time_s / told.time_s if told.time_s else 1.0
+        return CollectiveTime(time_s, told.low_s * factor, told.high_s * factor, told.confidence)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is said of a step.
+
+    Attributes
+    ----------
+    time_s, low_s, high_s : float
+        The step and its 80 % interval [s].
+    confidence : str
+        The worst of compute and communication.
+    compute_s, exposed_s : float
+        Time in which a rank computes, and communication that no compute hides [s].
+    model_text : str
+        What the operators' times rest on.
+    """
+
+    time_s: float
+    low_s: float
+    high_s: float
+    confidence: str
+    compute_s: float
+    exposed_s: float
+    model_text: str
+
+
+@dataclass
+class PreparedCase:
+    """A row with its traces in the measured GPU's times, and its machine.
+
+    Attributes
+    ----------
+    band : tuple of float
+        Interval of a whole step told by its operators, relative to the step.
+    """
+
+    row: PublishedRow
+    times: DeviceTimes
+    platform: Platform
+    collectives: Collectives | None
+    band: tuple[float, float] = (1.0, 1.0)
+    _graphs: dict[tuple[StepAnchor, float, bool], TaskGraph] = field(
+        default_factory=dict, repr=False
+    )
+
+    @property
+    def rank_batch(self) -> int:
+        """Samples that a rank computes at a time."""
+        return micro_batch_sizes(self.row.made_plan, self.row.batch)[0]
+
+    @property
+    def reference(self) -> Trace:
+        """The trace that the prediction starts from."""
+        return choose_reference(self.times.traces, self.rank_batch).trace
+
+    def anchor(self, way: str) -> StepAnchor:
+        """Return the anchor at the reference's own measured step.
+
+        A trace carried over from another GPU has no step of its own here.
+        """
+        return (
+            StepAnchor()
+            if self.times.confidence != "measured"
+            else anchor_step(self.reference, way)
+        )
+
+    def predict(self) -> Prediction:
+        """Simulate the step, with its interval and parts."""
+        graph, scale = self._graph(Settings())
+        told = simulate_interval(
+            graph, self.platform, self._collectives(Settings()), compute_scale=scale
+        ).summary
+        words = [str(graph.metadata["compute_confidence"]), self.times.confidence]
+        words += [str(told["confidence"])] if self.row.ranks > 1 else []
+        return Prediction(
+            told["step_time_s"], told["low_s"], told["high_s"], max(words, key=CONFIDENCES.index),
+            told["compute_s"], told["exposed_communication_s"], self.times.model_text,
+        )  # fmt: skip
+
+    def predict_changed(self, settings: Settings) -> float:
+        """Return the step with something changed [s]."""
+        graph, scale = self._graph(settings)
+        platform = self.platform
+        if not settings.overlap:
+            platform = replace(platform, communication_on_compute_stream=True)
+        result = simulate(
+            graph, platform, self._collectives(settings), compute_scale=scale * settings.compute
+        )
+        return float(result.summary["step_time_s"])
+
+    def _graph(self, chosen: Settings) -> tuple[TaskGraph, float]:
+        """Return the task graph under some settings, and the factor on its compute."""
+        anchor = self.anchor(chosen.anchor)
+        key = (anchor, chosen.copies, chosen.vocabulary)
+        if key not in self._graphs:
+            model = AnchoredModel(self.times.model, anchor.timer_s, chosen.copies)
+            graph = _build(self.row, self.times.traces, model, self.platform, chosen.vocabulary)
+            ends = graph.metadata["compute_interval"]
+            graph.metadata["compute_interval"] = list(
+                combine_intervals((float(ends[0]), float(ends[1])), self.band)
+            )
+            self._graphs[key] = graph
+        return self._graphs[key], anchor.scale
+
+    def predict_analytically(self) -> float:
+        """Return the step from data sheets alone: rates, links, no overlap lost [s]."""
+        sheet = load_device(self.row.gpu)
+        precision = str(self.reference.facts.get("precision") or "fp32")
+        model = AnalyticalModel(sheet, precision)
+        graph = _build(self.row, self.times.traces, model, self.platform, True)
+        return float(simulate(graph, self.platform).summary["step_time_s"])
+
+    def predict_like_triosim(self) -> float | None:
+        """Return the step by TrioSim's public rules from the same recorded times [s]."""
+        plan = self.row.made_plan
+        step = read_recorded_step(self.reference)
+        return predict_by_triosim(step, plan, self.row.batch, self.one_bandwidth())
+
+    def one_bandwidth(self) -> float:
+        """Return the machine's one bandwidth for the rules: a large message over its time [bytes/s]."""
+        if self.collectives is None or self.row.ranks == 1:
+            return float(min(link.bandwidth_bytes_per_s for link in self.platform.links))
+        sends = self.row.made_plan.pipeline > 1
+        told = self.collectives.time_s(
+            "send" if sends else "all_reduce", self.row.ranks, LARGE_BYTES
+        )
+        return LARGE_BYTES / told.time_s
+
+    def _collectives(self, chosen: Settings) -> Any:
+        found = self.collectives
+        if found is None:
+            return None
+        if chosen.method and isinstance(found, PlatformCollectives):
+            found = found.using(chosen.method)
+        if (chosen.bandwidth, chosen.latency) == (1.0, 1.0):
+            return found
+        return ScaledCollectives(found, chosen.bandwidth, chosen.latency)
+
+
+def prepare_case(
+    row: PublishedRow,
+    source: PublishedSource,
+    *,
+    traces: tuple[str, ...] | None = None,
+    band: tuple[float, float] = (1.0, 1.0),
+) -> PreparedCase:
+    """Read what a row's prediction starts from.
+
+    Parameters
+    ----------
+    row : PublishedRow
+        The case.
+    source : PublishedSource
+        Traces and models.
+    traces : tuple of str, optional
+        Other traces than the row's: the oracle's.
+    band : tuple of float
+        Interval of a whole step told by its operators, relative to the step.
+
+    Raises
+    ------
+    TrioflowError
+        When a file is missing or wrong, or plan, machine and trace do not fit.
+    """
+    given = source.traces_of(row, traces)
+    platform, collectives = source.load_machine(row)
+    return PreparedCase(row, source.device_times(given, row.gpu), platform, collectives, band)
+
+
+def _build(
+    row: PublishedRow, traces: Sequence[Trace], model: Any, platform: Platform, vocabulary: bool
+) -> TaskGraph:
+    """Return the task graph of a row."""
+    plan = row.made_plan
+    given = (
+        [split_like_megatron(t, vocabulary=vocabulary) for t in traces] if plan.tensor > 1 else list(traces)
+    )  # fmt: skip
+    host: Mapping[str, float] = platform.host
+    return extrapolate(given, plan, model, batch=row.batch, host=host)

@@ -1,0 +1,61 @@
+"""How Megatron-LM cuts the layers of a published trace, read off the names of its modules.
+
+References
+----------
+M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3: columns, then
+rows, of attention and feed-forward layers; token embedding and head by
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from trioflow.errors import PlanError
+from trioflow.trace.store import Trace
+
+LAYERS: Mapping[str, str] = {
+    "transformer.h.*.attn.c_attn": "column", "transformer.h.*.attn.c_proj": "row",
+    "transformer.h.*.mlp.c_fc": "column", "transformer.h.*.mlp.c_proj": "row",
+    **{f"bert.encoder.layer.*.attention.self.{part}": "column" for part in ("query", "key", "value")},
+    "bert.encoder.layer.*.attention.output.dense": "row",
+    "bert.encoder.layer.*.intermediate.dense": "column",
+    "bert.encoder.layer.*.output.dense": "row",
+}  # fmt: skip
+"""Modules of transformers' GPT-2 and BERT families."""
+VOCABULARY: Mapping[str, str] = {
+    "transformer.wte": "row", "lm_head": "column",
+    "bert.embeddings.word_embeddings": "row", "cls.predictions.decoder": "column",
+}  # fmt: skip
+"""Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
+
+
+def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
+    """Return the trace with the layers that Megatron-LM cuts named in its facts.
+
+    Parameters
+    ----------
+    trace : Trace
+        A transformer.
+    vocabulary : bool
+        Whether embedding and head are cut too.
+
+    Raises
+    ------
+    PlanError
+        When no module of the trace is one of the known layers.
+    """
+    modules = set(trace.operators["module"])
+    rules = {**LAYERS, **(VOCABULARY if vocabulary else {})}
+    found = {
+        pattern: kind
+        for pattern, kind in rules.items()
+        if any(fnmatchcase(module, pattern) for module in modules)
+    }
+    if not set(found) & set(LAYERS):
+        raise PlanError(
+            f"no module of {trace.facts['workload']} is a layer that Megatron-LM cuts",
+            fix="use data or pipeline parallelism",
+        )
+    return Trace(trace.operators, trace.tensors, {**trace.facts, "tensor_split": found})

@@ -1,0 +1,190 @@
+"""TrioSim's public rules, as a baseline: recorded times, scaled and divided.
+
+What its public code (commit 3fb3c06) does, told from what it printed for its
+VGG-13 trace: times and tensors are proportional to the batch, parameters too;
+the optimizer of a replica never waits for communication; any all-reduce takes
+its bytes over one bandwidth, whatever the ranks.
+
+Notes
+-----
+``tests/published/test_triosim_rules.py`` holds what was printed and what these
+rules give. A pipeline with several micro-batches is left out: that code lets a
+device run several of them at once, which its printed totals do not determine.
+
+References
+----------
+Y. Li et al., "TrioSim: A Lightweight Simulator for Large-Scale DNN Workloads
+on Multi-GPU Systems", ISCA 2025; https://github.com/sarchlab/triosim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trioflow.costmodel.features import class_of_name
+from trioflow.errors import InputError
+from trioflow.experiments import Plan
+from trioflow.tables import records
+from trioflow.trace.importers.triosim_tables import read_triosim
+from trioflow.trace.store import Trace, tensor_bytes
+
+DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
+"""What the code takes unless told: bytes of an all-reduce or a message over this are its time."""
+_TAGGED = ("gemm", "convolution", "convolution_backward")
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """What the rules read of a trace.
+
+    Attributes
+    ----------
+    time_s : array [operators]
+        Recorded times [s].
+    output_bytes : array [operators]
+        Bytes of all results [bytes].
+    tagged : array of bool [operators]
+        Operators that tensor parallelism divides: products and convolutions
+        that read a parameter, and their gradients.
+    forward : array of bool [operators]
+        Operators of the forward phase.
+    parameter_bytes : float
+        All parameters [bytes].
+    batch : int
+        Samples of the step.
+    """
+
+    time_s: np.ndarray
+    output_bytes: np.ndarray
+    tagged: np.ndarray
+    forward: np.ndarray
+    parameter_bytes: float
+    batch: int
+
+
+def read_recorded_step(trace: Trace) -> RecordedStep:
+    """Return what the rules read of a trace.
+
+    Raises
+    ------
+    InputError
+        When the trace holds no times.
+    """
+    operators = trace.operators
+    timed = operators["device_ns"].to_numpy() > 0
+    if not timed.any():
+        raise InputError("TrioSim's rules need recorded times", fix="give a trace with times")
+    size, category = tensor_bytes(trace), trace.tensors["category"].tolist()
+    chosen = operators[timed]
+    rows = records(chosen, "op_id", "name", "phase", "input_ids", "output_ids", "forward_op_id")
+    tags = dict(_tag(rows, category))
+    return RecordedStep(
+        chosen["device_ns"].to_numpy(np.float64) * 1e-9,
+        np.array([sum(size[i] for i in row["output_ids"]) for row in rows], np.float64),
+        np.array([tags[row["op_id"]] for row in rows]),
+        (chosen["phase"] == "forward").to_numpy(),
+        float(sum(int(entry["size_bytes"]) for entry in trace.facts.get("gradients", []))),
+        int(trace.facts["batch"]),
+    )
+
+
+def read_published_step(folder: str | Path, parameter_bytes: float, batch: int) -> RecordedStep:
+    """Return what the rules read of a trace in TrioSim's own format, with its own tags and sizes.
+
+    Parameters
+    ----------
+    folder : path
+        Holds ``trace.csv`` and ``tensor.csv``.
+    parameter_bytes : float
+        All parameters [bytes].
+    batch : int
+        Samples of the step; the format does not tell.
+
+    Raises
+    ------
+    TraceError
+        When a file is missing or wrong.
+    """
+    operators = read_triosim(Path(folder))
+    sizes = [sum(one.elements * one.elem_bytes for one in row.outputs) for row in operators]
+    return RecordedStep(
+        np.array([row.busy_us for row in operators], np.float64) * 1e-6,
+        np.array(sizes, np.float64),
+        np.array([row.split for row in operators]),
+        np.array([row.stage == "forward" for row in operators]),
+        float(parameter_bytes),
+        batch,
+    )
+
+
+def _tag(rows: list[dict[str, object]], category: list[str]) -> Iterator[tuple[object, bool]]:
+    """Yield each operator's number and whether tensor parallelism divides it."""
+    tags: dict[object, bool] = {}
+    for row in rows:
+        ids = row["input_ids"]
+        assert isinstance(ids, list)
+        known = any(category[i] == "parameter" for i in ids)
+        tag = class_of_name(str(row["name"])) in _TAGGED
+        if row["phase"] == "backward":
+            known = tags.get(row["forward_op_id"], known)
+        tags[row["op_id"]] = tag and known
+        yield row["op_id"], tag and known
+
+
+def predict_by_triosim(
+    step: RecordedStep,
+    plan: Plan,
+    batch: int,
+    bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S,
+    *,
+    overlap: bool = True,
+) -> float | None:
+    """Return the time of a step by TrioSim's public rules [s]; None for a plan that they do not know.
+
+    Parameters
+    ----------
+    step : RecordedStep
+        One rank's recorded step.
+    plan : Plan
+        One degree above 1 at most.
+    batch : int
+        Samples of the whole step.
+    bandwidth_bytes_per_s : float
+        Bytes of a collective or a message over this are its time [bytes/s].
+    overlap : bool
+        False for its standard data parallelism, which adds the all-reduce.
+
+    Raises
+    ------
+    InputError
+        When the bandwidth is not positive.
+    """
+    if not bandwidth_bytes_per_s > 0:
+        raise InputError(f"{bandwidth_bytes_per_s} bytes/s is no bandwidth")
+    degrees = [d for d in (plan.data, plan.tensor, plan.pipeline) if d > 1]
+    if len(degrees) > 1 or plan.sharding != "none" or plan.pieces > 1 or plan.stages_per_rank > 1:
+        return None
+    factor = batch / plan.data / step.batch
+    time_s, bytes_s = factor * step.time_s, factor / bandwidth_bytes_per_s
+    whole_s = float(time_s.sum())
+    if plan.data > 1 and not overlap:
+        return whole_s + step.parameter_bytes * bytes_s
+    if plan.tensor > 1:
+        cut_s = float(time_s[step.tagged].sum())
+        moved = float(step.output_bytes[step.tagged].sum()) / plan.tensor
+        return whole_s - cut_s + cut_s / plan.tensor + moved * bytes_s
+    if plan.pipeline > 1:
+        crossing = sum(_crossing_bytes(step, where, plan.pipeline) for where in (True, False))
+        return whole_s + crossing * bytes_s
+    return whole_s
+
+
+def _crossing_bytes(step: RecordedStep, forward: bool, stages: int) -> float:
+    """Return the results of each stage's last operator; stages hold equally many operators."""
+    sent = step.output_bytes[step.forward == forward]
+    ends = [stage * len(sent) // stages for stage in range(1, stages)]
+    return float(sum(sent[end - 1] for end in ends if end))

@@ -1,0 +1,119 @@
+"""The speeds that ``make bench`` measured, as Markdown: all of them, or those of the README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow.errors import TableError
+from trioflow.provenance import atomic_path
+from trioflow.report.wording import NOTHING, write_time
+
+COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")
+HEADINGS = ("what", "trioflow", "aim", "others, and how many times as long at least")
+_NUMBERS = ("value", "aim", "ratio")
+
+
+def write_speeds(rows: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Write measured speeds as a table, tabs between its columns, atomically.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        ``COLUMNS`` of each; None for what it does not have.
+    path : path
+        Target file.
+    """
+    lines = ["\t".join(COLUMNS)]
+    for row in rows:
+        cells = [row[name] for name in COLUMNS[:-1]] + ["yes" if row["headline"] else ""]
+        lines.append("\t".join(_write_cell(cell) for cell in cells))
+    with atomic_path(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("\t", " ")
+
+
+def read_speeds(path: str | Path) -> pd.DataFrame:
+    """Read measured speeds.
+
+    Raises
+    ------
+    TableError
+        When the file is missing, has other columns, or a number is none.
+    """
+    fix = "run `make bench`"
+    try:
+        frame = pd.read_csv(path, sep="\t", dtype="str", keep_default_na=False)
+    except FileNotFoundError:
+        raise TableError("no such file", file=path, fix=fix) from None
+    except pd.errors.EmptyDataError:
+        frame = pd.DataFrame()
+    if tuple(frame.columns) != COLUMNS:
+        raise TableError(f"its columns are not {', '.join(COLUMNS)}", file=path, fix=fix)
+    for name in _NUMBERS:
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        wrong = numbers.isna() & ((frame[name] != "") | (name == "value"))
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            raise TableError(
+                f"{frame[name].iloc[row]!r} is no number", file=path,
+                place=f"row {row}, column {name}", fix=fix,
+            )  # fmt: skip
+        frame[name] = numbers
+    return frame.assign(headline=frame["headline"] == "yes")
+
+
+def write_speed_rows(speeds: pd.DataFrame, *, details: bool = True) -> str:
+    """Return speeds as a Markdown table; an aim that is reached is set in bold.
+
+    Parameters
+    ----------
+    speeds : DataFrame
+        From :func:`read_speeds`.
+    details : bool
+        Whether to tell events and the like beside each speed.
+    """
+    lines = [_line(HEADINGS), _line(("---", "---:", "---:", "---"))]
+    for row in speeds.to_dict("records"):
+        value = _write_speed(row["value"], row["unit"])
+        if _reaches(row):
+            value = f"**{value}**"
+        if details and row["detail"]:
+            value += f" ({row['detail']})"
+        aim = NOTHING if pd.isna(row["aim"]) else _write_speed(row["aim"], row["unit"])
+        lines.append(_line((row["what"], value, aim, _write_peer(row))))
+    return "\n".join(lines)
+
+
+def _write_speed(value: float, unit: str) -> str:
+    return write_time(value) if unit == "s" else f"{value:.3g} {unit}"
+
+
+def _reaches(row: Mapping[Any, Any]) -> bool:
+    """Tell whether an aim is reached: a time at most, a rate at least."""
+    if pd.isna(row["aim"]):
+        return False
+    rate = "/s" in row["unit"]
+    return bool(row["value"] >= row["aim"] if rate else row["value"] <= row["aim"])
+
+
+def _write_peer(row: Mapping[Any, Any]) -> str:
+    if not row["peer"]:
+        return NOTHING
+    text = f"{row['peer']} {row['peer_time']}"
+    if pd.isna(row["ratio"]):
+        return text
+    ratio = f"{row['ratio']:.0f}" if row["ratio"] >= 10 else f"{row['ratio']:.2g}"
+    return f"{text}: {ratio}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,258 @@
+"""The description of a sweep, ``config/sweeps/<name>.yaml``: read, checked, and spelled out."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trioflow.costmodel.choices import THIS_MACHINE
+from trioflow.errors import InputError
+from trioflow.hardware.platform import list_platforms
+from trioflow.hardware.yaml_numbers import StrictLoader
+from trioflow.settings import NAME, check_settings, suggest_name
+from trioflow.sweeps.parameters import PARAMETERS, fill_values
+from trioflow.trace.store import shipped_traces
+
+DEFAULT_CHUNK = 64
+"""Scenarios of a job, unless the settings or the description say otherwise."""
+MOST_SCENARIOS = 1_000_000
+"""More than this is taken for a mistake in a grid."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a description asks for.
+
+    Attributes
+    ----------
+    name : str
+        Name of its file, without the ending.
+    description : str
+        What it is for, in a sentence.
+    interval : bool
+        Whether every scenario has an interval, for which it is simulated three times.
+    chunk : int
+        Scenarios of a job; 0 for the settings' own.
+    traces : dict of str to list of str
+        Folders or packs by name; further ones of a workload at other batches.
+    platforms : dict of str to str
+        Platform files by name.
+    scenarios : list of dict
+        A value for every parameter; each different scenario once, in the
+        order of the description. The place in the list is its number.
+    """
+
+    name: str
+    description: str
+    interval: bool
+    chunk: int
+    traces: dict[str, list[str]]
+    platforms: dict[str, str]
+    scenarios: list[dict[str, Any]]
+
+
+def sweep_schema() -> dict[str, Any]:
+    """Describe ``config/sweeps/<name>.yaml`` as a JSON schema (2020-12)."""
+    single = {name: dict(entry) for name, entry in PARAMETERS.items()}
+    for entry in single.values():
+        entry.pop("default", None)
+    several = {
+        name: {
+            "description": entry["description"], "type": "array", "items": entry, "minItems": 1,
+        }
+        for name, entry in single.items()
+    }  # fmt: skip
+    names = {"type": "object", "propertyNames": {"pattern": NAME}}
+    files = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+    block = {"type": "object", "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "sweep",
+        "description": "A sweep, config/sweeps/<name>.yaml; generated from trioflow.sweeps.",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["description"],
+        "properties": {
+            "description": {
+                "description": "what the sweep is for, in a sentence",
+                "type": "string", "minLength": 1,
+            },
+            "interval": {
+                "description": "whether every scenario has an 80 % interval: it is simulated three times then",
+                "type": "boolean", "default": True,
+            },
+            "chunk": {
+                "description": "scenarios of a job; 0 for the settings' `sweeps.chunk`",
+                "type": "integer", "minimum": 0, "default": 0,
+            },
+            "traces": {
+                **names,
+                "description": "folders or packs of traces by name, relative to where Snakemake runs;"
+                " several of one workload at other batches",
+                "additionalProperties": files, "default": {},
+            },
+            "platforms": {
+                **names,
+                "description": "platform files by name",
+                "additionalProperties": {"type": "string", "minLength": 1}, "default": {},
+            },
+            "defaults": {
+                **block, "properties": single, "default": {},
+                "description": "values for what blocks and rows leave out",
+            },
+            "grid": {
+                "description": "blocks whose values are combined, each with each; one value or a list of them",
+                "type": "array", "items": {**block, "properties": several}, "default": [],
+            },
+            "list": {
+                "description": "scenarios one by one",
+                "type": "array", "items": {**block, "properties": single}, "default": [],
+            },
+            "table": {
+                "description": "tab-separated file with a scenario a row, columns named as parameters; - for the default",
+                "type": "string", "default": "",
+            },
+        },
+    }  # fmt: skip
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Read the description of a sweep.
+
+    Raises
+    ------
+    InputError
+        Names the file, the place in it and the likely fix, when it cannot be
+        read, a key or a value is none that is known, a scenario lacks a trace
+        or a platform, or there are no scenarios or a million.
+    """
+    file = Path(path)
+    content = _read_yaml(file)
+    for key in ("grid",):
+        if isinstance(content.get(key), Mapping):
+            content[key] = [content[key]]
+    for block in content.get("grid") or [] if isinstance(content.get("grid"), list) else []:
+        if isinstance(block, dict):
+            block.update({k: v if isinstance(v, list) else [v] for k, v in block.items()})
+    if isinstance(content.get("traces"), dict):
+        listed = {k: v if isinstance(v, list) else [v] for k, v in content["traces"].items()}
+        content["traces"] = listed
+    settings = check_settings(content, sweep_schema(), file)
+    known = {
+        "trace": {*settings["traces"], *shipped_traces()},
+        "platform": {*settings["platforms"], *list_platforms(), THIS_MACHINE},
+    }
+    unique: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for place, given in _spell_out(settings, file):
+        _check_names(given, known, file, place)
+        values = fill_values(given)
+        unique.setdefault(tuple(values.values()), values)
+        if len(unique) > MOST_SCENARIOS:
+            raise InputError(
+                f"more than {MOST_SCENARIOS} scenarios", file=file, place=place,
+                fix="combine fewer values",
+            )  # fmt: skip
+    if not unique:
+        raise InputError("no scenarios", file=file, fix="give a grid, a list or a table")
+    return Sweep(
+        file.stem, settings["description"], settings["interval"], settings["chunk"],
+        settings["traces"], settings["platforms"], list(unique.values()),
+    )  # fmt: skip
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(), Loader=StrictLoader)
+    except FileNotFoundError:
+        raise InputError("no such file", file=file) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", file=file) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"not readable as YAML: {problem}", file=file) from None
+    if not isinstance(content, dict):
+        raise InputError("not a mapping of keys to values", file=file, fix="see config/README.md")
+    return content
+
+
+def _spell_out(settings: Mapping[str, Any], file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every scenario's given values, with its place in the description."""
+    common = settings["defaults"]
+    for number, block in enumerate(settings["grid"]):
+        axes = {name: block[name] for name in PARAMETERS if name in block}
+        for combination in itertools.product(*axes.values()):
+            yield f"grid.{number}", {**common, **dict(zip(axes, combination, strict=True))}
+    for number, row in enumerate(settings["list"]):
+        yield f"list.{number}", {**common, **row}
+    if settings["table"]:
+        for place, row in _read_table(Path(settings["table"]), file):
+            yield place, {**common, **row}
+
+
+def _check_names(
+    given: Mapping[str, Any], known: Mapping[str, set[str]], file: Path, place: str
+) -> None:
+    """Refuse a scenario without trace or platform, or with one that nobody knows."""
+    for name, names in known.items():
+        value = given.get(name, "")
+        if value not in names:
+            problem = f"unknown {name} {value!r}" if value else f"the {name} is missing"
+            fix = (
+                suggest_name(value, sorted(names))
+                if value
+                else f"name one of {', '.join(sorted(names))}"
+            )
+            raise InputError(problem, file=file, place=f"{place}.{name}", fix=fix)
+
+
+def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a tab-separated table, each cell checked against its parameter."""
+    try:
+        lines = list(csv.reader(table.read_text(encoding="utf-8-sig").splitlines(), delimiter="\t"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"not a readable table ({error.__class__.__name__})", file=table,
+            fix=f"mend the key table of {file}",
+        ) from None  # fmt: skip
+    header = [cell.strip() for cell in lines[0]] if lines else []
+    for column in header:
+        if column not in PARAMETERS or header.count(column) > 1:
+            raise InputError(
+                f"unknown or repeated column {column!r}", file=table, place="line 1",
+                fix=suggest_name(column, PARAMETERS),
+            )  # fmt: skip
+    schema = sweep_schema()["properties"]["list"]["items"]
+    for number, line in enumerate(lines[1:], 2):
+        cells = [cell.strip() for cell in line]
+        if not any(cells):
+            continue
+        if len(cells) != len(header):
+            raise InputError(
+                f"{len(cells)} cells found where {len(header)} are due", file=table,
+                place=f"line {number}", fix="separate cells with one tab and write - for nothing",
+            )  # fmt: skip
+        given = {
+            name: _parse(cell, PARAMETERS[name]["type"])
+            for name, cell in zip(header, cells, strict=True)
+            if cell not in ("", "-")
+        }
+        try:
+            check_settings(given, schema, table)
+        except InputError as error:
+            place = f"line {number}, column {error.place}"
+            raise InputError(error.problem, file=table, place=place, fix=error.fix) from None
+        yield f"{table}, line {number}", given
+
+
+def _parse(cell: str, kind: str) -> Any:
+    """Turn a cell into its parameter's type; what cannot be turned stays text and is refused later."""
+    if kind == "string":
+        return cell
+    value = yaml.load(cell, Loader=StrictLoader)
+    return float(value) if kind == "number" and isinstance(value, int) else value

@@ -1,0 +1,193 @@
+"""Figures over a sweep, whatever its parameters: throughput of a rank by ranks, and by memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from trioflow.report import style
+from trioflow.sweeps.workshop import OK, OUT_OF_MEMORY
+
+KINDS = {
+    "one rank": style.GREY, "data": style.BLUE, "sharded data": style.SKY, "tensor": style.ORANGE,
+    "pipeline": style.GREEN, "several kinds": style.PURPLE,
+}  # fmt: skip
+"""Kinds of plans, by what degrees are above 1."""
+_MARKERS = dict(zip(KINDS, ("X", "o", "P", "^", "s", "D"), strict=True))
+MOST_PANELS = 6
+"""Further traces and platforms are left to the table."""
+_COLUMNS = 2
+
+
+def name_kind(row: pd.Series[Any]) -> str:
+    """Return the kind of a row's plan."""
+    degrees = [name for name in ("data", "tensor", "pipeline") if row[name] > 1]
+    if len(degrees) != 1:
+        return "several kinds" if degrees else "one rank"
+    return "sharded data" if degrees == ["data"] and row["sharding"] != "none" else degrees[0]
+
+
+def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
+    """Draw samples a second of each rank against ranks, a panel each trace and platform.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Columns of ``tables.SWEEP_RESULTS``.
+    title : str
+        Above all panels.
+
+    Returns
+    -------
+    Figure
+        The best scenario of every kind of plan at every number of ranks, with
+        its 80 % interval where there is one; other scenarios are faint. A
+        level line is a plan that loses nothing to more ranks.
+    """
+    chosen = _add_columns(rows[rows["status"] == OK])
+    with style.figure_style():
+        figure, panels = _make_panels(chosen, title)
+        for axes, case in panels:
+            top = float(case["each"].max())
+            for kind, mine in case.groupby("kind", sort=False):
+                _draw_marks(axes, mine, "ranks", str(kind), 0.25)
+                best = mine.loc[mine.groupby("ranks")["each"].idxmax()]
+                colour, x = KINDS[str(kind)], best["ranks"].astype(float)
+                axes.plot(
+                    x, best["each"], color=colour, marker=_MARKERS[str(kind)], markersize=5,
+                    linewidth=1.4,
+                )  # fmt: skip
+                if best["low_s"].notna().all():
+                    low, high = (
+                        best["each"] * best["step_time_s"] / best[end]
+                        for end in ("high_s", "low_s")
+                    )
+                    axes.fill_between(x, low, high, color=colour, alpha=0.1, linewidth=0)
+                    top = max(top, float(high.max()))
+            _set_limits(axes, case["ranks"].astype(float), top)
+            _tick_ranks(axes, case["ranks"])
+        _label(figure, "ranks", "samples/s of each rank: best of each kind of plan, 80 % interval")
+    return figure
+
+
+def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
+    """Draw samples a second of each rank against the fullest rank's memory, panels as `draw_throughput`.
+
+    Parameters
+    ----------
+    rows, title
+        As for `draw_throughput`.
+
+    Returns
+    -------
+    Figure
+        A mark a scenario; the line joins those that no other one beats in
+        both. Scenarios that do not fit stand at the bottom, beyond the
+        device's memory.
+    """
+    chosen = _add_columns(rows[rows["status"].isin([OK, OUT_OF_MEMORY])])
+    with style.figure_style():
+        figure, panels = _make_panels(chosen, title)
+        for axes, case in panels:
+            fits = case[case["status"] == OK]
+            for kind, mine in fits.groupby("kind", sort=False):
+                _draw_marks(axes, mine, "gb", str(kind), 0.6)
+            limit = float(case["memory_bytes"].max()) / 1e9
+            axes.axvline(limit, color=style.VERMILLION, linewidth=1)
+            top = float(fits["each"].max()) if len(fits) else 1.0
+            lost = case.loc[case["status"] == OUT_OF_MEMORY, "gb"]
+            axes.plot(
+                lost, [top * 0.03] * len(lost), linestyle="none", marker="|", markersize=7,
+                color=style.VERMILLION,
+            )  # fmt: skip
+            _set_limits(axes, pd.concat([case["gb"], pd.Series([limit])]), top)
+            _draw_front(axes, fits)
+            style.spread_ticks(axes.xaxis, *axes.get_xlim())
+            axes.xaxis.set_major_formatter("{x:g}")
+        _label(
+            figure,
+            "peak memory of the fullest rank [GB]; red: does not fit",
+            "samples/s of each rank",
+        )
+    return figure
+
+
+def _add_columns(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with their kind of plan, throughput of each rank [1/s] and memory [GB]."""
+    return rows.assign(
+        kind=[name_kind(row) for _, row in rows.iterrows()],
+        each=rows["samples_per_s"] / rows["ranks"].astype(float),
+        gb=rows["peak_memory_bytes"].astype(float) / 1e9,
+    )
+
+
+def _draw_marks(axes: Any, rows: pd.DataFrame, x: str, kind: str, alpha: float) -> None:
+    axes.plot(
+        rows[x].astype(float), rows["each"], linestyle="none", marker=_MARKERS[kind],
+        color=KINDS[kind], alpha=alpha, markersize=4, markeredgewidth=0,
+    )  # fmt: skip
+
+
+def _draw_front(axes: Any, fits: pd.DataFrame) -> None:
+    """Join the scenarios that are faster than all that need less memory."""
+    if not len(fits):
+        return
+    ordered = fits.sort_values(["gb", "each"], ascending=[True, False])
+    front = ordered[ordered["each"] > ordered["each"].cummax().shift(fill_value=0.0)]
+    axes.plot(
+        front["gb"], front["each"], color=style.INK, linewidth=1, drawstyle="steps-post", zorder=1
+    )
+
+
+def _make_panels(rows: pd.DataFrame, title: str) -> tuple[Figure, list[tuple[Any, pd.DataFrame]]]:
+    """Return a figure with title and legend, and its panels with their rows."""
+    cases = list(rows.groupby(["trace", "platform"], sort=False))
+    shown = cases[:MOST_PANELS]
+    lines = max(1, -(-len(shown) // _COLUMNS))
+    figure = style.new_figure(0.9 + 2.4 * lines)
+    grid = figure.subplots(lines, _COLUMNS, squeeze=False).ravel()
+    for axes in grid[len(shown) :]:
+        axes.set_axis_off()
+    panels = []
+    for axes, ((trace, platform), case) in zip(grid, shown, strict=False):
+        axes.set_title(f"{trace} on {platform}")
+        panels.append((axes, case))
+    if not shown:
+        grid[0].text(0.5, 0.5, "no scenario to show", ha="center", transform=grid[0].transAxes)
+    if len(cases) > len(shown):
+        title += f" (the first {MOST_PANELS} of {len(cases)} panels)"
+    present = set(rows["kind"])
+    handles = [
+        Line2D([], [], color=colour, marker=_MARKERS[kind], markersize=5, label=kind)
+        for kind, colour in KINDS.items()
+        if kind in present
+    ]
+    figure.legend(
+        handles=handles, title=title, loc="outside upper left", ncols=max(len(handles), 1),
+        alignment="left",
+    )  # fmt: skip
+    return figure, panels
+
+
+def _set_limits(axes: Any, x: pd.Series[Any], top: float) -> None:
+    """Make the horizontal axis logarithmic and start the vertical one at nothing."""
+    axes.set_xscale("log")
+    axes.set_xlim(float(x.min()) / 1.25, float(x.max()) * 1.25)
+    axes.set_ylim(0, top * 1.08)
+
+
+def _tick_ranks(axes: Any, ranks: pd.Series[Any]) -> None:
+    """Put a tick at every number of ranks, as long as they are few."""
+    values = sorted(set(ranks.tolist()))
+    axes.xaxis.set_major_locator(FixedLocator(values[:: max(1, len(values) // 8)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+
+
+def _label(figure: Figure, x: str, y: str) -> None:
+    figure.supxlabel(x, fontsize=9.5)
+    figure.supylabel(y, fontsize=9.5)

@@ -1,0 +1,359 @@
+"""A plan's outline: the work of each unit of a model summed up, enough to tell good plans from bad.
+
+Thousands of plans cannot be built task by task in seconds. An outline sums a
+micro-batch's operators unit by unit, with the same splits, sizes, times and
+costs of collectives as the task graph, and plays a schedule's actions with
+these sums. The best plans are then built and simulated in full; how far the
+outline was off is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+from trioflow.hardware.machine import Platform
+from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.memory_storages import StorageTable, build_storage_table
+from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
+from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.recomputation import plan_recomputation
+from trioflow.parallel.reference import choose_reference
+from trioflow.parallel.sharding import list_parameters
+from trioflow.parallel.sizing import (
+    WORK,
+    predict_operator_times,
+    resize_batch,
+    without_communication,
+)
+from trioflow.parallel.tensor_parallel import prepare_split, split_for_plan
+from trioflow.parallel.tensor_split import TensorSplit
+from trioflow.sweeps.memo_model import number_rows
+from trioflow.sweeps.outline_messages import MessageTimes
+from trioflow.trace.store import Trace, pipeline_units
+from trioflow.units import ns_to_s
+
+Floats = NDArray[np.float64]
+Made = TypeVar("Made")
+_Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
+PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """What each unit of the model takes on one rank, for one micro-batch of some samples.
+
+    Attributes
+    ----------
+    forward_s, backward_s, update_s : ndarray
+        Time of each unit's operators and of the tensor-parallel exchanges
+        beside them, what backward computes again included [units] [s].
+    activation_bytes : ndarray
+        What forward keeps for backward [units] [bytes].
+    send_bytes : ndarray
+        What goes from each unit to the next one [units] [bytes].
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    update_s: Floats
+    activation_bytes: Floats
+    send_bytes: Floats
+
+
+@dataclass(frozen=True)
+class _OperatorWork:
+    """One rank's operators for one micro-batch of some samples.
+
+    Attributes
+    ----------
+    trace : Trace
+        The one that they are of.
+    factor : float
+        Samples over the traced ones.
+    alone_s : ndarray
+        Time of each operator by itself [operators] [s].
+    spent_s : ndarray
+        Time of each unit's phases [units, phases] [s].
+    """
+
+    trace: Trace
+    factor: float
+    alone_s: Floats
+    spent_s: Floats
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """What each unit keeps on one tensor-parallel rank, whatever the batch.
+
+    Attributes
+    ----------
+    parameter_bytes, gradient_bytes, state_bytes, buffer_bytes : ndarray
+        Parameters, their gradients, optimizer state, and buffers [units] [bytes].
+    """
+
+    parameter_bytes: Floats
+    gradient_bytes: Floats
+    state_bytes: Floats
+    buffer_bytes: Floats
+
+
+class Outline:
+    """Sums of a model's work on one platform, each made once.
+
+    Parameters
+    ----------
+    times : DeviceTimes
+        Traces with the device's times, and the model for other sizes.
+    platform : Platform
+        With the ranks of the plans.
+    collectives : CollectiveCost, optional
+        Measured collectives.
+    """
+
+    def __init__(
+        self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None
+    ) -> None:
+        self.traces = [without_communication(trace) for trace in times.traces]
+        self.model, self.platform = times.model, platform
+        self.messages = MessageTimes(platform, collectives)
+        self.units = max(len(pipeline_units(self.traces[0])), 1)
+        self._kept: dict[tuple[Any, ...], Any] = {}
+
+    def keep(self, key: tuple[Any, ...], make: Callable[..., Made], *arguments: Any) -> Made:
+        """Return what was made for a key, made now if it is new."""
+        if key not in self._kept:
+            self._kept[key] = make(*arguments)
+        return cast(Made, self._kept[key])
+
+    def work_of(self, plan: Plan, samples: int) -> UnitWork:
+        """Return the work of one micro-batch of some samples."""
+        key = ("work", *style_of(plan), plan.data, plan.pipeline, plan.recompute, samples)
+        return self.keep(key, self._sum_work, plan, samples)
+
+    def state_of(self, plan: Plan) -> UnitState:
+        """Return what a rank keeps whatever the batch."""
+        return self.keep(("state", *style_of(plan)), self._sum_state, plan)
+
+    def cut(self, stages: int) -> list[int]:
+        """Return where each stage begins among the units, and where the last one ends.
+
+        Raises
+        ------
+        PlanError
+            When the trace does not say where its model can be cut.
+        """
+        if stages == 1:
+            return [0, self.units]
+        return self.keep(("cut", stages), self._cut, stages)
+
+    def _cut(self, stages: int) -> list[int]:
+        sizes = [len(stage) for stage in partition(self.traces[0], stages)]
+        return [0, *np.cumsum(sizes).tolist()]
+
+    def _units_of(self, trace: Trace) -> NDArray[np.int64]:
+        if not pipeline_units(trace):
+            return np.zeros(len(trace.operators), dtype=np.int64)
+        return self.keep(("units", id(trace)), assign_units, trace)
+
+    def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
+        key = ("split", id(trace), *style_of(plan))
+        return self.keep(key, lambda: split_for_plan(prepare_split(trace, plan), plan))
+
+    def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
+        """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
+        done = self.keep(
+            ("operators", *style_of(plan), samples), self._sum_operators, plan, samples
+        )
+        split, unit_of = self._split(done.trace, plan), self._units_of(done.trace)
+        again = self._list_recomputed(done.trace, plan)
+        spent_s = done.spent_s.copy()
+        spent_s[:, 1] += _sum(unit_of[again], done.alone_s[again], self.units)
+        repeated = set(again.tolist())
+        phase = self._phases_of(done.trace)
+        for found in (split.before, split.after):
+            for op_id, exchanges in found.items():
+                time_s = sum(
+                    self.messages.tensor_s(plan, one.collective, one.scale(done.factor))
+                    for one in exchanges
+                )
+                spent_s[unit_of[op_id], phase[op_id]] += time_s
+                if op_id in repeated:
+                    spent_s[unit_of[op_id], 1] += time_s
+        return UnitWork(
+            spent_s[:, 0], spent_s[:, 1], spent_s[:, 2],
+            self._sum_activations(done.trace, plan, split, done.factor, again),
+            self._list_sends(done.trace) * done.factor,
+        )  # fmt: skip
+
+    def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
+        def make() -> NDArray[np.int64]:
+            numbers = [PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
+            return np.array(numbers, dtype=np.int64)
+
+        return self.keep(("phases", id(trace)), make)
+
+    def _list_recomputed(self, trace: Trace, plan: Plan) -> NDArray[np.int64]:
+        """Return the forward operators that backward runs again."""
+
+        def make() -> NDArray[np.int64]:
+            regions = plan_recomputation(trace, plan.recompute)
+            return np.array([op for region in regions for op in region.operators], dtype=np.int64)
+
+        return self.keep(("recomputed", id(trace), plan.recompute), make)
+
+    def _sum_operators(self, plan: Plan, samples: int) -> _OperatorWork:
+        reference = self.keep(("reference", samples), choose_reference, self.traces, samples)
+        trace = reference.trace
+        factor = samples / int(trace.facts["batch"])
+        device_s = self._device_s(plan, samples)
+        host_s = ns_to_s(1.0) * reference.operators["cpu_ns"].to_numpy(dtype=np.float64)
+        place = self._units_of(trace) * 3 + self._phases_of(trace)
+        device, host = (
+            _sum(place, values, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
+        )
+        # A GPU's host runs ahead of it, and the slower of the two decides; a CPU does both itself.
+        beside = trace.facts.get("device") == "cuda"
+        spent_s = np.maximum(device, host) if beside else device + host
+        return _OperatorWork(trace, factor, device_s if beside else device_s + host_s, spent_s)
+
+    def prepare(self, plans: Iterable[Plan], batch: int) -> None:
+        """Predict the operators of many plans together: one question for each tensor split.
+
+        Raises
+        ------
+        PlanError
+            Never: a plan that fits neither model nor batch is left for later.
+        """
+        wanted: dict[tuple[Any, ...], tuple[Plan, set[int]]] = {}
+        for plan in plans:
+            with suppress(PlanError):
+                samples = micro_batch_sizes(plan, batch)[0]
+                wanted.setdefault(style_of(plan), (plan, set()))[1].add(samples)
+        for plan, sizes in wanted.values():
+            with suppress(PlanError):
+                self._predict(plan, sorted(sizes))
+
+    def _predict(self, plan: Plan, sizes: Sequence[int]) -> None:
+        """Predict the device times of one split's operators for micro-batches of some samples.
+
+        The blocks of a model repeat; what tells two operators apart are the
+        columns that say what is computed, not where or when. Equal ones are
+        asked for once, those of all sizes together.
+        """
+        asked: list[tuple[int, NDArray[np.int64]]] = []
+        recorded: list[pd.DataFrame] = []
+        targets: list[pd.DataFrame] = []
+        for samples in sizes:
+            reference = self.keep(("reference", samples), choose_reference, self.traces, samples)
+            operators, factor = reference.operators, samples / int(reference.trace.facts["batch"])
+            target = resize_batch(self._split(reference.trace, plan).operators, factor)
+            rows = self.keep(("rows", id(operators)), number_rows, operators)
+            keys = np.column_stack([rows, target[list(WORK)].to_numpy(dtype=np.int64)])
+            _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+            asked.append((samples, inverse.ravel()))
+            recorded.append(operators.iloc[first])
+            targets.append(target.iloc[first])
+        device_s, _ = predict_operator_times(
+            pd.concat(recorded, ignore_index=True),
+            pd.concat(targets, ignore_index=True),
+            self.model,
+        )
+        begin = 0
+        for (samples, inverse), part in zip(asked, recorded, strict=True):
+            key = ("device", *style_of(plan), samples)
+            self._kept[key] = device_s[begin : begin + len(part)][inverse]
+            begin += len(part)
+
+    def _device_s(self, plan: Plan, samples: int) -> Floats:
+        """Return the device times of a split's operators for one micro-batch [operators] [s]."""
+        key = ("device", *style_of(plan), samples)
+        if key not in self._kept:
+            self._predict(plan, [samples])
+        return cast(Floats, self._kept[key])
+
+    def _list_sends(self, trace: Trace) -> Floats:
+        """Return what the traced batch sends from each unit to the next [units] [bytes]."""
+
+        def make() -> Floats:
+            unit_of = self._units_of(trace)
+            sizes = [boundary_bytes(trace, unit_of, cut) for cut in range(1, self.units)]
+            return np.array([*sizes, 0.0])
+
+        return self.keep(("sends", id(trace)), make)
+
+    def _table(self, trace: Trace, plan: Plan, split: TensorSplit) -> _Allocations:
+        """Return a rank's allocations, the first operator that uses each, and whether backward needs it."""
+
+        def make() -> _Allocations:
+            shares = _share_parameters(trace, plan.tensor)
+            table = build_storage_table(trace, split.operators, shares.get)
+            begins, storages, _ = table.uses
+            counts = np.diff(begins)
+            user = np.repeat(np.arange(len(counts)), counts)
+            first, last = (np.zeros(len(table.bytes), dtype=np.int64) for _ in range(2))
+            # Written backwards, so that the first user stands; forwards, so that the last one does.
+            first[storages[::-1]] = user[::-1]
+            last[storages] = user
+            outlives = self._phases_of(trace)[last] == PHASE_NUMBERS["backward"]
+            return table, first, table.made & (table.category == "activation") & outlives
+
+        return self.keep(("table", id(trace), *style_of(plan)), make)
+
+    def _sum_activations(
+        self, trace: Trace, plan: Plan, split: TensorSplit, factor: float, again: NDArray[np.int64]
+    ) -> Floats:
+        """Return what each unit keeps for backward, without what is computed again [units] [bytes]."""
+        table, first, kept = self._table(trace, plan, split)
+        unit, kept = self._units_of(trace)[first], kept & ~np.isin(first, again)
+        sizes = table.bytes * (1 - table.growing + table.growing * factor)
+        return _sum(unit[kept], sizes[kept], self.units)
+
+    def _sum_state(self, plan: Plan) -> UnitState:
+        trace = self.traces[0]
+        table, first, _ = self._table(trace, plan, self._split(trace, plan))
+        unit = self._units_of(trace)[first]
+        sums = [
+            _sum(unit, np.where(table.category == name, table.bytes, 0.0), self.units)
+            for name in ("parameter", "gradient", "optimizer_state", "buffer")
+        ]
+        return UnitState(*sums)
+
+
+def _share_parameters(trace: Trace, tensor: int) -> dict[int, float]:
+    """Return the part of each parameter, and of its gradient, on one tensor-parallel rank."""
+    if tensor == 1:
+        return {}
+    shares: dict[int, float] = {}
+    pairs = zip(list_parameters(trace), list_parameters(trace, tensor), strict=True)
+    for whole, mine in pairs:
+        share = mine.size_bytes / max(whole.size_bytes, 1)
+        shares |= {mine.storage_id: share, mine.gradient_storage_id: share}
+    shares.pop(-1, None)
+    return shares
+
+
+def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
+    """Return the sum over the units of each stage."""
+    return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
+
+
+def style_of(plan: Plan) -> tuple[int, str, bool, bool]:
+    """Return what decides the operators of a tensor-parallel rank."""
+    return (plan.tensor, plan.tensor_style, plan.sequence_parallel, plan.vocabulary_parallel)
+
+
+def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:
+    """Return the sum of values at each place."""
+    return np.bincount(places, values, count).astype(np.float64)

@@ -1,0 +1,111 @@
+"""How long messages of a plan take when all groups of its kind send at once, and nobody else does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trioflow.experiments import Plan
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import name_rank_node
+from trioflow.network.collectives import CollectiveCost, CollectivePlanner
+from trioflow.network.flows import FlowShape
+
+Grid = tuple[int, int, int]
+
+
+class MessageTimes:
+    """Times of collectives and sends on a platform, each found once.
+
+    Parameters
+    ----------
+    platform : Platform
+        Links, and ranks enough for every plan.
+    collectives : CollectiveCost, optional
+        Measured durations; the ring's closed form without.
+
+    Notes
+    -----
+    Groups of one kind run side by side: what they share of a link, such as a
+    node's only way out, each gets its max-min share of. Messages of different
+    kinds are taken not to meet.
+    """
+
+    def __init__(self, platform: Platform, collectives: CollectiveCost | None) -> None:
+        self._planner = CollectivePlanner(platform, collectives)
+        self._times: dict[tuple[str, int, Grid, str], float] = {}
+        self._rates: dict[tuple[Grid, str, bool], float] = {}
+
+    def tensor_s(self, plan: Plan, collective: str, size_bytes: int) -> float:
+        """Return the time of a collective of the tensor-parallel ranks [s]."""
+        return self._time_s(plan, "tensor", collective, size_bytes)
+
+    def data_s(self, plan: Plan, collective: str, size_bytes: int) -> float:
+        """Return the time of a collective of the replicas [s]."""
+        return self._time_s(plan, "data", collective, size_bytes)
+
+    def send_s(self, plan: Plan, size_bytes: int) -> float:
+        """Return the time of a message from one stage to the next [s]."""
+        return self._time_s(plan, "pipeline", "send", size_bytes)
+
+    def _time_s(self, plan: Plan, axis: str, collective: str, size_bytes: int) -> float:
+        grid = (plan.data, plan.tensor, plan.pipeline)
+        key = (axis, size_bytes, grid, collective)
+        if key not in self._times:
+            self._times[key] = self._find_s(grid, axis, collective, size_bytes)
+        return self._times[key]
+
+    def _find_s(self, grid: Grid, axis: str, collective: str, size_bytes: int) -> float:
+        groups = list_groups(grid, axis)
+        if len(groups[0]) < 2 or not size_bytes:
+            return 0.0
+        first = groups[0][:2] if collective == "send" else groups[0]
+        flows = self._planner.build(collective, size_bytes, first)
+        if not flows.flow_count:
+            return 0.0
+        shared = min(self._share_rate(grid, axis, collective == "send"), 1.0)
+        rates = np.minimum(flows.max_rates_bytes_per_s, flows.shape.rates_bytes_per_s * shared)
+        moving_s = np.divide(
+            flows.sizes_bytes,
+            rates,
+            out=np.zeros_like(flows.sizes_bytes),
+            where=flows.sizes_bytes > 0,
+        )
+        return float((flows.latencies_s + moving_s).max())
+
+    def _share_rate(self, grid: Grid, axis: str, sends: bool) -> float:
+        """Return the slowest flow's rate with all groups moving, over that with one alone."""
+        key = (grid, axis, sends)
+        if key not in self._rates:
+            groups = list_groups(grid, axis)
+            alone = _rate_of(groups[:1], sends, self._planner)
+            self._rates[key] = _rate_of(groups, sends, self._planner) / alone
+        return self._rates[key]
+
+
+def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePlanner) -> float:
+    """Return the slowest max-min rate of flows between all neighbours in some rings or chains."""
+    pairs = [
+        (name_rank_node(a), name_rank_node(b))
+        for group in groups
+        for a, b in zip(group, group[1:] if sends else [*group[1:], group[0]], strict=False)
+    ]
+    return float(FlowShape(tuple(pairs), planner.router).rates_bytes_per_s.min())
+
+
+def list_groups(grid: Grid, axis: str) -> list[list[int]]:
+    """Return the groups of ranks along an axis: tensor fastest, then data, then pipeline."""
+    data, tensor, pipeline = grid
+
+    def rank(d: int, t: int, p: int) -> int:
+        return (p * data + d) * tensor + t
+
+    if axis == "tensor":
+        places = [(d, p) for p in range(pipeline) for d in range(data)]
+        return [[rank(d, t, p) for t in range(tensor)] for d, p in places]
+    if axis == "data":
+        places = [(t, p) for p in range(pipeline) for t in range(tensor)]
+        return [[rank(d, t, p) for d in range(data)] for t, p in places]
+    places = [(d, t) for d in range(data) for t in range(tensor)]
+    return [[rank(d, t, p) for p in range(pipeline)] for d, t in places]

@@ -1,0 +1,256 @@
+"""The step of an outline: a schedule's actions with summed times, gradients exchanged, memory at least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from trioflow.experiments import Plan
+from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.program import plan_schedule
+from trioflow.parallel.schedule_checks import measure_held
+from trioflow.parallel.schedule_table import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule, leaves
+from trioflow.sweeps.outline import Outline, UnitWork, sum_stages
+
+INPUT_SHARE = 0.5
+"""Part of backward that makes the gradient of a stage's input: two products of equal size, one for it."""
+
+
+class Step(NamedTuple):
+    """What an outline says of a plan.
+
+    Attributes
+    ----------
+    time_s : float
+        Estimated step [s].
+    least_bytes : int
+        What the fullest rank holds at least [bytes]: the true peak is not lower.
+    """
+
+    time_s: float
+    least_bytes: int
+
+
+class _Turn(NamedTuple):
+    """One action in an order in which all can run: its rank, stage, kind, and the action it waits for."""
+
+    rank: int
+    stage: int
+    kind: str
+    micro_batch: int
+    source: int
+    ships: bool
+
+
+def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
+    """Estimate a plan's step and the memory that it takes at least.
+
+    Parameters
+    ----------
+    outline : Outline
+        Of the model on the platform.
+    plan : Plan
+        Without DataParallel of one process.
+    batch : int
+        Samples of the whole step.
+
+    Raises
+    ------
+    PlanError
+        When the plan fits neither model nor batch.
+    """
+    samples = micro_batch_sizes(plan, batch)[0]
+    work = outline.work_of(plan, samples)
+    begins = outline.cut(plan.stages)
+    schedule = plan_schedule(plan)
+    if plan.shards_units:
+        time_s = _time_sharded_units(outline, plan, work)
+    else:
+        time_s = _time_stages(outline, plan, work, begins, schedule)
+    return Step(time_s, _count_least_bytes(outline, plan, work, begins, schedule))
+
+
+def _time_stages(
+    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule
+) -> float:
+    """Return the time of the schedule, the buckets, and the optimizer [s]."""
+    forward_s = sum_stages(work.forward_s, begins)
+    backward_s = sum_stages(work.backward_s, begins)
+    send_s = [
+        outline.messages.send_s(plan, round(float(work.send_bytes[end - 1])))
+        for end in begins[1:-1]
+    ]
+    busy_until, last_backward = _play(schedule, forward_s, backward_s, send_s)
+    update_s = sum_stages(work.update_s, begins)
+    gradient_bytes = sum_stages(outline.state_of(plan).gradient_bytes, begins)
+    end_s = 0.0
+    for rank, free_s in enumerate(busy_until):
+        sent_s = 0.0
+        for stage in schedule.stages_of_rank(rank):
+            begin_s, done_s = last_backward[stage]
+            sent_s = _send_buckets(outline, plan, gradient_bytes[stage], begin_s, done_s, sent_s)
+        if outline.platform.communication_on_compute_stream and plan.data > 1:
+            sent_s = free_s + _sum_buckets(
+                outline, plan, [gradient_bytes[s] for s in schedule.stages_of_rank(rank)]
+            )
+        shared = plan.data if plan.sharding == "zero1" else 1
+        mine_s = sum(update_s[stage] for stage in schedule.stages_of_rank(rank)) / shared
+        end_s = max(end_s, max(free_s, sent_s) + mine_s)
+    if plan.sharding == "zero1":
+        whole = round(float(outline.state_of(plan).parameter_bytes.sum()))
+        end_s += plan.data * outline.messages.data_s(plan, "broadcast", whole // plan.data)
+    return end_s
+
+
+def _list_buckets(plan: Plan, gradient_bytes: float) -> list[int]:
+    """Return the sizes of a stage's buckets [bytes]: one of the first limit, others of theirs."""
+    sizes, left = [], round(gradient_bytes)
+    limit = plan.first_bucket_bytes
+    while left > 0:
+        sizes.append(min(limit, left))
+        left -= sizes[-1]
+        limit = plan.bucket_bytes
+    return sizes
+
+
+def _send_buckets(
+    outline: Outline, plan: Plan, gradient_bytes: float, begin_s: float, done_s: float, sent_s: float
+) -> float:  # fmt: skip
+    """Return when a stage's last bucket has been summed, gradients made evenly over a backward [s]."""
+    if plan.data == 1:
+        return sent_s
+    sizes = _list_buckets(plan, gradient_bytes)
+    made, total = 0, sum(sizes)
+    for size in sizes:
+        made += size
+        ready_s = begin_s + (done_s - begin_s) * made / total
+        sent_s = max(sent_s, ready_s) + outline.messages.data_s(plan, "all_reduce", size)
+    return sent_s
+
+
+def _sum_buckets(outline: Outline, plan: Plan, gradients_bytes: Sequence[float]) -> float:
+    return sum(
+        outline.messages.data_s(plan, "all_reduce", size)
+        for gradient_bytes in gradients_bytes
+        for size in _list_buckets(plan, gradient_bytes)
+    )
+
+
+def _time_sharded_units(outline: Outline, plan: Plan, work: UnitWork) -> float:
+    """Return the step under ``fully_shard``: units gathered one ahead, gradients scattered behind [s]."""
+    state = outline.state_of(plan)
+    gather_s = [
+        outline.messages.data_s(plan, "all_gather", round(size)) for size in state.parameter_bytes
+    ]
+    scatter_s = [
+        outline.messages.data_s(plan, "reduce_scatter", round(size))
+        for size in state.gradient_bytes
+    ]
+    forward_s = work.forward_s.tolist()
+    backward_s = work.backward_s.tolist()
+    again = plan.sharding != "zero2"
+    compute_s = network_s = 0.0
+    for number in range(plan.accumulate):
+        last = number == plan.accumulate - 1
+        gathers = gather_s if again or number == 0 else [0.0] * len(gather_s)
+        for gathered, takes in zip(gathers, forward_s, strict=True):
+            network_s += gathered
+            compute_s = max(compute_s, network_s) + takes
+            network_s = max(network_s, compute_s - takes)
+        for unit in reversed(range(len(backward_s))):
+            network_s += gather_s[unit] if again else 0.0
+            compute_s = max(compute_s, network_s) + backward_s[unit]
+            network_s = max(network_s, compute_s - backward_s[unit])
+            network_s += scatter_s[unit] if last else 0.0
+    return max(compute_s, network_s) + float(work.update_s.sum()) / plan.shards
+
+
+def _play(
+    schedule: Schedule, forward_s: Sequence[float], backward_s: Sequence[float],
+    send_s: Sequence[float],
+) -> tuple[list[float], dict[int, tuple[float, float]]]:  # fmt: skip
+    """Run a schedule's actions; return when each rank is free and when each stage's last backward ran [s]."""
+    free_s = [0.0] * schedule.ranks
+    ends: list[float] = []
+    last: dict[int, tuple[float, float]] = {}
+    for turn in _order(schedule):
+        whole_s = forward_s[turn.stage] if turn.kind == FORWARD else backward_s[turn.stage]
+        if turn.kind not in (FORWARD, BACKWARD):
+            whole_s *= INPUT_SHARE if turn.kind == BACKWARD_INPUT else 1 - INPUT_SHARE
+        begin_s = free_s[turn.rank]
+        if turn.source >= 0:
+            arrives_s = ends[turn.source]
+            if turn.ships:
+                arrives_s += send_s[turn.stage - 1 if turn.kind == FORWARD else turn.stage]
+            begin_s = max(begin_s, arrives_s)
+        end_s = begin_s + whole_s
+        ends.append(end_s)
+        free_s[turn.rank] = end_s
+        if turn.kind not in (FORWARD, BACKWARD_INPUT):
+            last[turn.stage] = (begin_s, end_s)
+    return free_s, last
+
+
+@cache
+def _order(schedule: Schedule) -> tuple[_Turn, ...]:
+    """Return the actions of a schedule in an order in which each finds what it waits for."""
+    rows = [list(leaves(row)) for row in schedule.rows]
+    rank_of = schedule.rank_of_stage
+    places = [0] * len(rows)
+    found: dict[tuple[str, int, int], int] = {}
+    turns: list[_Turn] = []
+    stages = schedule.stages
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while places[rank] < len(row):
+                action = row[places[rank]]
+                stage, micro_batch = action.stage, action.micro_batch or 0
+                needed: tuple[str, int, int] | None = None
+                if action.kind == FORWARD and stage:
+                    needed = (FORWARD, stage - 1, micro_batch)
+                elif action.kind in (BACKWARD, BACKWARD_INPUT) and stage < stages - 1:
+                    needed = (BACKWARD, stage + 1, micro_batch)
+                if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT, "W"):
+                    if needed is not None and needed not in found:
+                        break
+                    source = -1 if needed is None else found[needed]
+                    ships = needed is not None and rank_of[needed[1]] != rank
+                    key = (FORWARD if action.kind == FORWARD else BACKWARD, stage, micro_batch)
+                    if action.kind != "W":
+                        found.setdefault(key, len(turns))
+                    turns.append(_Turn(rank, stage, action.kind, micro_batch, source, ships))
+                places[rank] += 1
+                moved = True
+    return tuple(turns)
+
+
+def _count_least_bytes(
+    outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule
+) -> int:
+    """Return what the fullest rank holds at least [bytes].
+
+    Parameters, state and buffers stand all the time; with them either the
+    activations in flight or, after backward, all gradients. What is computed
+    again is taken to need nothing, and of sharded units the shards count alone.
+    """
+    state = outline.state_of(plan)
+    shards = plan.shards if plan.shards_units else 1
+    state_shards = plan.shards
+    standing = sum_stages(
+        state.parameter_bytes / shards + state.state_bytes / state_shards + state.buffer_bytes,
+        begins,
+    )
+    gradients = sum_stages(state.gradient_bytes / shards, begins)
+    activations = sum_stages(work.activation_bytes, begins)
+    held = measure_held(schedule, lambda stage, _: (activations[stage], 0.0))
+    buckets = plan.data > 1 and not plan.shards_units
+    most = 0.0
+    for rank, in_flight in enumerate(held):
+        stages = schedule.stages_of_rank(rank)
+        mine = sum(gradients[stage] for stage in stages)
+        total = sum(standing[stage] for stage in stages) + mine * buckets
+        most = max(most, total + max(in_flight, mine))
+    return int(most)

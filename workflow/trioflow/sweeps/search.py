@@ -1,0 +1,242 @@
+"""The search for a plan: outline thousands, simulate the best in full, rank them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from trioflow.engine.simulate import CONFIDENCES
+from trioflow.errors import InputError, PlanError
+from trioflow.experiments import Plan
+from trioflow.parallel.plan import describe_plan
+from trioflow.sweeps.outline import Outline
+from trioflow.sweeps.outline_step import outline_step
+from trioflow.sweeps.parameters import PLAN_COLUMNS
+from trioflow.sweeps.ranking import Prediction, find_front, probability_faster
+from trioflow.sweeps.search_space import Refusals, Space, enumerate_plans
+from trioflow.sweeps.workshop import Workshop
+from trioflow.units import format_bytes
+
+FURTHER = 3
+"""At most so many times the plans asked for are simulated while the outline leaves the order open."""
+HOUR_S = 3600.0
+
+
+class Candidate(NamedTuple):
+    """A plan with what its outline says: step [s], and memory at least [bytes]."""
+
+    time_s: float
+    plan: Plan
+    least_bytes: int
+
+
+@dataclass
+class Found:
+    """What a search found.
+
+    Attributes
+    ----------
+    ranking : list of dict
+        Simulated plans, the fastest first.
+    dropped : list of dict
+        Plans that do not fit the device's memory, with the reason.
+    refused : dict of str to int
+        Why plans cannot be carried out, and how many.
+    outlined : int
+        Plans whose step was outlined.
+    outline_error : tuple of float
+        Least and greatest outlined over simulated step, less 1.
+    confidence, model_text : str
+        Of the operators' times.
+    warnings : list of str
+        What the reader must know.
+    """
+
+    ranking: list[dict[str, Any]] = field(default_factory=list)
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    outlined: int = 0
+    outline_error: tuple[float, float] = (0.0, 0.0)
+    confidence: str = CONFIDENCES[0]
+    model_text: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Simulated:
+    row: dict[str, Any]
+    prediction: Prediction
+    candidate: Candidate
+
+
+def search_plans(
+    workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, *,
+    top: int = 10, space: Space | None = None, plans: Sequence[Plan] | None = None,
+    cost_model: str = "", override: str = "",
+) -> Found:  # fmt: skip
+    """Return the best plans for a model on a number of ranks.
+
+    Parameters
+    ----------
+    workshop : Workshop
+        Loads and keeps traces, platforms and cost models.
+    trace, platform : str
+        By their names in the workshop.
+    ranks, batch : int
+        Ranks, and samples of the whole step.
+    top : int
+        Plans to simulate in full at least.
+    space : Space, optional
+        What to vary beside the degrees.
+    plans : sequence of Plan, optional
+        To choose among, instead of the space.
+    cost_model, override : str
+        As for ``trioflow simulate``.
+
+    Raises
+    ------
+    InputError
+        When no plan fits, the numbers are not positive, or nothing can be read.
+
+    Notes
+    -----
+    All plans are outlined; those that need more memory than the device has,
+    counting only what they certainly hold, are dropped. The others are built
+    and simulated in the order of their outlines, until ``top`` are there and
+    no further outline, corrected by the worst error seen so far, promises to
+    come among them, or ``FURTHER`` times as many are simulated.
+    """
+    if ranks < 1 or batch < 1 or top < 1:
+        raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
+    traces = workshop.load_traces(trace)
+    machine = workshop.load_platform(platform, ranks)
+    times = workshop.time_operators(trace, machine.device.name, cost_model, override)
+    found = Found(model_text=times.model_text, confidence=times.confidence)
+    found.warnings += times.warnings
+    refusals = Refusals()
+    outline = Outline(times, machine, workshop.load_collectives(machine))
+    chosen = plans
+    if chosen is None:
+        chosen = list(enumerate_plans(traces[0], ranks, batch, space or Space(), refusals))
+    outline.prepare(chosen, batch)
+    candidates: list[Candidate] = []
+    for plan in chosen:
+        try:
+            step = outline_step(outline, plan, batch)
+        except PlanError as error:
+            refusals.add(error)
+            continue
+        found.outlined += 1
+        if step.least_bytes > machine.device.memory_bytes:
+            _drop(found, plan, batch, step.least_bytes, machine.device.memory_bytes, "at least ")
+        else:
+            candidates.append(Candidate(step.time_s, plan, step.least_bytes))
+    candidates.sort(key=lambda c: c.time_s)
+    key = [trace, cost_model, override]
+
+    def run(candidate: Candidate) -> _Simulated | None:
+        _, graph = workshop.build_graph(times, key, candidate.plan, batch, machine)
+        peak = int(graph.metadata["peak_memory_bytes"])
+        if peak > machine.device.memory_bytes:
+            _drop(found, candidate.plan, batch, peak, machine.device.memory_bytes, "")
+            return None
+        result = workshop.simulate(graph, machine, interval=True)
+        highest = graph.metadata["compute_interval"][1]
+        slower = workshop.simulate(graph, machine, interval=False, compute_scale=highest)
+        time_s = result["step_time_s"]
+        compute_log = math.log(slower["step_time_s"] / time_s)
+        rest_log = max(math.log(result["high_s"] / time_s) - compute_log, 0.0)
+        doubts = [graph.metadata["compute_confidence"], result["confidence"], times.confidence]
+        found.confidence = max([found.confidence, *doubts], key=CONFIDENCES.index)
+        found.warnings += result["warnings"]
+        row = {
+            "plan_text": describe_way(candidate.plan, batch), "step_time_s": time_s,
+            "low_s": result["low_s"], "high_s": result["high_s"],
+            "exposed_communication_s": result["exposed_communication_s"],
+            "peak_memory_bytes": peak, "outlined_s": candidate.time_s, "ranks": ranks,
+            **{name: getattr(candidate.plan, name) for name in PLAN_COLUMNS},
+        }  # fmt: skip
+        return _Simulated(row, Prediction(time_s, compute_log, rest_log), candidate)
+
+    simulated = _simulate_best(candidates, top, run)
+    found.refused = dict(refusals.counts.most_common())
+    _rank(found, simulated)
+    return found
+
+
+def _drop(
+    found: Found, plan: Plan, batch: int, needed_bytes: int, room_bytes: int, how: str
+) -> None:
+    reason = f"needs {how}{format_bytes(needed_bytes)} of {format_bytes(room_bytes)}"
+    text = describe_way(plan, batch)
+    found.dropped.append({"plan_text": text, "reason": reason, "needed_bytes": needed_bytes})
+
+
+def _simulate_best(candidates: Sequence[Candidate], top: int, run: Any) -> list[_Simulated]:
+    """Simulate candidates in order until no other one promises to be among the best."""
+    done: list[_Simulated] = []
+    for candidate in candidates:
+        if len(done) >= top:
+            kept_s = sorted(one.prediction.time_s for one in done)[top - 1]
+            highest = max(one.candidate.time_s / one.prediction.time_s for one in done)
+            if candidate.time_s / highest > kept_s or len(done) >= FURTHER * top:
+                break
+        one = run(candidate)
+        if one is not None:
+            done.append(one)
+    return done
+
+
+def _rank(found: Found, simulated: list[_Simulated]) -> None:
+    """Put the simulated plans in order, each with the probability that the first one beats it."""
+    simulated.sort(key=lambda one: one.prediction.time_s)
+    for one in simulated:
+        beaten = probability_faster(simulated[0].prediction, one.prediction)
+        found.ranking.append({**one.row, "first_faster_probability": beaten})
+    ratios = [one.candidate.time_s / one.prediction.time_s - 1 for one in simulated]
+    if ratios:
+        found.outline_error = (min(ratios), max(ratios))
+    found.warnings = list(dict.fromkeys(found.warnings))
+
+
+def describe_way(plan: Plan, batch: int) -> str:
+    """Return a plan in words, with what the degrees do not say."""
+    text = describe_plan(plan, batch)
+    if plan.recompute != "none" and "recompute" not in text:
+        text += f", recompute {plan.recompute}"
+    return text
+
+
+def add_costs(
+    rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None
+) -> list[str]:
+    """Add what a step costs to each row, and return the columns to compare plans by.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Simulated plans; ``cost_per_step`` (in the price's currency) and
+        ``energy_j`` [J] are added where a price or a power is given.
+    price_per_gpu_hour : float, optional
+        Price of a device [1/h].
+    power_w : float, optional
+        Power of a device while a step runs [W].
+    """
+    columns = ["step_time_s", "peak_memory_bytes"]
+    for row in rows:
+        device_s = row["ranks"] * row["step_time_s"]
+        if price_per_gpu_hour is not None:
+            row["cost_per_step"] = device_s * price_per_gpu_hour / HOUR_S
+        if power_w is not None:
+            row["energy_j"] = device_s * power_w
+    columns += ["cost_per_step"] if price_per_gpu_hour is not None else []
+    return columns + (["energy_j"] if power_w is not None else [])
+
+
+def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Say of each row whether no other one beats it in all columns: ``pareto``."""
+    front = set(find_front(rows, columns))
+    for place, row in enumerate(rows):
+        row["pareto"] = place in front

@@ -1,0 +1,143 @@
+"""The plans that a search looks at: every product of degrees and every way that goes together with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+from trioflow.parallel.plan import BUCKET_BYTES, check_plan
+from trioflow.plan_row import RECOMPUTATIONS
+from trioflow.sweeps.parameters import fill_values, resolve_plan
+from trioflow.trace.store import Trace
+from trioflow.units import BYTES_PER_MIB
+
+SEARCHED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SEARCHED_SHARDINGS = ("none", "zero1", "zero2", "fsdp")
+SEARCHED_BUCKETS_BYTES = (5 * BYTES_PER_MIB, BUCKET_BYTES, 100 * BYTES_PER_MIB)
+"""PyTorch's own limit, and far ends that users set."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search varies beside the degrees.
+
+    Attributes
+    ----------
+    schedules, shardings, recomputations : tuple of str
+        Words of the plans' columns.
+    sequence_parallel : tuple of bool
+        Whether tensor-parallel ranks share what lies between split layers.
+    buckets_bytes : tuple of int
+        Limits of DDP's buckets [bytes].
+    most_pieces : int
+        Most micro-batches of a pipeline, and most accumulated micro-steps.
+    """
+
+    schedules: tuple[str, ...] = SEARCHED_SCHEDULES
+    shardings: tuple[str, ...] = SEARCHED_SHARDINGS
+    recomputations: tuple[str, ...] = RECOMPUTATIONS
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    buckets_bytes: tuple[int, ...] = SEARCHED_BUCKETS_BYTES
+    most_pieces: int = 64
+
+
+@dataclass
+class Refusals:
+    """Plans that cannot be carried out, counted by the reason.
+
+    Attributes
+    ----------
+    counts : Counter
+        Reason, without the plan's name, to how many.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, error: PlanError) -> None:
+        """Count one plan."""
+        text = error.problem
+        if text.startswith("plan ") and ": " in text:
+            text = text.partition(": ")[2]
+        self.counts[text] += 1
+
+
+def list_divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def list_degrees(ranks: int) -> list[tuple[int, int, int]]:
+    """Return every data, tensor and pipeline degree whose product is the number of ranks."""
+    return [
+        (ranks // (tensor * pipeline), tensor, pipeline)
+        for pipeline in list_divisors(ranks)
+        for tensor in list_divisors(ranks // pipeline)
+    ]
+
+
+def enumerate_plans(
+    trace: Trace, ranks: int, batch: int, space: Space, refusals: Refusals
+) -> Iterator[Plan]:
+    """Yield the plans of a number of ranks that can be carried out.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of the model.
+    ranks, batch : int
+        Ranks, and samples of the whole step.
+    space : Space
+        What is varied.
+    refusals : Refusals
+        Counts those that cannot be: what ``find_plan_problem`` refuses, the
+        schedule's own limits, and what the model or the batch does not allow.
+
+    Notes
+    -----
+    What has no effect is not varied: schedules without a pipeline, shardings
+    and buckets without replicas, buckets under a sharding. Micro-batches (of a
+    pipeline) and accumulated micro-steps (without one) are the divisors of a
+    replica's samples.
+    """
+    for data, tensor, pipeline in list_degrees(ranks):
+        pieces = list_divisors(batch // data) if batch % data == 0 else [1]
+        for given in _list_ways(data, tensor, pipeline, space):
+            for count in pieces:
+                if count > space.most_pieces:
+                    break
+                name = "micro_batches" if pipeline > 1 else "accumulate"
+                values = {
+                    "data": data,
+                    "tensor": tensor,
+                    "pipeline": pipeline,
+                    **given,
+                    name: count,
+                }
+                try:
+                    plan = resolve_plan(fill_values(values))
+                    check_plan(plan, trace, batch)
+                except PlanError as error:
+                    refusals.add(error)
+                    continue
+                yield plan
+
+
+def _list_ways(data: int, tensor: int, pipeline: int, space: Space) -> Iterator[dict[str, Any]]:
+    """Yield what is varied at some degrees, as columns of a plan."""
+    axes: dict[str, Sequence[Any]] = {
+        "schedule": space.schedules if pipeline > 1 else ("none",),
+        "sharding": space.shardings if data > 1 else ("none",),
+        "sequence_parallel": space.sequence_parallel if tensor > 1 else (False,),
+        "recompute": space.recomputations,
+        "bucket_bytes": space.buckets_bytes if data > 1 else (BUCKET_BYTES,),
+    }
+    for values in product(*axes.values()):
+        given = dict(zip(axes, values, strict=True))
+        buckets = data > 1 and given["sharding"] in ("none", "zero1")
+        if buckets or given["bucket_bytes"] == BUCKET_BYTES:
+            yield given

@@ -1,0 +1,186 @@
+"""A trace in one file: its tables and facts with their digests, to carry from one site to another."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from trioflow import __version__, tables
+from trioflow.errors import InputError, TraceError
+from trioflow.provenance import atomic_path
+from trioflow.trace.store import Trace, check_facts, find_trace, load_trace
+
+FORMAT, VERSION = "trioflow trace", 1
+MANIFEST = "pack.json"
+MEMBERS = ("operators.parquet", "tensors.parquet", "trace.json")
+"""Files of a trace, in the order in which a pack holds them."""
+TOLD = (
+    "workload", "batch", "device_name", "precision", "optimizer", "source", "files", "seed", "torch",
+    "trioflow_version", "host", "driver", "cuda",
+)  # fmt: skip
+"""Facts that the manifest repeats, so that a pack says where it comes from without being unpacked."""
+_DATE = (1980, 1, 1, 0, 0, 0)
+"""Zip's first date: the time of packing is no part of the content."""
+_AGAIN = "pack the trace again, or copy the file again"
+
+
+def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
+    """Write a trace into one file; the same trace gives the same bytes.
+
+    Parameters
+    ----------
+    trace : path
+        Folder of a trace, name of a shipped one, or another pack.
+    target : path
+        The file to write; it appears complete or not at all.
+
+    Returns
+    -------
+    dict
+        The manifest: ``format``, ``version``, ``trioflow_version``, ``digest``
+        (of all members), ``files`` (bytes and SHA-256 of each) and
+        ``provenance`` (the facts of `TOLD` that the trace has).
+
+    Raises
+    ------
+    TraceError
+        When the trace is none, or the target is one of its own files or has no folder.
+    TableError
+        When one of its tables breaks its schema.
+
+    Notes
+    -----
+    Members are stored as they are: Parquet is compressed already, and what a
+    compressor makes of the rest differs from version to version.
+    """
+    target = Path(target)
+    if not target.parent.is_dir():
+        raise TraceError("there is no such folder", file=target.parent, fix="make it first")
+    if target.is_dir():
+        raise TraceError("this is a folder", file=target, fix="name a file, such as trace.zip")
+    facts = load_trace(trace).facts
+    members = _read_members(find_trace(trace))
+    files = {name: _describe(content) for name, content in members.items()}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "trioflow_version": __version__,
+        "digest": _digest_all(files),
+        "files": files,
+        "provenance": {name: facts[name] for name in TOLD if name in facts},
+    }
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    with atomic_path(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, content in {MANIFEST: text.encode(), **members}.items():
+            entry = zipfile.ZipInfo(name, _DATE)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content)
+    return manifest
+
+
+def read_pack(file: str | Path) -> Trace:
+    """Read a trace from a pack, checked against its digests.
+
+    Raises
+    ------
+    TraceError
+        When the file is no pack, of a later version, cut off, or differs from its digests.
+    TableError
+        When a table breaks its schema.
+    """
+    members = open_pack(file)
+    facts = json.loads(members["trace.json"])
+    check_facts(facts, f"{file}, trace.json")
+    operators, tensors = (
+        _read_table(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
+    )
+    return Trace(operators, tensors, facts)
+
+
+def open_pack(file: str | Path) -> dict[str, bytes]:
+    """Return the content of a pack's members, checked against its digests.
+
+    Raises
+    ------
+    TraceError
+        As `read_pack`.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            if MANIFEST not in names:
+                raise TraceError("no pack of a trace: pack.json is missing", file=file, fix=_AGAIN)
+            manifest = _check_manifest(json.loads(archive.read(MANIFEST)), file)
+            if sorted(names) != sorted([MANIFEST, *MEMBERS]):
+                odd = sorted({MANIFEST, *MEMBERS} ^ set(names)) or sorted(names)
+                raise TraceError(
+                    f"members are missing, unknown or there twice: {', '.join(odd)}",
+                    file=file, fix=_AGAIN,
+                )  # fmt: skip
+            members = {name: archive.read(name) for name in MEMBERS}
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise TraceError(
+            f"not a readable pack of a trace ({error})", file=file, fix=_AGAIN
+        ) from None
+    except ValueError as error:
+        raise TraceError(
+            f"not valid JSON: {error}", file=file, place=MANIFEST, fix=_AGAIN
+        ) from None
+    for name, content in members.items():
+        if _describe(content) != manifest["files"][name]:
+            raise TraceError("differs from its digest", file=file, place=name, fix=_AGAIN)
+    return members
+
+
+def _check_manifest(manifest: Any, file: str | Path) -> dict[str, Any]:
+    """Return a manifest that holds what a reader needs."""
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise TraceError("no pack of a trace", file=file, place=MANIFEST, fix=_AGAIN)
+    version = manifest.get("version")
+    if version != VERSION:
+        raise TraceError(
+            f"version {version!r} of packs is not known here, {VERSION} is", file=file, place=MANIFEST,
+            fix="use the version of trioflow that packed it, or a later one",
+        )  # fmt: skip
+    files = manifest.get("files")
+    if not isinstance(files, dict) or sorted(files) != sorted(MEMBERS):
+        raise TraceError("it does not list its members", file=file, place=MANIFEST, fix=_AGAIN)
+    if manifest.get("digest") != _digest_all(files):
+        raise TraceError(
+            "the digest of all members is wrong", file=file, place=MANIFEST, fix=_AGAIN
+        )
+    return manifest
+
+
+def _read_members(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return open_pack(path)
+    return {name: (path / name).read_bytes() for name in MEMBERS}
+
+
+def _read_table(content: bytes, name: str, file: str | Path) -> Any:
+    """Read one table, errors named after the pack."""
+    try:
+        return tables.read_table(pa.BufferReader(content), name)
+    except InputError as error:
+        place = ", ".join(part for part in (f"{name}.parquet", error.place) if part)
+        raise type(error)(error.problem, file=file, place=place, fix=error.fix) from None
+
+
+def _describe(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _digest_all(files: Mapping[str, Any]) -> str:
+    """Return one digest of the members' digests, in their order."""
+    text = io.StringIO()
+    for name in MEMBERS:
+        text.write(f"{name} {json.dumps(files[name], sort_keys=True)}\n")
+    return hashlib.sha256(text.getvalue().encode()).hexdigest()
