@@ -29,7 +29,7 @@ from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[1]
-CORES, CHUNK = 2, 500
+CORES, CHUNK = 2, 1500
 SCENARIOS, GRAPHS = 10_000, 1_000
 """Scenarios, and different graphs among them, at least."""
 SWEEP_S, SEARCH_S = 300.0, 30.0

@@ -15,6 +15,8 @@ import pyarrow as pa
 from trioflow.plan_row import Plan
 
 PHASES = ("forward", "backward", "optimizer")
+STREAMS = ("compute", "communication", "send", "receive", "copy", "offload", "fetch", "host")
+"""Queues of a rank, in the order in which they are shown."""
 CATEGORIES = (
     "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
 )  # fmt: skip
@@ -71,7 +73,7 @@ TENSORS = pa.schema([
 TASKS = pa.schema([
     column("task_id", INT, "row number, from 0; tasks of one stream run in this order"),
     column("rank", INT, "process that runs the task"),
-    column("stream", TEXT, "queue of the rank: compute, communication, send, receive, copy or host"),
+    column("stream", TEXT, "queue of the rank: compute, communication, send, receive, copy, offload, fetch or host"),
     column("kind", TEXT, "compute, collective, send, recv, memcpy or host"),
     column("name", TEXT, "operator or collective"),
     column("phase", TEXT, "forward, backward or optimizer; empty for none"),

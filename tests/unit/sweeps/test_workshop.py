@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times
 from trioflow.errors import PlatformError, TraceError
-from trioflow.sweeps.memo_model import MemoModel, digest_frame
+from trioflow.sweeps.memo_model import MemoModel, digest_frame, number_rows
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import INFEASIBLE, OK, OUT_OF_MEMORY, Workshop, draw_scales
 from trioflow.trace.store import load_trace
 
-ONE = {"trace": "gpt2-tiny-b8", "platform": "cpu2-gloo"}
+TRACE = "gpt2-tiny-b8"
+ONE = {"trace": TRACE, "platform": "cpu2-gloo"}
 
 
 def predict(given: Mapping[str, Any], workshop: Workshop | None = None) -> dict[str, Any]:
@@ -111,15 +114,57 @@ def test_ranks_draw_their_factors_from_the_seed() -> None:
     assert times[0] == times[1] and len(set(times)) == 3
 
 
-def test_a_remembered_model_answers_as_the_model_does() -> None:
-    times = choose_times([load_trace("gpt2-tiny-b8")], "AMD EPYC, one core", None, None)
+@pytest.mark.parametrize(
+    ("trace", "device"), [(TRACE, "AMD EPYC, one core"), ("resnet50-b128", "NVIDIA H100 80GB HBM3")]
+)
+def test_a_remembered_model_answers_as_the_model_does(trace: str, device: str) -> None:
+    times = choose_times([load_trace(trace)], device, None, None)
     memo, operators = MemoModel(times.model), times.traces[0].operators
     target = operators.assign(flop=operators["flop"] * 2)
     for _ in range(2):
-        assert memo.predict(target).equals(times.model.predict(target))
-        assert memo.rescale(operators, target).equals(times.model.rescale(operators, target))
+        for own, model in (
+            (memo.predict(target), times.model.predict(target)),
+            (memo.rescale(operators, target), times.model.rescale(operators, target)),
+        ):
+            pd.testing.assert_frame_equal(own, model)
     assert (memo.asked, memo.answered) == (4, 2)
     assert memo.step_interval("rescale", 0.7) == times.model.step_interval("rescale", 0.7)
+
+
+class Foreign:
+    """A model of another package, which may look at a frame as a whole."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        self.rows.append(len(operators))
+        return pd.DataFrame({"time_s": 1.0 / len(operators)}, index=operators.index)
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        return self.predict(target)
+
+
+def test_equal_rows_are_asked_for_once_but_of_other_packages_models() -> None:
+    operators = load_trace("gpt2-b8").operators
+    foreign = Foreign()
+    memo = MemoModel(foreign)  # type: ignore[arg-type]
+    memo.predict(operators)
+    memo.rescale(operators, operators.assign(flop=0))
+    assert foreign.rows == [len(operators)] * 2
+
+    class Own(Foreign):
+        __module__ = "trioflow.costmodel.anything"
+
+    own = Own()
+    memo = MemoModel(own)  # type: ignore[arg-type]
+    memo.predict(operators.iloc[:100])
+    memo.predict(operators)
+    memo.rescale(operators, operators.assign(flop=0))
+    assert len(own.rows) == 3 and max(own.rows) < 500, "blocks repeat"
+    assert sum(own.rows[:2]) == len(np.unique(number_rows(operators)))
+    memo.predict(operators.iloc[5:100])
+    assert len(own.rows) == 3, "every row of it was asked for before"
 
 
 def test_frames_that_differ_anywhere_have_different_digests() -> None:

@@ -68,7 +68,9 @@ def predict(options: argparse.Namespace, *, record_links: bool = False) -> Answe
         warnings += [told for told in [describe_unmeasured(platform)] if told]
     guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
     if graph.metadata["plan"]["offload"] != "none" and guessed:
-        warnings.append(f"rates of the host of {platform.name} were never measured: peaks of data sheets")
+        warnings.append(
+            f"rates of the host of {platform.name} were never measured: peaks of data sheets"
+        )
     network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
     if collectives is not None and is_changed(options):
         warnings.append(CHANGED)

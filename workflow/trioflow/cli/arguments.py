@@ -16,7 +16,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add traces, platform, batch, plan and cost model: all that a task graph is made from."""
     parser.add_argument(
         "trace", metavar="TRACE", nargs="+",
-        help="folder of a trace, or a shipped one's name; more of the same workload at other batches "
+        help="folder or pack of a trace, or a shipped one's name; more of the same workload at other batches "
         "make other batches more certain",
     )  # fmt: skip
     parser.add_argument(

@@ -84,7 +84,9 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("show", help="what a trace holds: operators by phase and class")
     parser.set_defaults(run=inspect.run_show)
-    parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
+    parser.add_argument(
+        "trace", metavar="TRACE", help="folder or pack of a trace, or a shipped one's name"
+    )
     parser.add_argument(
         "--operators", action="store_true",
         help="print every distinct operator with its time as CSV, the format of simulate's --override",

@@ -114,7 +114,9 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
             plan = planner.build(collective, rows.read_size(match), group).stretch(scale)
         except SimulationError as problem:
             first, last = rows.first[match], rows.first[match + 1]
-            waiting = [name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])]
+            waiting = [
+                name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])
+            ]
             more = f" and {last - first - _SHOWN} more" if last - first > _SHOWN else ""
             raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
         plans.append(plan)
@@ -163,7 +165,9 @@ class ExchangeRows:
         self.name, names = _read_codes(tasks["name"], self.task)
         self.group, groups = _read_codes(tasks["group"], self.task)
         # A collective's name begins with the word that says which one it is.
-        words = pd.factorize(np.array([*(read_first_word(name) for name in names), ""], dtype=object))
+        words = pd.factorize(
+            np.array([*(read_first_word(name) for name in names), ""], dtype=object)
+        )
         self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
         self._words: list[str] = list(words[1])
         self._groups = [read_group(text) for text in groups]

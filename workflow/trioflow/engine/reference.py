@@ -251,9 +251,7 @@ class _Run:
             )
             self.start_flow(index, message, pair, spec, now_s)
 
-    def start_flow(
-        self, index: int, message: int, pair: int, spec: FlowSpec, now_s: float
-    ) -> None:
+    def start_flow(self, index: int, message: int, pair: int, spec: FlowSpec, now_s: float) -> None:
         flow = Flow(
             len(self.owners), spec.source, spec.target, spec.size_bytes, spec.latency_s,
             spec.max_rate_bytes_per_s,

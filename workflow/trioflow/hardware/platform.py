@@ -164,9 +164,7 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
         ranks_per_node=_read_ranks_per_node(content),
         node_collectives=content.get("node_collectives"),
         unmeasured=tuple(sorted(unmeasured)),
-        compute_slowdown_during_collective=_number(
-            content.get(SLOWDOWN, {"value": 1.0})
-        ),
+        compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),
     )
     return _explain_degraded(platform, content.get("degraded", []))

@@ -157,7 +157,9 @@ def extrapolate(
             "traced_phases_s": {str(t.facts["batch"]): phase_times(t) for t in given},
             "device_name": trace.facts["device_name"],
             "mode": mode,
-            "baseline_step_time_s": float(given[0].facts["step_time_s"]) * share * part_of_step(given[0], mode),
+            "baseline_step_time_s": float(given[0].facts["step_time_s"])
+            * share
+            * part_of_step(given[0], mode),
             "compute_interval": list(interval),
             "compute_confidence": _confidence(
                 rescaled or works.predicted or of_device != (1.0, 1.0), beyond or extrapolated
@@ -166,7 +168,8 @@ def extrapolate(
             "peak_memory_bytes": find_fullest(memory)["peak_bytes"],
             "memory": memory,
             "warnings": [
-                *trace.facts.get("warnings", []), *_size_warnings(schedule, sizes),
+                *trace.facts.get("warnings", []),
+                *_size_warnings(schedule, sizes),
                 *_repeat_warnings(repeated, batch, plan),
             ],
         }

@@ -243,9 +243,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
     text = f"{ranks} = {' x '.join(factors)}" if factors else ranks
     each = micro_batch_sizes(plan, batch)[0] if plan.replication == "dp" else batch // plan.data
     uneven = plan.replication == "dp" and bool(batch % plan.data)
-    text += (
-        f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline == 1 else 'replica'}"
-    )
+    text += f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline == 1 else 'replica'}"
     if plan.micro_batches > 1:
         text += f" in {len(micro_batch_sizes(plan, batch))} micro-batches ({plan.schedule})"
     if plan.stages_per_rank > 1:

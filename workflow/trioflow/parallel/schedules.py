@@ -20,6 +20,7 @@ __all__ = [
 SCHEDULES = tuple(ORDERS)
 """Names of the schedules that trioflow builds."""
 
+
 def is_schedule(name: str) -> bool:
     """Tell whether a schedule of this name can be built.
 

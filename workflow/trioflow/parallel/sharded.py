@@ -160,7 +160,9 @@ class UnitRank(StagedRank):
         self.arriving: dict[int, int] = {}
         self.fence: list[int] = []
         self.copied_out: int | None = None
-        self.gathering = 0  # result of the last all-gather of forward, kept until the next has arrived
+        self.gathering = (
+            0  # result of the last all-gather of forward, kept until the next has arrived
+        )
         self.scattering = 0  # input of the last reduce-scatter, kept until the next
         self.asked = 0
         first = self.data - self.data % work.shards

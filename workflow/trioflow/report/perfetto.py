@@ -27,9 +27,8 @@ from trioflow.report.perfetto_text import (
     write_microseconds,
     write_texts,
 )
+from trioflow.table_columns import STREAMS
 
-STREAM_ORDER = ("compute", "communication", "send", "receive", "copy", "host")
-"""Order of a rank's streams from top to bottom; others follow by name."""
 MEASURED = " (measured)"
 PATH_PROCESS, PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"
 """Processes that are no rank: what the step waits for, and the rates of the links."""
@@ -193,8 +192,8 @@ def _find_threads(ranks: Ints, codes: Ints, lane: Ints, streams: list[str]) -> t
 
 
 def _order_stream(stream: str) -> tuple[int, str]:
-    known = stream in STREAM_ORDER
-    return (STREAM_ORDER.index(stream) if known else len(STREAM_ORDER), stream)
+    known = stream in STREAMS
+    return (STREAMS.index(stream) if known else len(STREAMS), stream)
 
 
 def _name_threads(threads: _Threads, streams: list[str], suffix: str) -> bytes:

@@ -14,13 +14,13 @@ from matplotlib.patches import Patch
 from trioflow.errors import InputError
 from trioflow.report import style
 from trioflow.report.wording import write_time
+from trioflow.table_columns import STREAMS
 
 COMMUNICATION_KINDS = ("collective", "send", "recv")
 COLOURS = {
     "forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN,
     "communication": style.VERMILLION, "other": style.GREY,
 }  # fmt: skip
-STREAM_ORDER = ("compute", "communication", "send", "receive", "copy", "host")
 PATH_COLOUR, PATH_WIDTH, PATH_OFFSET = style.PURPLE, 2.4, 0.46
 """Look of the line under the tasks that the step waits for, and how far below a lane's middle it is."""
 MOST_RANKS = 8
@@ -133,7 +133,7 @@ def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[
             part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float)
         )
         lanes.append(Lane(int(rank), source, str(stream), bars, busy_s))
-    place = {stream: number for number, stream in enumerate(STREAM_ORDER)}
+    place = {stream: number for number, stream in enumerate(STREAMS)}
     return sorted(lanes, key=lambda lane: (lane.rank, place.get(lane.stream, 99), lane.stream))
 
 
