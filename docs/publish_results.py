@@ -41,6 +41,22 @@ def publish_readme() -> None:
     write_errors_page(ROOT / "docs" / "errors.md", errors)
 
 
+def publish_plan_errors() -> None:
+    """Rewrite the plans' own errors that `trioflow search` takes its probabilities from."""
+    errors = read_table(RESULTS / "report" / "error.parquet", "errors")
+    lines = [
+        "# Signed errors of predicted steps of parallel plans: trioflow's own runs over gloo on one machine,",
+        "# those of docs/errors.md (make publish; none left out).",
+        "workload\tplan\terror",
+    ]
+    parallel = errors[errors["ranks"] > 1]
+    for workload, plan, error in zip(
+        parallel["workload"], parallel["plan"], parallel["relative_error"], strict=True
+    ):
+        lines.append(f"{workload}\t{plan}\t{error:.3f}")
+    (DATA / "plan_errors.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def publish_validation() -> None:
     """Rewrite the table of the cost models' validation, where a run has judged them."""
     summary = RESULTS / "report" / "validation.parquet"
@@ -81,6 +97,7 @@ def publish_example() -> None:
 def main() -> None:
     """Publish a finished run."""
     publish_readme()
+    publish_plan_errors()
     publish_validation()
     publish_published()
     publish_speed()

@@ -6,11 +6,12 @@ import difflib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
-
-from jsonschema import Draft202012Validator, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from trioflow.errors import InputError
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 NAME = "^[a-z0-9]+(-[a-z0-9]+)*$"
 """Names become parts of file names: small letters, digits and single hyphens."""
@@ -35,6 +36,8 @@ def check_settings(
     InputError
         When a key is unknown, missing or has a value outside its limits.
     """
+    from jsonschema import Draft202012Validator  # not there where one only captures
+
     filled = _fill(deepcopy(dict(settings)), schema)
     for error in Draft202012Validator(schema).iter_errors(filled):
         place = ".".join(str(step) for step in error.absolute_path)

@@ -1,0 +1,39 @@
+"""Planners are kept for the next simulation on the same platform object, and no longer."""
+
+from __future__ import annotations
+
+import pytest
+from trioflow.engine import planning
+from trioflow.engine.planning import MOST_KEPT, keep_planner
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import load_platform
+
+
+@pytest.fixture
+def platform() -> Platform:
+    return load_platform("a100x4-nvlink", 2)
+
+
+def test_one_platform_has_one_planner_for_each_end_of_an_interval(platform: Platform) -> None:
+    first = keep_planner(platform, None, "time_s")
+    assert keep_planner(platform, None, "time_s") is first
+    assert keep_planner(platform, None, "low_s") is not first
+    assert keep_planner(load_platform("a100x4-nvlink", 2), None, "time_s") is not first
+    assert keep_planner(platform, None, "time_s") is first
+
+
+def test_what_is_kept_has_an_end(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = keep_planner(platform, None, "time_s")
+    for _ in range(MOST_KEPT):
+        keep_planner(load_platform("a100x4-nvlink", 2), None, "time_s")
+    assert len(planning._kept) == MOST_KEPT
+    assert keep_planner(platform, None, "time_s") is not first, "it was the longest unused"
+    monkeypatch.setattr(planning, "MOST_USES", 3)
+    used = [keep_planner(platform, None, "high_s") for _ in range(4)]
+    assert used[0] is used[2] and used[3] is not used[0]
+
+
+def test_a_platform_that_is_gone_leaves_its_identity_to_nobody(platform: Platform) -> None:
+    keep_planner(platform, None, "time_s")
+    for (identity, _, _), kept in planning._kept.items():
+        assert id(kept.platform) == identity
