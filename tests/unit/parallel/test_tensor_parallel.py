@@ -8,6 +8,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.tensor_parallel import prepare_split, split_for_plan, split_operators
 from trioflow.parallel.vocabulary import find_vocabulary
+from trioflow.trace.store import load_trace
 
 MODEL = ProportionalModel()
 TOKENS, HIDDEN, WORDS, HEADS, LAYERS = BATCH * 16, 32, 128, 4, 2
@@ -196,3 +197,15 @@ def test_a_tied_weight_is_one_shard_for_embedding_and_head(tied_trace):
 def test_models_without_words_have_no_vocabulary(cnn_trace):
     with pytest.raises(PlanError, match="no embedding of its tokens"):
         prepare_split(cnn_trace, make_plan(tensor=2, vocabulary_parallel=True))
+
+
+def test_a_gradient_as_large_as_a_weight_is_no_part_of_it() -> None:
+    """With as many tokens as outputs, the gradient of a layer's input has its weight's shape."""
+    trace = load_trace("gpt2-tiny-b8")
+    row = trace.facts["row"]
+    assert int(trace.facts["batch"]) * int(row["sequence"]) == 4 * int(row["hidden"])
+    tasks = extrapolate(trace, make_plan(tensor=2), ProportionalModel()).tasks
+    sums = tasks[(tasks["rank"] == 0) & (tasks["name"] == "all_reduce")]
+    assert sums.groupby("phase").size().to_dict() == {
+        "backward": 2 * int(row["layers"]), "forward": 2 * int(row["layers"]),
+    }  # fmt: skip

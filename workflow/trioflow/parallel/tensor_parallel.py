@@ -206,8 +206,15 @@ class _Splitter:
                 self.tokens.add(storage)
 
     def is_part(self, row: dict[str, Any], index: int) -> bool:
-        """Tell whether a layer's backward makes a part of its weight's gradient."""
-        return self.shape[index] in self.weights.get(int(row["forward_op_id"]), set())
+        """Tell whether a layer's backward makes a part of its weight's gradient.
+
+        What reads the weight yields the input's gradient first, whatever its
+        shape: with as many tokens as outputs the two look alike.
+        """
+        if self.shape[index] not in self.weights.get(int(row["forward_op_id"]), set()):
+            return False
+        reads_weight = any(self.category[i] == "parameter" for i in row["input_ids"])
+        return not (reads_weight and index == row["output_ids"][0])
 
     def shard_bytes(self, indices: list[int], total: int) -> int:
         """Return the bytes of some tensors when the shards among them are cut."""
