@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rows import Row, time_s
+from rows import Row
 from trioflow import tables
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
@@ -107,10 +107,11 @@ def bench_sweep() -> Iterator[Row]:
 
 
 def bench_search() -> Iterator[Row]:
-    """Time a search over thousands of plans, traces and models loaded."""
-    workshop = Workshop()
-    found = search_plans(workshop, **SEARCHED)
-    wall_s = time_s(lambda: search_plans(workshop, **SEARCHED), repeats=1)
+    """Time a search over thousands of plans, in a process that has searched: loading and predicting anew."""
+    found = search_plans(Workshop(), **SEARCHED)
+    begin_s = time.perf_counter()
+    search_plans(Workshop(), **SEARCHED)
+    wall_s = time.perf_counter() - begin_s
     yield Row(
         f"search of {found.outlined} plans of GPT-2 on {SEARCHED['ranks']} ranks", wall_s, "s", SEARCH_S,
         detail=f"{len(found.ranking)} simulated in full", headline=True,
