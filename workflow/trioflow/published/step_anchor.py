@@ -95,9 +95,9 @@ class AnchoredModel:
 
     Notes
     -----
-    Upkeep is asked for as an optimizer's operator. On a GPU the published
-    optimizers are single calls over lists of tensors, whose constant of some
-    30 us is no copy's: it is predicted as an element-wise forward operator.
+    A trace's own operators are rescaled; what a plan asks to be predicted is
+    upkeep, on a GPU as single element-wise operators of the forward phase
+    (`parallel.staged_work.predict_elementwise`).
     """
 
     base: OperatorModel
@@ -105,11 +105,9 @@ class AnchoredModel:
     copies: float = 1.0
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Predict operators from their sizes, upkeep as element-wise work."""
-        upkeep = (operators["phase"] == "optimizer").to_numpy()
-        asked = operators.assign(phase=operators["phase"].where(~upkeep, "forward"))
-        found = self._less(self.base.predict(asked))
-        found.loc[upkeep, _NUMBERS] *= self.copies
+        """Predict upkeep from its sizes."""
+        found = self._less(self.base.predict(operators))
+        found[_NUMBERS] *= self.copies
         return found
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
