@@ -19,6 +19,7 @@ ORDER = (
         "tables",
         "errors",
         "provenance",
+        "config_tables",
         "experiments",
         "imports",
         "job_log",

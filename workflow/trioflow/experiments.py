@@ -5,15 +5,13 @@ Every column has a type, a meaning and limits in its field's metadata; ``workflo
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from jsonschema import Draft202012Validator
-
 from trioflow import workload_words
+from trioflow.config_tables import read_rows
 from trioflow.errors import TableError
 from trioflow.plan_row import (
     MEASURED_SCHEDULES,
@@ -24,7 +22,7 @@ from trioflow.plan_row import (
     declare_cell,
     find_plan_problem,
 )
-from trioflow.settings import NAME, describe_problem, suggest_name
+from trioflow.settings import NAME, suggest_name
 from trioflow.units import BYTES_PER_MIB
 
 __all__ = [
@@ -45,7 +43,6 @@ _TYPES: dict[Any, dict[str, Any]] = {
     tuple[int, ...]: {"type": "array", "items": {"type": "integer", "minimum": 1}},
     tuple[str, ...]: {"type": "array", "items": {"type": "string", "minLength": 1}},
 }
-_WORDS = {"true": True, "false": False}
 Row = TypeVar("Row", bound="Workload | Plan | Experiment | Import")
 
 
@@ -162,7 +159,7 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
         When a cell is wrong, or a size that the family needs is missing or
         one that it does not know is given.
     """
-    rows = _load(path, "workloads", Workload)
+    rows = read_rows(path, row_schema("workloads"), Workload)
     for place, row in rows:
         needed, possible = FAMILIES[row.family]
         for column in SIZES:
@@ -197,7 +194,7 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
         missing with one, the bucket limits are none that PyTorch can have, or
         a sharding does not go with the degrees.
     """
-    rows = _load(path, "plans", Plan)
+    rows = read_rows(path, row_schema("plans"), Plan)
     for place, row in rows:
         limits = (row.first_bucket_bytes, row.bucket_bytes)
         # Given a limit, PyTorch gives the first bucket the same one; only its defaults differ.
@@ -249,7 +246,7 @@ def load_experiments(
         measured for the workload's family or precision, or a single rank runs
         a batch that is captured: its prediction would be its own measurement.
     """
-    rows = _load(path, "experiments", Experiment)
+    rows = read_rows(path, row_schema("experiments"), Experiment)
     for place, row in rows:
         for column, known in (("workload", workloads), ("plan", plans)):
             value = getattr(row, column)
@@ -307,96 +304,12 @@ def load_imports(path: str | Path) -> dict[str, Import]:
     TableError
         When a cell is wrong.
     """
-    return _by_name(_load(path, "imports", Import))
+    return _by_name(read_rows(path, row_schema("imports"), Import))
 
 
 def as_rows(rows: Iterable[Workload | Plan | Experiment | Import]) -> list[dict[str, Any]]:
     """Return rows as plain dictionaries, for parameters of a job and for JSON."""
     return [{k: list(v) if isinstance(v, tuple) else v for k, v in asdict(r).items()} for r in rows]
-
-
-def _load(path: str | Path, name: str, kind: Callable[..., Row]) -> list[tuple[str, Row]]:
-    """Read a table into (place, row) pairs, each cell checked against the schema."""
-    schema = row_schema(name)
-    validator = Draft202012Validator(schema)
-    result: list[tuple[str, Row]] = []
-    defaults = {k: str(e["default"]) for k, e in schema["properties"].items() if "default" in e}
-    for place, cells in _read_cells(path, list(schema["properties"]), defaults):
-        values: dict[str, Any] = {
-            column: _parse(cells[column], entry["type"], entry.get("items", {}).get("type", ""))
-            for column, entry in schema["properties"].items()
-        }
-        for error in sorted(validator.iter_errors(values), key=lambda e: str(e.absolute_path)):
-            column = str(error.absolute_path[0])
-            raise TableError(
-                describe_problem(error, cells[column]), file=path, place=f"{place}, column {column}",
-                fix=f"column {column} is the {error.schema.get('description', schema['properties'][column]['description'])}",
-            )  # fmt: skip
-        result.append(
-            (place, kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}))
-        )
-    return result
-
-
-def _read_cells(
-    path: str | Path, columns: list[str], defaults: Mapping[str, str]
-) -> list[tuple[str, dict[str, str]]]:
-    """Read a tab-separated file into (place, cells by column) pairs; what is left out has a default."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-        raise TableError(f"not a readable table ({error.__class__.__name__})", file=path) from None
-    lines = list(csv.reader(text.splitlines(), delimiter="\t"))
-    header = [cell.strip() for cell in lines[0]] if lines else []
-    for column in header:
-        if column not in columns or header.count(column) > 1:
-            raise TableError(
-                f"unknown or repeated column {column!r}", file=path, place="row 0 (line 1)",
-                fix=suggest_name(column, columns) if column else "remove the extra tab",
-            )  # fmt: skip
-    for column in columns:
-        if column not in (*header, *defaults):
-            raise TableError(
-                f"column {column!r} is missing", file=path, place="row 0 (line 1)",
-                fix=f"the columns are {', '.join(columns)}, with a tab between",
-            )  # fmt: skip
-    result = []
-    seen: dict[str, str] = {}
-    for number, line in enumerate(lines[1:], 1):
-        if not any(cell.strip() for cell in line):
-            continue
-        place = f"row {number} (line {number + 1})"
-        if len(line) != len(header):
-            raise TableError(
-                f"{len(line)} cells found where {len(header)} are due", file=path, place=place,
-                fix="separate cells with one tab and write - for nothing",
-            )  # fmt: skip
-        cells = {**defaults, **{c: cell.strip() for c, cell in zip(header, line, strict=True)}}
-        name = cells[columns[0]]
-        if name in seen:
-            raise TableError(
-                f"{name!r} stands already in {seen[name]}", file=path,
-                place=f"{place}, column {columns[0]}", fix="give each row its own name",
-            )  # fmt: skip
-        seen[name] = place
-        result.append((place, cells))
-    return result
-
-
-def _parse(text: str, kind: str | list[str], items: str = "") -> Any:
-    """Turn a cell into the schema's type; what cannot be turned stays text and is refused later."""
-    if kind == "string":
-        return text
-    if isinstance(kind, list):
-        if text in NOTHING:
-            return None
-        kind = kind[0]
-    if kind == "boolean":
-        return _WORDS.get(text.lower(), text)
-    if kind == "array":
-        return [_parse(part.strip(), items) for part in text.split(",")]
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() else text
 
 
 def _by_name(rows: list[tuple[str, Row]]) -> dict[str, Row]:

@@ -73,7 +73,7 @@ def test_a_case_stands_once_and_a_set_must_exist(tmp_path):
     file = write_table(tmp_path)
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines, lines[1]]) + "\n")
-    with pytest.raises(TableError, match="'one' stands twice"):
+    with pytest.raises(TableError, match="'one' stands already in row 1"):
         load_published_rows(file)
     rows = load_published_rows(write_table(tmp_path))
     with pytest.raises(TableError, match="no row of the set 'other'"):

@@ -22,7 +22,6 @@ from trioflow.costmodel.new_gpu_data import (
 )
 from trioflow.costmodel.new_gpu_fit import describe_pairs, fit_exponents, predict_held_out
 from trioflow.costmodel.new_gpu_rules import ANY, RULES, Exponents
-from trioflow.errors import InputError
 from trioflow.provenance import PACKAGE, stamp, write_json
 
 KIND, FORMAT = "new_gpu_model", 1
@@ -257,12 +256,3 @@ def _chips(frame: pd.DataFrame) -> pd.Series[str]:
 def _by_chips(errors: pd.Series[float]) -> pd.Series[float]:
     kept = [name for name in errors.index.names if name != "chips"]
     return errors.droplevel(kept)
-
-
-def build_new_gpu_model(data_folder: str | Path, path: str | Path = SHIPPED_FILE) -> NewGpuModel:
-    """Fit the rule to the public data and write the file that ships."""
-    model = fit_new_gpu_model(data_folder)
-    if not model.exponents:
-        raise InputError("nothing was fitted", file=data_folder, fix="retrieve more of the data")
-    model.save(path)
-    return model

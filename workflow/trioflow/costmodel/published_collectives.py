@@ -210,31 +210,3 @@ def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
             },
         },
     )  # fmt: skip
-
-
-def build_collective_models(data_folder: str | Path, output: str | Path) -> list[Path]:
-    """Fit and write every shipped platform: ``<output>/<platform>/collectives.json``.
-
-    Parameters
-    ----------
-    data_folder : path
-        ``results/data`` or a mirror.
-    output : path
-        Folder of cost models.
-
-    Returns
-    -------
-    list of path
-        The files.
-
-    Raises
-    ------
-    TableError
-        When a public file is missing or breaks its format.
-    """
-    written = []
-    for name in PLATFORMS:
-        path = Path(output) / name / FILE
-        fit_published(name, data_folder).save(path)
-        written.append(path)
-    return written

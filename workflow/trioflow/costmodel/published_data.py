@@ -22,9 +22,6 @@ from trioflow.trace.importers.neusight import import_neusight
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import Trace
 
-DATASETS = ("triosim", "neusight")
-"""Families of datasets (``workflow/resources/datasets.yaml``) that all of this comes from."""
-
 LABELS = Path("sitar-lab+NeuSight/scripts/asplos/label")
 TRIOSIM = Path("sarchlab+triosim")
 TRIOSIM_GPU = "NVIDIA H100 80GB HBM3"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from trioflow.config_tables import read_cells
 from trioflow.errors import PlanError, TableError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import named_plan
@@ -70,48 +69,9 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
         stands twice, a number is none, or a plan does not fit its ranks.
     """
     file = Path(path)
-    try:
-        lines = list(csv.reader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"not a readable table ({type(error).__name__})", file=file) from None
     columns = [field.name for field in fields(PublishedRow)]
-    header = lines[0] if lines else []
-    _check_header(header, columns, file)
-    rows: dict[str, PublishedRow] = {}
-    for number, cells in enumerate(lines[1:], 1):
-        if not any(cells):
-            continue
-        place = f"row {number} (line {number + 1})"
-        if len(cells) != len(header):
-            raise TableError(
-                f"{len(cells)} cells found where {len(header)} are due", file=file, place=place,
-                fix="separate cells with one tab and write - for nothing",
-            )  # fmt: skip
-        row = _read_row(
-            dict(zip(header, (cell.strip() for cell in cells), strict=True)), file, place
-        )
-        if row.case in rows:
-            raise TableError(
-                f"{row.case!r} stands twice", file=file, place=f"{place}, column case",
-                fix="give each case its own name",
-            )  # fmt: skip
-        rows[row.case] = row
-    return rows
-
-
-def _check_header(header: Sequence[str], columns: Sequence[str], file: Path) -> None:
-    for column in header:
-        if column not in columns or header.count(column) > 1:
-            raise TableError(
-                f"unknown or repeated column {column!r}", file=file, place="row 0 (line 1)",
-                fix=suggest_name(column, columns),
-            )  # fmt: skip
-    for column in columns:
-        if column not in header:
-            raise TableError(
-                f"column {column!r} is missing", file=file, place="row 0 (line 1)",
-                fix=f"the columns are {', '.join(columns)}, with a tab between",
-            )  # fmt: skip
+    rows = [_read_row(cells, file, place) for place, cells in read_cells(file, columns, {})]
+    return {row.case: row for row in rows}
 
 
 def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
