@@ -31,6 +31,28 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"plan by name, on --ranks ranks: {', '.join(NAMED)}, or one that a package registers",
     )  # fmt: skip
     parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
+    _add_degrees(parser)
+    _add_pipeline(parser)
+    parser.add_argument(
+        "--mode", choices=MODES, default=MODES[0], help=f"what of the step runs (default: {MODES[0]})"
+    )  # fmt: skip
+    parser.add_argument(
+        "--last-batch", action="store_true",
+        help="the batch is what is left of a data set: replicas that cannot share it evenly repeat samples",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cost-model", metavar="MODEL",
+        help="operator model of `trioflow fit`, a shipped one by name, or "
+        f"{' or '.join(UNFITTED)} (a baseline)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--override", metavar="CSV",
+        help="operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
+        "needed, phase and input_shapes",
+    )  # fmt: skip
+
+
+def _add_degrees(parser: argparse.ArgumentParser) -> None:
     degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
     degrees.add_argument(
         "--data-parallel", type=int, metavar="D", help="replicas that share the batch"
@@ -68,6 +90,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule", metavar="NAME",
         help=f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
     )  # fmt: skip
+
+
+def _add_pipeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batches", type=int, metavar="M", help="pieces of a pipelined batch"
     )
@@ -83,23 +108,6 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule-file", metavar="CSV",
         help="the pipeline's actions as PyTorch writes them, instead of --schedule; see `trioflow export schedule`",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mode", choices=MODES, default=MODES[0], help=f"what of the step runs (default: {MODES[0]})"
-    )  # fmt: skip
-    parser.add_argument(
-        "--last-batch", action="store_true",
-        help="the batch is what is left of a data set: replicas that cannot share it evenly repeat samples",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cost-model", metavar="MODEL",
-        help="operator model of `trioflow fit`, a shipped one by name, or "
-        f"{' or '.join(UNFITTED)} (a baseline)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--override", metavar="CSV",
-        help="operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
-        "needed, phase and input_shapes",
     )  # fmt: skip
 
 
