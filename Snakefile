@@ -1,6 +1,5 @@
 # trioflow: from an operator trace of one rank, predict the training step of many.
-# snakemake            everything, up to results/report/index.html
-# snakemake traces     one stage and what it needs (localrules below); studies, sweeps: docs/studies.md, sweeps.md
+# snakemake            the report and case studies (docs/studies.md); traces: that stage (localrules below) and what it needs
 # snakemake validation, published, published_traces, data   public data: network or mirror (docs/data.md)
 
 from snakemake.utils import min_version
@@ -37,9 +36,11 @@ include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
 include: "rules/report.smk"
 include: "rules/studies.smk"
+include: "rules/distsim.smk"
 include: "rules/sweep.smk"
 include: "rules/validate.smk"
 include: "rules/published.smk"
+include: "rules/figures.smk"
 
 
 localrules:
@@ -56,5 +57,4 @@ localrules:
 rule all:
     default_target: True
     input:
-        "<results>/report/index.html",
-        "<results>/report/traces.html",
+        expand("<results>/report/{page}.html", page=["index", "traces", "studies"]),

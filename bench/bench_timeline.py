@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from graphs import make_data_parallel_graph, make_switch
 from rows import Row, time_s
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path, summarize_timeline
 from trioflow.network.link_usage import measure_links
-from trioflow.report.counters import count_link_rates
+from trioflow.report.counters import count_link_rates, count_memory
 from trioflow.report.perfetto import write_perfetto
 from trioflow.tables import write_table
 
@@ -26,13 +28,18 @@ def bench_timeline() -> Iterator[Row]:
     result = simulate(graph, make_switch(RANKS), engine="compiled", record_links=True)
     timeline = result.timeline
     path, rates = build_critical_path(graph, timeline), count_link_rates(result)
+    memory = count_memory(_make_curve(len(timeline) // RANKS), timeline)
+    curves = pd.concat([memory, rates], ignore_index=True)
     size = f"{len(timeline)} tasks on {RANKS} ranks"
     with tempfile.TemporaryDirectory() as folder:
         trace, table = Path(folder) / "t.json.gz", Path(folder) / "t.parquet"
         whole_s = time_s(
-            lambda: write_perfetto(timeline, trace, counters=rates, critical_path=path), 3
+            lambda: write_perfetto(timeline, trace, counters=curves, critical_path=path), 3
         )
-        told = f"{trace.stat().st_size / 1e6:.0f} MB, with arrows, critical path and {len(rates)} rates of links"
+        told = (
+            f"{trace.stat().st_size / 1e6:.0f} MB, with arrows, critical path, {len(rates)} rates of links and "
+            f"{len(memory)} points of memory"
+        )
         yield Row(f"write the Perfetto trace of {size}", whole_s, aim=PERFETTO_S, detail=told)
         write_s = time_s(lambda: write_table(timeline, "timeline", table), 3)
         yield Row(f"write the timeline of {size} as Parquet", write_s)
@@ -41,3 +48,9 @@ def bench_timeline() -> Iterator[Row]:
     yield Row(f"sum up the timeline of {size}", time_s(lambda: summarize_timeline(timeline), 3))
     links_s = time_s(lambda: measure_links(result), 3)
     yield Row(f"measure the links of {size}", links_s)
+
+
+def _make_curve(tasks: int) -> list[dict[str, Any]]:
+    """Return a curve that changes at every task, all ranks alike: up in forward, down in backward."""
+    held = [10**6 * min(place, tasks - place) for place in range(tasks)]
+    return [{"ranks": list(range(RANKS)), "places": list(range(tasks)), "bytes": held}]

@@ -74,9 +74,10 @@ class Row:
         }  # fmt: skip
 
 
-def time_s(run: Callable[[], object], repeats: int = 5) -> float:
+def time_s(run: Callable[[], object], repeats: int = 5, *, warm_up: bool = True) -> float:
     """Return the median wall time of a call, after one that is not timed [s]."""
-    run()
+    if warm_up:
+        run()
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -4,7 +4,8 @@
 
 Wall times on the machine at hand, the median of several repeats; in-process and
 warm, but for the commands, which start a new process as a user does. All groups
-together write docs/bench.md and docs/bench.tsv; some of them only print.
+together write docs/bench.md and docs/bench.tsv; some of them only print. The
+sweep takes about half of the time and both cores, all others one core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bench_commands import bench_commands, bench_first_answer
 from bench_engine import bench_engines, bench_extrapolation, bench_messages
 from bench_scale import bench_scale
 from bench_stages import bench_profiles, bench_results
+from bench_sweep import bench_search, bench_sweep
 from bench_timeline import bench_timeline
 from page import write_page
 from rows import Row, list_rows
@@ -26,7 +28,7 @@ GROUPS: dict[str, Callable[[], Iterable[Row]]] = {
     "commands": bench_commands, "first-answer": bench_first_answer,
     "extrapolation": bench_extrapolation, "engines": bench_engines, "messages": bench_messages,
     "scale": bench_scale, "timeline": bench_timeline, "profiles": bench_profiles,
-    "results": bench_results,
+    "results": bench_results, "search": bench_search, "sweep": bench_sweep,
 }  # fmt: skip
 
 

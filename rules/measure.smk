@@ -37,6 +37,8 @@ rule measure:
         measurements="<results>/measurements/{workload}/measurements.parquet",
         collective_samples="<results>/measurements/{workload}/collective_samples.parquet",
         rank_timelines="<results>/measurements/{workload}/rank_timelines.parquet",
+        step_marks="<results>/measurements/{workload}/step_marks.parquet",
+        recorded_events="<results>/measurements/{workload}/recorded_events.parquet",
         session="<results>/measurements/{workload}/session.json",
     log:
         "<logs>/measure/{workload}.log",

@@ -11,7 +11,8 @@ rule judge_anchors:
     input:
         published_operator_files,
     output:
-        "<results>/published/anchors.parquet",
+        anchors="<results>/published/anchors.parquet",
+        band="<results>/cost_models/published/step-anchor/band.json",
     log:
         "<logs>/judge_anchors.log",
     benchmark:

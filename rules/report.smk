@@ -1,6 +1,47 @@
-# Purpose: put every prediction beside its measurement: error table, figures, page.
-# Inputs:  results/timelines/, results/measurements/, results/operator_tables/, cost models
-# Outputs: results/report/: error.parquet, index.html, figures/
+# Purpose: put every prediction beside its measurement: error table, what errors are made of, figures, page.
+# Inputs:  results/timelines/, results/measurements/, results/operator_tables/, cost models,
+#          and results/task_graphs/, simulated again with measured values in place of models
+# Outputs: results/report/: error.parquet, attribution.parquet, causes.parquet, index.html, figures/
+
+
+rule attribute:
+    input:
+        graphs=expand(
+            "<results>/task_graphs/{experiment}/{file}",
+            experiment=EXPERIMENTS,
+            file=["tasks.parquet", "dependencies.parquet"],
+        ),
+        traces=expand(
+            "<results>/operator_tables/{trace}/{file}",
+            trace=TRACES,
+            file=["trace.json", "operators.parquet", "tensors.parquet"],
+        ),
+        measurements=expand(
+            "<results>/measurements/{workload}/{file}",
+            workload=MEASURED,
+            file=["measurements.parquet", "rank_timelines.parquet", "session.json"],
+        ),
+        platform="<results>/platforms/this-machine.yaml",
+        collectives="<results>/cost_models/this-machine/collectives.json",
+    output:
+        attribution="<results>/report/attribution.parquet",
+        causes="<results>/report/causes.parquet",
+    log:
+        "<logs>/attribute.log",
+    benchmark:
+        "<benchmarks>/attribute.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("attribute"),
+        experiments=as_rows(EXPERIMENTS.values()),
+    message:
+        "divide the errors among the models behind them"
+    script:
+        "../scripts/attribute.py"
 
 
 rule report:
@@ -29,6 +70,8 @@ rule report:
         ),
         operator_fit="<results>/cost_models/this-machine/operator_fit.parquet",
         collectives="<results>/cost_models/this-machine/collectives.json",
+        attribution="<results>/report/attribution.parquet",
+        causes="<results>/report/causes.parquet",
     output:
         errors="<results>/report/error.parquet",
         page="<results>/report/index.html",
@@ -43,6 +86,18 @@ rule report:
             caption="../workflow/report/error_by_plan.rst",
             category="Errors",
             labels={"figure": "error by workload and plan"},
+        ),
+        attribution=report(
+            "<results>/report/figures/attribution.svg",
+            caption="../workflow/report/attribution.rst",
+            category="Errors",
+            labels={"figure": "what the errors are made of"},
+        ),
+        sensitivity=report(
+            "<results>/report/figures/sensitivity.svg",
+            caption="../workflow/report/sensitivity.rst",
+            category="Errors",
+            labels={"figure": "what moves the predictions"},
         ),
         collective_curve=report(
             "<results>/report/figures/collective_curve.svg",
@@ -69,6 +124,8 @@ rule report:
             figure=[
                 "predicted_vs_measured",
                 "error_by_plan",
+                "attribution",
+                "sensitivity",
                 "collective_curve",
                 "operator_fit",
             ],

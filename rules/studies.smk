@@ -1,8 +1,10 @@
 # Purpose: the case studies: 84 GPUs on a photonic wafer, decentralised training with Hop, and
-#          DistSim's search for a plan.
+#          DistSim's search for a plan; and the page about all of them.
 # Inputs:  traces and cost models that ship with the library; nothing is measured
 # Outputs: results/studies/: wafer.parquet, hop.parquet, distsim_search.parquet, and figures as
-#          SVG and PNG
+#          SVG and PNG; results/report/studies.html with the figures in studies/
+
+STUDY_FIGURES = ["wafer", "hop_speedup", "hop_bandwidth", "distsim_search"]
 
 
 rule wafer_study:
@@ -95,9 +97,34 @@ rule distsim_search_study:
         "../scripts/distsim_search_study.py"
 
 
+rule describe_studies:
+    input:
+        tables=expand(
+            "<results>/studies/{study}.parquet",
+            study=["wafer", "hop", "distsim_search"],
+        ),
+        figures=expand("<results>/studies/{figure}.svg", figure=STUDY_FIGURES),
+    output:
+        page="<results>/report/studies.html",
+        figures=expand("<results>/report/studies/{figure}.svg", figure=STUDY_FIGURES),
+    log:
+        "<logs>/describe_studies.log",
+    benchmark:
+        "<benchmarks>/describe_studies.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        library=library_digest("describe_studies"),
+    message:
+        "write the page of case studies"
+    script:
+        "../scripts/describe_studies.py"
+
+
 rule studies:
     input:
-        "<results>/studies/wafer.parquet",
-        "<results>/studies/hop.parquet",
-        "<results>/studies/distsim_search.parquet",
+        "<results>/report/studies.html",
     localrule: True

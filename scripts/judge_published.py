@@ -1,8 +1,10 @@
 """Predict one set of public measured steps, and find what its errors are made of."""
 
+from pandas import concat
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
 from trioflow.published.causes import CAUSES, explain_cases
+from trioflow.published.growth import explain_growth
 from trioflow.published.judge import ANCHORS, judge_cases, prepare_set
 from trioflow.tables import read_table, write_table
 
@@ -14,7 +16,8 @@ with log_job(snakemake.log[0]):
         snakemake.input.table, anchors,
     )  # fmt: skip
     cases = judge_cases(source, prepared)
-    causes = explain_cases(prepared, cases["oracle_s"].tolist())
+    told = explain_cases(prepared, cases["oracle_s"].tolist())
+    causes = concat([told, explain_growth(prepared)], ignore_index=True)
     facts = stamp([snakemake.input.table, *snakemake.input.files])
     write_table(cases, "published_cases", snakemake.output.cases, facts)
     write_table(causes, "causes", snakemake.output.causes, facts, CAUSES)

@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 from cluster_project import ROOT, ClusterProject
+from trioflow.sweeps.chunk_job import simulate_sweep
+from trioflow.sweeps.chunks import cut_chunks
+from trioflow.sweeps.collect import collect_sweep
+from trioflow.sweeps.description import load_sweep
 
 pytestmark = pytest.mark.slow
+
+SWEEP = """\
+description: a small sweep
+chunk: 3
+grid: {trace: gpt2-tiny-b8, platform: dgx-a100, data: [1, 2, 4], tensor: [1, 2]}
+"""
 
 
 @pytest.mark.parametrize("profile", ["slurm", "kubernetes", "cluster"])
@@ -65,13 +75,24 @@ def test_the_queue_and_its_accounting_tell_what_became_of_a_job(
     assert run.stdout.strip() == told
 
 
-def test_the_generic_profile_submits_jobs_with_their_resources(
-    project: ClusterProject, grid_engine: Path
+def test_the_generic_profile_submits_jobs_with_their_resources_and_changes_no_result(
+    project: ClusterProject, grid_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = "results/studies/hop.parquet"
-    jobs = project.planned("--", target)
+    """Chunks that a queue's jobs predicted, in whatever order, are those of this process, byte by byte."""
+    description = "config/sweeps/small.yaml"
+    (project.folder / description).write_text(SWEEP)
+    target = "results/sweeps/small/results.parquet"
     project.snakemake("--workflow-profile", "profiles/cluster", "--", target)
     submitted = (grid_engine / "submitted").read_text().splitlines()
-    assert len(submitted) == sum(jobs.values())
+    assert len(submitted) == len(cut_chunks(load_sweep(project.folder / description))) + 1 == 3
     assert all("-l h_vmem=" in line and "-pe smp" in line for line in submitted)
-    assert (project.folder / target).exists()
+
+    monkeypatch.chdir(project.folder)
+    here = []
+    for chunk in cut_chunks(load_sweep(description)):
+        here.append(tmp_path / f"{chunk.digest}.parquet")
+        simulate_sweep(description, chunk.digest, here[-1])
+        there = Path("results/sweeps/small/chunks") / here[-1].name
+        assert here[-1].read_bytes() == there.read_bytes()
+    collect_sweep(description, here[::-1], tmp_path / "all.parquet", tmp_path)
+    assert (tmp_path / "all.parquet").read_bytes() == Path(target).read_bytes()

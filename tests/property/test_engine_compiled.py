@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from measured_cost import Cost
 from trioflow.engine.aggregates import aggregate_program
 from trioflow.engine.alone import make_run_alone
 from trioflow.engine.compiled import run_compiled
@@ -47,24 +48,6 @@ COLLECTIVES = (
 
 COMPILED = ("contention_free", "fair_share")
 """Networks that both engines know."""
-
-
-@dataclass
-class Measured:
-    time_s: float
-    low_s: float = 0.0
-    high_s: float = 0.0
-    confidence: str = "measured"
-
-
-@dataclass
-class Cost:
-    """A measured cost, so that flows have caps and sizes that are no round numbers."""
-
-    factor: float
-
-    def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
-        return Measured(self.factor * (0.001 * ranks + 0.0007 * message_bytes))
 
 
 def make_platform(builder: str, latency_s: float) -> Platform:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from measured_cost import Cost
 from trioflow.engine.folding_classes import find_fold
 from trioflow.engine.folding_traffic import CannotFoldError
 from trioflow.engine.simulate import simulate
@@ -23,24 +24,6 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_t
 STREAMS = ("compute", "communication", "copy")
 GRIDS = ((1, 4, 1), (1, 1, 4), (1, 2, 2), (2, 2, 1), (2, 2, 2), (1, 4, 2), (2, 1, 4), (3, 2, 1))
 Step = tuple[str, str, str, Any, list[int]]
-
-
-@dataclass
-class Measured:
-    time_s: float
-    low_s: float = 0.0
-    high_s: float = 0.0
-    confidence: str = "measured"
-
-
-@dataclass
-class Cost:
-    """A measured cost, so that flows have caps and sizes that are no round numbers."""
-
-    factor: float
-
-    def time_s(self, collective: str, ranks: int, message_bytes: int) -> Measured:
-        return Measured(self.factor * (0.001 * ranks + 0.0007 * message_bytes))
 
 
 def make_links(builder: str, ranks: int, latency_s: float) -> Sequence[Link]:

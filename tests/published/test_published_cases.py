@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from trioflow.costmodel.step_anchor import load_band
 from trioflow.parallel.plan import named_plan
-from trioflow.published.judge import ANCHORS, find_band, judge_cases, prepare_set
+from trioflow.published.judge import (
+    ANCHORS,
+    find_band,
+    judge_anchored_steps,
+    judge_cases,
+    measure_band,
+    prepare_set,
+)
 from trioflow.published.measured import read_measured
 from trioflow.published.rows import load_published_rows, rows_of_set
 from trioflow.published.scores import list_scaling, score_published
-from trioflow.published.triosim_rules import predict_by_triosim, read_published_step
+from trioflow.published.triosim_rules import RecordedStep, predict_by_triosim
 from trioflow.report.published_aims import SETS
+from trioflow.trace.importers.triosim_tables import read_triosim
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE, IMPORTS = ROOT / "config/published.tsv", ROOT / "config/imports.tsv"
@@ -54,8 +64,22 @@ def four_gpus(mirror: Path) -> pd.DataFrame:
     return judge_cases(*prepare_set("h100-4gpu", mirror, IMPORTS, TABLE, nothing))
 
 
+def read_triosim_step(folder: Path) -> RecordedStep:
+    """Return what the rules read of a trace in TrioSim's own format, with its own tags and sizes."""
+    operators = read_triosim(folder)
+    sizes = [sum(one.elements * one.elem_bytes for one in row.outputs) for row in operators]
+    return RecordedStep(
+        np.array([row.busy_us for row in operators], np.float64) * 1e-6,
+        np.array(sizes, np.float64),
+        np.array([row.split for row in operators]),
+        np.array([row.stage == "forward" for row in operators]),
+        float(PARAMETER_BYTES),
+        BATCH,
+    )
+
+
 def predict_printed(mirror: Path, name: str, ranks: int) -> float | None:
-    step = read_published_step(mirror / VGG13, PARAMETER_BYTES, BATCH)
+    step = read_triosim_step(mirror / VGG13)
     plan = named_plan("ddp" if name == "dp" else name, ranks, 1 if name == "gpipe" else 0)
     if ranks == 1:
         plan = named_plan("single", 1)
@@ -135,3 +159,10 @@ def test_scaling_to_eight_h100_is_within_its_aim(mirror: Path) -> None:
     left = (several["oracle_s"] / several["measured_s"] - 1).to_numpy()
     assert abs(left).max() < abs(several["predicted_s"] / several["measured_s"] - 1).min() / 5
     assert left == pytest.approx(-told["error"].to_numpy(), abs=0.003)
+
+
+@pytest.mark.slow
+def test_the_rebuilt_interval_of_the_anchor_is_the_shipped_one(mirror: Path) -> None:
+    anchors = judge_anchored_steps(mirror, IMPORTS, TABLE)
+    told = measure_band(anchors)
+    assert (told["low"], told["high"]) == pytest.approx(load_band(), rel=1e-9)

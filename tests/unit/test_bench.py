@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from trioflow.report.readme import SPEED, markers
@@ -12,7 +15,11 @@ from trioflow.report.speeds import COLUMNS, read_speeds, write_speed_rows
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import bench_engine  # noqa: E402
+import bench_scale  # noqa: E402
+import bench_timeline  # noqa: E402
 import peers  # noqa: E402
+import run_bench  # noqa: E402
 from graphs import RESNET50, VGG13, make_model_graph  # noqa: E402
 from page import write_page  # noqa: E402
 from rows import Peer, Row  # noqa: E402
@@ -53,6 +60,105 @@ def test_generated_graphs_are_as_large_as_the_model(model):
     collectives = own[own["kind"] == "collective"]
     assert len(collectives) == model.buckets
     assert model.gradient_bytes - collectives["message_bytes"].sum() < model.buckets
+
+
+EVENTS = {"summary": {"events": 10, "simulator_wall_s": 0.1, "aggregated": 1}}
+WANTED = {
+    "DDP of ResNet-50's size (generated) on 16 ranks, every message": (None, "TrioSim", 5.2),
+    "DDP of ResNet-50's size (generated) on 32 ranks, every message": (None, "TrioSim", 28.5),
+    "DDP of ResNet-50's size (generated) on 64 ranks, every message": (0.5, "TrioSim", 254.0),
+    "DDP of ResNet-50's size (generated) on 64 ranks, 1 single events": (0.05, "TrioSim", 254.0),
+    "DDP of VGG-13's size (generated) on 64 ranks, every message": (None, "TrioSim", 8.4),
+    "one ring all-reduce on 64 ranks, every message": (None, "ASTRA-sim", 0.04),
+    "one ring all-reduce on 256 ranks, every message": (None, "ASTRA-sim", 0.41),
+    "one ring all-reduce on 1024 ranks, every message": (1.0, "ASTRA-sim", 8.2),
+    "one ring all-reduce on 1024 ranks, 1 single events": (0.01, "ASTRA-sim", 8.2),
+    "50 layers with a ring all-reduce each on 64 ranks, every message": (None, "ASTRA-sim", 1.06),
+    "50 layers with a ring all-reduce each on 256 ranks, every message": (3.0, "ASTRA-sim", 18.0),
+    "50 layers with a ring all-reduce each on 256 ranks, 1 single events": (0.1, "ASTRA-sim", 18.0),
+    "50 layers with a ring all-reduce each on 1024 ranks, 1 single events": (
+        0.5,
+        "ASTRA-sim",
+        280.0,
+    ),
+}
+"""Rows with their aim [s] and what another simulator took [s]."""
+
+
+def run_idle(run: Callable[[], Any], *_: object, **__: object) -> float:
+    run()
+    return 0.25
+
+
+def test_every_aim_and_every_other_simulator_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is simulated: the rows alone are looked at."""
+    for name in (
+        "make_model_graph",
+        "make_data_parallel_graph",
+        "make_switch",
+        "make_random_messages",
+    ):
+        monkeypatch.setattr(bench_engine, name, lambda *_: None)
+    monkeypatch.setattr(bench_engine, "simulate", lambda *_, **__: SimpleNamespace(**EVENTS))
+    monkeypatch.setattr(bench_engine, "time_s", run_idle)
+    rows = {row.what: row for row in bench_engine.bench_messages()}
+    found = {
+        what: (row.aim, row.peer.name, row.peer.least_s) for what, row in rows.items() if row.peer
+    }
+    assert {what: found.get(what) for what in WANTED} == WANTED
+    rates = [row for row in bench_engine.bench_engines() if row.aim]
+    assert [(row.aim, row.unit, row.headline) for row in rates] == [(3.0, "M events/s", True)]
+    told = dict.fromkeys(
+        (
+            "kept",
+            "tasks",
+            "events",
+            "loop_s",
+            "executed",
+            "machine_s",
+            "build_s",
+            "simulate_s",
+            "before_gb",
+            "built_gb",
+            "peak_gb",
+        ),
+        1,
+    )
+    scale = [
+        row
+        for data in bench_scale.DATA
+        for row in bench_scale._tell({**told, "ranks": 64 * data, "folded": True}, data)
+    ]
+    assert {row.aim for row in scale if "simulate GPT-3 175B on 1024 ranks" in row.what} == {2.0}
+    assert any("on 16384 ranks" in row.what for row in scale), "growth is shown up to there"
+    tasks = bench_timeline.RANKS * (
+        2 * bench_timeline.OPERATORS + bench_timeline.BUCKETS + bench_timeline.UPDATES
+    )
+    assert tasks >= 1e6 and bench_timeline.PERFETTO_S == 10.0
+    headlines = [row.what for row in (*rows.values(), *rates, *scale) if row.headline]
+    assert len(headlines) <= 6, "with the command and the sweep at most 8"
+
+
+def test_groups_run_alone_by_name_and_all_of_them_write_the_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"commands", "first-answer", "messages", "scale", "timeline", "search", "sweep"} <= set(
+        run_bench.GROUPS
+    )
+    groups = {
+        name: lambda name=name: iter([Row(f"row of {name}", 0.5)]) for name in run_bench.GROUPS
+    }
+    monkeypatch.setattr(run_bench, "GROUPS", groups)
+    monkeypatch.setattr(run_bench, "DOCS", tmp_path)
+    assert run_bench.main(["sweep"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["row of sweep: 0.5 s "]
+    assert not list(tmp_path.iterdir())
+    assert run_bench.main(["weather"]) == 2
+    assert "no group 'weather'" in capsys.readouterr().err
+    assert run_bench.main([]) == 0
+    shown = (tmp_path / "bench.md").read_text()
+    assert all(f"| row of {name} | 500 ms |" in shown for name in groups)
+    assert len(read_speeds(tmp_path / "bench.tsv")) == len(groups)
 
 
 @measured

@@ -42,6 +42,7 @@ ORDER = (
     ("report",),
     ("sweeps",),
     ("studies",),
+    ("figures",),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

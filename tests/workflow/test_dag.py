@@ -28,17 +28,19 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
     traces = sum(len(row["batches"].split(",")) for row in read_rows("workloads"))
     experiments = read_rows("experiments")
     measured = len({row["workload"] for row in experiments})
+    project.edit("Snakefile", '"traces"]', '"traces", "studies"]')
+    studies = ("wafer_study", "hop_study", "distsim_search_study", "describe_studies")
     assert project.planned() == {
-        "capture": traces, "merge": traces, "fit_operators": 1,
+        **dict.fromkeys(studies, 1), "capture": traces, "merge": traces, "fit_operators": 1,
         "partition": measured, "measure": measured, "fit_collectives": 1, "describe_machine": 1,
-        "extrapolate": len(experiments), "simulate": len(experiments), "report": 1,
+        "extrapolate": len(experiments), "simulate": len(experiments), "attribute": 1, "report": 1,
         "describe_traces": 1,
     }  # fmt: skip
 
 
 def test_every_stage_is_a_target_and_together_they_leave_only_the_pages(project: Project) -> None:
     expected = {**project.planned(), **dict.fromkeys(STAGES, 1)}
-    for page in ("report", "describe_traces"):
+    for page in ("attribute", "report", "describe_traces"):
         expected.pop(page)
     assert project.planned(*sorted(STAGES)) == expected
     assert project.planned("traces") == {"traces": 1, "capture": 4}
@@ -73,7 +75,8 @@ def test_the_validation_is_asked_for_and_needs_the_public_data_of_every_set(
 
 
 AFTER_SESSIONS = {
-    "fit_collectives": 1, "describe_machine": 1, "extrapolate": 3, "simulate": 3, "report": 1,
+    "fit_collectives": 1, "describe_machine": 1, "extrapolate": 3, "simulate": 3, "attribute": 1,
+    "report": 1,
 }  # fmt: skip
 AFTER_TRACES = {
     "merge": 4, "describe_traces": 1, "fit_operators": 1, "partition": 2, "measure": 2, "extrapolate": 3, **AFTER_SESSIONS,
@@ -84,7 +87,7 @@ AFTER_TRACES = {
     ("edited", "expected"),
     [
         ("workflow/trioflow/report/page.py", {"report": 1}),
-        ("workflow/trioflow/network/fair_share.py", {"simulate": 3, "report": 1}),
+        ("workflow/trioflow/network/fair_share.py", {"simulate": 3, "attribute": 1, "report": 1}),
         ("workflow/trioflow/trace/merge.py", AFTER_TRACES),
         ("workflow/trioflow/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("workflow/trioflow/imports.py", {}),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from project_copy import ROOT, copy_project
 from trioflow.tables import read_table
 
@@ -36,6 +38,28 @@ def repository(tmp_path: Path) -> Path:
     run("git", "add", "--all", folder=folder)
     run("git", *author, "commit", "--quiet", "--message=as it is", folder=folder)
     return folder
+
+
+def test_the_workflow_catalog_finds_what_it_asks_for() -> None:
+    """Snakemake's catalog of workflows: standardized usage, as its page "add your workflow" lists it."""
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    assert usage.keys() == {"mandatory-flags", "software-stack-deployment", "report"}
+    assert usage["mandatory-flags"].keys() == {"desc", "flags"}
+    assert (ROOT / "Snakefile").exists() and list((ROOT / "rules").glob("*.smk"))
+    assert 'configfile: "config/config.yaml"' in (ROOT / "Snakefile").read_text()
+    for name in ("config/config.yaml", "config/README.md", "LICENSE"):
+        assert (ROOT / name).stat().st_size > 100, name
+    readme = (ROOT / "README.md").read_text().lower()
+    assert "snakemake" in readme and "workflow" in readme
+    text = "\n".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    jobs = [
+        rule
+        for rule in re.split(r"^\s*(?:rule|checkpoint)\b", text, flags=re.M)
+        if "script:" in rule
+    ]
+    assert usage["software-stack-deployment"] == {"conda": True}
+    assert len(jobs) > 20 and all("conda:" in rule for rule in jobs)
+    assert usage["report"] is True and "report(" in text
 
 
 @pytest.mark.slow

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from trioflow.engine import planning
-from trioflow.engine.planning import MOST_KEPT, keep_planner
+from trioflow.engine.planning import MOST_KEPT, MOST_KEPT_MESSAGES, keep_planner, make_planner
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
+from trioflow.network.message_planner import WHOLE, Chunks
 
 
 @pytest.fixture
@@ -36,4 +37,17 @@ def test_what_is_kept_has_an_end(platform: Platform, monkeypatch: pytest.MonkeyP
 def test_a_platform_that_is_gone_leaves_its_identity_to_nobody(platform: Platform) -> None:
     keep_planner(platform, None, "time_s")
     for (identity, _, _), kept in planning._kept.items():
-        assert id(kept.platform) == identity
+        assert id(kept.made_from[0]) == identity
+
+
+def test_those_that_plan_messages_are_kept_for_the_same_question_only(platform: Platform) -> None:
+    first = make_planner(platform, None, "time_s", "ring", WHOLE)
+    assert make_planner(platform, None, "time_s", "ring", WHOLE) is first
+    others = [
+        make_planner(platform, None, "time_s", {"all_reduce": "ring"}, WHOLE),
+        make_planner(platform, None, "time_s", "ring", Chunks(2)),
+        make_planner(platform, None, "low_s", "ring", WHOLE),
+    ]
+    assert first not in others and len(set(map(id, others))) == 3
+    assert len(planning._kept_messages) == MOST_KEPT_MESSAGES
+    assert make_planner(platform, None, "time_s", "ring", WHOLE) is not first

@@ -154,8 +154,12 @@ def test_graphs_of_equal_stages_have_the_ideal_bubbles(transformer_trace):
     assert waits("zero-bubble") < waits("1f1b") - 0.05
 
 
-def test_1f1b_waits_for_its_sends_and_others_do_not(transformer_trace):
-    for name, expected in (("1f1b", True), ("interleaved", False)):
+def test_ranks_wait_for_their_sends_where_pytorch_does(transformer_trace):
+    for name, expected in (
+        ("1f1b", {"forward", "backward"}),
+        ("gpipe", {"backward"}),  # the first backward, and the scaling of gradients
+        ("interleaved", {"optimizer"}),
+    ):
         plan = make_plan(pipeline=2, schedule=name, micro_batches=4, stages_per_rank=1)
         graph = extrapolate(transformer_trace, plan, MODEL, batch=16)
         tasks = graph.tasks.set_index("task_id")
@@ -163,9 +167,9 @@ def test_1f1b_waits_for_its_sends_and_others_do_not(transformer_trace):
         on_send = edges[tasks.loc[edges["depends_on"], "kind"].to_numpy() == "send"]
         waiting = tasks.loc[on_send["task_id"]]
         assert (waiting["kind"] == "compute").all()
-        assert set(waiting["phase"]) == (
-            {"forward", "backward", "optimizer"} if expected else {"optimizer"}
-        )
+        assert set(waiting["phase"]) == expected
+        last = tasks[(tasks["kind"] == "send") & (tasks["rank"] == 1)].index[-1]
+        assert last in set(edges["depends_on"])
     # Rank 0's first backward waits for the forward it sends together with that receive.
     plan = make_plan(pipeline=2, schedule="1f1b", micro_batches=4)
     graph = extrapolate(transformer_trace, plan, MODEL, batch=16)

@@ -9,6 +9,7 @@ from trioflow.costmodel.platform_collectives import load_platform_collectives
 from trioflow.costmodel.published_models import SHIPPED, shipped_operator_models
 from trioflow.hardware.platform import load_platform
 from trioflow.published.causes import CHANGES, explain_cases
+from trioflow.published.growth import PROPORTIONAL, RESCALED, explain_growth
 from trioflow.published.judge import describe_learning
 from trioflow.published.prediction import PreparedCase, ScaledCollectives, Settings
 from trioflow.published.rows import PublishedRow
@@ -63,7 +64,7 @@ def test_replicas_take_longer_than_one_gpu(replicas):
     [
         (Settings(compute=1.1), Settings()),
         (Settings(copies=5.0), Settings(copies=0.0)),
-        (Settings(overlap=False), Settings()),
+        (Settings(overlap="none"), Settings()),
         (Settings(bandwidth=0.01), Settings()),
         (Settings(latency=1000.0), Settings()),
         (Settings(), Settings(anchor="none")),
@@ -96,8 +97,8 @@ def test_baselines_start_from_the_same_times(replicas):
 def test_times_carried_over_from_another_gpu_have_no_step_to_anchor(replicas):
     carried = make_case()
     carried.times.confidence = "extrapolated"
-    assert carried.anchor("ratio").scale == 1.0
-    assert replicas.anchor("ratio").scale == pytest.approx(1.1)
+    assert not carried.has("anchor")
+    assert replicas.has("anchor") and not replicas.has("host")
     assert carried.predict().confidence == "extrapolated"
     assert "step of one GPU" in describe_learning(replicas)
     assert "step of one GPU" not in describe_learning(carried)
@@ -115,3 +116,18 @@ def test_causes_are_parts_replacements_and_what_a_case_has(replicas):
     changed = set(alone[alone["role"] == "sensitivity"]["parameter"])
     assert changed == {"compute time", "anchor at the step of one GPU"}
     assert {c.parameter for c in CHANGES} > changed
+
+
+def test_growth_is_told_of_whole_steps_at_another_batch_without_an_anchor():
+    case = make_case("single", 1, 16, measured_end_to_end_s=None)
+    told = explain_growth([case])
+    sums = told.groupby("setting")["time_s"].sum()
+    recorded_s = float(case.reference.operators["device_ns"].sum()) * 1e-9
+    assert sums[PROPORTIONAL] == pytest.approx(2 * recorded_s)
+    tasks = case.task_graph.tasks
+    assert sums[RESCALED] == pytest.approx(tasks[tasks["op_id"].notna()]["duration_s"].sum())
+    assert told["parameter"].str.contains(": ").all() and set(told["role"]) == {"growth"}
+    same_batch = make_case("single", 1, 8, measured_end_to_end_s=None)
+    cut = make_case("tp", 4, 32, measured_end_to_end_s=None)
+    anchored = make_case("single", 1, 16)
+    assert explain_growth([same_batch, cut, anchored]).empty

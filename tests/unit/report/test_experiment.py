@@ -141,13 +141,17 @@ def test_what_is_made_of_a_step_adds_up_to_it(written):
         assert row["idle_s"] == pytest.approx(step_s - told["busy_s"])
 
 
-def test_the_perfetto_trace_holds_tasks_path_and_rates(written):
+def test_the_perfetto_trace_holds_tasks_path_memory_and_rates(written):
     _, graph, result, folder, frames = written
     events = json.loads(gzip.decompress((folder / "perfetto.json.gz").read_bytes()))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == len(graph.tasks) + len(frames["critical_path"])
     curves = [event for event in events if event["ph"] == "C"]
-    assert {event["name"] for event in curves} == set(result.summary["link_bytes"])
+    assert {event["name"] for event in curves} == {"memory", *result.summary["link_bytes"]}
+    held = [event["args"]["bytes"] for event in curves if event["name"] == "memory"]
+    assert max(held) == graph.metadata["memory"][0]["peak_bytes"]
+    ranks = {event["pid"] for event in curves if event["name"] == "memory"}
+    assert ranks < {event["pid"] for event in slices} and len(ranks) == 2
     # The area under a link's curve is what it moved.
     for link, moved in result.summary["link_bytes"].items():
         own = [(e["ts"] / 1e6, e["args"]["bytes/s"]) for e in curves if e["name"] == link]

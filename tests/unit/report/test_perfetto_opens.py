@@ -6,15 +6,9 @@ import base64
 import functools
 import http.server
 import importlib.util
-import json
 import os
-import shutil
-import socket
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from browser import Browser, run_driver
 from trioflow.engine.simulate import Result, simulate
 from trioflow.engine.timeline import build_critical_path
 from trioflow.hardware.platform import load_platform
@@ -31,8 +26,6 @@ from trioflow.report.perfetto import LINK_PROCESS, PATH_PROCESS, write_perfetto
 from trioflow.units import s_to_ns
 
 pytestmark = pytest.mark.slow
-
-WAIT_S = 120
 
 
 class PerfettoHandler(http.server.SimpleHTTPRequestHandler):
@@ -77,44 +70,8 @@ def serve(trace: Path) -> Iterator[str]:
         server.server_close()
 
 
-class Browser:
-    """Just enough of the W3C WebDriver protocol."""
-
-    def __init__(self, driver: str, profile: Path) -> None:
-        self.address = driver
-        options = {
-            "args": [
-                "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-                "--no-first-run", f"--user-data-dir={profile}", "--window-size=1400,900",
-            ]
-        }  # fmt: skip
-        capabilities = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
-        session = self.call("POST", "session", {"capabilities": capabilities})
-        self.address = f"{driver}/session/{session['sessionId']}"
-        self.call("POST", "timeouts", {"script": WAIT_S * 1000, "pageLoad": WAIT_S * 1000})
-
-    def call(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
-        data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(
-            f"{self.address}/{path}".removesuffix("/."), data, method=method
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=WAIT_S + 10) as answer:
-                return json.load(answer)["value"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(error.read().decode()) from None
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        """Run a script that calls its last argument with a result."""
-        return self.call("POST", "execute/async", {"script": script, "args": list(arguments)})
-
-    def wait_for(self, expression: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        script = f"arguments[0](Boolean({expression}))"
-        while not self.run(script):
-            assert time.monotonic() < deadline, f"never true: {expression}"
-            time.sleep(0.2)
+class Perfetto(Browser):
+    """Chromium with the UI open."""
 
     def query(self, sql: str, *columns: str) -> list[tuple[Any, ...]]:
         """Ask Perfetto's trace processor."""
@@ -138,41 +95,20 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    for program in ("chromium", "chromedriver"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("driver") / "log.txt"
-    process = subprocess.Popen(
-        ["chromedriver", f"--port={port}", f"--log-path={log}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(100):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+    with run_driver(tmp_path_factory.mktemp("driver") / "log.txt") as address:
+        yield address
 
 
 @contextmanager
-def open_perfetto(driver: str, trace: Path, profile: Path) -> Iterator[Browser]:
+def open_perfetto(driver: str, trace: Path, profile: Path) -> Iterator[Perfetto]:
     with serve(trace) as address:
-        browser = Browser(driver, profile)
+        browser = Perfetto(driver, profile)
         try:
-            browser.call("POST", "url", {"url": address})
+            browser.open(address)
             browser.wait_for("window.app && app.trace && app.trace.engine")
             yield browser
         finally:
-            browser.call("DELETE", ".")
+            browser.close()
 
 
 def two_stage_pipeline() -> tuple[TaskGraph, Result]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 from published.published_cases import make_case, make_cases
@@ -9,8 +11,11 @@ from test_report_page import Page
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.published.causes import CAUSES
+from trioflow.published.growth import PROPORTIONAL, RESCALED
 from trioflow.published.judge import ANCHORS
+from trioflow.report.published_aims import DISCLOSED, list_disclosures
 from trioflow.report.published_figures import draw_cases, draw_tornado, summarise_changes
+from trioflow.report.published_growth import sum_growth
 from trioflow.report.published_page import build_published_page, read_cases
 from trioflow.report.published_readme import update_published, write_published_rows
 
@@ -22,6 +27,10 @@ CAUSE_ROWS = [
     ("h100-4gpu", "a", "sensitivity", "compute time", "x 1.1", 1.122),
     ("h100-4gpu", "b", "sensitivity", "compute time", "x 1.1", 2.0),
     ("h100-4gpu", "a", "sensitivity", "latency of collectives", "x 2", 1.03),
+    ("resnet50-a40", "e", "growth", "forward: convolution", PROPORTIONAL, 1.5),
+    ("resnet50-a40", "e", "growth", "forward: convolution", RESCALED, 0.7),
+    ("resnet50-a40", "e", "growth", "optimizer: optimizer", PROPORTIONAL, 0.4),
+    ("resnet50-a40", "e", "growth", "optimizer: optimizer", RESCALED, 0.1),
 ]
 ANCHOR_ROWS = [("NVIDIA A40", "m", "train", 1, 4, 1.0, 1.01, 1.05, 1.2)]
 
@@ -124,3 +133,42 @@ def test_a_case_that_stands_twice_is_refused(tmp_path):
     tables.write_table(make_cases().head(0), "published_cases", file)
     with pytest.raises(InputError, match="no public case to report"):
         read_cases([file])
+
+
+def test_an_error_at_a_batch_that_was_not_traced_is_a_sum_of_parts(built):
+    causes = pd.DataFrame(CAUSE_ROWS, columns=CAUSES.names)
+    parts = sum_growth(make_cases(), causes, "resnet50-a40").loc["e"]
+    # Operators: 1.9 s in proportion, 0.8 s as predicted, of a step predicted at 1.0 and measured at 2.5 s.
+    assert parts[["growth", "plan", "rest"]].tolist() == pytest.approx([-0.44, 0.08, -0.24])
+    assert parts[["growth", "plan", "rest"]].sum() == pytest.approx(parts["error"]) == -0.6
+    text = built[2].partition('<section id="resnet50-a40">')[2].partition("</section>")[0]
+    for value in (-0.44, 0.08, -0.24):
+        assert any(
+            abs(float(key) - value) < 1e-9
+            for key in re.findall('data-sort="(-?[0-9][0-9.e-]*)"', text)
+        )
+    assert "holds 0 of 1" in text.replace("&nbsp;", " ")
+    assert "forward: convolution" in text
+    assert sum_growth(make_cases(), causes, "h100-4gpu").empty
+
+
+def test_every_score_of_every_set_stands_in_the_summary(built):
+    _, scores, text = built
+    summary = text.partition('<section id="summary">')[2].partition("</section>")[0]
+    keys = (
+        "mean_absolute_error", "median_absolute_error", "worst_error", "bias", "rank_correlation",
+        "coverage", "mean_relative_width", "interval_score",
+    )  # fmt: skip
+    for row in scores[scores["model"] == "trioflow"].to_dict("records"):
+        for key in keys:
+            value = row[key]
+            assert pd.isna(value) or f'data-sort="{float(value)!r}"' in summary, (row["set"], key)
+
+
+def test_what_was_chosen_with_results_in_sight_is_said_beside_the_sets_concerned(built):
+    text = built[2].partition('<section id="disclosed">')[2].partition("</section>")[0]
+    assert text.count("<li>") == len(DISCLOSED) == 2
+    for words in ("timer", "copies", "embedding and head", "interval"):
+        assert words in text
+    assert len(list_disclosures({"resnet50-h100"})) == 1
+    assert list_disclosures({"vtrain-a100"}) == []

@@ -99,8 +99,8 @@ def test_equal_cases_give_equal_pages(built, tmp_path):
     files, diagnoses = write_files(tmp_path)
     page = tmp_path / "report/cost_models.html"
     build_validation_page(files, diagnoses, page, tmp_path / "report/validation.parquet")
-    told = page.read_text().replace(str(tmp_path), "X")
-    assert told == built[2].replace(str(built[0]), "X")
+    told = page.read_text().replace(tmp_path.name, "X")
+    assert told == built[2].replace(built[0].name, "X")
 
 
 def test_unknown_sets_no_cases_and_foreign_tables_leave_nothing(tmp_path):

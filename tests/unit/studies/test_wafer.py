@@ -160,3 +160,23 @@ def test_the_study_writes_its_table_and_figure(
 def test_the_figure_has_a_panel_for_every_case(rows: pd.DataFrame) -> None:
     titles = [axes.get_title(loc="left") for axes in draw_wafer(rows).axes]
     assert titles[:2] == ["vgg19, 2 samples\n8 data", "vgg19, 4 samples\n4 data x 2 pipeline"]
+
+
+def test_both_engines_give_the_same_step(
+    steps: WaferSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    for name in ("run_compiled", "run_reference"):
+        execute = getattr(wafer, name)
+        monkeypatch.setattr(
+            wafer,
+            name,
+            lambda *given, name=name, execute=execute: ran.append(name) or execute(*given),
+        )
+    found = []
+    for often in (True, False):
+        monkeypatch.setattr(wafer, "is_repaid", lambda _, often=often: often)
+        found.append((steps.run_mesh("snake", 1e9), steps.run_circuits(1)))
+    assert found[0] == found[1]
+    # Only the plain engine drives circuits.
+    assert ran == ["run_compiled", *["run_reference"] * 7]

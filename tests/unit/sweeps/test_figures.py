@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from trioflow.sweeps.chunk_job import make_frame
 from trioflow.sweeps.figures import MOST_PANELS, draw_memory, draw_throughput, name_kind
 from trioflow.sweeps.parameters import fill_values
@@ -73,3 +76,17 @@ def test_any_number_of_panels_can_be_drawn(count: int) -> None:
         assert len(shown) == min(count, MOST_PANELS)
         title = figure.legends[0].get_title().get_text()
         assert ("the first 6 of 8" in title) == (count > MOST_PANELS)
+
+
+@pytest.mark.parametrize("draw", [draw_throughput, draw_memory])
+def test_labels_lie_inside_the_figure_even_with_one_row_of_panels(
+    draw: Callable[[pd.DataFrame, str], Figure],
+) -> None:
+    figure = draw(make_rows({"data": 2, "ranks": 2}, {"ranks": 1}), "title")
+    figure.canvas.draw()
+    labels = [*figure.texts, figure.legends[0]]
+    assert len(labels) == 3, "two axes and the legend"
+    for label in labels:
+        box = label.get_window_extent()
+        assert box.x0 >= 0 and box.y0 >= 0, label
+        assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, label

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import make_plan
+from trioflow.parallel.schedule_checks import measure_held
 from trioflow.parallel.schedules import build_schedule
 from trioflow.parallel.sizing import predict_operator_times, resize_batch
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_messages import MessageTimes, list_groups
-from trioflow.sweeps.outline_step import _order, _play, outline_step
+from trioflow.sweeps.outline_step import _count_held, _order, _play, outline_step
 from trioflow.sweeps.workshop import Workshop
 
 TRACE = "gpt2-tiny-b8"
@@ -57,8 +58,22 @@ def test_an_outline_is_near_the_full_simulation(
     times = workshop.time_operators(TRACE, outline.platform.device.name)
     _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 32, outline.platform)
     summary = workshop.simulate(graph, outline.platform, interval=False)
-    assert step.time_s == pytest.approx(summary["step_time_s"], rel=0.15)
+    assert step.time_s == pytest.approx(summary["step_time_s"], rel=0.03)
     assert 0 < step.least_bytes <= graph.metadata["peak_memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    "plan", [make_plan(8), make_plan(8, accumulate=4), make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero1")],
+    ids=lambda plan: f"{plan.plan}-{plan.pieces}",
+)  # fmt: skip
+def test_what_gradients_take_is_in_the_outline(workshop: Workshop, plan: Plan) -> None:
+    """Of a small batch on a GPU, copies into buckets, sums and updates are a large part."""
+    machine = workshop.load_platform("dgx-a100", 8)
+    times = workshop.time_operators("resnet50-b128", machine.device.name)
+    step = outline_step(Outline(times, machine, workshop.load_collectives(machine)), plan, 64)
+    _, graph = workshop.build_graph(times, ["resnet50-b128", "", ""], plan, 64, machine)
+    summary = workshop.simulate(graph, machine, interval=False)
+    assert step.time_s == pytest.approx(summary["step_time_s"], rel=0.05)
 
 
 def test_collectives_that_block_computing_are_added_up(
@@ -81,14 +96,15 @@ def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
     model = outline.model
     assert isinstance(model, MemoModel)
     outline.prepare([make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)], 16)
-    asked = model.asked
     operators = outline.traces[0].operators
     for samples in (8, 2):
         target = resize_batch(operators, samples / 8)
         expected, _ = predict_operator_times(operators, target, model.model)
         np.testing.assert_array_equal(outline._device_s(make_plan(2), samples), expected)
-    outline_step(outline, make_plan(2, accumulate=4), 16)
-    assert model.asked == asked, "all sizes of a split were asked for together"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outline, "_predict", None)
+        for plan in (make_plan(2), make_plan(1, 2), make_plan(2, accumulate=4)):
+            outline_step(outline, plan, 16)  # all sizes and splits were asked for together
 
 
 def test_groups_lie_as_in_the_task_graph() -> None:
@@ -114,10 +130,11 @@ def test_a_schedule_is_played_as_its_closed_form_says() -> None:
     """GPipe of p equal stages and m micro-batches: (m + p - 1) forwards, then as many backwards."""
     for name in ("gpipe", "1f1b"):
         schedule = build_schedule(name, 4, 8, 1)
-        free_s, last = _play(schedule, [1.0] * 4, [2.0] * 4, [0.0] * 3)
+        free_s, last = _play(4, _order(schedule), [1.0] * 4, [2.0] * 4, [0.0] * 3)
         assert max(free_s) == (8 + 3) * 3.0
         assert last[3][1] < last[0][1] == max(free_s)
-    free_s, _ = _play(build_schedule("gpipe", 2, 1, 1), [1.0, 1.0], [2.0, 2.0], [0.5])
+    turns = _order(build_schedule("gpipe", 2, 1, 1))
+    free_s, _ = _play(2, turns, [1.0, 1.0], [2.0, 2.0], [0.5])
     assert max(free_s) == 1 + 0.5 + 1 + 2 + 0.5 + 2
 
 
@@ -134,3 +151,17 @@ def test_every_action_of_a_schedule_is_played_once(name: str) -> None:
     assert len(forwards) == 4 * stages * 8
     for place, turn in enumerate(turns):
         assert turn.source < place, "what it waits for comes first"
+
+
+@pytest.mark.parametrize(
+    "name", ["gpipe", "gpipe-recompute", "1f1b", "interleaved", "zero-bubble", "zbv"]
+)
+def test_what_a_rank_holds_is_what_the_schedule_keeps(name: str) -> None:
+    """The numbers of micro-batches in flight, found once, give every plan's activations at the peak."""
+    stages = 2 if name in ("interleaved", "zbv") else 1
+    schedule = build_schedule(name, 4, 8, stages)
+    sizes = [1.0 + stage for stage in range(schedule.stages)]
+    expected = measure_held(schedule, lambda stage, _: (sizes[stage], 0.0))
+    for rank, counts in enumerate(_count_held(schedule)):
+        mine = [sizes[stage] for stage in schedule.stages_of_rank(rank)]
+        assert (counts @ mine).max() == expected[rank]

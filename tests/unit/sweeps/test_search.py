@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from trioflow.cli import main
-from trioflow.cli.search import read_ranks
+from trioflow.cli.search import describe_rest, read_ranks
 from trioflow.errors import InputError
 from trioflow.hardware.platform import SHIPPED
-from trioflow.parallel.plan import make_plan
+from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.plan_row import find_plan_problem
-from trioflow.sweeps.search import Candidate, _simulate_best, add_costs, mark_front, search_plans
+from trioflow.sweeps.search import (
+    Candidate,
+    Variants,
+    _simulate_best,
+    add_costs,
+    mark_front,
+    search_plans,
+)
 from trioflow.sweeps.search_space import (
     Refusals,
     Space,
@@ -119,19 +127,82 @@ def test_simulating_goes_on_while_the_outline_leaves_the_order_open() -> None:
             self.time_s = time_s
 
     plan = make_plan()
-    candidates = [Candidate(time_s, plan, 0) for time_s in (1.0, 1.1, 1.2, 1.3, 5.0, 6.0)]
-    exact = _simulate_best(candidates, 2, lambda c: One(c, c.time_s))
-    assert len(exact) == 2
+    groups = [Variants(Candidate(time_s, plan, 0)) for time_s in (1.0, 1.1, 1.2, 1.3, 5.0, 6.0)]
+
+    def simulate(answer: Callable[[float], float | None]) -> list[One]:
+        def run(variants: Variants) -> One | None:
+            time_s = answer(variants.best.time_s)
+            return None if time_s is None else One(variants.best, time_s)
+
+        return _simulate_best(groups, 2, run)
+
+    assert len(simulate(lambda s: s)) == 2
     # The second was outlined as half of what it takes, so that others may still be better.
-    loose = _simulate_best(candidates, 2, lambda c: One(c, 2.2 if c.time_s == 1.1 else c.time_s))
-    assert len(loose) >= 3
+    assert len(simulate(lambda s: 2.2 if s == 1.1 else s)) >= 3
     # The first was outlined at twice its time: so may all others be.
-    high = _simulate_best(candidates, 2, lambda c: One(c, 0.5 if c.time_s == 1.0 else c.time_s))
-    assert len(high) == 4, "5.0 / 2 is more than the second best"
-    without = _simulate_best(candidates, 2, lambda c: None if c.time_s < 1.2 else One(c, c.time_s))
+    assert len(simulate(lambda s: 0.5 if s == 1.0 else s)) == 4, (
+        "5.0 / 2 is more than the second best"
+    )
+    without = simulate(lambda s: None if s < 1.2 else s)
     assert [one.candidate.time_s for one in without] == [1.2, 1.3], (
         "what does not fit does not count"
     )
+
+
+BUCKETS = (1 << 18, 1 << 20, 1 << 22, 100 << 20)
+
+
+@pytest.mark.parametrize("platform", ["cpu2-gloo", "dgx-a100"])
+def test_a_plan_is_shown_once_with_its_best_bucket_size(workshop: Workshop, platform: str) -> None:
+    """Simulated one by one, no other bucket size is better, and those called alike are."""
+    plans = [
+        vary_plan(make_plan(2, sharding=sharding), bucket_bytes=size, first_bucket_bytes=size)
+        for sharding in ("none", "zero1") for size in BUCKETS
+    ]  # fmt: skip
+    found = search_plans(workshop, TRACE, platform, 2, 16, plans=plans)
+    assert found.outlined == len(plans) and {r["sharding"] for r in found.ranking} == {
+        "none",
+        "zero1",
+    }
+    assert len(found.ranking) == 2
+    for row in found.ranking:
+        alone = {
+            plan.bucket_bytes: search_plans(workshop, TRACE, platform, 2, 16, plans=[plan]).ranking[0]
+            for plan in plans if plan.sharding == row["sharding"]
+        }  # fmt: skip
+        best_s = min(other["step_time_s"] for other in alone.values())
+        assert row["step_time_s"] <= best_s * 1.002
+        others = [other["bucket_bytes"] for other in row["other_buckets"]]
+        assert sorted([row["bucket_bytes"], *others]) == sorted(BUCKETS)
+        outlined = [other["outlined_s"] for other in row["other_buckets"]]
+        assert [row["outlined_s"], *outlined] == sorted([row["outlined_s"], *outlined])
+        alike = others[: row["alike_buckets"]]
+        for size in others:
+            slower = alone[size]["step_time_s"] / row["step_time_s"] - 1
+            assert slower < 0.02 if size in alike else slower > 0.005, size
+        assert all(not other["other_buckets"] for other in alone.values())
+
+
+def test_other_bucket_sizes_are_told_in_words() -> None:
+    mib = 1 << 20
+    row = {
+        "data": 2, "sharding": "none", "bucket_bytes": 5 * mib, "alike_buckets": 1,
+        "other_buckets": [{"bucket_bytes": 25 * mib}, {"bucket_bytes": 100 * mib}],
+    }  # fmt: skip
+    assert describe_rest(row) == ", buckets of 5 MiB (or 25, alike)"
+    assert describe_rest({**row, "alike_buckets": 2}) == ", buckets of 5 MiB (or 25 or 100, alike)"
+    assert describe_rest({**row, "alike_buckets": 0}) == ", buckets of 5 MiB"
+    assert describe_rest({**row, "sharding": "fsdp"}) == describe_rest({**row, "data": 1}) == ""
+
+
+def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    plans = [vary_plan(make_plan(2), bucket_bytes=size) for size in BUCKETS]
+    whole = search_plans(workshop, TRACE, "dgx-a100", 2, 16, plans=plans)
+    machine = str(small_machine(tmp_path, whole.ranking[0]["peak_memory_bytes"] - 1))
+    found = search_plans(workshop, TRACE, machine, 2, 16, plans=plans)
+    assert found.ranking == [] and len(found.dropped) == len(plans)
 
 
 def test_cost_and_energy_are_those_of_all_ranks() -> None:
@@ -171,7 +242,7 @@ def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixtur
     assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
     assert (
         "plans cannot be carried out" in text
-        and "no other plan is better in time and memory" in text
+        and "* every other plan shown is worse in time or memory" in text
     )
     assert main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from trioflow.costmodel.methods import UNFITTED
+from trioflow.costmodel.step_anchor import TIMER, WAYS
 from trioflow.parallel.modes import MODES
 from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.plan import NAMED
@@ -44,6 +45,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--cost-model", metavar="MODEL",
         help="operator model of `trioflow fit`, a shipped one by name, or "
         f"{' or '.join(UNFITTED)} (a baseline)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--anchor", choices=WAYS, default=TIMER,
+        help="operators that were timed one by one, and a measured step: take the timer off each, use one factor "
+        f"(ratio), or leave them (default: {TIMER})",
     )  # fmt: skip
     parser.add_argument(
         "--override", metavar="CSV",

@@ -16,6 +16,7 @@ from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.step_anchor import Anchoring
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
@@ -170,5 +171,6 @@ def choose_graph(options: argparse.Namespace) -> tuple[TaskGraph, Platform, Devi
     graph = extrapolate(
         times.traces, plan, times.model, batch=options.batch, host=platform.host, stages=stages,
         schedule=schedule, mode=options.mode, last_batch=options.last_batch,
+        anchoring=Anchoring(options.anchor),
     )  # fmt: skip
     return graph, platform, times

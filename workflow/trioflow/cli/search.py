@@ -9,7 +9,7 @@ from typing import Any
 
 from trioflow.cli.text import format_table
 from trioflow.errors import InputError
-from trioflow.units import format_bytes, format_time
+from trioflow.units import BYTES_PER_MIB, format_bytes, format_time
 
 SHOWN_REASONS = 5
 
@@ -141,11 +141,12 @@ def run_search(options: argparse.Namespace) -> None:
     print(f"cost model {told['cost_model']}; {told['confidence']}\n")
     if told["ranking"]:
         print(format_ranking(told))
-        print(f"\n* no other plan is better in {' and '.join(_words(told['compared_by']))}")
+        words = _words(told["compared_by"])
+        print(f"\n* every other plan shown is worse in {', '.join(words[:-1])} or {words[-1]}")
     if told["first_beats_second"] is not None:
         print(
             f"the first beats the second with a probability of {told['first_beats_second']:.0%} "
-            f"({told['assumption']})"
+            "(log-normal errors, shared by plans as far as both depend on compute and communication alike)"
         )
     low, high = told["outline_error"]
     print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
@@ -182,10 +183,13 @@ def format_ranking(told: dict[str, Any]) -> str:
 
 
 def describe_rest(row: dict[str, Any]) -> str:
-    """Return what a plan's text leaves out and tells it from its neighbours: its buckets."""
+    """Return what a plan's text leaves out: its buckets, and how many other sizes are as good."""
     if row["data"] == 1 or row["sharding"] not in ("none", "zero1"):
         return ""
-    return f", buckets of {row['bucket_bytes'] / (1 << 20):.0f} MiB"
+    text = f", buckets of {row['bucket_bytes'] / BYTES_PER_MIB:.0f} MiB"
+    sizes = [f"{other['bucket_bytes'] / BYTES_PER_MIB:.0f}" for other in row["other_buckets"]]
+    alike = sizes[: row["alike_buckets"]]
+    return f"{text} (or {' or '.join(alike)}, alike)" if alike else text
 
 
 def _print_left_out(told: dict[str, Any]) -> None:

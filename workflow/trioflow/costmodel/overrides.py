@@ -227,7 +227,7 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
     step_s = max(float(trace.facts["step_time_s"]) + gone_s, float(after.sum()) * 1e-9)
     share = float(after[changed].sum()) / max(float(after.sum()), 1.0)
     facts = {
-        **trace.facts,
+        **{name: told for name, told in trace.facts.items() if not name.startswith("measured_")},
         "step_time_s": step_s,
         "step_times_s": [],
         "warnings": [

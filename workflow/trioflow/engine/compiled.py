@@ -66,18 +66,25 @@ def run_compiled(program: Program, network: Network) -> Execution:
     start_s, end_s = state.tasks["start_s"].copy(), state.tasks["end_s"].copy()
     if (end_s == NEVER_S).any():
         raise SimulationError(explain_deadlock(program, end_s))
-    moved_bytes = state.links["moved_bytes"].tolist()
     return Execution(
         start_s,
         end_s,
         int(state.count[layout.EVENTS]),
-        {
-            (link.source, link.target): moved
-            for link, moved in zip(network.links, moved_bytes, strict=True)
-        },
+        _name_bytes(network, state.links["moved_bytes"].tolist()),
         int(state.count[layout.RESHARED]),
         _read_pieces(state) if keep else None,
     )
+
+
+def _name_bytes(
+    network: FairShareNetwork | ContentionFreeNetwork, moved_bytes: list[float]
+) -> dict[tuple[str, str], float]:
+    """Return what moved over each link by its ends; of links side by side, over the last."""
+    ends = network.link_bytes
+    if len(ends) == len(moved_bytes):  # The usual case: the names are there already.
+        return dict(zip(ends, moved_bytes, strict=True))
+    pairs = zip(network.links, moved_bytes, strict=True)
+    return {(link.source, link.target): moved for link, moved in pairs}
 
 
 def _read_pieces(state: Any) -> Pieces:

@@ -47,6 +47,19 @@ Classes that do not fulfil this are divided (``folded_split``): ranks whose
 speeds, or whose groups' costs or flows differ. Where no two ranks are left in
 one class, all ranks are executed.
 
+Where replicas lie on several leaf sets of a cluster the classes become many
+(GPT-3 175B on 4,096 ranks of dgx-h100, 8 tensor x 8 pipeline x 64 data: 256
+instead of 8, one for each place of a node in its leaf set and each stage). The
+ring of a stage leaves a leaf set at its last node, where it shares the uplink
+with what all its nodes send to the next stage. So that node's messages may be
+slowed otherwise than its neighbours', hence the ring's next flow, and so on
+from node to node. Whether it comes to that depends on times, and nothing that
+is known before a run excludes it, so these classes stay apart. An uplink as wide as all
+that leads to it can never be the narrowest link, and leaving such links out of
+the sharing would keep the classes together; but where it is exactly as wide,
+rates would differ in their last bits from those of a run with it, so it would
+have to be left out of every run.
+
 Only trioflow's own networks, whose rules these are, take part. A collective
 of an algorithm keeps all its messages: its flows are not of one class, and
 those of different groups of a family are told apart by their place in it.
@@ -60,6 +73,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trioflow.engine.exchanges import ExchangeRows, Exchanges, Plan, Planner
+from trioflow.engine.expansion import check_division
 from trioflow.engine.folding_links import make_folded_network
 from trioflow.engine.folding_traffic import (
     CannotFoldError,
@@ -148,7 +162,8 @@ def fold_program(
     CannotFoldError
         When that would not be exact: says why.
     SimulationError
-        As ``build_program``.
+        As ``build_program``; TooLargeError where classes divide into more
+        than fit into memory.
     """
     if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
         raise CannotFoldError(
@@ -165,6 +180,7 @@ def fold_program(
             exchanges, traffic = _fold_exchanges(fold, planner, links, communication_scale)
         except GroupsDifferError as difference:
             reason = str(difference)
+            check_division(fold, difference.of_group, reason)
             alike = np.zeros(fold.ranks, dtype=np.int64)
             fold = split_fold(fold, alike, difference.of_group)
             continue

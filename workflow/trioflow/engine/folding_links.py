@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -199,7 +200,7 @@ def make_folded_network(kind: type[Network], links: Sequence[Link], routes: Give
     network = kind(links)  # type: ignore[call-arg]
     network._router = routes  # type: ignore[attr-defined]
     if isinstance(network, FairShareNetwork):
-        network._crossing = [_Crossing() for _ in links]
+        network._crossing = defaultdict(_Crossing)
     return network
 
 

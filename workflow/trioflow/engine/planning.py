@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,25 +66,36 @@ def make_planner(
     """
     if algorithms is None:
         return keep_planner(platform, collectives, bound)
-    run_alone = make_run_alone(platform)
-    return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
+    spelled = algorithms if isinstance(algorithms, str) else tuple(sorted(algorithms.items()))
+    key = (id(platform), id(collectives), bound, spelled, chunks)
 
+    def make() -> Planner:
+        run_alone = make_run_alone(platform)
+        return MessagePlanner(platform, algorithms, run_alone, collectives, bound, chunks)
 
-_kept: OrderedDict[tuple[int, int, Bound], _Kept] = OrderedDict()
-MOST_KEPT = 12
-"""Planners that are kept: of a few platforms, and of the three ends of an interval."""
-MOST_USES = 256
-"""A planner is made anew after so many simulations, so that what it remembers has an end."""
+    planner: Planner = _keep(_kept_messages, MOST_KEPT_MESSAGES, key, (platform, collectives), make)
+    return planner
 
 
 @dataclass
 class _Kept:
-    """A planner, what it was made from, and how often it has been used."""
+    """A planner or the like, what it was made from, and how often it has been used."""
 
-    platform: Platform
-    collectives: CollectiveCost | None
-    planner: CollectivePlanner
+    made_from: tuple[Any, ...]
+    made: Any
     uses: int = 0
+
+
+_Shelf = OrderedDict[tuple[Any, ...], _Kept]
+_kept: _Shelf = OrderedDict()
+_kept_messages: _Shelf = OrderedDict()
+MOST_KEPT = 12
+"""Planners that are kept: of a few platforms, and of the three ends of an interval."""
+MOST_KEPT_MESSAGES = 3
+"""The same of those that plan messages, whose tables are large: the three ends of an interval."""
+_kept_names: _Shelf = OrderedDict()
+MOST_USES = 256
+"""A planner is made anew after so many simulations, so that what it remembers has an end."""
 
 
 def keep_planner(
@@ -98,13 +109,40 @@ def keep_planner(
     only remembers what it would find again, so that sharing it changes nothing.
     """
     key = (id(platform), id(collectives), bound)
-    kept = _kept.get(key)
+    made_from = (platform, collectives)
+    planner: CollectivePlanner = _keep(
+        _kept, MOST_KEPT, key, made_from, lambda: CollectivePlanner(platform, collectives, bound)
+    )
+    return planner
+
+
+def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
+    """Return the ends of a platform's links in their order, and how a summary calls each link."""
+
+    def make() -> list[tuple[tuple[str, str], str]]:
+        ends = sorted({(link.source, link.target) for link in platform.links})
+        return [(pair, f"{pair[0]}->{pair[1]}") for pair in ends]
+
+    names: list[tuple[tuple[str, str], str]] = _keep(
+        _kept_names, MOST_KEPT_MESSAGES, (id(platform),), (platform,), make
+    )
+    return names
+
+
+def _keep(
+    shelf: _Shelf,
+    most: int,
+    key: tuple[Any, ...],
+    made_from: tuple[Any, ...],
+    make: Callable[[], Any],
+) -> Any:
+    """Return what is kept under a key, or a new one, which is kept then."""
+    kept = shelf.get(key)
     if kept is None or kept.uses >= MOST_USES:
         # What is kept is held on to, so that nothing else gets its identity.
-        planner = CollectivePlanner(platform, collectives, bound)
-        kept = _kept[key] = _Kept(platform, collectives, planner)
-    _kept.move_to_end(key)
-    while len(_kept) > MOST_KEPT:
-        _kept.popitem(last=False)
+        kept = shelf[key] = _Kept(made_from, make())
+    shelf.move_to_end(key)
+    while len(shelf) > most:
+        shelf.popitem(last=False)
     kept.uses += 1
-    return kept.planner
+    return kept.made

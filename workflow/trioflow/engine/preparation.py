@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from trioflow import tables
@@ -15,12 +16,13 @@ from trioflow.engine.compilation import is_repaid
 from trioflow.engine.compiled import run_compiled, supports
 from trioflow.engine.exchanges import Planner
 from trioflow.engine.execution import Execution
+from trioflow.engine.expansion import TooLargeError, check_expansion
 from trioflow.engine.folding import FoldedProgram, fold_program
 from trioflow.engine.folding_classes import find_fold
 from trioflow.engine.folding_traffic import CannotFoldError
-from trioflow.engine.program import Program, build_program
+from trioflow.engine.program import COMPUTE_STREAM, Program, build_program
 from trioflow.engine.reference import run_reference
-from trioflow.engine.timeline import summarize_timeline
+from trioflow.engine.timeline import select_kinds, summarize_tasks
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.interface import Network
@@ -55,14 +57,12 @@ class Prepared:
     folded: FoldedProgram | None = None
     unfolded_reason: str = ""
 
-    def summarize(
-        self, execution: Execution, make_timeline: Callable[[], pd.DataFrame]
-    ) -> dict[str, Any]:
-        """Return what ``timeline.summarize_timeline`` says of all ranks."""
+    def summarize(self, graph: TaskGraph, execution: Execution) -> dict[str, Any]:
+        """Return what ``timeline.summarize_timeline`` says of all ranks of a graph."""
         if self.folded is None:
-            return summarize_timeline(make_timeline())
+            return _summarize(graph, self.program, execution)
         fold = self.folded.fold
-        told = summarize_timeline(build_timeline(fold.graph, self.program, execution))
+        told = _summarize(fold.graph, self.program, execution)
         of_class = told["per_rank"]
         per_rank = [{**of_class[k], "rank": r} for r, k in enumerate(fold.class_of.tolist())]
         return {**told, "per_rank": per_rank, "ranks": fold.ranks}
@@ -84,11 +84,11 @@ class Prepared:
     def make_timeline(self, graph: TaskGraph, execution: Execution) -> Callable[[], pd.DataFrame]:
         """Return what makes the timeline of all tasks of a graph."""
         if self.folded is None:
-            timeline = build_timeline(graph, self.program, execution)
-            return lambda: timeline
+            return lambda: build_timeline(graph, self.program, execution)
         fold, program = self.folded.fold, self.program
 
         def expand() -> pd.DataFrame:
+            check_expansion(fold, "a timeline of them is asked for")
             row = fold.row_of_task
             times = (execution.start_s[row], execution.end_s[row])
             return _assemble(fold.whole, program.streams[row], program.stream_names, *times)
@@ -188,7 +188,8 @@ def prepare(
     Raises
     ------
     SimulationError
-        As ``program.build_program``.
+        As ``program.build_program``; TooLargeError where the tasks of all
+        ranks are needed and would not fit into memory.
     InputError
         When ``fold`` is none of these.
     """
@@ -206,10 +207,13 @@ def prepare(
             known = _find_fold(graph, fold is True)
             folded = fold_program(known, planner, network, links, **options)
             return Prepared(folded.program, folded.make_network(network), folded)
+        except TooLargeError:
+            raise
         except (CannotFoldError, SimulationError, InputError) as problem:
-            reason = str(
-                problem
-            )  # Where the graph is wrong, the program of all ranks says it best.
+            # Where the graph is wrong, the program of all ranks says it best.
+            reason = str(problem)
+    if isinstance(graph, FoldedTaskGraph) and graph.fold is not None:
+        check_expansion(graph.fold, reason)
     return Prepared(build_program(graph, planner, **options), network, None, reason)
 
 
@@ -221,6 +225,15 @@ def _find_fold(graph: TaskGraph, small_ones: bool) -> Fold:
     if not small_ones and len(graph.tasks) < LOOKED_AT_FROM_TASKS:
         raise CannotFoldError("a graph this small is simulated as fast with all its ranks")
     return find_fold(graph)
+
+
+def _summarize(graph: TaskGraph, program: Program, execution: Execution) -> dict[str, Any]:
+    """Sum up a program's tasks without making their timeline."""
+    names = np.array([*program.stream_names, ""]) == COMPUTE_STREAM
+    computes, communicates = select_kinds(graph.tasks["kind"], lambda: names[program.streams])
+    return summarize_tasks(
+        program.ranks, computes, communicates, execution.start_s, execution.end_s
+    )
 
 
 def build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:

@@ -11,8 +11,8 @@ import pandas as pd
 
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.networks import DEFAULT_NETWORK, make_network
-from trioflow.engine.planning import choose_algorithms, make_planner
-from trioflow.engine.preparation import Prepared, prepare, run_prepared
+from trioflow.engine.planning import choose_algorithms, make_planner, name_links
+from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
 from trioflow.engine.program import Program
 from trioflow.engine.slowdown import stretch_compute
 from trioflow.errors import InputError, SimulationError
@@ -320,19 +320,12 @@ def _simulate_once(
         # What goes wrong is told of all ranks.
         ready = make_ready(False, str(error))
         ran = run_prepared(ready, engine, aggregate)
-    make_timeline = ready.make_timeline(graph, ran.execution)
-    moved = ready.list_link_bytes(ran.execution, links)
-    told = [*ran.program.exchanges.warnings, *_warn(ran.program)]
-    warnings = [*graph.metadata.get("warnings", []), *told]
     traffic = None
     if record_links:
         traffic = gather_traffic(ran.program, ran.execution, ready.network)
     summary = {
-        **ready.summarize(ran.execution, make_timeline),
-        "events": ran.execution.events,
-        "link_bytes": {f"{a}->{b}": size_bytes for (a, b), size_bytes in sorted(moved.items())},
-        "confidence": _worst_confidence(ran.program),
-        "warnings": list(dict.fromkeys(warnings)),
+        **ready.summarize(graph, ran.execution),
+        **_tell(graph, platform, links, ready, ran),
         "network": network,
         "engine": ran.engine,
         **({} if algorithms is None else {"aggregated": ran.aggregated}),
@@ -341,7 +334,22 @@ def _simulate_once(
         "executed_ranks": ready.count_ranks(graph),
         "simulator_wall_s": ran.wall_s,
     }
-    return Result(make_timeline, summary, traffic)
+    return Result(ready.make_timeline(graph, ran.execution), summary, traffic)
+
+
+def _tell(
+    graph: TaskGraph, platform: Platform, links: Sequence[Link], ready: Prepared, ran: Ran
+) -> dict[str, Any]:
+    """Return what a summary says of events, links and what the times rest on."""
+    moved = ready.list_link_bytes(ran.execution, links)
+    told = [*ran.program.exchanges.warnings, *_warn(ran.program)]
+    warnings = [*graph.metadata.get("warnings", []), *told]
+    return {
+        "events": ran.execution.events,
+        "link_bytes": {name: moved[ends] for ends, name in name_links(platform) if ends in moved},
+        "confidence": _worst_confidence(ran.program),
+        "warnings": list(dict.fromkeys(warnings)),
+    }
 
 
 def _worst_confidence(program: Program) -> str:

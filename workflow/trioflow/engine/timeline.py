@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,32 @@ def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
     A host task in the compute stream keeps the device from its next operator
     (on a CPU the two are one); one in a stream of its own does not.
     """
-    kind = timeline["kind"]
-    in_the_way = (kind == "host") & (timeline["stream"] == COMPUTE_STREAM)
-    return (kind.isin(("compute", "memcpy")) | in_the_way).to_numpy(dtype=bool)
+    return select_kinds(
+        timeline["kind"], lambda: (timeline["stream"] == COMPUTE_STREAM).to_numpy(dtype=bool)
+    )[0]
+
+
+def select_kinds(
+    kinds: pd.Series[str], on_compute_stream: Callable[[], NDArray[np.bool_]]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return what ``select_compute`` and ``select_communication`` say of tasks of these kinds.
+
+    Parameters
+    ----------
+    kinds : Series
+        Kind of each task [tasks].
+    on_compute_stream : callable
+        Tells which tasks are in a compute stream; only asked where there are host tasks.
+    """
+    codes, found = pd.factorize(kinds)
+    names = [str(name) for name in found]
+    computes, communicates, hosts = (
+        np.array([name in chosen for name in names] + [False])[codes]
+        for chosen in (("compute", "memcpy"), COMMUNICATION_KINDS, ("host",))
+    )
+    if "host" in names:
+        computes = computes | (hosts & on_compute_stream())
+    return computes, communicates
 
 
 def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
@@ -105,12 +128,33 @@ def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
     The busiest rank is the one with the largest ``busy_s``, the lowest among
     equals.
     """
-    found, lane = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
+    rank = timeline["rank"].to_numpy(dtype=np.int64)
+    times_s = [timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s")]
+    return summarize_tasks(
+        rank, select_compute(timeline), select_communication(timeline), times_s[0], times_s[1]
+    )
+
+
+def summarize_tasks(
+    rank: NDArray[np.int64], computes: NDArray[np.bool_], communicates: NDArray[np.bool_],
+    start_s: NDArray[np.float64], end_s: NDArray[np.float64],
+) -> dict[str, Any]:  # fmt: skip
+    """Sum up tasks that stand in columns; see :func:`summarize_timeline`.
+
+    Parameters
+    ----------
+    rank : ndarray of int
+        Rank of each task [tasks].
+    computes, communicates : ndarray of bool
+        Which ones keep a device, and which ones move data [tasks].
+    start_s, end_s : ndarray of float
+        When each one ran [tasks] [s].
+    """
+    found, lane = np.unique(rank, return_inverse=True)
     ranks = len(found)
-    start_s, end_s = (timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
     compute, communication = (
         merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))
-        for chosen in (select_compute(timeline), select_communication(timeline))
+        for chosen in (computes, communicates)
     )
     both = merge_lanes(join_lanes(compute, communication))
     order = np.argsort(lane, kind="stable")
@@ -124,7 +168,8 @@ def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
         "exposed_communication_s": measure_lanes(subtract_lanes(communication, compute), ranks),
     }
     values = (column.tolist() for column in columns.values())
-    per_rank = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    names = tuple(columns)
+    per_rank = [dict(zip(names, row)) for row in zip(*values, strict=True)]  # noqa: B905
     nothing = {"compute_s": 0.0, "communication_s": 0.0, "exposed_communication_s": 0.0}
     busiest = max(per_rank, key=lambda row: row["busy_s"], default=nothing)
     any_rank = merge_lanes(LaneIntervals(np.zeros_like(both.lane), both.start_s, both.end_s))

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from trioflow.measure.marks import Mark, StepMarks
 from trioflow.trace.training_step import TrainingStep, call_model
 from trioflow.trace.workloads import Workload
 
@@ -32,9 +33,11 @@ class AccumulatingStep(TrainingStep):
     ) -> None:  # fmt: skip
         super().__init__(workload, model, batch // micro_steps, device, seed)
         self.micro_steps = micro_steps
+        self.marks = StepMarks()
 
     def _run(self) -> None:
         spans = {"forward": 0, "backward": 0}
+        self.marks.clear()
         start = time.perf_counter_ns()
         self.optimizer.zero_grad()
         for number in range(self.micro_steps):
@@ -49,11 +52,15 @@ class AccumulatingStep(TrainingStep):
             end = time.perf_counter_ns()
             spans["forward"] += middle - start
             spans["backward"] += end - middle
+            self.marks.found.append(Mark("forward", number, start, middle))
+            self.marks.found.append(Mark("backward", number, middle, end))
             start = end
         self._update()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.phases_ns = {**spans, "optimizer": time.perf_counter_ns() - start}
+        end = time.perf_counter_ns()
+        self.marks.found.append(Mark("optimizer", 0, start, end))
+        self.phases_ns = {**spans, "optimizer": end - start}
 
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         """Let the next backward exchange gradients, or keep them."""

@@ -22,12 +22,24 @@ from torch.nn.parallel import DistributedDataParallel
 from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS
 from trioflow.measure.accumulation import AccumulatingStep
+from trioflow.measure.marks import StepMarks
 from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import Workload
 
 Step = Callable[[], None]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 """PyTorch's classes of the schedules that are measured (``experiments.MEASURED_SCHEDULES``)."""
+
+
+class MarkedStep:
+    """A step that takes marks of its own while it runs."""
+
+    def __init__(self, run: Step, marks: StepMarks) -> None:
+        self.run, self.marks = run, marks
+
+    def __call__(self) -> None:
+        """Run the step."""
+        self.run()
 
 
 def make_parallel_step(
@@ -186,9 +198,15 @@ def _make_pipeline_step(
     optimizer = workload.make_optimizer(module.parameters())
     stage = PipelineStage(module, rank, count, device)
     kind = SCHEDULES[str(plan["schedule"])]
-    schedule = kind(stage, int(plan["micro_batches"]), loss_fn=workload.loss)
+    marks = StepMarks()
+    # The schedule calls these two for each micro-batch, after what it waits for has come.
+    stage.forward_one_chunk = marks.wrap_chunk("forward", stage.forward_one_chunk)
+    stage.backward_one_chunk = marks.wrap_chunk("backward", stage.backward_one_chunk)
+    loss = marks.extend_last(workload.loss)
+    schedule = kind(stage, int(plan["micro_batches"]), loss_fn=loss)
 
     def step() -> None:
+        marks.clear()
         optimizer.zero_grad()
         with workload.precision.arithmetic(), workload.precision.forward(device):
             if rank == 0:
@@ -197,6 +215,6 @@ def _make_pipeline_step(
                 schedule.step(target=targets, losses=[])
             else:
                 schedule.step()
-        optimizer.step()
+        marks.run_marked("optimizer", optimizer.step)
 
-    return step
+    return MarkedStep(step, marks)

@@ -1,4 +1,4 @@
-"""The timeline of one real step on one rank, from its profile."""
+"""The timelines of real steps on one rank, from their profile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.trace.kineto import Event, read_profile
-from trioflow.trace.steps import find_spans, load_step
+from trioflow.trace.steps import Step, find_spans, load_step
 from trioflow.units import ns_to_s
 
 _SPANS = ("gloo:", "nccl:")
@@ -14,8 +14,10 @@ _COMMUNICATION = (*_SPANS, "c10d::", "_c10d_functional::", "record_param_comms")
 _KINDS = {"send": "send", "recv": "recv", "irecv": "recv", "isend": "send"}
 
 
-def build_rank_timeline(path: str | Path, experiment: str, rank: int) -> list[dict[str, Any]]:
-    """Return the events of one profiled step as rows of ``tables.RANK_TIMELINES``.
+def build_rank_timelines(
+    path: str | Path, experiment: str, rank: int
+) -> list[list[dict[str, Any]]]:
+    """Return the events of each profiled step as rows of ``tables.RANK_TIMELINES``.
 
     Operators of the rank's own thread are compute; what the communication
     library reports is communication, on whichever thread it ran.
@@ -23,14 +25,25 @@ def build_rank_timeline(path: str | Path, experiment: str, rank: int) -> list[di
     Parameters
     ----------
     path : path
-        Kineto trace with one annotated step.
+        Kineto trace with annotated steps.
     experiment : str
         Experiment that was profiled.
     rank : int
         Rank that the profile belongs to.
+
+    Returns
+    -------
+    list of list of dict
+        A list for each step, in their order; times after the step's own
+        start, micro-batch and stage left open.
     """
     profile = read_profile(path)
-    loaded = load_step(profile, find_spans(profile)[0])
+    steps = (load_step(profile, span) for span in find_spans(profile))
+    return [_list_events(step, experiment, rank) for step in steps]
+
+
+def _list_events(loaded: Step, experiment: str, rank: int) -> list[dict[str, Any]]:
+    """Return one step's events in order of start."""
     step = loaded.root
     found = [(e, "compute", "compute") for e in loaded.operators if not _communicates(e)]
     found += [

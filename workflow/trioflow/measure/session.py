@@ -19,6 +19,13 @@ import pandas as pd
 from trioflow import tables
 from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS
+from trioflow.measure.records import (
+    RECORDED_EVENTS,
+    STEP_MARKS,
+    choose_round,
+    median_events,
+    relate_marks,
+)
 from trioflow.provenance import host_environment, read_json, stamp, write_json
 from trioflow.trace.exclusive import exclusive_measurement
 from trioflow.units import ns_to_s
@@ -63,9 +70,11 @@ def measure_workload(
 
     Every round runs, one after the other: each traced step on rank 0 alone,
     the same on all ranks at once without communication, every experiment, a
-    sweep of collectives, and the host costs on tiny models. Writes
-    ``measurements.parquet``, ``collective_samples.parquet``,
-    ``rank_timelines.parquet`` and ``session.json``.
+    sweep of collectives, and the host costs on tiny models; after them some
+    profiled rounds of every experiment. Writes ``measurements.parquet``,
+    ``collective_samples.parquet``, ``rank_timelines.parquet`` (one profiled
+    round), ``step_marks.parquet``, ``recorded_events.parquet`` (medians of the
+    profiled rounds) and ``session.json``.
 
     Parameters
     ----------
@@ -112,6 +121,9 @@ def measure_workload(
         write_json(Path(temporary) / "job.json", job)
         _run_ranks(ranks, Path(temporary))
         results = [read_json(Path(temporary) / f"result-{r}.json") for r in range(ranks)]
+        found = sorted(Path(temporary).glob("events-*.parquet"))
+        events = [pd.read_parquet(file) for file in found]
+    _save_records(results, events, Path(folder))
     _save(job, results, facts, Path(folder))
 
 
@@ -220,12 +232,6 @@ def _save(
         _reduce_samples(results, job["ranks"], library), "collective_samples",
         folder / "collective_samples.parquet",
     )  # fmt: skip
-    timelines = pd.DataFrame(
-        [t for r in results for t in r["timelines"]], columns=tables.RANK_TIMELINES.names
-    )
-    for column in ("message_bytes", "match_id", "micro_batch", "stage"):
-        timelines[column] = timelines[column].astype("Int64")
-    tables.write_table(timelines, "rank_timelines", folder / "rank_timelines.parquet")
     write_json(
         folder / "session.json",
         {
@@ -237,6 +243,7 @@ def _save(
             "memory_bytes": min(r["memory_bytes"] for r in results),
             "ranks": job["ranks"],
             "rounds": job["rounds"],
+            "mark_s": max(r["mark_s"] for r in results),
             "cores": [r["core"] for r in results],
             "stages": job["stages"],
             "anchors": {
@@ -248,6 +255,26 @@ def _save(
             "warnings": sorted({w for r in results for w in r["warnings"]}),
         },
     )
+
+
+def _save_records(
+    results: list[dict[str, Any]], events: Sequence[pd.DataFrame], folder: Path
+) -> None:
+    """Write what the recorded rounds did and when."""
+    marks = relate_marks(
+        pd.DataFrame([m for r in results for m in r["marks"]], columns=STEP_MARKS.names)
+    )
+    columns = [*tables.RANK_TIMELINES.names, "round"]
+    found = pd.concat(events) if events else pd.DataFrame(columns=columns)
+    for column in ("message_bytes", "match_id", "micro_batch", "stage"):
+        found[column] = found[column].astype("Int64")
+    chosen = {name: choose_round(marks, str(name)) for name in found["experiment"].unique()}
+    shown = found[found["round"] == found["experiment"].map(chosen)].drop(columns="round")
+    for table, frame, schema in (
+        ("rank_timelines", shown, tables.RANK_TIMELINES), ("step_marks", marks, STEP_MARKS),
+        ("recorded_events", median_events(found, marks), RECORDED_EVENTS),
+    ):  # fmt: skip
+        tables.write_table(frame, table, folder / f"{table}.parquet", schema=schema)
 
 
 def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict[str, Any]:

@@ -9,24 +9,29 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trioflow.measure.collective_sweep import time_collective
 from trioflow.measure.host_costs import HostCosts, sample_overlap
+from trioflow.measure.marks import MARKED, PROFILED, Mark, find_marks, time_mark
 from trioflow.measure.parallel_steps import Step, make_parallel_step
-from trioflow.measure.rank_timeline import build_rank_timeline
+from trioflow.measure.rank_timeline import build_rank_timelines
+from trioflow.measure.records import assign_marks
 from trioflow.provenance import read_json, write_json
 from trioflow.trace.capture import device_name
 from trioflow.trace.kineto import STEP
 from trioflow.trace.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import build_workload
+
+PROFILED_ROUNDS = 3
+"""Profiled steps that are kept of each experiment, or as many as the session has rounds."""
 
 
 class RankSession:
@@ -40,6 +45,8 @@ class RankSession:
         self.steps: list[dict[str, Any]] = []
         self.collectives: list[dict[str, Any]] = []
         self.host: list[dict[str, float]] = []
+        self.marks: list[dict[str, Any]] = []
+        self.limits_ns = (0, 0)
         self.workload = build_workload(job["workload"], job["seed"])
         self.workload.model.to(self.device)
 
@@ -60,19 +67,25 @@ class RankSession:
                 if elapsed is not None:
                     row = {**facts, "round": number, "rank": self.rank, "step_ns": elapsed}
                     self.steps.append({**row, "phases_ns": getattr(step, "phases_ns", {})})
+                    if facts["ranks"] > 1:
+                        self._keep_marks(facts, MARKED, number, self._find_marks(step))
             if costs:
                 self._sweep(number)
                 self.host.append({**costs.sample(), "overlap": sample_overlap(self.device)})
             self._say(number, series)
-        timelines = []
-        for facts, step, _ in series:
-            if facts["series"] == "distributed" and facts["ranks"] > 1:
-                timelines += self._profile(facts["experiment"], step)
+        events = [
+            self._profile(facts, step)
+            for facts, step, _ in series
+            if facts["series"] == "distributed" and facts["ranks"] > 1
+        ]
+        if events:
+            pd.concat(events).to_parquet(Path(self.job["folder"]) / f"events-{self.rank}.parquet")
         return {
             "steps": self.steps,
             "collectives": self.collectives,
             "host": self.host,
-            "timelines": timelines,
+            "marks": self.marks,
+            "mark_s": time_mark(),
             "device_name": device_name(self.device.type),
             "memory_bytes": self._memory_bytes(),
         }
@@ -109,6 +122,7 @@ class RankSession:
             facts = {
                 "series": "distributed", "plan": row["plan"], "batch": int(row["batch"]),
                 "experiment": row["experiment"], "ranks": ranks,
+                "stage": self.rank if int(plan["pipeline"]) > 1 else 0,
             }  # fmt: skip
             step = make_parallel_step(
                 self.workload, plan, int(row["batch"]), stages, self.device, seed
@@ -126,7 +140,25 @@ class RankSession:
         step()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter_ns() - start
+        end = time.perf_counter_ns()
+        self.limits_ns = (start, end)
+        return end - start
+
+    def _find_marks(self, step: Step) -> list[Mark]:
+        """Return the marks of the step that was timed last."""
+        return find_marks(step, *self.limits_ns)
+
+    def _keep_marks(
+        self, facts: dict[str, Any], recording: str, number: int, marks: list[Mark]
+    ) -> list[dict[str, Any]]:
+        """Keep the marks of one round, and return them as rows."""
+        place = {
+            "experiment": facts["experiment"], "recording": recording, "round": number,
+            "rank": self.rank, "stage": facts["stage"],
+        }  # fmt: skip
+        rows = [{**place, **mark._asdict()} for mark in marks]
+        self.marks += rows
+        return rows
 
     def _sweep(self, number: int) -> None:
         for name, sizes in self.job["collectives"].items():
@@ -136,18 +168,29 @@ class RankSession:
                     {"collective": name, "message_bytes": size, "round": number, "time_ns": elapsed}
                 )
 
-    def _profile(self, experiment: str, step: Callable[[], None]) -> list[dict[str, Any]]:
-        """Profile one real step and return its events."""
+    def _profile(self, facts: dict[str, Any], step: Step) -> pd.DataFrame:
+        """Profile some real steps of an experiment and return their events; the first is not kept."""
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         step()
-        dist.barrier()
-        with profile(activities=activities) as profiler, record_function(STEP):
-            step()
-        path = Path(self.job["folder"]) / f"{experiment}-{self.rank}.json"
+        marks = []
+        with profile(activities=activities) as profiler:
+            for _ in range(1 + min(PROFILED_ROUNDS, self.job["rounds"])):
+                dist.barrier()
+                with record_function(STEP):
+                    start = time.perf_counter_ns()
+                    step()
+                    self.limits_ns = (start, time.perf_counter_ns())
+                marks.append(self._find_marks(step))
+        path = Path(self.job["folder"]) / f"{facts['experiment']}-{self.rank}.json"
         profiler.export_chrome_trace(str(path))
-        return build_rank_timeline(path, experiment, self.rank)
+        timelines = build_rank_timelines(path, facts["experiment"], self.rank)
+        rounds = []
+        for number, (rows, found) in enumerate(zip(timelines[1:], marks[1:], strict=True)):
+            kept = pd.DataFrame(self._keep_marks(facts, PROFILED, number, found))
+            rounds.append(assign_marks(pd.DataFrame(rows), kept).assign(round=number))
+        return pd.concat(rounds)
 
 
 def main() -> None:

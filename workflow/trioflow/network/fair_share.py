@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,7 +113,7 @@ class FairShareNetwork:
         self._capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
         self._waiting: list[tuple[float, int, Flow]] = []
         self._moving: dict[int, _Moving] = {}
-        self._crossing: list[dict[int, None]] = [{} for _ in self._router.links]
+        self._crossing: defaultdict[int, dict[int, None]] = defaultdict(dict)
         # Ends as they were when they were computed; one that has changed since is skipped.
         self._ends: list[tuple[float, int]] = []
         self._changed_links: dict[int, None] = {}

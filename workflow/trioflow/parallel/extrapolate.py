@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,20 @@ from numpy.typing import NDArray
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.step_anchor import Anchoring, StepAnchor, describe_anchor
 from trioflow.costmodel.timed_trace import times_interval
 from trioflow.experiments import Plan
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.given import Stages, choose_stages
-from trioflow.parallel.memory import estimate_memory, find_fullest
+from trioflow.parallel.memory import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.offload import plan_activations, read_host_rates, size_update
 from trioflow.parallel.one_process import share_host
 from trioflow.parallel.plan import check_plan, describe_plan, micro_batch_sizes, replica_sizes
+from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, plan_schedule
 from trioflow.parallel.reference import Reference, choose_reference
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.replicas import build_replicas
 from trioflow.parallel.schedules import Schedule
 from trioflow.parallel.sharding import build_units, list_updates, scale_work, shard_updates
@@ -35,12 +38,12 @@ from trioflow.parallel.sizing import (
 )
 from trioflow.parallel.staged_work import StageWorks, stages_of_operators
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.parallel.tensor_parallel import TensorSplit, prepare_split, split_for_plan
+from trioflow.parallel.tensor_split import TensorSplit
 from trioflow.parallel.zero_optimizer import OptimizerPartition, partition_optimizer
 from trioflow.provenance import read_json
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace
-from trioflow.units import ns_to_s
+from trioflow.units import ns_to_s, s_to_ns
 
 
 def extrapolate(
@@ -54,6 +57,7 @@ def extrapolate(
     schedule: Schedule | None = None,
     mode: str = TRAIN,
     last_batch: bool = False,
+    anchoring: Anchoring = Anchoring(),  # noqa: B008
 ) -> TaskGraph:
     """Return what every rank does in one training step under a plan.
 
@@ -83,6 +87,9 @@ def extrapolate(
     last_batch : bool, optional
         Whether a batch that replicas cannot share evenly is what is left of a
         data set: ``DistributedSampler`` then repeats samples until they can.
+    anchoring : Anchoring, optional
+        How operators that were timed one by one, beside a measured step, are
+        brought to that step; other traces stay as they are.
 
     Raises
     ------
@@ -104,6 +111,7 @@ def extrapolate(
     sizes = micro_batch_sizes(plan, batch)
     schedule = plan_schedule(plan, len(sizes), schedule, mode)
     reference = choose_reference(given, sizes[0])
+    model, anchor = anchoring.change(reference.trace, model)
     trace = prepare_split(reference.trace, plan)
     replicas = replica_sizes(plan, batch) if plan.replication == "dp" else []
     # Of DataParallel, each replica's own samples and the whole batch of the loss.
@@ -111,17 +119,8 @@ def extrapolate(
     factors = [count / int(trace.facts["batch"]) for count in counts]
     split = _share_updates(trace, plan, split_for_plan(trace, plan))
     times, extrapolated = _predict_times(reference, split.operators, factors, model)
-    builder = ProgramBuilder(
-        plan, trace.operators, times, float(trace.facts.get("tail_s", 0.0)) * (mode == TRAIN),
-        dict(host or {}), schedule,
-    )  # fmt: skip
-    builder.mode = mode
-    builder.split, builder.factors = split, factors
-    builder.rates = read_host_rates(plan, host or {})
-    if plan.offload == "activations":
-        builder.offloaded = plan_activations(trace, split.operators)
-    elif plan.offload == "optimizer":
-        builder.update_bytes_per_byte = size_update(trace, 1.0)
+    builder = _set_up_builder(plan, trace, split, times, schedule, dict(host or {}), mode)
+    builder.factors = factors
     if plan.sharding == "zero1":
         builder.partition = partition_optimizer(trace, plan.data)
         builder.update_s = _predict_shared_updates(reference, builder.partition, model)
@@ -135,14 +134,11 @@ def extrapolate(
     stage_of, _ = stages_of_operators(trace, cut)
     memory = estimate_memory(trace, split.operators, builder, factors, stage_of)
     rescaled = set(factors) != {1.0} or plan.tensor > 1 or plan.sharding != "none"
-    of_device = times_interval(trace.facts)
-    beyond = {reference.batch} != set(sizes) or works.extrapolated or of_device != (1.0, 1.0)
-    rescaled_by = rescale_distance(times[0].device_s, reference.operators)
-    interval = combine_intervals(
-        repeat_interval(trace.facts),
-        of_device,
-        model.step_interval("rescale", rescaled_by) if rescaled else (1.0, 1.0),
-        works.interval(float(times[0].device_s.sum() + times[0].host_s.sum())),
+    extrapolated |= works.extrapolated or {reference.batch} != set(sizes)
+    operators_s = float(times[0].device_s.sum() + times[0].host_s.sum())
+    added = anchoring.interval(anchor), works.interval(operators_s)
+    distance = (
+        rescale_distance(times[0].device_s, reference.operators, anchor) if rescaled else None
     )
     share = batch / int(given[0].facts["batch"]) / plan.ranks
     graph = builder.build(
@@ -160,15 +156,14 @@ def extrapolate(
             "baseline_step_time_s": float(given[0].facts["step_time_s"])
             * share
             * part_of_step(given[0], mode),
-            "compute_interval": list(interval),
-            "compute_confidence": _confidence(
-                rescaled or works.predicted or of_device != (1.0, 1.0), beyond or extrapolated
-            ),
+            **_certainty(trace, model, distance, added, works.predicted, extrapolated),
             "stages": [list(stage) for stage in cut],
             "peak_memory_bytes": find_fullest(memory)["peak_bytes"],
+            "memory_curves": take_curves(memory),
             "memory": memory,
             "warnings": [
                 *trace.facts.get("warnings", []),
+                *describe_anchor(anchor),
                 *_size_warnings(schedule, sizes),
                 *_repeat_warnings(repeated, batch, plan),
             ],
@@ -213,20 +208,61 @@ def extrapolate_experiment(
     graph.save(folder)
 
 
+def _set_up_builder(
+    plan: Plan, trace: Trace, split: TensorSplit, times: list[OperatorTimes], schedule: Schedule,
+    host: dict[str, float], mode: str,
+) -> ProgramBuilder:  # fmt: skip
+    """Return the builder of the ranks' programs, with what the plan offloads."""
+    tail_s = float(trace.facts.get("tail_s", 0.0)) * (mode == TRAIN)
+    builder = ProgramBuilder(plan, trace.operators, times, tail_s, host, schedule)
+    builder.mode, builder.split = mode, split
+    builder.rates = read_host_rates(plan, host)
+    if plan.offload == "activations":
+        builder.offloaded = plan_activations(trace, split.operators)
+    elif plan.offload == "optimizer":
+        builder.update_bytes_per_byte = size_update(trace, 1.0)
+    return builder
+
+
+def _certainty(
+    trace: Trace, model: OperatorModel, distance: float | None,
+    added: Iterable[tuple[float, float]], predicted: bool, extrapolated: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return interval and confidence of the compute; ``distance`` is None where nothing was rescaled."""
+    of_device = times_interval(trace.facts)
+    carried = of_device != (1.0, 1.0)
+    rescaled = distance is not None
+    interval = combine_intervals(
+        repeat_interval(trace.facts),
+        of_device,
+        model.step_interval("rescale", distance) if rescaled else (1.0, 1.0),
+        *added,
+    )
+    return {
+        "compute_interval": list(interval),
+        "compute_confidence": _confidence(
+            rescaled or predicted or carried, extrapolated or carried
+        ),
+    }
+
+
 def _predict_times(
     reference: Reference, operators: pd.DataFrame, factors: Sequence[float], model: OperatorModel
 ) -> tuple[list[OperatorTimes], bool]:
     """Return the operators' times for each micro-batch, and whether any is out of the model's range."""
+    found = {f: _predict_for(reference, operators, f, model) for f in dict.fromkeys(factors)}
+    return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
+
+
+@remembered
+def _predict_for(
+    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel
+) -> tuple[OperatorTimes, bool]:
+    """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
     host_s = np.array([ns_to_s(t) for t in reference.operators["cpu_ns"]])
-    separate_host = reference.trace.facts.get("device") == "cuda"
-    times: dict[float, OperatorTimes] = {}
-    extrapolated = False
-    for factor in dict.fromkeys(factors):
-        target = resize_batch(operators, factor)
-        device_s, beyond = predict_operator_times(reference.operators, target, model)
-        times[factor] = OperatorTimes(device_s, host_s, separate_host)
-        extrapolated |= beyond
-    return [times[factor] for factor in factors], extrapolated
+    target = resize_batch(operators, factor)
+    device_s, beyond = predict_operator_times(reference.operators, target, model)
+    return OperatorTimes(device_s, host_s, reference.trace.facts.get("device") == "cuda"), beyond
 
 
 def _share_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
@@ -238,6 +274,7 @@ def _share_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     return replace(split, operators=operators, sharded_updates=split.sharded_updates | cut)
 
 
+@remembered
 def _predict_shared_updates(
     reference: Reference, partition: OptimizerPartition, model: OperatorModel
 ) -> list[dict[int, float]]:
@@ -251,6 +288,7 @@ def _predict_shared_updates(
     return found
 
 
+@remembered
 def phase_times(trace: Trace) -> dict[str, float]:
     """Return the traced time of each phase, host time included [s]."""
     total = trace.operators["device_ns"] + trace.operators["cpu_ns"]
@@ -267,9 +305,13 @@ def part_of_step(trace: Trace, mode: str) -> float:
     return sum(times[phase] for phase in run) / whole if whole and mode != TRAIN else 1.0
 
 
-def rescale_distance(device_s: NDArray[np.float64], operators: pd.DataFrame) -> float:
+def rescale_distance(
+    device_s: NDArray[np.float64], operators: pd.DataFrame, anchor: StepAnchor
+) -> float:
     """Return the logarithm of the rescaled over the recorded compute; 0 where there is none."""
-    recorded_s, rescaled_s = ns_to_s(float(operators["device_ns"].sum())), float(device_s.sum())
+    recorded_ns = operators["device_ns"].to_numpy(np.float64)
+    in_step = StepAnchor(s_to_ns(anchor.timer_s), anchor.scale).apply(recorded_ns)
+    recorded_s, rescaled_s = ns_to_s(float(in_step.sum())), float(device_s.sum())
     return float(np.log(rescaled_s / recorded_s)) if recorded_s > 0 and rescaled_s > 0 else 0.0
 
 

@@ -14,6 +14,7 @@ from trioflow.parallel.memory_profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
 from trioflow.parallel.modes import FORWARD_ONLY
 from trioflow.parallel.pipeline import crossing_storages, loss_operators
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.sharding import list_parameters, scale_work
 from trioflow.parallel.staged_program import COPIES_EARLY
 from trioflow.tables import records
@@ -48,7 +49,8 @@ def estimate_memory(
     -------
     list of dict
         ``ranks``; ``peak_bytes``; ``categories``, what fills the peak [bytes];
-        ``when``, the task at which it is reached, in words.
+        ``when``, the task at which it is reached, in words; ``curve``, the
+        ``places`` among a rank's tasks from which on it holds other ``bytes``.
 
     Notes
     -----
@@ -76,8 +78,13 @@ def estimate_memory(
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
-        found.append({**told, "when": _say_when(rows, peak, modules)})
+        found.append({**told, "when": _say_when(rows, peak, modules), "curve": peak.list_changes()})
     return found
+
+
+def take_curves(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take the curves out of what :func:`estimate_memory` found: ``ranks``, ``places``, ``bytes``."""
+    return [{"ranks": entry["ranks"], **entry.pop("curve")} for entry in memory]
 
 
 def _table_of(
@@ -87,7 +94,12 @@ def _table_of(
     if program.partition and program.partition.shared:
         shared = list(program.partition.shared)
         operators = scale_work(operators, shared, [program.partition.shares[data]] * len(shared))
-    return build_storage_table(trace, operators, _shares_of_parameters(trace, program).get)
+    return _build_table(trace, operators, _shares_of_parameters(trace, program))
+
+
+@remembered
+def _build_table(trace: Trace, operators: pd.DataFrame, shares: dict[int, float]) -> StorageTable:
+    return build_storage_table(trace, operators, shares.get)
 
 
 def _shares_of_parameters(trace: Trace, program: ProgramBuilder) -> dict[int, float]:
@@ -126,6 +138,7 @@ def _lifetimes_of(
     return lambda table: Lifetimes(table.find(sent), table.find(returned), buffered=not early)
 
 
+@remembered
 def _outputs_of_model(trace: Trace) -> set[int]:
     """Return the storages that the model hands to the loss."""
     storage, loss = trace.tensors["storage_id"].tolist(), loss_operators(trace)

@@ -83,11 +83,20 @@ class RankMemory:
         Row of its tasks at which that is.
     categories : dict of str to int
         What fills it then [bytes], the largest first.
+    held_bytes : ndarray of float
+        What it holds while the program is at each of its tasks [tasks] [bytes].
     """
 
     peak_bytes: int
     place: int
     categories: dict[str, int]
+    held_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def list_changes(self) -> dict[str, list[int]]:
+        """Return the curve: the rows of its tasks from which on it holds another amount, and how much."""
+        held = np.rint(self.held_bytes).astype(np.int64)
+        places = np.flatnonzero(np.diff(held, prepend=-1))
+        return {"places": places.tolist(), "bytes": held[places].tolist()}
 
 
 def profile_rank(
@@ -142,7 +151,7 @@ def profile_rank(
     filled = {name: round(float(levels[i, place])) for i, name in enumerate(CATEGORIES)}
     ordered = sorted(filled.items(), key=lambda item: -item[1])
     return RankMemory(
-        sum(filled.values()), place, {name: size for name, size in ordered if size > 0}
+        sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.parallel.remembered import remembered
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -120,6 +121,7 @@ def _name_categories(
     return np.where(named == "output", "activation", named)
 
 
+@remembered
 def _list_uses(
     trace: Trace, storages: NDArray[np.int64], producer: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
@@ -169,6 +171,7 @@ def _ratio(after: NDArray[np.float64], before: NDArray[np.float64]) -> NDArray[n
     return np.divide(after, before, out=np.ones_like(before), where=before > 0)
 
 
+@remembered
 def _growth(
     trace: Trace, tensor: NDArray[np.int64], category: NDArray[np.str_], producer: NDArray[np.int64]
 ) -> NDArray[np.float64]:

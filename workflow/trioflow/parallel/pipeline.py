@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
 from trioflow.provenance import write_json
 from trioflow.tables import records
 from trioflow.trace.store import Trace, load_trace, pipeline_units, tensor_bytes
 from trioflow.units import ns_to_s
 
 
+@remembered
 def assign_units(trace: Trace) -> NDArray[np.int64]:
     """Return for each operator the unit that it belongs to, as an index.
 
@@ -107,6 +109,7 @@ BALANCES = ("time", "count")
 """How to cut a chain of units: stages of equal time, or of equally many layers."""
 
 
+@remembered
 def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str]]:
     """Return the units of each stage.
 
@@ -166,6 +169,7 @@ def partition_trace(
     )
 
 
+@remembered
 def crossing_storages(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> dict[int, int]:
     """Return the activations made before a cut and read behind it: storage to size [bytes].
 
@@ -243,6 +247,7 @@ def chunk_batch(batch: int, micro_batches: int) -> list[int]:
     return [min(size, batch - start) for start in range(0, batch, size)]
 
 
+@remembered
 def loss_operators(trace: Trace) -> set[int]:
     """Return the forward operators behind the last module: the loss, which no stage recomputes."""
     paths = [path for modules in pipeline_units(trace).values() for path in modules]
@@ -285,6 +290,7 @@ class TiedParameter:
         return replace(self, size_bytes=self.size_bytes // degree)
 
 
+@remembered
 def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
     """Return the parameters that forward operators of several stages read.
 

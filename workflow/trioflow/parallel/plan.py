@@ -7,6 +7,7 @@ from typing import Any
 
 from trioflow.errors import PlanError
 from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
+from trioflow.parallel.megatron_names import find_layers
 from trioflow.parallel.pipeline import chunk_batch, split_batch
 from trioflow.parallel.schedules import SCHEDULES, build_schedule, is_schedule
 from trioflow.plugins import load_plugin
@@ -210,7 +211,8 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     """
     micro_batch_sizes(plan, batch)
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
-    if megatron and not (plan.vocabulary_parallel or trace.facts.get("tensor_split")):
+    named = trace.facts.get("tensor_split") or find_layers(trace)
+    if megatron and not (plan.vocabulary_parallel or named):
         raise PlanError(
             f"plan {plan.plan}: workload {trace.facts['workload']} has no layers that a tensor split cuts",
             fix="use data or pipeline parallelism, or tensor_style gather",

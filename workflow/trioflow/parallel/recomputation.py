@@ -26,6 +26,7 @@ from typing import Any
 
 from trioflow.errors import PlanError
 from trioflow.parallel.pipeline import loss_operators
+from trioflow.parallel.remembered import remembered
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
 
@@ -54,6 +55,7 @@ class Recomputation:
     stops_at: int | None = None
 
 
+@remembered
 def plan_recomputation(trace: Trace, kind: str) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.sizing import resize_batch
 from trioflow.trace.store import Trace
 
@@ -35,6 +36,7 @@ class Reference:
     shares: dict[int, float]
 
 
+@remembered
 def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     """Return the operators to extrapolate from at some batch.
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -40,6 +41,7 @@ class BackwardSplit:
     input_share: dict[int, float] = field(default_factory=dict)
 
 
+@remembered
 def split_backward(
     trace: Trace, stage_of: NDArray[np.int64], stage: int, left_out: frozenset[int] = frozenset()
 ) -> BackwardSplit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 FORWARD, BACKWARD = "F", "B"
@@ -78,19 +79,23 @@ class Schedule:
         """Ranks of the pipeline."""
         return len(self.rows)
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Stages of all ranks together."""
         return 1 + max((a.stage for row in self.rows for a in leaves(row)), default=-1)
 
-    @property
+    @cached_property
     def rank_of_stage(self) -> dict[int, int]:
-        """Return the rank that runs each stage."""
+        """The rank that runs each stage."""
         return {a.stage: rank for rank, row in enumerate(self.rows) for a in leaves(row)}
 
     def stages_of_rank(self, rank: int) -> list[int]:
         """Return the stages of one rank, in order of the model."""
-        return sorted({a.stage for a in leaves(self.rows[rank])})
+        return list(self._stages_of_ranks[rank])
+
+    @cached_property
+    def _stages_of_ranks(self) -> list[list[int]]:
+        return [sorted({a.stage for a in leaves(row)}) for row in self.rows]
 
 
 def leaves(row: Row) -> Iterator[Action]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from trioflow.errors import PlanError
 from trioflow.parallel.schedule_checks import check_schedule, count_in_flight, run_ideally
 from trioflow.parallel.schedule_lowering import add_communication, lower_schedule
@@ -66,6 +68,12 @@ def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: i
             f"{name}: {stages_per_rank} stages a rank, but this schedule has one",
             fix="use 1, or interleaved, looped-bfs or zero-bubble",
         )
+    return _order(name, ranks, micro_batches, stages_per_rank)
+
+
+@lru_cache(maxsize=256)
+def _order(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> Schedule:
+    """Return a table of trioflow's own, the same one for all plans of these numbers."""
     rows = ORDERS[name](ranks, micro_batches, stages_per_rank)
     return Schedule(name, micro_batches, tuple(rows))
 

@@ -24,6 +24,7 @@ import pandas as pd
 
 from trioflow.errors import PlanError
 from trioflow.parallel.pipeline import assign_units, find_tied, loss_operators
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.sizing import WORK
 from trioflow.parallel.tensor_parallel import kind_of_module
 from trioflow.tables import records
@@ -107,6 +108,7 @@ class ShardedUnit:
         return sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
 
 
+@remembered
 def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
     """Return the parameters in the model's order, each as one tensor-parallel rank holds it.
 
@@ -143,6 +145,7 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
     return found
 
 
+@remembered
 def find_gradients(trace: Trace) -> dict[str, int]:
     """Return the storage of each parameter's gradient, by the parameter's name.
 
@@ -192,6 +195,7 @@ def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
     return found
 
 
+@remembered
 def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
 
@@ -289,6 +293,7 @@ def _place_root(trace: Trace, parameters: tuple[Parameter, ...]) -> ShardedUnit:
     )
 
 
+@remembered
 def shard_updates(
     operators: pd.DataFrame, units: Sequence[ShardedUnit], shards: int
 ) -> tuple[pd.DataFrame, set[int]]:

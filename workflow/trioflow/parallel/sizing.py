@@ -11,11 +11,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 
 WORK = ("flop", "read_bytes", "write_bytes")
 
 
+@remembered
 def without_communication(trace: Trace) -> Trace:
     """Return a trace whose communication takes no time; the same trace where it has none.
 

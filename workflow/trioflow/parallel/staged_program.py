@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 WAITS_FOR_SENDS = ("1f1b",)
 """Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
+WAITS_AT_TURNS = (*WAITS_FOR_SENDS, "gpipe")
+"""Schedules whose ranks wait for all sends before the first backward, and before gradients are scaled."""
 COPIES_EARLY = ("gpipe-recompute",)
 """Schedules in which data moves when the sender has it: the old ``Pipe`` copies on streams of its own."""
 _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
@@ -93,8 +95,11 @@ class StagedRank:
                 self.received[action] = self._message("recv", action)
             elif action.kind in (SEND_F, SEND_B):
                 self.unawaited.append(self._message("send", action))
-            elif action.kind == REDUCE_GRAD and self.work.scale_s:
-                self.compute("gradient scaling", self.work.scale_s, phase="backward")
+            elif action.kind == REDUCE_GRAD:
+                if self.schedule.name in WAITS_AT_TURNS:
+                    self._await_all_sends()
+                if self.work.scale_s:
+                    self.compute("gradient scaling", self.work.scale_s, phase="backward")
         self.finish()
 
     def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
@@ -197,16 +202,18 @@ class StagedRank:
             task = self.received.pop(Action(action.stage, receive, action.micro_batch), None)
         if task is not None:
             self.waits.append(task)
-        if self.schedule.name in WAITS_FOR_SENDS and action.kind != self.kind_before:
-            self.waits += self.unawaited
-            self.unawaited.clear()
+        if self.schedule.name in WAITS_AT_TURNS and action.kind != self.kind_before:
+            self._await_all_sends()
 
     def _await_sends(self, kind: str) -> None:
         """In a run of forwards, or of backwards, a send is waited for after the next of them."""
         if self.schedule.name in WAITS_FOR_SENDS:
-            self.waits += self.unawaited
-            self.unawaited.clear()
-            self.kind_before = kind
+            self._await_all_sends()
+        self.kind_before = kind
+
+    def _await_all_sends(self) -> None:
+        self.waits += self.unawaited
+        self.unawaited.clear()
 
     def _chunk_overhead(self, phase: str, micro_batch: int) -> None:
         cost = self.program.host.get("pipeline_micro_batch_s", 0.0)
@@ -326,8 +333,8 @@ class StagedRank:
         self._reduce_partial()
         if self.program.mode != FORWARD_ONLY:
             self._reduce_tied()
-        if self.schedule.name not in ("gpipe", *COPIES_EARLY):
-            self.waits += self.unawaited
+        if self.schedule.name not in COPIES_EARLY:
+            self._await_all_sends()
         if self.program.mode == TRAIN:
             self.update()
         if self.program.tail_s or self.waits:

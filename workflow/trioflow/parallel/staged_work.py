@@ -24,6 +24,7 @@ from trioflow.parallel.pipeline import (
 )
 from trioflow.parallel.program import StageWork
 from trioflow.parallel.recomputation import Recomputation, plan_recomputation
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedule_backward import keep_sums_with_input, split_backward
 from trioflow.parallel.schedule_table import BACKWARD_WEIGHT, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.sharded import ShardedWork, cost_units
@@ -183,14 +184,14 @@ class StageWorks:
         if self.mode == FORWARD_ONLY:
             # DDP sends its buffers in every forward.
             replicas = plan.data > 1 and plan.replication == "ddp"
-            work.buffer_bytes = self._buffer_bytes(in_stage) if replicas else []
+            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage)) if replicas else []
             return
         gradients = self._gradients_of(in_stage, stage)
         if plan.data > 1 and plan.replication == "ddp":
             work.buckets = self._group_gradients(work, gradients)
             work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
             work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
-            work.buffer_bytes = self._buffer_bytes(in_stage)
+            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
         sizes = [int(g["size_bytes"]) for g in gradients]
@@ -276,7 +277,7 @@ class StageWorks:
     @property
     def _upkeep_phase(self) -> str:
         """Phase whose element-wise operators resemble copies and sums of gradients."""
-        return "forward" if self.trace.facts.get("device") == "cuda" else "optimizer"
+        return upkeep_phase(self.trace)
 
     def copies_s(self, sizes: Sequence[int]) -> list[float]:
         """Predict the copies of some buffers, one by one, and remember how sure that is."""
@@ -305,19 +306,22 @@ class StageWorks:
         # Like an operator's table row, the target counts as read: a cache fetches it first.
         return self._elementwise_s(name, bucket.sizes_bytes, 2)
 
-    def _buffer_bytes(self, in_stage: set[int]) -> list[int]:
-        """Return the broadcasts of the stage's buffers, one an element type [bytes]."""
-        size, tensors = tensor_bytes(self.trace), self.trace.tensors
-        category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
-        dtype = tensors["dtype"].tolist()
-        groups: dict[str, dict[int, int]] = {}
-        for ids in self.trace.operators.loc[sorted(in_stage), "input_ids"]:
-            for index in ids:
-                if category[index] == "buffer":
-                    groups.setdefault(dtype[index], {})[storage[index]] = size[index]
-        return [sum(group.values()) for _, group in sorted(groups.items())]
+
+@remembered
+def list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
+    """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
+    size, tensors = tensor_bytes(trace), trace.tensors
+    category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
+    dtype = tensors["dtype"].tolist()
+    groups: dict[str, dict[int, int]] = {}
+    for ids in trace.operators.loc[list(operators), "input_ids"]:
+        for index in ids:
+            if category[index] == "buffer":
+                groups.setdefault(dtype[index], {})[storage[index]] = size[index]
+    return [sum(group.values()) for _, group in sorted(groups.items())]
 
 
+@remembered
 def stages_of_operators(
     trace: Trace, cut: list[list[str]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -330,6 +334,12 @@ def stages_of_operators(
     return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of
 
 
+def upkeep_phase(trace: Trace) -> str:
+    """Return the phase whose element-wise operators resemble copies and sums of gradients."""
+    return "forward" if trace.facts.get("device") == "cuda" else "optimizer"
+
+
+@remembered
 def predict_elementwise(
     model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
 ) -> pd.DataFrame:

@@ -40,7 +40,8 @@ import pandas as pd
 
 from trioflow.costmodel.features import class_of_name
 from trioflow.errors import PlanError
-from trioflow.parallel.gathered_layers import gather_rules, split_gathered
+from trioflow.parallel.gathered_layers import split_gathered
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.tensor_split import (
     AFTER,
     BEFORE,
@@ -49,64 +50,25 @@ from trioflow.parallel.tensor_split import (
     is_lookup,
     is_sharded,
     kind_of_module,
-    with_rules,
 )
 from trioflow.parallel.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
 if TYPE_CHECKING:
-    from trioflow.experiments import Plan
+    pass
 
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 """Columns of operators that are less on a shard."""
 
 __all__ = [
-    "TensorSplit", "is_sharded", "kind_of_module", "prepare_split", "split_for_plan", "split_operators",
+    "TensorSplit", "is_sharded", "kind_of_module", "split_operators",
 ]  # fmt: skip
 
 _WHOLE_SUMS = ("elementwise", "view", "reshape")
 """Classes of operators on embeddings that come before these are cut by tokens."""
 STATISTIC_BYTES = 4
 """Loss statistics are single-precision numbers, one a token, in any precision of the step."""
-
-
-def prepare_split(trace: Trace, plan: Plan) -> Trace:
-    """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
-
-    Raises
-    ------
-    PlanError
-        When the model has not what the plan splits.
-    """
-    if plan.tensor > 1 and plan.tensor_style == "gather":
-        return with_rules(trace, gather_rules(trace), {})
-    if plan.tensor == 1 or not plan.vocabulary_parallel:
-        return trace
-    found = find_vocabulary(trace, plan.tensor)
-    rules = {**trace.facts.get("tensor_split", {}), **dict.fromkeys(found.modules, "column")}
-    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
-
-
-def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
-    """Return the operators of one tensor-parallel rank of a plan.
-
-    Parameters
-    ----------
-    trace : Trace
-        From `prepare_split`.
-    plan : Plan
-        Its degree and style of tensor parallelism.
-
-    Raises
-    ------
-    PlanError
-        When the model has no layer to split.
-    """
-    return split_operators(
-        trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
-        vocabulary=plan.vocabulary_parallel,
-    )  # fmt: skip
 
 
 class _Splitter:
@@ -323,6 +285,7 @@ class _Messages:
                 ]
 
 
+@remembered
 def split_operators(
     trace: Trace, degree: int, *, style: str = "megatron", sequence: bool = False,
     vocabulary: bool = False,
@@ -332,7 +295,7 @@ def split_operators(
     Parameters
     ----------
     trace : Trace
-        Trace of the whole model on one rank; from `prepare_split` unless the
+        Trace of the whole model on one rank; from `plan_split.prepare_split` unless the
         split is its own rules' alone.
     degree : int
         Ranks that share each split layer.

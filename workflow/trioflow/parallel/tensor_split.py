@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.features import class_of_name
+from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 
 WORK = ("flop", "read_bytes", "write_bytes")
@@ -167,6 +168,7 @@ def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, 
     return found
 
 
+@remembered
 def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, float]) -> Trace:
     """Return a trace whose facts say how its modules are split.
 

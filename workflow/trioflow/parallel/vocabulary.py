@@ -9,6 +9,7 @@ from typing import Any
 
 from trioflow.costmodel.features import class_of_name, plain_name
 from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.tensor_split import find_loss, find_weight, is_lookup, kind_of_module
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -91,6 +92,7 @@ def find_head(trace: Trace) -> int | None:
     return min(loss, default=None)
 
 
+@remembered
 def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
     """Return the layers that vocabulary parallelism splits.
 

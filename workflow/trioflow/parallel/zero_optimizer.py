@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from trioflow.parallel.remembered import remembered
 from trioflow.parallel.sharding import Parameter, list_parameters
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -59,6 +60,7 @@ def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     return found
 
 
+@remembered
 def partition_optimizer(trace: Trace, ranks: int) -> OptimizerPartition:
     """Return which rank updates which parameters of a trace, and by which operators.
 

@@ -4,25 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pandas as pd
 import pyarrow as pa
 
-from trioflow.published.prediction import PreparedCase, Settings
-from trioflow.published.step_anchor import NONE, RATIO
+from trioflow.costmodel.step_anchor import NONE, RATIO
+from trioflow.published.prediction import FULL, SERIAL, Settings
 from trioflow.table_columns import FLOAT, TEXT, column
 
 CAUSES = pa.schema([
     column("set", TEXT, "set of cases"),
     column("case", TEXT, "name of the case"),
-    column("role", TEXT, "part, a share of the predicted step; replaced, a model exchanged for measured values; sensitivity, a parameter changed"),
+    column("role", TEXT, "part, a share of the predicted step; replaced, a model exchanged for measured values; sensitivity, a parameter changed; growth, a class of operators at another batch"),
     column("parameter", TEXT, "what the part is, was exchanged or was changed"),
     column("setting", TEXT, "how it was changed; empty for a part"),
     column("time_s", FLOAT, "the part, or the step predicted so", "s"),
 ])  # fmt: skip
-"""Rows of ``results/published/<set>-causes.parquet``."""
+"""Rows of ``results/published/<set>-causes.parquet`` and ``results/report/causes.parquet``."""
 
-PART, REPLACED, SENSITIVITY = "part", "replaced", "sensitivity"
+PART, REPLACED, SENSITIVITY, GROWTH = "part", "replaced", "sensitivity", "growth"
+
+
+class ExplainedStep(Protocol):
+    """A predicted step, its compute and the communication that no compute hides [s]."""
+
+    @property
+    def time_s(self) -> float:
+        """The step [s]."""
+
+    @property
+    def compute_s(self) -> float:
+        """Time in which a rank computes [s]."""
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication that no compute hides [s]."""
+
+
+class ExplainedCase(Protocol):
+    """A case that can be predicted again with something changed."""
+
+    @property
+    def set_name(self) -> str:
+        """Set of the case."""
+
+    @property
+    def case_name(self) -> str:
+        """Name of the case."""
+
+    def has(self, need: str) -> bool:
+        """Tell whether the case has what a change needs; of what it does not know, nothing."""
+
+    def predict(self) -> ExplainedStep:
+        """Return the prediction with its parts."""
+
+    def predict_changed(self, settings: Settings) -> float:
+        """Return the step with something changed [s]."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +74,9 @@ class Change:
     settings : Settings
         The changed settings.
     needs : str
-        What a case must have: collectives, replicas, shards, anchor, or
-        nothing.
+        What a case must have (``ExplainedCase.has``): communication,
+        collectives, overlap, serial, replicas, shards, anchor, session,
+        sharing, host, or nothing.
     """
 
     parameter: str
@@ -49,11 +88,12 @@ class Change:
 CHANGES: tuple[Change, ...] = (
     Change("compute time", "x 0.9", Settings(compute=0.9)),
     Change("compute time", "x 1.1", Settings(compute=1.1)),
-    Change("bandwidth of collectives", "x 0.8", Settings(bandwidth=0.8), "collectives"),
-    Change("bandwidth of collectives", "x 1.25", Settings(bandwidth=1.25), "collectives"),
-    Change("latency of collectives", "x 0.5", Settings(latency=0.5), "collectives"),
-    Change("latency of collectives", "x 2", Settings(latency=2.0), "collectives"),
-    Change("overlap of collectives and compute", "none", Settings(overlap=False), "replicas"),
+    Change("bandwidth of collectives", "x 0.8", Settings(bandwidth=0.8), "communication"),
+    Change("bandwidth of collectives", "x 1.25", Settings(bandwidth=1.25), "communication"),
+    Change("latency of collectives", "x 0.5", Settings(latency=0.5), "communication"),
+    Change("latency of collectives", "x 2", Settings(latency=2.0), "communication"),
+    Change("overlap of collectives and compute", "none", Settings(overlap=SERIAL), "overlap"),
+    Change("overlap of collectives and compute", "full", Settings(overlap=FULL), "serial"),
     Change("model of collectives", "NCCL's formula", Settings(method="nccl"), "collectives"),
     Change("model of collectives", "one bandwidth", Settings(method="one-bandwidth"), "collectives"),
     Change("copies of gradients", "none", Settings(copies=0.0), "replicas"),
@@ -61,16 +101,21 @@ CHANGES: tuple[Change, ...] = (
     Change("cut of embedding and head", "none", Settings(vocabulary=False), "shards"),
     Change("anchor at the step of one GPU", "one factor", Settings(anchor=RATIO), "anchor"),
     Change("anchor at the step of one GPU", "none", Settings(anchor=NONE), "anchor"),
+    Change("anchor at the session's steps of one rank", "none", Settings(anchor=NONE), "session"),
+    Change("slowdown of ranks that compute at once", "none", Settings(sharing=0.0), "sharing"),
+    Change("slowdown of ranks that compute at once", "x 2", Settings(sharing=2.0), "sharing"),
+    Change("host's costs of parallel plans", "none", Settings(host=0.0), "host"),
+    Change("host's costs of parallel plans", "x 2", Settings(host=2.0), "host"),
 )  # fmt: skip
 """In the order of the table. The sizes of the steps are conventions, equal for all sets."""
 
 
-def explain_cases(cases: Sequence[PreparedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
+def explain_cases(cases: Sequence[ExplainedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
     """Return parts, replacements and sensitivities of some cases.
 
     Parameters
     ----------
-    cases : sequence of PreparedCase
+    cases : sequence of ExplainedCase
         Of one set.
     oracles : sequence of float or None
         Each case's prediction with measured compute [s].
@@ -83,7 +128,7 @@ def explain_cases(cases: Sequence[PreparedCase], oracles: Sequence[float | None]
     rows = []
     for case, oracle_s in zip(cases, oracles, strict=True):
         told = case.predict()
-        head = (case.row.set, case.row.case)
+        head = (case.set_name, case.case_name)
         rows.append((*head, PART, "compute", "", told.compute_s))
         rows.append((*head, PART, "communication that no compute hides", "", told.exposed_s))
         rest_s = max(told.time_s - told.compute_s - told.exposed_s, 0.0)
@@ -99,20 +144,7 @@ def explain_cases(cases: Sequence[PreparedCase], oracles: Sequence[float | None]
                 )
             )
         for change in CHANGES:
-            if _applies(change, case):
+            if not change.needs or case.has(change.needs):
                 time_s = case.predict_changed(change.settings)
                 rows.append((*head, SENSITIVITY, change.parameter, change.setting, time_s))
     return pd.DataFrame(rows, columns=CAUSES.names)
-
-
-def _applies(change: Change, case: PreparedCase) -> bool:
-    """Tell whether a case has what a change needs."""
-    plan = case.row.made_plan
-    known = {
-        "": True,
-        "collectives": case.collectives is not None and plan.ranks > 1,
-        "replicas": plan.data > 1,
-        "shards": plan.tensor > 1,
-        "anchor": case.anchor(RATIO).scale != 1.0,
-    }
-    return known[change.needs]

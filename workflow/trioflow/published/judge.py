@@ -11,13 +11,13 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
+from trioflow.costmodel.step_anchor import NONE, TIMER, WAYS, judge_anchors
 from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.sizing import resize_batch
 from trioflow.published.measured import read_measured
 from trioflow.published.prediction import PreparedCase, Settings, prepare_case
 from trioflow.published.rows import PublishedRow, load_published_rows, rows_of_set
 from trioflow.published.source import PublishedSource, list_anchored_pairs, published_name
-from trioflow.published.step_anchor import NONE, TIMER, WAYS, judge_anchors
 from trioflow.table_columns import FLOAT, INT, TEXT, column
 
 ANCHORS = pa.schema([
@@ -100,6 +100,12 @@ def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[f
     ratio = np.log(others["measured_s"] / others[f"{way}_s"])
     low, high = np.quantile(ratio, [MISSED / 2, 1 - MISSED / 2])
     return float(np.exp(min(low, 0.0))), float(np.exp(max(high, 0.0)))
+
+
+def measure_band(anchors: pd.DataFrame) -> dict[str, Any]:
+    """Return the file of the interval that ships: as `find_band`, over all workloads."""
+    low, high = find_band(anchors, "")
+    return {"low": low, "high": high, "steps": len(anchors), "share_inside": 1 - MISSED}
 
 
 def prepare_set(

@@ -6,26 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pandas as pd
+
 from trioflow.costmodel.choices import Collectives
 from trioflow.costmodel.collectives import CollectiveTime
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.intervals import combine_intervals
+from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.platform_collectives import PlatformCollectives
+from trioflow.costmodel.step_anchor import NONE as UNANCHORED
+from trioflow.costmodel.step_anchor import RATIO, TIMER, Anchoring, anchor_step
 from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.megatron_names import split_like_megatron
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.published.analytical import AnalyticalModel
 from trioflow.published.rows import PublishedRow
 from trioflow.published.source import PublishedSource
-from trioflow.published.step_anchor import TIMER, AnchoredModel, StepAnchor, anchor_step
-from trioflow.published.tensor_rules import split_like_megatron
 from trioflow.published.triosim_rules import predict_by_triosim, read_recorded_step
 from trioflow.trace.store import Trace
 
+SERIAL, FULL = "none", "full"
+"""Overlap of collectives with compute, where a sensitivity sets it."""
 LARGE_BYTES = 512 * 1024 * 1024
 """A message whose time is bandwidth alone: what the baseline's one bandwidth is read from [bytes]."""
 
@@ -42,23 +47,35 @@ class Settings:
         Factor on copies into and out of gradient buckets.
     vocabulary : bool
         Whether tensor parallelism cuts embedding and head.
-    overlap : bool
-        False: collectives wait for compute and compute for them.
+    overlap : str
+        none: collectives wait for compute and compute for them. full: neither
+        waits. Empty: as the platform has it.
     compute, bandwidth, latency : float
         Factors on compute times, and on the bandwidth and the latency of
         measured collectives.
     method : str
         Way to predict collectives; the platform's own where empty.
+    host, sharing : float
+        Factors on the host's costs of parallel plans, and on what ranks lose
+        by computing at the same time; of cases that have them.
     """
 
     anchor: str = TIMER
     copies: float = 1.0
     vocabulary: bool = True
-    overlap: bool = True
+    overlap: str = ""
     compute: float = 1.0
     bandwidth: float = 1.0
     latency: float = 1.0
     method: str = ""
+    host: float = 1.0
+    sharing: float = 1.0
+
+    def arrange(self, platform: Platform) -> Platform:
+        """Return a platform with the overlap of these settings."""
+        if not self.overlap:
+            return platform
+        return replace(platform, communication_on_compute_stream=self.overlap == SERIAL)
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,32 @@ class ScaledCollectives:
         time_s = start_s * self.latency + (told.time_s - start_s) / self.bandwidth
         factor = time_s / told.time_s if told.time_s else 1.0
         return CollectiveTime(time_s, told.low_s * factor, told.high_s * factor, told.confidence)
+
+
+@dataclass(frozen=True)
+class UpkeepModel:
+    """An operator model with dearer or cheaper copies into and out of gradient buckets.
+
+    Attributes
+    ----------
+    base : OperatorModel
+        Of the GPU. A trace's own operators are rescaled; what a plan asks to
+        be predicted is upkeep (`parallel.staged_work.predict_elementwise`).
+    factor : float
+        On every predicted time.
+    """
+
+    base: OperatorModel
+    factor: float
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Predict upkeep from its sizes, and change it."""
+        found = self.base.predict(operators)
+        return found.assign(**{c: self.factor * found[c] for c in ("time_s", "low_s", "high_s")})
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the base's."""
+        return getattr(self.base, name)
 
 
 @dataclass(frozen=True)
@@ -126,9 +169,7 @@ class PreparedCase:
     platform: Platform
     collectives: Collectives | None
     band: tuple[float, float] = (1.0, 1.0)
-    _graphs: dict[tuple[StepAnchor, float, bool], TaskGraph] = field(
-        default_factory=dict, repr=False
-    )
+    _graphs: dict[tuple[str, float, bool], TaskGraph] = field(default_factory=dict, repr=False)
 
     @property
     def rank_batch(self) -> int:
@@ -140,23 +181,35 @@ class PreparedCase:
         """The trace that the prediction starts from."""
         return choose_reference(self.times.traces, self.rank_batch).trace
 
-    def anchor(self, way: str) -> StepAnchor:
-        """Return the anchor at the reference's own measured step.
+    @property
+    def set_name(self) -> str:
+        """Set of the row."""
+        return self.row.set
 
-        A trace carried over from another GPU has no step of its own here.
-        """
-        return (
-            StepAnchor()
-            if self.times.confidence != "measured"
-            else anchor_step(self.reference, way)
-        )
+    @property
+    def case_name(self) -> str:
+        """Name of the row."""
+        return self.row.case
+
+    def has(self, need: str) -> bool:
+        """Tell whether the case has what a change needs; see ``causes.Change``."""
+        plan = self.row.made_plan
+        communicates = self.collectives is not None and plan.ranks > 1
+        own = self.times.confidence == "measured"
+        known = {
+            "communication": communicates,
+            "collectives": communicates,
+            "replicas": plan.data > 1,
+            "overlap": plan.data > 1,
+            "shards": plan.tensor > 1,
+            "anchor": own and anchor_step(self.reference, RATIO).scale != 1.0,
+        }
+        return known.get(need, False)
 
     def predict(self) -> Prediction:
         """Simulate the step, with its interval and parts."""
-        graph, scale = self._graph(Settings())
-        told = simulate_interval(
-            graph, self.platform, self._collectives(Settings()), compute_scale=scale
-        ).summary
+        graph = self._graph(Settings())
+        told = simulate_interval(graph, self.platform, self._collectives(Settings())).summary
         words = [str(graph.metadata["compute_confidence"]), self.times.confidence]
         words += [str(told["confidence"])] if self.row.ranks > 1 else []
         return Prediction(
@@ -164,37 +217,39 @@ class PreparedCase:
             told["compute_s"], told["exposed_communication_s"], self.times.model_text,
         )  # fmt: skip
 
+    @property
+    def task_graph(self) -> TaskGraph:
+        """The step that the prediction simulates."""
+        return self._graph(Settings())
+
     def predict_changed(self, settings: Settings) -> float:
         """Return the step with something changed [s]."""
-        graph, scale = self._graph(settings)
-        platform = self.platform
-        if not settings.overlap:
-            platform = replace(platform, communication_on_compute_stream=True)
+        graph = self._graph(settings)
         result = simulate(
-            graph, platform, self._collectives(settings), compute_scale=scale * settings.compute
-        )
+            graph, settings.arrange(self.platform), self._collectives(settings),
+            compute_scale=settings.compute,
+        )  # fmt: skip
         return float(result.summary["step_time_s"])
 
-    def _graph(self, chosen: Settings) -> tuple[TaskGraph, float]:
-        """Return the task graph under some settings, and the factor on its compute."""
-        anchor = self.anchor(chosen.anchor)
-        key = (anchor, chosen.copies, chosen.vocabulary)
+    def _graph(self, chosen: Settings) -> TaskGraph:
+        """Return the task graph under some settings."""
+        key = (chosen.anchor, chosen.copies, chosen.vocabulary)
         if key not in self._graphs:
-            model = AnchoredModel(self.times.model, anchor.timer_s, chosen.copies)
-            graph = _build(self.row, self.times.traces, model, self.platform, chosen.vocabulary)
-            ends = graph.metadata["compute_interval"]
-            graph.metadata["compute_interval"] = list(
-                combine_intervals((float(ends[0]), float(ends[1])), self.band)
-            )
-            self._graphs[key] = graph
-        return self._graphs[key], anchor.scale
+            model = UpkeepModel(self.times.model, chosen.copies)
+            self._graphs[key] = _build(
+                self.row, self.times.traces, model, self.platform, chosen.vocabulary,
+                Anchoring(chosen.anchor, self.band),
+            )  # fmt: skip
+        return self._graphs[key]
 
     def predict_analytically(self) -> float:
         """Return the step from data sheets alone: rates, links, no overlap lost [s]."""
         sheet = load_device(self.row.gpu)
         precision = str(self.reference.facts.get("precision") or "fp32")
         model = AnalyticalModel(sheet, precision)
-        graph = _build(self.row, self.times.traces, model, self.platform, True)
+        graph = _build(
+            self.row, self.times.traces, model, self.platform, True, Anchoring(UNANCHORED)
+        )
         return float(simulate(graph, self.platform).summary["step_time_s"])
 
     def predict_like_triosim(self) -> float | None:
@@ -255,12 +310,13 @@ def prepare_case(
 
 
 def _build(
-    row: PublishedRow, traces: Sequence[Trace], model: Any, platform: Platform, vocabulary: bool
-) -> TaskGraph:
+    row: PublishedRow, traces: Sequence[Trace], model: Any, platform: Platform, vocabulary: bool,
+    anchoring: Anchoring,
+) -> TaskGraph:  # fmt: skip
     """Return the task graph of a row."""
     plan = row.made_plan
     given = (
         [split_like_megatron(t, vocabulary=vocabulary) for t in traces] if plan.tensor > 1 else list(traces)
     )  # fmt: skip
     host: Mapping[str, float] = platform.host
-    return extrapolate(given, plan, model, batch=row.batch, host=host)
+    return extrapolate(given, plan, model, batch=row.batch, host=host, anchoring=anchoring)

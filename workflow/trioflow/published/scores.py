@@ -60,12 +60,23 @@ def score_published(cases: pd.DataFrame) -> pd.DataFrame:
         for model, told in MODELS.items():
             known = mine[mine[told].notna()]
             if len(known):
-                found.append({"set": name, "model": model, **_score(known, model, told)})
+                found.append({"set": name, "model": model, **score_model(known, model, told)})
     return pd.DataFrame(found, columns=["set", "model", *SCORES])
 
 
-def _score(cases: pd.DataFrame, model: str, column: str) -> dict[str, float]:
-    """Return the scores of one model on one set."""
+def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float]:
+    """Return the ``SCORES`` of one model on one set.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        Columns of ``tables.PUBLISHED_CASES``, baselines that are not asked
+        about left out; of ``low_s`` and ``high_s`` only ours are scored.
+    model : str
+        Who predicts.
+    column : str
+        Column that holds what it predicts [s].
+    """
     ends: pd.Series | float = np.nan
     rows = cases.assign(
         model=model, predicted_s=cases[column], quantity="step", device="", oracle_s=np.nan,

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from trioflow.costmodel.features import class_of_name
 from trioflow.errors import InputError
 from trioflow.experiments import Plan
 from trioflow.tables import records
-from trioflow.trace.importers.triosim_tables import read_triosim
 from trioflow.trace.store import Trace, tensor_bytes
 
 DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
@@ -89,35 +87,6 @@ def read_recorded_step(trace: Trace) -> RecordedStep:
         (chosen["phase"] == "forward").to_numpy(),
         float(sum(int(entry["size_bytes"]) for entry in trace.facts.get("gradients", []))),
         int(trace.facts["batch"]),
-    )
-
-
-def read_published_step(folder: str | Path, parameter_bytes: float, batch: int) -> RecordedStep:
-    """Return what the rules read of a trace in TrioSim's own format, with its own tags and sizes.
-
-    Parameters
-    ----------
-    folder : path
-        Holds ``trace.csv`` and ``tensor.csv``.
-    parameter_bytes : float
-        All parameters [bytes].
-    batch : int
-        Samples of the step; the format does not tell.
-
-    Raises
-    ------
-    TraceError
-        When a file is missing or wrong.
-    """
-    operators = read_triosim(Path(folder))
-    sizes = [sum(one.elements * one.elem_bytes for one in row.outputs) for row in operators]
-    return RecordedStep(
-        np.array([row.busy_us for row in operators], np.float64) * 1e-6,
-        np.array(sizes, np.float64),
-        np.array([row.split for row in operators]),
-        np.array([row.stage == "forward" for row in operators]),
-        float(parameter_bytes),
-        batch,
     )
 
 

@@ -32,7 +32,14 @@ from trioflow.published.vtrain_data import (
     read_iteration_times,
 )
 from trioflow.published.vtrain_fit import Judged, calibrate, leave_out
-from trioflow.published.vtrain_model import DEVICE, FORMS, Form, StepModel, list_parameters
+from trioflow.published.vtrain_model import (
+    DEVICE,
+    FORMS,
+    Form,
+    StepModel,
+    list_parameters,
+    name_values,
+)
 from trioflow.table_columns import FLOAT, INT, TEXT, column
 
 LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
@@ -219,9 +226,10 @@ def _list_fits(model: StepModel) -> list[pd.DataFrame]:
 
 
 def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:
+    named = name_values(values)
     found = [
-        (name, fold, form.name, p.name, float(value), p.unit, p.low, p.high, p.meaning)
-        for p, value in zip(list_parameters(), values, strict=True)
+        (name, fold, form.name, p.name, named[p.name], p.unit, p.low, p.high, p.meaning)
+        for p in list_parameters()
     ]
     return pd.DataFrame(found, columns=PARAMETERS.names)
 

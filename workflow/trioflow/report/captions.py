@@ -21,6 +21,20 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
         "a column or a row.",
         "Limit: a mean over few experiments says little about a workload that is not among them.",
     ),
+    "attribution": (
+        "What the error of every experiment is made of.",
+        "Each model is exchanged for what the profile of one real step measured: operators (compute), "
+        "collectives and messages (communication), the share of them that operators ran beside (overlap), the "
+        "host's own time. A bar to the right is a model that makes the prediction too slow, to the left too fast; "
+        "the diamond is the signed error, the sum of the bars. The hatched remainder is left when all are exchanged.",
+        "Limit: one profiled step stands for all, and parts that the spread of the rounds covers say nothing.",
+    ),
+    "sensitivity": (
+        "What a change of one parameter of the platform does to all experiments.",
+        "Left, the mean change of the predicted step over the experiments that have the parameter; right, their mean "
+        "absolute error with the change, and as a stroke without it. Simulated only.",
+        "Limit: the sizes of the changes are conventions, not what a parameter is likely to miss by.",
+    ),
     "collective_curve": (
         "Measured collectives against the two ways to describe them.",
         "Above, time against message size: every measured round, the piecewise table that the "

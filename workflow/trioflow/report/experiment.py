@@ -23,7 +23,7 @@ from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
 from trioflow.provenance import read_json, write_json
 from trioflow.report.breakdown import WAYS, build_breakdown
-from trioflow.report.counters import count_link_rates
+from trioflow.report.counters import count_link_rates, count_memory
 from trioflow.report.perfetto import write_perfetto
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace
@@ -240,7 +240,7 @@ def write_step(
     path: str | Path,
     measured: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Write a simulated step as a Perfetto trace, with its critical path and the rates of its links.
+    """Write a simulated step as a Perfetto trace, with its critical path, memory and the rates of its links.
 
     Parameters
     ----------
@@ -258,6 +258,8 @@ def write_step(
     """
     modules = trace.operators["module"].tolist()
     waited = build_critical_path(graph, result.timeline, modules)
-    counters = None if result.traffic is None else count_link_rates(result)
+    counters = count_memory(graph.metadata.get("memory_curves", ()), result.timeline)
+    if result.traffic is not None:
+        counters = pd.concat([counters, count_link_rates(result)], ignore_index=True)
     write_perfetto(result.timeline, path, measured, counters=counters, critical_path=waited)
     return waited

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from trioflow.report.pages import PAGES
+
 STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -19,6 +21,7 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .75rem; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; padding-top: .5rem; border-top: 1px solid #bbb; }
 h3 { font-size: 1.02rem; margin: 1.75rem 0 .25rem; }
 p, li, dd { max-width: 46rem; }
+p, li, dd, summary, h1, h2, h3 { overflow-wrap: break-word; }
 p { margin: .5rem 0; }
 .headline { font-size: 1.12rem; }
 a { color: #0b4f8a; }
@@ -53,10 +56,12 @@ details { margin: .75rem 0; }
 summary { cursor: pointer; font-weight: 600; font-size: .92rem; color: #0b4f8a; }
 .notes { font-size: .92rem; padding-left: 1.6rem; }
 footer { max-width: 1240px; margin: 3rem auto 2rem; padding: 0 1.25rem; color: #555; font-size: .9rem; }
+nav.pages { max-width: 1240px; margin: 2rem auto; padding: 0 1.25rem; font-size: .92rem; }
+nav.pages ul { padding-left: 1.4rem; }
 @media (max-width: 700px) {
   h1 { font-size: 1.3rem; }
   .headline { font-size: 1.02rem; }
-  main, header, footer { padding-left: .9rem; padding-right: .9rem; }
+  main, header, footer, nav.pages { padding-left: .9rem; padding-right: .9rem; }
   figure img { max-width: none; width: 680px; }
   td:not(.number) { white-space: nowrap; }
   dl.facts { display: block; }
@@ -67,7 +72,7 @@ footer { max-width: 1240px; margin: 3rem auto 2rem; padding: 0 1.25rem; color: #
 @media print {
   @page { size: A4; margin: 12mm; }
   body { font-size: 10pt; }
-  main, header, footer { max-width: none; padding: 0; }
+  main, header, footer, nav.pages { max-width: none; padding: 0; }
   table { font-size: 6.6pt; }
   .wide { overflow: visible; }
   th, td { padding: .12rem .25rem; }
@@ -234,7 +239,22 @@ def render_page(title: str, body: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"<body>\n{body}\n{_render_pages()}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _render_pages() -> str:
+    """Return the links to all pages, made or not, each with the command that makes it."""
+    lines = [
+        f'<li><a href="{escape(page.file)}">{escape(page.title)}</a>: {escape(page.about)} '
+        f"(<code>{escape(page.command)}</code>)</li>"
+        for page in PAGES
+    ]
+    return (
+        '<nav id="pages" class="pages" aria-label="Pages"><h2>All pages</h2>\n'
+        "<p>A link opens once its command has run in this project.</p>\n<ul>\n"
+        + "\n".join(lines)
+        + "\n</ul></nav>"
     )
 
 

@@ -13,6 +13,8 @@ from trioflow import tables
 from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
 from trioflow.errors import InputError
 from trioflow.provenance import digest_file, read_json
+from trioflow.published.causes import CAUSES
+from trioflow.report.attribution import ATTRIBUTION
 
 TABLE_FILES = {
     "measurements.parquet": "measurements",
@@ -24,8 +26,11 @@ TABLE_FILES = {
     "links.parquet": "links",
     "operator_fit.parquet": "operator_fit",
 }
+OWN_TABLES = {"attribution": ATTRIBUTION, "causes": CAUSES}
+"""Tables whose schema stands beside what makes them."""
 JSON_FILES = ("session.json", "summary.json", "trace.json")
-SINGLE_FILES = ("operator_fit.parquet", "collectives.json")
+_OWN_FILES = {name: f"{name}.parquet" for name in OWN_TABLES}
+SINGLE_FILES = ("operator_fit.parquet", "collectives.json", *_OWN_FILES.values())
 """Files that a run has one of; of the others it has one a workload, experiment or trace."""
 
 
@@ -43,6 +48,8 @@ class ReportInputs:
         Columns of ``tables.OPERATOR_FIT``.
     collectives : CollectiveCostModel
         Fitted collective costs.
+    attribution, causes : DataFrame
+        Columns of ``attribution.ATTRIBUTION`` and ``causes.CAUSES``.
     sessions : dict of str to dict
         ``session.json`` by workload.
     timelines, critical_paths, breakdowns, links : dict of str to DataFrame
@@ -62,6 +69,8 @@ class ReportInputs:
     collective_samples: pd.DataFrame
     operator_fit: pd.DataFrame
     collectives: CollectiveCostModel
+    attribution: pd.DataFrame
+    causes: pd.DataFrame
     sessions: dict[str, dict[str, Any]]
     timelines: dict[str, pd.DataFrame]
     critical_paths: dict[str, pd.DataFrame]
@@ -126,6 +135,10 @@ def load_report_inputs(
         name: {place: tables.read_table(path, schema) for place, path in found[name].items()}
         for name, schema in TABLE_FILES.items()
     }
+    own = {
+        name: tables.read_table(found[_OWN_FILES[name]][""], name, schema=schema)
+        for name, schema in OWN_TABLES.items()
+    }
     return ReportInputs(
         experiments=pd.DataFrame(list(experiments)),
         plans=pd.DataFrame(list(plans)),
@@ -134,6 +147,8 @@ def load_report_inputs(
         collective_samples=_concatenate(frames["collective_samples.parquet"]),
         operator_fit=frames["operator_fit.parquet"][""],
         collectives=load_collective_model(found["collectives.json"][""]),
+        attribution=own["attribution"],
+        causes=own["causes"],
         sessions=json["session.json"],
         timelines=frames["timeline.parquet"],
         critical_paths=frames["critical_path.parquet"],
@@ -148,7 +163,7 @@ def load_report_inputs(
 def _find_files(files: Iterable[str | Path]) -> dict[str, dict[str, Path]]:
     """Sort files by their name and their folder."""
     found: dict[str, dict[str, Path]] = {
-        name: {} for name in (*TABLE_FILES, *JSON_FILES, "collectives.json")
+        name: {} for name in (*TABLE_FILES, *_OWN_FILES.values(), *JSON_FILES, "collectives.json")
     }
     for file in sorted(Path(file) for file in files):
         if file.name not in found:

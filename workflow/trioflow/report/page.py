@@ -8,29 +8,33 @@ from pathlib import Path
 
 import pandas as pd
 
-from trioflow import __version__
+from trioflow import __version__, tables
 from trioflow.provenance import atomic_path
 from trioflow.report import sections
+from trioflow.report.attribution_section import (
+    render_attribution,
+    render_live_changes,
+    render_live_scores,
+)
 from trioflow.report.captions import CAPTIONS, caption_text
 from trioflow.report.conformance import read_conformance, render_conformance
 from trioflow.report.experiment_section import render_experiment
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
 from trioflow.report.html import (
-    Cell,
-    Column,
-    render_details,
     render_figure,
     render_links,
     render_page,
     render_paragraph,
-    render_table,
 )
-from trioflow.report.inputs import ReportInputs
+from trioflow.report.inputs import OWN_TABLES, ReportInputs
 from trioflow.report.summary import describe_accuracy, describe_run
 
 TITLE = "trioflow: predicted and measured training steps"
 SECTIONS = {
     "experiments": "Experiments",
     "accuracy": "Accuracy",
+    "attribution": "What the errors are made of",
     "traces": "Traces",
     "cost-models": "Cost models of operators",
     "collectives": "Collectives",
@@ -70,7 +74,13 @@ def write_page(
         + sections.render_experiments(errors),
         "accuracy": render_paragraph(" ".join(describe_accuracy(errors)))
         + _figure("error_by_plan", figures)
-        + sections.render_metrics(metrics),
+        + sections.render_metrics(metrics)
+        + render_live_scores(errors),
+        "attribution": _figure("attribution", figures)
+        + render_attribution(inputs.attribution, errors)
+        + "<h3>What moves the predictions</h3>"
+        + _figure("sensitivity", figures)
+        + render_live_changes(errors, inputs.causes),
         "traces": render_paragraph(
             "Each trace is one training step of one rank. Experiments extrapolate from a trace; the "
             "operator regressions are fitted on all of them."
@@ -82,11 +92,13 @@ def write_page(
         "conformance": render_conformance(read_conformance()),
         "timelines": _render_timelines(inputs, errors, figures),
         "machine": sections.render_machine(inputs),
-        "glossary": sections.render_glossary(),
+        "glossary": sections.render_glossary()
+        + "<h3>Tables and units</h3>"
+        + render_tables({**tables.SCHEMAS, **OWN_TABLES}),
         "provenance": _render_provenance(inputs),
     }
     headline = render_paragraph(" ".join(describe_run(errors, inputs.traces)), "headline")
-    contents = render_links(SECTIONS.items(), "Contents")
+    contents = render_links([*SECTIONS.items(), ("pages", "All pages")], "Contents")
     body = "\n".join(
         f'<section id="{name}"><h2>{escape(SECTIONS[name])}</h2>\n{text}</section>'
         for name, text in bodies.items()
@@ -124,18 +136,13 @@ def _render_provenance(inputs: ReportInputs) -> str:
     """Return what was read, by name and digest."""
     words = (
         "Every number on this page is computed from the files below by the rule report; the table "
-        "of all experiments is error.parquet beside this page. Measured values come from "
+        "of all experiments is error.parquet beside this page, and what errors are made of attribution.parquet "
+        "(causes.parquet: what each change of a parameter does). Measured values come from "
         "measurements.parquet, predicted ones from summary.json, profiles of real steps from "
         "rank_timelines.parquet. Beside each predicted timeline lie the tasks of its critical path "
         "(critical_path.parquet), its breakdown by rank, stage and module (breakdown.parquet), bytes and "
         "busy time of every link (links.parquet), and perfetto.json.gz: the same step for the Perfetto "
-        "trace viewer, measured ranks beside predicted ones, with the critical path and the rates of "
-        "the links. Of memory the peak of each rank is predicted, and what fills it, but no curve over time."
+        "trace viewer, measured ranks beside predicted ones, with the critical path, the rates of the links and "
+        "each rank's memory over time. The peak of each rank's memory, and what fills it, stand here."
     )
-    columns = [
-        Column("file", "", "folder and name", number=False),
-        Column("SHA-256", "first 16 digits", "digest of the content", number=False),
-    ]
-    rows = [[Cell(place), Cell(digest)] for place, digest in inputs.digest_files().items()]
-    files = render_details(f"{len(rows)} files read", render_table(columns, rows, "Files read"))
-    return render_paragraph(words) + files
+    return render_paragraph(words) + render_files_read(inputs.files, parts=3)

@@ -17,20 +17,24 @@ from trioflow.published.judge import ANCHORS
 from trioflow.published.scores import SCORES, score_published
 from trioflow.report import published_sections as sections
 from trioflow.report import style
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
 from trioflow.report.html import (
     render_definitions,
     render_figure,
     render_links,
+    render_list,
     render_page,
     render_paragraph,
 )
-from trioflow.report.published_aims import SETS, SOURCE, describe_set
+from trioflow.report.published_aims import SETS, SOURCE, describe_set, list_disclosures
 from trioflow.report.published_figures import (
     MOST_NAMED,
     draw_cases,
     draw_tornado,
     summarise_changes,
 )
+from trioflow.report.published_growth import render_growth
 
 TITLE = "trioflow: public measurements of many GPUs"
 FIGURES = "published"
@@ -127,7 +131,8 @@ def build_published_page(
     anchors = tables.read_table(anchor_file, "anchors", schema=ANCHORS)
     scores = score_published(cases)
     places = _draw(cases, causes, Path(page).parent / FIGURES)
-    text = _render(cases, causes, anchors, scores, places, [str(file) for file in case_files])
+    files = [*case_files, *cause_files, anchor_file]
+    text = _render(cases, causes, anchors, scores, places, files)
     tables.write_table(cases, "published_cases", table, {"files": [str(f) for f in case_files]})
     with atomic_path(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -153,34 +158,41 @@ def _draw(cases: pd.DataFrame, causes: pd.DataFrame, folder: Path) -> dict[str, 
 
 def _render(
     cases: pd.DataFrame, causes: pd.DataFrame, anchors: pd.DataFrame, scores: pd.DataFrame,
-    places: dict[str, str], files: Sequence[str],
+    places: dict[str, str], files: Sequence[str | Path],
 ) -> str:  # fmt: skip
     """Return the page."""
     parts = {
         "summary": ("Sets, aims and what was reached", sections.render_summary(scores)),
         "papers": ("What papers report", sections.render_papers(scores)),
     }
+    chosen = list_disclosures(set(cases["set"]))
+    if chosen:
+        parts["disclosed"] = ("What was settled after results were seen", render_list(chosen))
     for name in dict.fromkeys(cases["set"]):
         body = _render_set(cases, causes, scores, name, places)
         parts[name] = (describe_set(name).title, body)
     parts["anchors"] = ("Operators timed alone, and their step", sections.render_anchors(anchors))
-    parts["glossary"] = ("Glossary", render_definitions([*_GLOSSARY.items(), *_score_words()]))
+    parts["glossary"] = ("Glossary", _render_glossary())
+    parts["provenance"] = ("Where the numbers come from", render_files_read(files))
     body = "\n".join(
         f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
         for name, (title, text) in parts.items()
     )
-    contents = render_links(((name, title) for name, (title, _) in parts.items()), "Contents")
+    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
+    contents = render_links(links, "Contents")
     lead = render_paragraph(_describe(cases), "headline")
     return render_page(
         TITLE,
         f"<header><h1>{escape(TITLE)}</h1>\n{lead}\n{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)} from {escape(', '.join(files))}; aims from "
-        f"{escape(SOURCE)}. Every measured value's file stands below its set's cases.</footer>",
+        f"<footer>Made by trioflow {escape(__version__)}; aims from {escape(SOURCE)}. Every measured value's file stands below its set's cases.</footer>",
     )
 
 
-def _score_words() -> list[tuple[str, str]]:
-    return [(name.replace("_", " "), meaning) for name, meaning in SCORES.items()]
+def _render_glossary() -> str:
+    scores = ((name.replace("_", " "), meaning) for name, meaning in SCORES.items())
+    return render_definitions([*_GLOSSARY.items(), *scores]) + render_tables(
+        {"published_cases": tables.PUBLISHED_CASES, "causes": CAUSES, "anchors": ANCHORS}
+    )
 
 
 def _describe(cases: pd.DataFrame) -> str:
@@ -205,6 +217,7 @@ def _render_set(
     parts.append(sections.render_cases(cases, name))
     parts += ["<h3>What the error is made of</h3>"] if (causes["set"] == name).any() else []
     parts.append(sections.render_causes(cases, causes, name))
+    parts.append(render_growth(cases, causes, name))
     if f"{name}-sensitivity" in places:
         address = places[f"{name}-sensitivity"]
         parts.append(render_figure(address, _TORNADO_CAPTION, f"Sensitivities of the set {name}."))

@@ -10,7 +10,7 @@ from trioflow.errors import InputError
 from trioflow.published.scores import ORACLE, OURS, score_published
 from trioflow.report.published_aims import describe_set
 from trioflow.report.published_sections import read_aim, score_of
-from trioflow.report.readme import replace_block
+from trioflow.report.readme import replace_block, write_line
 from trioflow.report.wording import NOTHING, write_percent
 
 BLOCK = "published"
@@ -52,7 +52,7 @@ def write_published_rows(cases: pd.DataFrame) -> str:
         "Mean absolute errors on public measured steps: no case left out, none judged by a fit that saw it; **bold**: aim reached. "
         "`snakemake published` makes `report/published.html` with every case, baseline and cause."
     )
-    lines = [lead, "", _line(_HEADINGS), _line(["---", *["---:"] * (len(_HEADINGS) - 1)])]
+    lines = [lead, "", write_line(_HEADINGS), write_line(["---", *["---:"] * (len(_HEADINGS) - 1)])]
     for name in list(dict.fromkeys(scores["set"]))[:MOST_ROWS]:
         ours = score_of(scores, name, OURS)
         aim, reached = read_aim(scores, name)
@@ -63,7 +63,7 @@ def write_published_rows(cases: pd.DataFrame) -> str:
         if reached:
             error, scaling = (error, f"**{scaling}**") if on_scaling else (f"**{error}**", scaling)
         lines.append(
-            _line(
+            write_line(
                 [
                     describe_set(name).title, str(int(ours["cases"])), aim, error, scaling,
                     _best_other(scores, name), write_percent(ours["coverage"], 0),
@@ -80,7 +80,3 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
         return NOTHING
     best = others.sort_values(["mean_absolute_error", "model"]).iloc[0]
     return f"{write_percent(float(best['mean_absolute_error']))} ({best['model']})"
-
-
-def _line(cells: list[str] | tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.costmodel.step_anchor import WAYS
 from trioflow.published.causes import PART, REPLACED
 from trioflow.published.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
-from trioflow.published.step_anchor import WAYS
 from trioflow.report.html import (
     Cell,
     Column,
@@ -31,7 +31,6 @@ from trioflow.report.wording import (
     join_words,
     write_percent,
     write_range,
-    write_signed_percent,
     write_time,
 )
 
@@ -65,9 +64,14 @@ def render_summary(scores: pd.DataFrame) -> str:
         Column("scaling", "mean absolute", SCORES["scaling_error"]),
         Column("reached", "", "whether the aim was reached", number=False),
         *(Column(model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"]) for model in _OTHERS),
+        Column("median", "absolute", SCORES["median_absolute_error"]),
+        Column("worst", "signed", SCORES["worst_error"]),
+        Column("bias", "signed mean", SCORES["bias"]),
         Column("order", "of plans", SCORES["ordered"]),
+        Column("rank", "correlation", SCORES["rank_correlation"]),
         Column("coverage", "aim 80 %", SCORES["coverage"]),
         Column("width", "of the interval", SCORES["mean_relative_width"]),
+        Column("score", "of the interval", SCORES["interval_score"]),
     ]  # fmt: skip
     rows = []
     for name in dict.fromkeys(scores["set"]):
@@ -82,9 +86,13 @@ def render_summary(scores: pd.DataFrame) -> str:
                 percent_cell(ours["scaling_error"]),
                 Cell({True: "yes", False: "no", None: NOTHING}[reached]),
                 *(percent_cell(score_of(scores, name, m).get("mean_absolute_error")) for m in _OTHERS),
-                percent_cell(ours["ordered"]),
-                percent_cell(ours["coverage"]),
-                percent_cell(ours["mean_relative_width"]),
+                *(
+                    _score_cell(key, ours[key])
+                    for key in (
+                        "median_absolute_error", "worst_error", "bias", "ordered", "rank_correlation",
+                        "coverage", "mean_relative_width", "interval_score",
+                    )
+                ),
             ]
         )  # fmt: skip
     return render_table(columns, rows, "Sets, aims and what was reached")
@@ -341,13 +349,4 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     )
     return render_paragraph(note) + render_table(
         columns, rows, "Ways to bring operators timed alone to their step"
-    )
-
-
-def write_case_sentence(scores: pd.DataFrame, name: str) -> str:
-    """Say in one sentence what a set came to."""
-    ours = score_of(scores, name, OURS)
-    return (
-        f"{int(ours['cases'])} cases, mean absolute error {write_percent(ours['mean_absolute_error'])}, "
-        f"worst {write_signed_percent(ours['worst_error'])}"
     )

@@ -12,13 +12,15 @@ import pandas as pd
 from trioflow import __version__, tables
 from trioflow.errors import InputError
 from trioflow.provenance import atomic_path
-from trioflow.published.scores import score_published
+from trioflow.published.scores import SCORES, score_published
 from trioflow.published.vtrain import PARAMETERS, TRIALS
 from trioflow.published.vtrain_composition import CHECKS
 from trioflow.published.vtrain_data import GROUPS
 from trioflow.report import published_vtrain_sections as sections
 from trioflow.report import style
-from trioflow.report.html import render_figure, render_links, render_page
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
+from trioflow.report.html import render_definitions, render_figure, render_links, render_page
 from trioflow.report.published_vtrain_figures import (
     draw_blocks,
     draw_degrees,
@@ -94,7 +96,8 @@ def build_vtrain_page(
     sized = read_sizes(cases)
     scores = score_published(cases)
     places = _draw(sized[sized["set"] == GROUPS], Path(page).parent / FIGURES)
-    text = _render(sized, scores, parameters, trials, checks, places)
+    files = [*case_files, parameter_file, trial_file, check_file]
+    text = _render(sized, scores, parameters, trials, checks, places, files)
     with atomic_path(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return scores
@@ -117,7 +120,7 @@ def _draw(cases: pd.DataFrame, folder: Path) -> dict[str, str]:
 
 def _render(
     cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame, trials: pd.DataFrame,
-    checks: pd.DataFrame, places: Mapping[str, str],
+    checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
 ) -> str:  # fmt: skip
     figures = {name: render_figure(places[name], *_FIGURE_WORDS[name]) for name in places}
     parts = {
@@ -133,12 +136,19 @@ def _render(
             figures["blocks"] + sections.render_limits(cases, scores),
         ),
         "parameters": ("What was fitted on what", sections.render_parameters(parameters)),
+        "glossary": (
+            "Glossary",
+            render_definitions((name.replace("_", " "), text) for name, text in SCORES.items())
+            + render_tables({"published_cases": tables.PUBLISHED_CASES}),
+        ),
+        "provenance": ("Where the numbers come from", render_files_read(files)),
     }
     body = "\n".join(
         f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
         for name, (title, text) in parts.items()
     )
-    contents = render_links(((name, title) for name, (title, _) in parts.items()), "Contents")
+    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
+    contents = render_links(links, "Contents")
     return render_page(
         TITLE,
         f"<header><h1>{escape(TITLE)}</h1>\n{contents}</header>\n<main>\n{body}\n</main>\n"

@@ -52,6 +52,12 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def _refuse_nothing(rows: pd.DataFrame, what: str) -> None:
+    """Refuse a figure of nothing."""
+    if rows.empty:
+        raise InputError(f"no {what} to draw")
+
+
 def draw_predictions(cases: pd.DataFrame) -> Figure:
     """Draw a set's predictions over the file's times, and their errors by tensor degree.
 
@@ -65,8 +71,7 @@ def draw_predictions(cases: pd.DataFrame) -> Figure:
     InputError
         When there is no case.
     """
-    if cases.empty:
-        raise InputError("no case to draw")
+    _refuse_nothing(cases, "case")
     spread = np.random.default_rng(_SEED)
     degrees = sorted(cases["tensor"].unique())
     with style.figure_style():
@@ -123,8 +128,7 @@ def draw_degrees(cases: pd.DataFrame) -> Figure:
     InputError
         When there is no case.
     """
-    if cases.empty:
-        raise InputError("no case to draw")
+    _refuse_nothing(cases, "case")
     shown = {
         "trioflow": ("predicted_s", style.BLUE), "anchored": ("oracle_s", style.SKY),
         "regression": ("regression_s", style.ORANGE),
@@ -194,8 +198,7 @@ def draw_blocks(blocks: pd.DataFrame) -> Figure:
     InputError
         When there is none.
     """
-    if blocks.empty:
-        raise InputError("no block to draw")
+    _refuse_nothing(blocks, "block")
     hidden = sorted(blocks["hidden"].unique())
     with style.figure_style():
         figure = style.new_figure(3.5)

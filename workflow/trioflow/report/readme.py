@@ -193,8 +193,8 @@ def write_error_summary(errors: pd.DataFrame) -> str:
 
 def write_error_rows(errors: pd.DataFrame) -> str:
     """Return a Markdown table with a row for every experiment."""
-    lines = [_line(_HEADINGS), _line(["---", "---", *["---:"] * 5, "---"])]
-    lines += [_line(_cells(row)) for row in errors.to_dict("records")]
+    lines = [write_line(_HEADINGS), write_line(["---", "---", *["---:"] * 5, "---"])]
+    lines += [write_line(_cells(row)) for row in errors.to_dict("records")]
     return "\n".join(lines)
 
 
@@ -205,8 +205,8 @@ def write_error_matrix(errors: pd.DataFrame) -> str:
     """
     workloads = list(dict.fromkeys(errors["workload"]))
     lines = [
-        _line(["signed error", *workloads, "mean absolute"]),
-        _line(["---", *["---:"] * (len(workloads) + 1)]),
+        write_line(["signed error", *workloads, "mean absolute"]),
+        write_line(["---", *["---:"] * (len(workloads) + 1)]),
     ]
     for plan, rows in errors.groupby("plan", sort=False):
         cells = [
@@ -220,7 +220,7 @@ def write_error_matrix(errors: pd.DataFrame) -> str:
             for workload in workloads
         ]
         mean = write_percent(float(rows["relative_error"].abs().mean()))
-        lines.append(_line([str(plan), *cells, mean]))
+        lines.append(write_line([str(plan), *cells, mean]))
     return "\n".join(lines)
 
 
@@ -230,12 +230,12 @@ def write_validation_rows(summary: pd.DataFrame) -> str:
         "Cost models on public measurements that they never saw; **bold**: aim reached. `snakemake validation` "
         "makes `report/cost_models.html` with every case and model, and what missed aims are made of."
     )
-    lines = [lead, "", _line(_AIM_HEADINGS), _line(["---", *["---:"] * 6])]
+    lines = [lead, "", write_line(_AIM_HEADINGS), write_line(["---", *["---:"] * 6])]
     for entry in reach_aims(summary):
         ours, best = entry["ours"], entry["best"]
         error = write_percent(ours["mean_absolute_error"])
         lines.append(
-            _line(
+            write_line(
                 [
                     entry["aim"].title, str(ours["cases"]), write_aim(entry),
                     f"**{error}**" if entry["reached"] else error,
@@ -259,7 +259,8 @@ def _cells(row: dict[Any, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _line(cells: list[str] | tuple[str, ...]) -> str:
+def write_line(cells: list[str] | tuple[str, ...]) -> str:
+    """Return one line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -365,17 +365,5 @@ def _group_warnings(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def render_glossary() -> str:
-    """Return the meaning and unit of every column of the error table and of every metric."""
-    columns = [
-        (
-            field.name + (f" [{unit}]" if (unit := field.metadata[b"unit"].decode()) else ""),
-            field.metadata[b"meaning"].decode(),
-        )
-        for field in tables.ERRORS
-    ]
-    return (
-        "<h3>Columns of <code>error.parquet</code></h3>"
-        + render_definitions(columns)
-        + "<h3>Accuracy</h3>"
-        + render_definitions(METRICS.items())
-    )
+    """Return the meaning of every metric."""
+    return "<h3>Accuracy</h3>" + render_definitions(METRICS.items())

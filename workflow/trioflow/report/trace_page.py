@@ -11,10 +11,13 @@ import pandas as pd
 
 from trioflow import __version__, tables
 from trioflow.provenance import atomic_path
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
 from trioflow.report.html import (
     Cell,
     Column,
     render_definitions,
+    render_links,
     render_list,
     render_page,
     render_paragraph,
@@ -31,6 +34,13 @@ INTRODUCTION = (
     "and fills. Coverage is the share of kernel time on a GPU, or of the step on a CPU, that lies in "
     "operators with a name; the last column says what could not be joined."
 )
+SECTIONS = {
+    "traces": "Traces",
+    "step-times": "What the step time is",
+    "warnings": "What the traces warn of",
+    "glossary": "Glossary",
+    "provenance": "Where the numbers come from",
+}
 _WORDS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "step_time_s": ("step", "", write_time),
     "kernels": ("kernels", "", str),
@@ -60,15 +70,15 @@ def build_trace_page(
     """
     rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
     frame = pd.DataFrame(rows, columns=tables.TRACES.names)
-    text = render_trace_page(frame)
+    text = render_trace_page(frame, [Path(folder) / "trace.json" for folder in folders])
     tables.write_table(frame, "traces", table)
     with atomic_path(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return frame
 
 
-def render_trace_page(frame: pd.DataFrame) -> str:
-    """Return the page of some rows of ``tables.TRACES``."""
+def render_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> str:
+    """Return the page of some rows of ``tables.TRACES``, read from some files."""
     columns = [
         Column("trace", "source; precision, optimizer", _meaning("source"), number=False),
         Column("device", "", _meaning("device"), number=False),
@@ -85,14 +95,25 @@ def render_trace_page(frame: pd.DataFrame) -> str:
         if text
     ]
     used = set(frame["step_time_source"])
-    body = (
-        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(INTRODUCTION, 'headline')}</header>\n<main>"
-        + render_table(columns, rows, "Traces")
-        + "<h2>What the step time is</h2>"
-        + render_definitions(
+    bodies = {
+        "traces": render_table(columns, rows, "Traces"),
+        "step-times": render_definitions(
             (word, text) for word, text in STEP_TIME_SOURCES.items() if word in used
+        ),
+        "warnings": render_list(warnings),
+        "glossary": render_tables({"traces": tables.TRACES}),
+        "provenance": render_files_read(files),
+    }
+    contents = {name: title for name, title in SECTIONS.items() if name != "warnings" or warnings}
+    bodies = {name: bodies[name] for name in contents}
+    body = (
+        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(INTRODUCTION, 'headline')}\n"
+        + render_links([*contents.items(), ("pages", "All pages")], "Contents")
+        + "</header>\n<main>"
+        + "\n".join(
+            f'<section id="{name}"><h2>{escape(contents[name])}</h2>\n{text}</section>'
+            for name, text in bodies.items()
         )
-        + ("<h2>What the traces warn of</h2>" + render_list(warnings) if warnings else "")
         + f"</main>\n<footer>Made by trioflow {escape(__version__)}.</footer>"
     )
     return render_page(TITLE, body)

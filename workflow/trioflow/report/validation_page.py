@@ -18,6 +18,8 @@ from trioflow.provenance import atomic_path
 from trioflow.report import style
 from trioflow.report import validation_sections as sections
 from trioflow.report import validation_verdict as verdict
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
 from trioflow.report.html import (
     render_definitions,
     render_figure,
@@ -119,7 +121,7 @@ def build_validation_page(
     )
     summary = _order(score_cases(cases, GROUPING))
     places = _draw(summary, operators, classes, Path(page).parent / FIGURES)
-    text = _render(cases, summary, classes, places, [str(Path(file)) for file in files])
+    text = _render(cases, summary, classes, places, [*files, *diagnoses])
     write_validation_table(summary, "summary", table, [*files, *diagnoses])
     with atomic_path(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -163,7 +165,7 @@ def _devices(classes: pd.DataFrame) -> list[str]:
 
 def _render(
     cases: pd.DataFrame, summary: pd.DataFrame, classes: pd.DataFrame, places: dict[str, str],
-    files: Sequence[str],
+    files: Sequence[str | Path],
 ) -> str:  # fmt: skip
     """Return the page."""
     parts = {
@@ -177,17 +179,22 @@ def _render(
         "Classes of operators",
         "".join(_render_device(classes, device, places[device]) for device in _devices(classes)),
     )
-    parts["glossary"] = ("Glossary", render_definitions(SCORES.items()))
+    parts["glossary"] = (
+        "Glossary",
+        render_definitions(SCORES.items()) + render_tables({"validation": tables.VALIDATION}),
+    )
+    parts["provenance"] = ("Where the numbers come from", render_files_read(files))
     body = "\n".join(
         f'<section id="{name}"><h2>{escape(title)}</h2>\n{text}</section>'
         for name, (title, text) in parts.items()
     )
-    contents = render_links(((name, title) for name, (title, _) in parts.items()), "Contents")
+    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
+    contents = render_links(links, "Contents")
     return render_page(
         TITLE,
         f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(_describe(cases, summary), 'headline')}\n"
         f"{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)} from {escape(', '.join(files))}.</footer>",
+        f"<footer>Made by trioflow {escape(__version__)}.</footer>",
     )
 
 

@@ -192,7 +192,10 @@ class _Training:
         self.senders = [[a for a, b in edges if b == w] for w in range(self.workers)]
         self.entered = [0] * self.workers
         self.phase: list[_Phase] = ["awaits tokens"] * self.workers
-        self.newest = dict.fromkeys(edges, -1)
+        # Of each worker's senders, in their order; and where each edge is in there.
+        self.newest = [[-1] * len(senders) for senders in self.senders]
+        self.place = {edge: self.senders[edge[1]].index(edge[0]) for edge in edges}
+        self.outgoing = [[edge for edge in edges if edge[0] == w] for w in range(self.workers)]
         self.free_s = dict.fromkeys(edges, 0.0)
         self.start_s = np.full(compute_s.shape, math.nan)
         self.finish_s = np.full(self.workers, math.nan)
@@ -231,11 +234,10 @@ class _Training:
     def send(self, worker: int, now_s: float) -> None:
         """End a computation: the update goes out, behind those still on their way."""
         self.phase[worker] = "awaits updates"
-        tag = self.entered[worker] - 1
-        for receiver in self.receivers[worker]:
-            edge = (worker, receiver)
-            self.free_s[edge] = max(now_s, self.free_s[edge]) + self.sending_s[edge]
-            self.schedule(self.free_s[edge] + self.latency_s, _ARRIVED, edge, tag)
+        tag, free_s = self.entered[worker] - 1, self.free_s
+        for edge in self.outgoing[worker]:
+            sent_s = free_s[edge] = max(now_s, free_s[edge]) + self.sending_s[edge]
+            self.schedule(sent_s + self.latency_s, _ARRIVED, edge, tag)
 
     def receive(self, edge: Edge, tag: int) -> None:
         """Keep an update, or drop it when its receiver can no longer use it."""
@@ -243,44 +245,49 @@ class _Training:
         goes_on = self.phase[receiver] in ("awaits tokens", "has finished")
         oldest = self.entered[receiver] - 1 + goes_on - self.settings.staleness
         self.dropped += tag < oldest
-        self.newest[edge] = tag
+        self.newest[receiver][self.place[edge]] = tag
 
     def move_on(self, asking: set[int], now_s: float) -> None:
         """Let those go on who may; who enters an iteration gives tokens to others, who ask then."""
+        phase = self.phase
         while asking:
             worker = min(asking)
             asking.remove(worker)
-            if self.phase[worker] == "awaits updates" and self.has_updates(worker):
+            if phase[worker] == "awaits updates" and self.has_updates(worker):
                 last = self.entered[worker] == self.iterations
-                self.phase[worker] = "has finished" if last else "awaits tokens"
+                phase[worker] = "has finished" if last else "awaits tokens"
                 if last:
                     self.finish_s[worker] = now_s
-            if self.phase[worker] == "awaits tokens" and self.enter(worker, now_s):
+            if phase[worker] == "awaits tokens" and self.enter(worker, now_s):
                 asking.update(self.senders[worker])
 
     def has_updates(self, worker: int) -> bool:
         """Tell whether enough updates are there that are new enough."""
-        iteration = self.entered[worker] - 1
-        ages = [iteration - self.newest[sender, worker] for sender in self.senders[worker]]
-        used = [age for age in ages if age <= self.settings.staleness]
-        if len(used) < len(ages) - self.settings.backup_workers:
+        oldest = self.entered[worker] - 1 - self.settings.staleness
+        newest = self.newest[worker]
+        used = [tag for tag in newest if tag >= oldest]
+        if len(used) < len(newest) - self.settings.backup_workers:
             return False
-        self.largest_staleness = max([self.largest_staleness, *used])
+        if used:
+            staleness = self.entered[worker] - 1 - min(used)
+            self.largest_staleness = max(self.largest_staleness, staleness)
         return True
 
     def enter(self, worker: int, now_s: float) -> bool:
         """Enter the next iteration, or a later one, when its tokens are there."""
-        mine = self.entered[worker]
-        leads = [self.entered[receiver] - mine for receiver in self.receivers[worker]]
-        jump, least = 1, min(leads, default=0)
-        if least >= self.settings.behind:
-            jump = min(least, self.settings.max_jump, self.iterations - mine)
-        tokens = min((self.settings.max_gap + lead for lead in leads), default=jump)
-        if tokens < jump:
+        entered, settings = self.entered, self.settings
+        mine, jump, least = entered[worker], 1, 0
+        receivers = self.receivers[worker]
+        if receivers:
+            least = min([entered[receiver] for receiver in receivers]) - mine
+        if least >= settings.behind:
+            jump = min(least, settings.max_jump, self.iterations - mine)
+        if receivers and settings.max_gap + least < jump:
             return False
-        self.entered[worker] += jump
-        iteration = self.entered[worker] - 1
-        self.largest_gap = max([self.largest_gap, *(jump - lead for lead in leads)])
+        entered[worker] = mine + jump
+        iteration = mine + jump - 1
+        if receivers:
+            self.largest_gap = max(self.largest_gap, jump - least)
         self.phase[worker] = "computes"
         self.start_s[worker, iteration] = now_s
         end_s = now_s + self.compute_s[worker][iteration]

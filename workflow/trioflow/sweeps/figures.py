@@ -70,7 +70,11 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
                     top = max(top, float(high.max()))
             _set_limits(axes, case["ranks"].astype(float), top)
             _tick_ranks(axes, case["ranks"])
-        _label(figure, "ranks", "samples/s of each rank: best of each kind of plan, 80 % interval")
+        _label(
+            figure,
+            "ranks; lines: the best of each kind of plan, with its 80 % interval",
+            "samples/s of each rank",
+        )
     return figure
 
 

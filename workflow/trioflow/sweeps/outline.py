@@ -10,7 +10,7 @@ outline was off is told.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
@@ -27,48 +28,28 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
 from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.recomputation import plan_recomputation
-from trioflow.parallel.reference import choose_reference
-from trioflow.parallel.sharding import list_parameters
+from trioflow.parallel.reference import Reference, choose_reference
+from trioflow.parallel.sharding import build_units, list_parameters, shard_updates
 from trioflow.parallel.sizing import (
     WORK,
     predict_operator_times,
     resize_batch,
     without_communication,
 )
-from trioflow.parallel.tensor_parallel import prepare_split, split_for_plan
-from trioflow.parallel.tensor_split import TensorSplit
-from trioflow.sweeps.memo_model import number_rows
+from trioflow.parallel.staged_work import predict_elementwise, upkeep_phase
+from trioflow.parallel.tensor_split import TensorSplit, is_sharded
+from trioflow.parallel.zero_optimizer import partition_optimizer
+from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
+from trioflow.sweeps.outline_units import Floats, UnitState, UnitUpkeep, UnitWork
 from trioflow.trace.store import Trace, pipeline_units
 from trioflow.units import ns_to_s
 
-Floats = NDArray[np.float64]
 Made = TypeVar("Made")
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
 PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
-
-
-@dataclass(frozen=True)
-class UnitWork:
-    """What each unit of the model takes on one rank, for one micro-batch of some samples.
-
-    Attributes
-    ----------
-    forward_s, backward_s, update_s : ndarray
-        Time of each unit's operators and of the tensor-parallel exchanges
-        beside them, what backward computes again included [units] [s].
-    activation_bytes : ndarray
-        What forward keeps for backward [units] [bytes].
-    send_bytes : ndarray
-        What goes from each unit to the next one [units] [bytes].
-    """
-
-    forward_s: Floats
-    backward_s: Floats
-    update_s: Floats
-    activation_bytes: Floats
-    send_bytes: Floats
 
 
 @dataclass(frozen=True)
@@ -91,22 +72,6 @@ class _OperatorWork:
     factor: float
     alone_s: Floats
     spent_s: Floats
-
-
-@dataclass(frozen=True)
-class UnitState:
-    """What each unit keeps on one tensor-parallel rank, whatever the batch.
-
-    Attributes
-    ----------
-    parameter_bytes, gradient_bytes, state_bytes, buffer_bytes : ndarray
-        Parameters, their gradients, optimizer state, and buffers [units] [bytes].
-    """
-
-    parameter_bytes: Floats
-    gradient_bytes: Floats
-    state_bytes: Floats
-    buffer_bytes: Floats
 
 
 class Outline:
@@ -146,6 +111,20 @@ class Outline:
         """Return what a rank keeps whatever the batch."""
         return self.keep(("state", *style_of(plan)), self._sum_state, plan)
 
+    def upkeep_of(self, plan: Plan) -> UnitUpkeep:
+        """Return what gradients take beside the operators that make them."""
+        return self.keep(("upkeep", *style_of(plan)), self._sum_upkeep, plan)
+
+    def sharded_update_s(self, plan: Plan) -> float:
+        """Return the optimizer's time on one rank's shards of the whole model [s]."""
+        key = ("update", *style_of(plan), plan.shards)
+        return self.keep(key, self._time_sharded_update, plan)
+
+    def partitioned_update_s(self, plan: Plan, samples: int) -> float:
+        """Return the longest update of a rank's own parameters, and the broadcasts of all of them [s]."""
+        key = ("partition", *style_of(plan), plan.data)
+        return self.keep(key, self._time_partitioned_update, plan, samples)
+
     def cut(self, stages: int) -> list[int]:
         """Return where each stage begins among the units, and where the last one ends.
 
@@ -173,9 +152,7 @@ class Outline:
 
     def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
-        done = self.keep(
-            ("operators", *style_of(plan), samples), self._sum_operators, plan, samples
-        )
+        done = self._work_of_operators(plan, samples)
         split, unit_of = self._split(done.trace, plan), self._units_of(done.trace)
         again = self._list_recomputed(done.trace, plan)
         spent_s = done.spent_s.copy()
@@ -197,6 +174,10 @@ class Outline:
             self._list_sends(done.trace) * done.factor,
         )  # fmt: skip
 
+    def _work_of_operators(self, plan: Plan, samples: int) -> _OperatorWork:
+        key = ("operators", *style_of(plan), samples)
+        return self.keep(key, self._sum_operators, plan, samples)
+
     def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
         def make() -> NDArray[np.int64]:
             numbers = [PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
@@ -214,7 +195,7 @@ class Outline:
         return self.keep(("recomputed", id(trace), plan.recompute), make)
 
     def _sum_operators(self, plan: Plan, samples: int) -> _OperatorWork:
-        reference = self.keep(("reference", samples), choose_reference, self.traces, samples)
+        reference = self._reference(samples)
         trace = reference.trace
         factor = samples / int(trace.facts["batch"])
         device_s = self._device_s(plan, samples)
@@ -229,7 +210,7 @@ class Outline:
         return _OperatorWork(trace, factor, device_s if beside else device_s + host_s, spent_s)
 
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
-        """Predict the operators of many plans together: one question for each tensor split.
+        """Predict the operators of many plans together.
 
         Raises
         ------
@@ -241,46 +222,55 @@ class Outline:
             with suppress(PlanError):
                 samples = micro_batch_sizes(plan, batch)[0]
                 wanted.setdefault(style_of(plan), (plan, set()))[1].add(samples)
+        plans_of: dict[int, list[Plan]] = {}
         for plan, sizes in wanted.values():
             with suppress(PlanError):
-                self._predict(plan, sorted(sizes))
+                for samples in sorted(sizes):
+                    self._split(self._reference(samples).trace, plan)
+                    plans_of.setdefault(samples, []).append(plan)
+        if plans_of:
+            self._predict(plans_of)
 
-    def _predict(self, plan: Plan, sizes: Sequence[int]) -> None:
-        """Predict the device times of one split's operators for micro-batches of some samples.
+    def _reference(self, samples: int) -> Reference:
+        return self.keep(("reference", samples), choose_reference, self.traces, samples)
 
-        The blocks of a model repeat; what tells two operators apart are the
-        columns that say what is computed, not where or when. Equal ones are
-        asked for once, those of all sizes together.
+    def _predict(self, plans_of: Mapping[int, Sequence[Plan]]) -> None:
+        """Predict the device times of some splits' operators for micro-batches of some samples.
+
+        The blocks of a model repeat, and a split leaves most operators as they
+        are; what tells two operators apart are the columns that say what is
+        computed, not where or when. Equal ones are asked for once, all together.
         """
-        asked: list[tuple[int, NDArray[np.int64]]] = []
         recorded: list[pd.DataFrame] = []
         targets: list[pd.DataFrame] = []
-        for samples in sizes:
-            reference = self.keep(("reference", samples), choose_reference, self.traces, samples)
+        places: list[tuple[tuple[Any, ...], NDArray[np.int64]]] = []
+        asked = 0
+        for samples, plans in sorted(plans_of.items()):
+            reference = self._reference(samples)
             operators, factor = reference.operators, samples / int(reference.trace.facts["batch"])
-            target = resize_batch(self._split(reference.trace, plan).operators, factor)
             rows = self.keep(("rows", id(operators)), number_rows, operators)
-            keys = np.column_stack([rows, target[list(WORK)].to_numpy(dtype=np.int64)])
+            splits = [self._split(reference.trace, plan).operators for plan in plans]
+            target = resize_batch(pd.concat(splits, ignore_index=True), factor)
+            work = target[list(WORK)].to_numpy(dtype=np.int64)
+            keys = np.column_stack([np.tile(rows, len(plans)), work])
             _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-            asked.append((samples, inverse.ravel()))
-            recorded.append(operators.iloc[first])
+            of_plan = asked + inverse.reshape(len(plans), -1)
+            for plan, place in zip(plans, of_plan, strict=True):
+                places.append((("device", *style_of(plan), samples), place))
+            recorded.append(operators.iloc[first % len(operators)])
             targets.append(target.iloc[first])
+            asked += len(first)
         device_s, _ = predict_operator_times(
-            pd.concat(recorded, ignore_index=True),
-            pd.concat(targets, ignore_index=True),
-            self.model,
-        )
-        begin = 0
-        for (samples, inverse), part in zip(asked, recorded, strict=True):
-            key = ("device", *style_of(plan), samples)
-            self._kept[key] = device_s[begin : begin + len(part)][inverse]
-            begin += len(part)
+            pd.concat(recorded, ignore_index=True), pd.concat(targets, ignore_index=True),
+            self._asked_model,
+        )  # fmt: skip
+        self._kept |= {key: device_s[place] for key, place in places}
 
     def _device_s(self, plan: Plan, samples: int) -> Floats:
         """Return the device times of a split's operators for one micro-batch [operators] [s]."""
         key = ("device", *style_of(plan), samples)
         if key not in self._kept:
-            self._predict(plan, [samples])
+            self._predict({samples: [plan]})
         return cast(Floats, self._kept[key])
 
     def _list_sends(self, trace: Trace) -> Floats:
@@ -329,6 +319,50 @@ class Outline:
             for name in ("parameter", "gradient", "optimizer_state", "buffer")
         ]
         return UnitState(*sums)
+
+    def _sum_upkeep(self, plan: Plan) -> UnitUpkeep:
+        trace = self.traces[0]
+        gradients = trace.facts.get("gradients", [])
+        rules = dict(trace.facts.get("tensor_split", {}))
+        ready = np.array([int(g["ready_after_op_id"]) for g in gradients], dtype=np.int64)
+        sizes = [
+            int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) for g in gradients
+        ]
+
+        def make(name: str) -> Floats:
+            if not sizes:
+                return np.zeros(self.units)
+            found = predict_elementwise(self.model, name, sizes, 2, upkeep_phase(trace))
+            return _sum(self._units_of(trace)[ready], found["time_s"].to_numpy(), self.units)
+
+        return UnitUpkeep(make("aten::mul"), make("aten::copy_"), make("aten::add_"))
+
+    def _time_sharded_update(self, plan: Plan) -> float:
+        trace = self.traces[0]
+        units = build_units(trace, plan.tensor)
+        operators, _ = shard_updates(self._split(trace, plan).operators, units, plan.shards)
+        mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
+        recorded = trace.operators.iloc[mine]
+        device_s, _ = predict_operator_times(recorded, operators.iloc[mine], self._asked_model)
+        host_s = ns_to_s(float(recorded["cpu_ns"].sum()))
+        total_s = float(device_s.sum())
+        return max(total_s, host_s) if trace.facts.get("device") == "cuda" else total_s + host_s
+
+    def _time_partitioned_update(self, plan: Plan, samples: int) -> float:
+        done = self._work_of_operators(plan, samples)
+        partition = partition_optimizer(done.trace, plan.data)
+        shared = np.isin(np.arange(len(done.alone_s)), partition.shared)
+        updates_s = [
+            float((done.alone_s[list(mine)] * np.where(shared[list(mine)], share, 1.0)).sum())
+            for mine, share in zip(partition.operators, partition.shares, strict=True)
+        ]
+        sizes = [p.size_bytes for parameters in partition.parameters for p in parameters]
+        return max(updates_s) + sum(self.messages.data_s(plan, "broadcast", size) for size in sizes)
+
+    @property
+    def _asked_model(self) -> OperatorModel:
+        """The model itself where one remembers its answers: for questions that are new."""
+        return self.model.model if isinstance(self.model, MemoModel) else self.model
 
 
 def _share_parameters(trace: Trace, tensor: int) -> dict[int, float]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.program import plan_schedule
-from trioflow.parallel.schedule_checks import measure_held
-from trioflow.parallel.schedule_table import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule, leaves
-from trioflow.sweeps.outline import Outline, UnitWork, sum_stages
+from trioflow.parallel.schedule_table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Schedule,
+    leaves,
+    recomputed_pairs,
+)
+from trioflow.sweeps.outline import Outline, sum_stages
+from trioflow.sweeps.outline_units import Floats, UnitWork
 
 INPUT_SHARE = 0.5
 """Part of backward that makes the gradient of a stage's input: two products of equal size, one for it."""
@@ -68,38 +77,41 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
         time_s = _time_sharded_units(outline, plan, work)
     else:
         time_s = _time_stages(outline, plan, work, begins, schedule)
+        if plan.sharding == "zero1":
+            time_s += outline.partitioned_update_s(plan, samples)
     return Step(time_s, _count_least_bytes(outline, plan, work, begins, schedule))
 
 
 def _time_stages(
     outline: Outline, plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule
 ) -> float:
-    """Return the time of the schedule, the buckets, and the optimizer [s]."""
+    """Return the time of the schedule, the buckets, and the optimizer unless replicas share it [s]."""
+    upkeep = outline.upkeep_of(plan)
+    copy_s, return_s = (sum_stages(one * (plan.data > 1), begins) for one in (upkeep.copy_s, upkeep.return_s))  # fmt: skip
+    # Gradients are added up after every micro-batch but the first.
+    add_s = upkeep.add_s * (1 - 1 / schedule.micro_batches)
     forward_s = sum_stages(work.forward_s, begins)
-    backward_s = sum_stages(work.backward_s, begins)
+    backward_s = sum_stages(work.backward_s + add_s, begins)
     send_s = [
         outline.messages.send_s(plan, round(float(work.send_bytes[end - 1])))
         for end in begins[1:-1]
     ]
-    busy_until, last_backward = _play(schedule, forward_s, backward_s, send_s)
-    update_s = sum_stages(work.update_s, begins)
+    turns = outline.keep(("turns", *_schedule_of(plan)), _order, schedule)
+    busy_until, last_backward = _play(schedule.ranks, turns, forward_s, backward_s, send_s)
+    update_s = sum_stages(work.update_s * (plan.sharding != "zero1"), begins)
     gradient_bytes = sum_stages(outline.state_of(plan).gradient_bytes, begins)
     end_s = 0.0
-    for rank, free_s in enumerate(busy_until):
-        sent_s = 0.0
-        for stage in schedule.stages_of_rank(rank):
+    for rank, played_s in enumerate(busy_until):
+        sent_s, stages = 0.0, schedule.stages_of_rank(rank)
+        free_s = played_s + sum(copy_s[stage] for stage in stages)
+        for stage in stages:
             begin_s, done_s = last_backward[stage]
+            done_s += copy_s[stage]
             sent_s = _send_buckets(outline, plan, gradient_bytes[stage], begin_s, done_s, sent_s)
         if outline.platform.communication_on_compute_stream and plan.data > 1:
-            sent_s = free_s + _sum_buckets(
-                outline, plan, [gradient_bytes[s] for s in schedule.stages_of_rank(rank)]
-            )
-        shared = plan.data if plan.sharding == "zero1" else 1
-        mine_s = sum(update_s[stage] for stage in schedule.stages_of_rank(rank)) / shared
+            sent_s = free_s + _sum_buckets(outline, plan, [gradient_bytes[s] for s in stages])
+        mine_s = sum(return_s[stage] + update_s[stage] for stage in stages)
         end_s = max(end_s, max(free_s, sent_s) + mine_s)
-    if plan.sharding == "zero1":
-        whole = round(float(outline.state_of(plan).parameter_bytes.sum()))
-        end_s += plan.data * outline.messages.data_s(plan, "broadcast", whole // plan.data)
     return end_s
 
 
@@ -163,18 +175,18 @@ def _time_sharded_units(outline: Outline, plan: Plan, work: UnitWork) -> float:
             compute_s = max(compute_s, network_s) + backward_s[unit]
             network_s = max(network_s, compute_s - backward_s[unit])
             network_s += scatter_s[unit] if last else 0.0
-    return max(compute_s, network_s) + float(work.update_s.sum()) / plan.shards
+    return max(compute_s, network_s) + outline.sharded_update_s(plan)
 
 
 def _play(
-    schedule: Schedule, forward_s: Sequence[float], backward_s: Sequence[float],
+    ranks: int, turns: Sequence[_Turn], forward_s: Sequence[float], backward_s: Sequence[float],
     send_s: Sequence[float],
 ) -> tuple[list[float], dict[int, tuple[float, float]]]:  # fmt: skip
     """Run a schedule's actions; return when each rank is free and when each stage's last backward ran [s]."""
-    free_s = [0.0] * schedule.ranks
+    free_s = [0.0] * ranks
     ends: list[float] = []
     last: dict[int, tuple[float, float]] = {}
-    for turn in _order(schedule):
+    for turn in turns:
         whole_s = forward_s[turn.stage] if turn.kind == FORWARD else backward_s[turn.stage]
         if turn.kind not in (FORWARD, BACKWARD):
             whole_s *= INPUT_SHARE if turn.kind == BACKWARD_INPUT else 1 - INPUT_SHARE
@@ -192,7 +204,11 @@ def _play(
     return free_s, last
 
 
-@cache
+def _schedule_of(plan: Plan) -> tuple[str, int, int, int]:
+    """Return what decides the actions of a plan's pipeline."""
+    return (plan.schedule, plan.pipeline, plan.pieces, plan.stages_per_rank)
+
+
 def _order(schedule: Schedule) -> tuple[_Turn, ...]:
     """Return the actions of a schedule in an order in which each finds what it waits for."""
     rows = [list(leaves(row)) for row in schedule.rows]
@@ -213,18 +229,46 @@ def _order(schedule: Schedule) -> tuple[_Turn, ...]:
                     needed = (FORWARD, stage - 1, micro_batch)
                 elif action.kind in (BACKWARD, BACKWARD_INPUT) and stage < stages - 1:
                     needed = (BACKWARD, stage + 1, micro_batch)
-                if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT, "W"):
+                if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
                     if needed is not None and needed not in found:
                         break
                     source = -1 if needed is None else found[needed]
                     ships = needed is not None and rank_of[needed[1]] != rank
                     key = (FORWARD if action.kind == FORWARD else BACKWARD, stage, micro_batch)
-                    if action.kind != "W":
+                    if action.kind != BACKWARD_WEIGHT:
                         found.setdefault(key, len(turns))
                     turns.append(_Turn(rank, stage, action.kind, micro_batch, source, ships))
                 places[rank] += 1
                 moved = True
     return tuple(turns)
+
+
+def _count_held(schedule: Schedule) -> list[Floats]:
+    """Return, for each rank, the numbers of micro-batches that its stages hold at one time or another.
+
+    Returns
+    -------
+    list of array [times, stages of the rank]
+        A forward that is run again counts from its second run on.
+    """
+    again = recomputed_pairs(schedule)
+    found = []
+    for rank, row in enumerate(schedule.rows):
+        column = {stage: place for place, stage in enumerate(schedule.stages_of_rank(rank))}
+        held: dict[tuple[int, int | None], bool] = {}
+        now = [0] * len(column)
+        seen = {tuple(now)}
+        for action in leaves(row):
+            pair = (action.stage, action.micro_batch)
+            before = held.get(pair, False)
+            if action.kind == FORWARD:
+                held[pair] = pair not in again or pair in held
+            elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
+                held.pop(pair, None)
+            now[column[action.stage]] += held.get(pair, False) - before
+            seen.add(tuple(now))
+        found.append(np.array(sorted(seen), dtype=np.float64))
+    return found
 
 
 def _count_least_bytes(
@@ -245,11 +289,12 @@ def _count_least_bytes(
     )
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)
-    held = measure_held(schedule, lambda stage, _: (activations[stage], 0.0))
+    counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
     buckets = plan.data > 1 and not plan.shards_units
     most = 0.0
-    for rank, in_flight in enumerate(held):
+    for rank, count in enumerate(counts):
         stages = schedule.stages_of_rank(rank)
+        in_flight = float((count @ [activations[stage] for stage in stages]).max())
         mine = sum(gradients[stage] for stage in stages)
         total = sum(standing[stage] for stage in stages) + mine * buckets
         most = max(most, total + max(in_flight, mine))

@@ -79,7 +79,6 @@ _LAST: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _TYPES = {int: "integer", str: "string", bool: "boolean"}
-_CASTS = {"integer": int, "number": float, "string": str, "boolean": bool}
 PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "plan")
 DEGREES = ("data", "tensor", "pipeline")
 

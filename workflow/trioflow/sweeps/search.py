@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trioflow.engine.simulate import CONFIDENCES
 from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import describe_plan
+from trioflow.parallel.remembered import remembering
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
@@ -22,6 +23,8 @@ from trioflow.units import format_bytes
 FURTHER = 3
 """At most so many times the plans asked for are simulated while the outline leaves the order open."""
 HOUR_S = 3600.0
+ALIKE_SHARE = 0.01
+"""Bucket sizes of a plan whose outlined steps differ by no more are told as alike."""
 
 
 class Candidate(NamedTuple):
@@ -32,6 +35,13 @@ class Candidate(NamedTuple):
     least_bytes: int
 
 
+class Variants(NamedTuple):
+    """A plan with its best bucket size by the outline, and the same plan with other ones, in order."""
+
+    best: Candidate
+    others: tuple[Candidate, ...] = ()
+
+
 @dataclass
 class Found:
     """What a search found.
@@ -39,7 +49,10 @@ class Found:
     Attributes
     ----------
     ranking : list of dict
-        Simulated plans, the fastest first.
+        Simulated plans, the fastest first, each with its best bucket size;
+        ``other_buckets`` lists the others (``bucket_bytes`` [bytes],
+        ``outlined_s`` [s]), ``alike_buckets`` counts those of them within
+        ``ALIKE_SHARE``.
     dropped : list of dict
         Plans that do not fit the device's memory, with the reason.
     refused : dict of str to int
@@ -106,10 +119,22 @@ def search_plans(
     counting only what they certainly hold, are dropped. The others are built
     and simulated in the order of their outlines, until ``top`` are there and
     no further outline, corrected by the worst error seen so far, promises to
-    come among them, or ``FURTHER`` times as many are simulated.
+    come among them, or ``FURTHER`` times as many are simulated. Of plans that
+    differ only in the size of their buckets the one with the best outline is
+    simulated: all that tells them apart is when their all-reduces begin and
+    how many there are, which the outline follows.
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
+    asked = (trace, platform, ranks, batch, top, space, plans, cost_model, override)
+    with remembering(workshop.memory):
+        return _search(workshop, *asked)
+
+
+def _search(
+    workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, top: int,
+    space: Space | None, plans: Sequence[Plan] | None, cost_model: str, override: str,
+) -> Found:  # fmt: skip
     traces = workshop.load_traces(trace)
     machine = workshop.load_platform(platform, ranks)
     times = workshop.time_operators(trace, machine.device.name, cost_model, override)
@@ -136,11 +161,13 @@ def search_plans(
     candidates.sort(key=lambda c: c.time_s)
     key = [trace, cost_model, override]
 
-    def run(candidate: Candidate) -> _Simulated | None:
+    def run(variants: Variants) -> _Simulated | None:
+        candidate = variants.best
         _, graph = workshop.build_graph(times, key, candidate.plan, batch, machine)
         peak = int(graph.metadata["peak_memory_bytes"])
         if peak > machine.device.memory_bytes:
-            _drop(found, candidate.plan, batch, peak, machine.device.memory_bytes, "")
+            for same in (candidate, *variants.others):
+                _drop(found, same.plan, batch, peak, machine.device.memory_bytes, "")
             return None
         result = workshop.simulate(graph, machine, interval=True)
         highest = graph.metadata["compute_interval"][1]
@@ -156,11 +183,12 @@ def search_plans(
             "low_s": result["low_s"], "high_s": result["high_s"],
             "exposed_communication_s": result["exposed_communication_s"],
             "peak_memory_bytes": peak, "outlined_s": candidate.time_s, "ranks": ranks,
+            **_tell_buckets(variants),
             **{name: getattr(candidate.plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
         return _Simulated(row, Prediction(time_s, compute_log, rest_log), candidate)
 
-    simulated = _simulate_best(candidates, top, run)
+    simulated = _simulate_best(group_variants(candidates), top, run)
     found.refused = dict(refusals.counts.most_common())
     _rank(found, simulated)
     return found
@@ -174,16 +202,45 @@ def _drop(
     found.dropped.append({"plan_text": text, "reason": reason, "needed_bytes": needed_bytes})
 
 
-def _simulate_best(candidates: Sequence[Candidate], top: int, run: Any) -> list[_Simulated]:
-    """Simulate candidates in order until no other one promises to be among the best."""
-    done: list[_Simulated] = []
+def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
+    """Put plans together that differ in the size of their buckets alone, each group by its best outline.
+
+    Parameters
+    ----------
+    candidates : sequence of Candidate
+        The fastest outline first.
+    """
+    groups: dict[Plan, list[Candidate]] = {}
     for candidate in candidates:
+        key = replace(candidate.plan, first_bucket_bytes=0, bucket_bytes=0)
+        groups.setdefault(key, []).append(candidate)
+    return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
+
+
+def _tell_buckets(variants: Variants) -> dict[str, Any]:
+    """Return what a row says of a plan's other bucket sizes."""
+    best_s = variants.best.time_s
+    return {
+        "other_buckets": [
+            {"bucket_bytes": other.plan.bucket_bytes, "outlined_s": other.time_s}
+            for other in variants.others
+        ],
+        "alike_buckets": sum(
+            other.time_s <= best_s * (1 + ALIKE_SHARE) for other in variants.others
+        ),
+    }
+
+
+def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simulated]:
+    """Simulate plans in order until no other one promises to be among the best."""
+    done: list[_Simulated] = []
+    for variants in groups:
         if len(done) >= top:
             kept_s = sorted(one.prediction.time_s for one in done)[top - 1]
             highest = max(one.candidate.time_s / one.prediction.time_s for one in done)
-            if candidate.time_s / highest > kept_s or len(done) >= FURTHER * top:
+            if variants.best.time_s / highest > kept_s or len(done) >= FURTHER * top:
                 break
-        one = run(candidate)
+        one = run(variants)
         if one is not None:
             done.append(one)
     return done

@@ -27,6 +27,7 @@ from trioflow.errors import InputError, TrioflowError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
@@ -86,6 +87,7 @@ class Workshop:
         self._times: dict[tuple[str, ...], DeviceTimes] = {}
         self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
+        self.memory = Memory()
 
     def load_traces(self, name: str) -> list[Trace]:
         """Return the traces of a name."""
@@ -141,7 +143,8 @@ class Workshop:
         if digest in self._graphs:
             self._graphs.move_to_end(digest)
             return digest, self._graphs[digest]
-        graph = extrapolate(times.traces, plan, times.model, batch=batch, host=platform.host)
+        with remembering(self.memory):
+            graph = extrapolate(times.traces, plan, times.model, batch=batch, host=platform.host)
         self.graphs += 1
         self._graphs[digest] = graph
         if len(self._graphs) > MOST_GRAPHS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ import pandas as pd
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import InputError
+from trioflow.provenance import PACKAGE, read_json
 from trioflow.trace.store import Trace
+from trioflow.units import format_time
 
 TIMER, RATIO, NONE = "timer", "ratio", "none"
 WAYS = (TIMER, RATIO, NONE)
 """Ways to bring operators to their step: less the timer, one factor, or as they are."""
+
+SHIPPED_BAND = PACKAGE / "data/cost_models/step-anchor/band.json"
+"""From `published.judge.measure_band`, over every public pair of single-GPU steps."""
 
 _NUMBERS = ["time_s", "low_s", "high_s"]
 
@@ -41,6 +47,66 @@ class StepAnchor:
 
     timer_s: float = 0.0
     scale: float = 1.0
+
+    def apply(self, time_s: Floats) -> Floats:
+        """Return times of operators within the step [s] from those timed alone."""
+        return np.maximum(time_s - self.timer_s, 0.0) * self.scale
+
+
+@dataclass(frozen=True)
+class Anchoring:
+    """How the operators of a trace are brought to its measured step.
+
+    Attributes
+    ----------
+    way : str
+        One of ``WAYS``.
+    band : tuple of float, optional
+        80 % interval of a whole step told by its operators, relative to the
+        step; by default the one that ships, where the anchor changes anything.
+    """
+
+    way: str = TIMER
+    band: tuple[float, float] | None = None
+
+    def change(self, trace: Trace, model: OperatorModel) -> tuple[OperatorModel, StepAnchor]:
+        """Return the model of operators within the step, and the anchor; see `anchor_step`."""
+        anchor = anchor_step(trace, self.way)
+        return (model if anchor == StepAnchor() else AnchoredModel(model, anchor)), anchor
+
+    def interval(self, anchor: StepAnchor) -> tuple[float, float]:
+        """Return what the anchor adds to the interval of the step's compute."""
+        if self.band is not None:
+            return self.band
+        return (1.0, 1.0) if anchor == StepAnchor() else load_band()
+
+
+@cache
+def load_band(path: str | Path = SHIPPED_BAND) -> tuple[float, float]:
+    """Return the shipped interval of whole steps told by their operators, relative to the step.
+
+    Raises
+    ------
+    InputError
+        When the file is missing or broken.
+    """
+    told = read_json(path)
+    return float(told["low"]), float(told["high"])
+
+
+def describe_anchor(anchor: StepAnchor) -> list[str]:
+    """Say what an anchor does to the operators; nothing where it does nothing."""
+    if anchor == StepAnchor():
+        return []
+    taken = (
+        f"{format_time(anchor.timer_s)} of timer taken off each, what is left"
+        if anchor.timer_s
+        else "all"
+    )
+    return [
+        f"the trace's operators were timed one by one: {taken} times {anchor.scale:.3f}, so that"
+        " they sum to its measured step (--anchor)"
+    ]
 
 
 def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
@@ -75,7 +141,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
         timer_s = min(
             float(trace.facts.get("timer_floor_s") or 0.0), (total_s - float(step_s)) / timed
         )
-    left_s = float(np.maximum(time_s - timer_s, 0.0).sum())
+    left_s = float(StepAnchor(timer_s).apply(time_s).sum())
     return StepAnchor(timer_s, float(step_s) / left_s)
 
 
@@ -87,32 +153,20 @@ class AnchoredModel:
     ----------
     base : OperatorModel
         Fitted to operators timed alone.
-    timer_s : float
-        Taken off each of its times [s].
-    copies : float
-        Factor on predicted upkeep (copies into and out of gradient buckets),
-        for sensitivities.
-
-    Notes
-    -----
-    A trace's own operators are rescaled; what a plan asks to be predicted is
-    upkeep, on a GPU as single element-wise operators of the forward phase
-    (`parallel.staged_work.predict_elementwise`).
+    anchor : StepAnchor
+        What each of its times is changed by.
     """
 
     base: OperatorModel
-    timer_s: float = 0.0
-    copies: float = 1.0
+    anchor: StepAnchor
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Predict upkeep from its sizes."""
-        found = self._less(self.base.predict(operators))
-        found[_NUMBERS] *= self.copies
-        return found
+        """Predict operators from their sizes, then anchor them."""
+        return self._anchored(self.base.predict(operators))
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Rescale recorded operators, then take the timer off."""
-        return self._less(self.base.rescale(operators, target))
+        """Rescale recorded operators, then anchor them."""
+        return self._anchored(self.base.rescale(operators, target))
 
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
@@ -134,11 +188,10 @@ class AnchoredModel:
         """
         raise InputError("an anchored model has no file", file=path, fix="save its base")
 
-    def _less(self, found: pd.DataFrame) -> pd.DataFrame:
+    def _anchored(self, found: pd.DataFrame) -> pd.DataFrame:
         frame = found.copy()
         for column in _NUMBERS:
-            times: Floats = frame[column].to_numpy(np.float64)
-            frame[column] = np.maximum(times - self.timer_s, 0.0)
+            frame[column] = self.anchor.apply(frame[column].to_numpy(np.float64))
         return frame
 
 
@@ -164,6 +217,6 @@ def judge_anchors(
     answers: dict[str, Any] = {"measured_s": float(target.facts["measured_end_to_end_s"])}
     for way in WAYS:
         anchor = anchor_step(source, way)
-        told = AnchoredModel(model, anchor.timer_s).rescale(source.operators, resized)
-        answers[way] = anchor.scale * float(told["time_s"].sum())
+        told = AnchoredModel(model, anchor).rescale(source.operators, resized)
+        answers[way] = float(told["time_s"].sum())
     return answers

@@ -30,6 +30,9 @@ VOCABULARY: Mapping[str, str] = {
 }  # fmt: skip
 """Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
 
+BY_NAME = "tensor_split_by_name"
+"""Fact of a trace whose layers, and vocabulary, were found by their names."""
+
 
 def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
     """Return the trace with the layers that Megatron-LM cuts named in its facts.
@@ -46,16 +49,28 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
     PlanError
         When no module of the trace is one of the known layers.
     """
+    found = find_layers(trace)
+    if not found:
+        raise PlanError(
+            f"no module of {trace.facts['workload']} is a layer that Megatron-LM cuts",
+            fix="use data or pipeline parallelism, or tensor_style gather",
+        )
+    if vocabulary:
+        found |= _match(trace, VOCABULARY)
+    return Trace(
+        trace.operators, trace.tensors, {**trace.facts, "tensor_split": found, BY_NAME: True}
+    )
+
+
+def find_layers(trace: Trace) -> dict[str, str]:
+    """Return the layers of a trace that Megatron-LM cuts, and how: module pattern to column or row."""
+    return _match(trace, LAYERS)
+
+
+def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
     modules = set(trace.operators["module"])
-    rules = {**LAYERS, **(VOCABULARY if vocabulary else {})}
-    found = {
+    return {
         pattern: kind
         for pattern, kind in rules.items()
         if any(fnmatchcase(module, pattern) for module in modules)
     }
-    if not set(found) & set(LAYERS):
-        raise PlanError(
-            f"no module of {trace.facts['workload']} is a layer that Megatron-LM cuts",
-            fix="use data or pipeline parallelism",
-        )
-    return Trace(trace.operators, trace.tensors, {**trace.facts, "tensor_split": found})

@@ -1,0 +1,17 @@
+"""Predict the experiments by the best rates of operators."""
+
+from pathlib import Path
+
+from trioflow.job_log import log_job
+from trioflow.report.distsim_analytical import write_analytical
+
+with log_job(snakemake.log[0]):
+    write_analytical(
+        [Path(facts).parent for facts in snakemake.input.facts],
+        snakemake.params.workloads,
+        snakemake.input.partitions,
+        snakemake.input.platform,
+        snakemake.params.experiments,
+        snakemake.params.plans,
+        snakemake.output.table,
+    )

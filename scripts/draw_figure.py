@@ -1,0 +1,14 @@
+"""Draw a counterpart of one of the paper's figures."""
+
+from pathlib import Path
+
+from trioflow.figures.job import make_figure
+from trioflow.job_log import log_job
+
+with log_job(snakemake.log[0]):
+    make_figure(
+        snakemake.wildcards.paper_figure,
+        {kind: list(files) for kind, files in snakemake.input.items()},
+        snakemake.params.plans,
+        Path(snakemake.output.pdf).with_suffix(""),
+    )

@@ -1,0 +1,95 @@
+"""Tasks that would not fit into memory are refused before they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.operators import load_operator_model
+from trioflow.engine import expansion
+from trioflow.engine.expansion import (
+    TooLargeError,
+    check_division,
+    check_expansion,
+    estimate_bytes,
+    find_available_bytes,
+)
+from trioflow.engine.folding_classes import find_fold
+from trioflow.engine.simulate import simulate
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.folded import FoldedTaskGraph
+from trioflow.parallel.plan import make_plan
+from trioflow.trace.store import load_trace
+
+RANKS = 8
+
+
+@pytest.fixture
+def graph() -> FoldedTaskGraph:
+    model = load_operator_model(SHIPPED_MODELS / "cpu2-gloo" / "operators.json")
+    made = extrapolate(load_trace("gpt2-tiny-b8"), make_plan(data=RANKS), model, batch=8 * RANKS)
+    assert isinstance(made, FoldedTaskGraph)
+    return made
+
+
+def test_the_estimate_is_above_what_the_tables_of_all_ranks_take(graph: FoldedTaskGraph) -> None:
+    assert graph.fold is not None
+    said_bytes = estimate_bytes(graph.fold, graph.fold.task_total)
+    taken = graph.tasks.memory_usage(deep=True).sum() + graph.dependencies.memory_usage().sum()
+    assert taken < said_bytes < 4 * taken
+
+
+def test_what_does_not_fit_is_told_with_ranks_tasks_and_memory(graph: FoldedTaskGraph) -> None:
+    fold = graph.fold
+    assert fold is not None
+    needed_bytes = estimate_bytes(fold, fold.task_total)
+    check_expansion(fold, "asked for", available_bytes=needed_bytes)
+    told = rf"all {RANKS} ranks are needed \(asked for\): [\d.]+ k tasks take some [\d.]+ MB .*fewer ranks"
+    with pytest.raises(TooLargeError, match=told):
+        check_expansion(fold, "asked for", available_bytes=needed_bytes - 1)
+    family = len(fold.families) - 1
+    groups = np.arange(len(fold.families[family].groups))
+    check_division(fold, {family: groups}, "they differ", available_bytes=needed_bytes)
+    with pytest.raises(TooLargeError, match=f"1 of {RANKS} ranks"):
+        check_division(fold, {}, "they differ", available_bytes=1.0)
+
+
+def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(
+    graph: FoldedTaskGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expansion, "find_available_bytes", lambda: 1e5)
+    platform = load_platform("h100x8-nvlink", RANKS)
+    result = simulate(graph, platform)
+    assert result.summary["folded"], "what is executed once fits"
+    with pytest.raises(TooLargeError, match="a timeline of them is asked for"):
+        _ = result.timeline
+    with pytest.raises(TooLargeError, match=rf"all {RANKS} ranks .*not asked for"):
+        simulate(graph, platform, fold=False)
+    slow = [1.0 + rank for rank in range(RANKS)]
+    with pytest.raises(TooLargeError, match="no two ranks do the same"):
+        simulate(graph, platform, compute_scale=slow)
+    assert graph.fold is not None, "nothing was expanded"
+    assert len(graph.tasks), "whoever asks for the tables gets them"
+    assert not simulate(graph, platform, fold=False).summary["folded"], "they are there already"
+    assert simulate(graph, platform, fold=True).timeline.equals(
+        simulate(graph, platform, fold=False).timeline
+    )
+    check_expansion(find_fold(graph), "asked for")
+
+
+def test_free_memory_is_what_the_system_and_its_groups_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expansion, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(expansion, "_CGROUP", tmp_path)
+    assert find_available_bytes() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 16000 kB\nMemAvailable:   8000 kB\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
+    assert find_available_bytes() == 8000 * 1024
+    (tmp_path / "memory.max").write_text("6000000\n")
+    assert find_available_bytes() == 2_000_000

@@ -1,0 +1,49 @@
+"""What tensor parallelism cuts in traces that name no rules."""
+
+from __future__ import annotations
+
+import pytest
+from trioflow.errors import PlanError
+from trioflow.parallel.megatron_names import LAYERS, VOCABULARY, split_like_megatron
+from trioflow.parallel.plan import check_plan, make_plan
+from trioflow.parallel.plan_split import prepare_split
+from trioflow.trace.store import Trace, load_trace
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_trace("gpt2-tiny-b8")
+
+
+def renamed(trace: Trace, modules: dict[str, str]) -> Trace:
+    named = trace.operators["module"].map(lambda module: modules.get(module, ""))
+    return Trace(trace.operators.assign(module=named), trace.tensors, trace.facts)
+
+
+def test_megatron_s_rules_are_those_whose_modules_the_trace_has(tiny):
+    first = str(tiny.operators["module"][tiny.operators["module"] != ""].iloc[0])
+    trace = renamed(tiny, {first: "transformer.h.3.mlp.c_fc"})
+    told = split_like_megatron(trace).facts["tensor_split"]
+    assert told == {"transformer.h.*.mlp.c_fc": "column"}
+    assert not set(LAYERS) & set(VOCABULARY)
+    with pytest.raises(PlanError, match="no module of"):
+        split_like_megatron(renamed(tiny, {first: "lm_head"}))
+
+
+def test_a_table_of_another_tool_is_cut_by_the_names_of_its_modules(tiny):
+    first, second = [m for m in dict.fromkeys(tiny.operators["module"]) if m][:2]
+    named = renamed(tiny, {first: "transformer.h.3.mlp.c_fc", second: "lm_head"})
+    nameless = {k: told for k, told in named.facts.items() if k != "tensor_split"}
+    trace = Trace(named.operators, named.tensors, nameless)
+    for vocabulary, wanted in ((False, set()), (True, {"lm_head"})):
+        plan = make_plan(tensor=2, vocabulary_parallel=vocabulary)
+        check_plan(plan, trace, 8)
+        rules = prepare_split(trace, plan).facts["tensor_split"]
+        assert set(rules) == {"transformer.h.*.mlp.c_fc"} | wanted
+    other = renamed(trace, {first: "elsewhere"})
+    with pytest.raises(PlanError, match="no layers that a tensor split cuts"):
+        check_plan(make_plan(tensor=2), other, 8)
+
+
+def test_a_trace_s_own_rules_go_before_names(tiny):
+    assert prepare_split(tiny, make_plan(tensor=2)) is tiny

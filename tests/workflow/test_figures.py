@@ -1,0 +1,38 @@
+"""Every counterpart of the paper's figures is a target, and asks for public data only where it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from project_copy import ROOT, Project
+from trioflow.figures.catalogue import FIGURES, list_descriptions, list_figures
+
+NAMES = list_figures(list_descriptions(ROOT / "config/figures"), published=True)
+
+
+def test_every_figure_is_a_target_and_needs_no_public_data(project: Project) -> None:
+    jobs = project.planned(*FIGURES, "figures")
+    figures = {name: jobs.pop(name) for name in FIGURES}
+    assert set(figures.values()) == {1}
+    assert (jobs["draw_figure"], jobs["describe_figures"]) == (len(FIGURES), 1)
+    scenarios = {figure.scenarios for figure in FIGURES.values()} - {""}
+    assert jobs["predict_figure"] == len(scenarios)
+    assert (jobs["wafer_study"], jobs["hop_study"], jobs["time_simulations"]) == (1, 1, 1)
+    assert not {"retrieve", "judge_published", "import_trace"} & jobs.keys()
+
+
+def test_every_figure_with_public_data_is_a_target(project: Project) -> None:
+    targets = [name.replace("-", "_") for name in NAMES]
+    jobs = project.planned(*targets, "published_figures")
+    assert jobs["draw_figure"] == len(NAMES) == len(FIGURES)
+    assert jobs["validate_operators"] == jobs["validate_new_gpu"] == 1
+    assert jobs["judge_published"] > 1 and jobs["import_trace"] == 2
+
+
+def test_a_figure_of_what_ships_alone_measures_nothing(project: Project) -> None:
+    assert project.planned("fig07") == {"predict_figure": 1, "draw_figure": 1, "fig07": 1}
+
+
+def test_the_scenarios_lie_where_the_rules_look() -> None:
+    folder = Path(ROOT / "config/figures")
+    assert {path.stem for path in folder.glob("*.yaml")} == set(list_descriptions(folder))

@@ -1,0 +1,123 @@
+"""What plans of one trace share, kept while somebody builds many of them.
+
+Splits, units, storages and predicted times depend on the trace and on a few
+numbers of a plan. A program that asks for thousands of plans of some traces
+opens a memory around each (``remembering``); nobody else keeps anything, so
+that a trace may be changed between two calls as ever.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
+MOST_RESULTS = 2000
+"""Results that a memory keeps, a few kB to some 100 kB each; those not asked for longest go first."""
+_SCALARS = (bool, int, float, str, bytes, type(None))
+
+
+class Memory:
+    """Results of functions that always answer the same.
+
+    Parameters
+    ----------
+    most : int
+        Results kept.
+
+    Attributes
+    ----------
+    asked, made : int
+        Questions, and those that had to be answered anew.
+
+    Notes
+    -----
+    Numbers, texts, arrays and what holds them are compared by their values;
+    traces, tables and models are themselves alone, and are kept as long as
+    what was made of them, so that no other one can be taken for them. They
+    and the results must not be changed any more; arrays are locked.
+    """
+
+    def __init__(self, most: int = MOST_RESULTS) -> None:
+        self.most = most
+        self.asked = self.made = 0
+        self._kept: OrderedDict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = OrderedDict()
+
+    def recall(
+        self, function: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Any:
+        """Return what a function answers, from the memory where it was asked before."""
+        self.asked += 1
+        key = (function, *map(_key_of, given), *(_key_of(pair) for pair in named.items()))
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+        self.made += 1
+        result = function(*given, **named)
+        _lock(result)
+        self._kept[key] = (result, (*given, *named.values()))
+        if len(self._kept) > self.most:
+            self._kept.popitem(last=False)
+        return result
+
+
+_ACTIVE: ContextVar[Memory | None] = ContextVar("trioflow_memory", default=None)
+
+
+@contextmanager
+def remembering(memory: Memory) -> Iterator[None]:
+    """Let functions with `remembered` answer from a memory while a block runs."""
+    token = _ACTIVE.set(memory)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    """Let a function answer from the memory that is open, if there is one.
+
+    The function must depend on its arguments alone, and its callers must not
+    change what it returns.
+    """
+
+    @wraps(function)
+    def ask(*given: Asked.args, **named: Asked.kwargs) -> Answer:
+        memory = _ACTIVE.get()
+        if memory is None:
+            return function(*given, **named)
+        return cast(Answer, memory.recall(function, given, named))
+
+    return ask
+
+
+def _key_of(value: Any) -> Any:
+    """Return what tells a value from others: itself, or which object it is."""
+    if isinstance(value, _SCALARS):
+        return (type(value).__name__, value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, tuple | list):
+        return (type(value).__name__, *map(_key_of, value))
+    if isinstance(value, set | frozenset):
+        return ("set", frozenset(map(_key_of, value)))
+    if isinstance(value, dict):
+        return ("dict", *((_key_of(k), _key_of(v)) for k, v in value.items()))
+    return ("object", id(value))
+
+
+def _lock(result: Any) -> None:
+    """Refuse writing into arrays of a result."""
+    if isinstance(result, np.ndarray):
+        result.setflags(write=False)
+    elif isinstance(result, tuple | list):
+        for part in result:
+            if isinstance(part, np.ndarray):
+                part.setflags(write=False)

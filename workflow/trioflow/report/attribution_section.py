@@ -1,0 +1,132 @@
+"""The section of the report on what the errors are made of, and what moves the predictions."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from trioflow.published.scores import OURS, SCORES, score_model
+from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
+from trioflow.report.attribution_figures import PARTS
+from trioflow.report.html import Cell, Column, render_list, render_paragraph, render_table
+from trioflow.report.published_figures import summarise_changes
+from trioflow.report.published_sections import render_changes, render_scores
+from trioflow.report.validation_cells import number_cell, percent_cell, signed_cell
+from trioflow.report.wording import write_percent
+
+ALL = "all experiments"
+RIVALS = {OURS: "predicted_s", "trace only": "trace_only_s", "baseline": "baseline_s"}
+"""Who predicts the experiments, and the column that holds it."""
+_WORDS = {
+    "compute": "operators of each rank and phase together",
+    "communication": "own time of all collectives and messages, waiting left out",
+    "overlap": "share of the collectives that operators ran beside",
+    "host": "time in which nothing was recorded on a rank",
+    REMAINDER: "with all of them exchanged: waiting, order and what no model holds",
+}
+_NOTES = (
+    "Measured values come from the profile of one real step of each experiment, brought to the median step by "
+    "one factor (its column): the profiler, and the moment it ran at, are taken to stretch all parts evenly.",
+    "A part is the mean change of the prediction over every order in which the models can be exchanged one after the "
+    "other, so parts do not depend on an order and sum to the signed error; what none explains is the remainder.",
+    "Where operators run beside a collective on one core, what it takes from them counts as compute, and the part "
+    "of the collective that they hide as overlap: of such plans the two belong together.",
+    "On one rank nothing is exchanged and no step was profiled: the whole error is that of compute with its host.",
+    "A part smaller than the spread of the measured rounds beside it says nothing.",
+)
+
+
+def as_cases(errors: pd.DataFrame) -> pd.DataFrame:
+    """Return the experiments in the columns that scores and sensitivities take, as one set."""
+    named = errors.rename(columns={"experiment": "case", "simulated_s": "predicted_s"})
+    return named.assign(set=ALL, source_gpu="", platform="", mode="")
+
+
+def score_experiments(errors: pd.DataFrame) -> pd.DataFrame:
+    """Return all scores of everyone who predicts the experiments, as ``score_published``."""
+    cases = as_cases(errors)
+    rows = [
+        {"set": ALL, "model": model, **score_model(cases, model, column)}
+        for model, column in RIVALS.items()
+    ]
+    scaling = ["scaling_cases", "scaling_error", "single_error"]
+    return pd.DataFrame(rows, columns=["set", "model", *SCORES]).assign(
+        **dict.fromkeys(scaling, float("nan"))
+    )
+
+
+def render_live_scores(errors: pd.DataFrame) -> str:
+    """Return every score of trioflow and of the simpler predictions, plans' order included."""
+    note = (
+        "Order of plans: pairs of experiments of one workload, batch and number of ranks under different plans "
+        "whose measured steps are more than 5 % apart."
+    )
+    return render_paragraph(note) + render_scores(score_experiments(errors), ALL)
+
+
+def summarise_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> pd.DataFrame:
+    """Return what each change of a parameter does to the experiments, for ``draw_tornado``."""
+    return summarise_changes(as_cases(errors), causes.assign(set=ALL), ALL)
+
+
+def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
+    """Return each experiment's parts of the error, and how to read them.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Columns of ``attribution.ATTRIBUTION``.
+    errors : DataFrame
+        Columns of ``tables.ERRORS``.
+    """
+    columns = [
+        Column("experiment", "", "name of the experiment", number=False),
+        Column("error", "signed", "predicted over measured less one: the sum of the parts"),
+        *(Column(part, "points", f"exchanged: {_WORDS[part]}") for part in PARTS),
+        Column("spread", "of the rounds", "between the measured quartiles, over the median"),
+        Column("factor", "of the profile", _meaning("profile_factor")),
+    ]
+    parts = table.pivot(index="experiment", columns="part", values="error")
+    factors = table.groupby("experiment")["profile_factor"].first()
+    rows = []
+    for row in errors.to_dict("records"):
+        mine = parts.loc[row["experiment"]]
+        spread = (row["measured_high_s"] - row["measured_low_s"]) / row["measured_s"]
+        rows.append(
+            [
+                Cell(str(row["experiment"])), signed_cell(row["relative_error"]),
+                *(signed_cell(mine.get(part)) for part in PARTS),
+                percent_cell(spread), number_cell(factors[row["experiment"]]),
+            ]
+        )  # fmt: skip
+    return (
+        render_paragraph(describe_attribution(table))
+        + render_table(columns, rows, "Parts of every error")
+        + render_list(_NOTES)
+    )
+
+
+def describe_attribution(table: pd.DataFrame) -> str:
+    """Say which parts are the largest, over the experiments whose steps were profiled."""
+    known = table[table["measured_by"].eq(PROFILE) | table["part"].eq(REMAINDER)]
+    known = known[known["profile_factor"].notna()]
+    if known.empty:
+        return "No step of several ranks was profiled: errors cannot be divided."
+    sizes = known.assign(size=known["error"].abs()).groupby("part")["size"]
+    count = known["experiment"].nunique()
+    told = ", ".join(
+        f"{part} {write_percent(float(size))} (of {len(sizes.get_group(part))})"
+        for part, size in sizes.mean().sort_values(ascending=False).items()
+    )
+    return (
+        f"Mean size of each part over the {count} experiments on several ranks: {told}. Parts of opposite sign cancel in an "
+        "error, so these are larger than the errors themselves."
+    )
+
+
+def render_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> str:
+    """Return what each change of a parameter does, as a table below the tornado."""
+    return render_changes(summarise_live_changes(errors, causes)) if len(causes) else ""
+
+
+def _meaning(name: str) -> str:
+    return str(ATTRIBUTION.field(name).metadata[b"meaning"].decode())

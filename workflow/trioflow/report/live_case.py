@@ -1,0 +1,258 @@
+"""An experiment of this machine that can be predicted again with something changed or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
+from trioflow.costmodel.step_anchor import NONE
+from trioflow.engine.simulate import simulate
+from trioflow.engine.timeline import select_communication
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.task_graph import TaskGraph, load_task_graph
+from trioflow.provenance import read_json
+from trioflow.published.prediction import FULL, SERIAL, ScaledCollectives, Settings
+from trioflow.report.experiment import (
+    Anchor,
+    Factors,
+    apply_factors,
+    choose_anchor,
+    choose_traced,
+    settle_contention,
+)
+from trioflow.report.measured_parts import MeasuredParts
+from trioflow.tables import PHASES
+from trioflow.trace.store import load_trace
+
+COMPUTE, COMMUNICATION, OVERLAP, HOST = "compute", "communication", "overlap", "host"
+MODELS = (COMPUTE, COMMUNICATION, OVERLAP, HOST)
+"""Models of a step that measured values can stand in for."""
+_SAME = 1e-9
+"""Steps closer than this relative to each other are the same."""
+_FREE = 1e-9
+"""Factor on communication that costs nothing; bandwidths are divided by it."""
+
+
+class StepParts(NamedTuple):
+    """A predicted step, its compute and the communication that no compute hides [s]."""
+
+    time_s: float
+    compute_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class LiveCase:
+    """One experiment: its task graph as extrapolated, the machine and the session's anchor.
+
+    Attributes
+    ----------
+    name : str
+        The experiment.
+    graph : TaskGraph
+        Before the anchor.
+    platform : Platform
+        The measured machine.
+    collectives : CollectiveCostModel
+        Its collectives.
+    anchor : Anchor
+        Of the session that measured the experiment.
+    factors : list of mapping
+        The anchor's factors on each rank's phases, as the prediction has them.
+    host_share : array of float [tasks]
+        Part of a task's duration that is the host's.
+    """
+
+    name: str
+    graph: TaskGraph
+    platform: Platform
+    collectives: CollectiveCostModel
+    anchor: Anchor
+    factors: list[Factors]
+    host_share: NDArray[np.float64]
+
+    @classmethod
+    def load(
+        cls, graph_folder: str | Path, platform: str | Path, collectives: str | Path,
+        session: str | Path, traces: Sequence[str | Path],
+    ) -> LiveCase:  # fmt: skip
+        """Read an experiment, as ``experiment.simulate_experiment`` reads it.
+
+        Raises
+        ------
+        TrioflowError
+            When a file is missing or wrong.
+        """
+        graph = load_task_graph(graph_folder)
+        machine = load_platform(Path(platform), int(graph.metadata["ranks"]))
+        model = load_collective_model(collectives)
+        anchor = choose_anchor(read_json(session), graph.metadata)
+        trace = choose_traced([load_trace(path) for path in traces], graph.metadata)
+        host_s = trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
+        if trace.facts.get("device") == "cuda":
+            host_s = np.zeros_like(host_s)  # there the host has tasks of its own
+        factors = settle_contention(graph, machine, model, anchor)
+        return cls(
+            str(graph.metadata["experiment"]), graph, machine, model, anchor, factors,
+            share_host(graph, host_s),
+        )  # fmt: skip
+
+    @property
+    def set_name(self) -> str:
+        """Set of the experiment; all of one run are explained together."""
+        return "live"
+
+    @property
+    def case_name(self) -> str:
+        """Name of the experiment."""
+        return self.name
+
+    @cached_property
+    def anchored(self) -> TaskGraph:
+        """The graph that the prediction simulates."""
+        return apply_factors(self.graph, self.factors)
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether the plan lets anything run beside a collective."""
+        serial, full = (self.predict_changed(Settings(overlap=way)) for way in (SERIAL, FULL))
+        return serial > full * (1 + _SAME)
+
+    def has(self, need: str) -> bool:
+        """Tell whether the experiment has what a change needs; see ``causes.Change``."""
+        kinds = set(self.graph.tasks["kind"])
+        on_stream = self.platform.communication_on_compute_stream
+        return {
+            "communication": bool(kinds & {"collective", "send"}),
+            "overlap": self.hides and not on_stream,
+            "serial": self.hides and on_stream,
+            "replicas": "memcpy" in kinds,
+            "session": True,
+            "sharing": len(self.factors) > 1,
+            "host": len(self.factors) > 1 and "host" in kinds,
+        }.get(need, False)
+
+    def predict(self) -> StepParts:
+        """Return the prediction with its parts."""
+        told = simulate(self.anchored, self.platform, self.collectives).summary
+        return StepParts(told["step_time_s"], told["compute_s"], told["exposed_communication_s"])
+
+    def predict_changed(self, settings: Settings) -> float:
+        """Return the step with something changed [s]."""
+        graph = TaskGraph(
+            self.graph.tasks.copy(), self.graph.dependencies, self.graph.metadata
+        ) if settings.anchor == NONE else apply_factors(self.graph, self._share(settings.sharing))  # fmt: skip
+        kind = graph.tasks["kind"]
+        graph.tasks["duration_s"] *= np.select(
+            [kind == "host", kind == "memcpy"], [settings.host, settings.copies], 1.0
+        )
+        collectives: Any = self.collectives
+        if (settings.bandwidth, settings.latency) != (1.0, 1.0):
+            collectives = ScaledCollectives(collectives, settings.bandwidth, settings.latency)
+        platform = settings.arrange(self.platform)
+        result = simulate(graph, platform, collectives, compute_scale=settings.compute)
+        return float(result.summary["step_time_s"])
+
+    def _share(self, sharing: float) -> list[Factors]:
+        """Return the factors with what ranks lose by computing at once changed."""
+        if sharing == 1.0:
+            return self.factors
+        quiet = self.anchor.quiet
+        return [
+            {phase: quiet[phase] + sharing * (mine[phase] - quiet[phase]) for phase in PHASES}
+            for mine in self.factors
+        ]
+
+    def list_replaceable(self, measured: MeasuredParts | None) -> list[str]:
+        """Return the models that measured values can stand in for."""
+        if measured is None:
+            return []
+        known = {
+            COMPUTE: bool(measured.compute_s), HOST: bool(measured.host_s),
+            COMMUNICATION: measured.exchanges_s is not None and self.exchanges_s > 0,
+            OVERLAP: measured.hidden is not None and self.hides,
+        }  # fmt: skip
+        return [model for model in MODELS if known[model]]
+
+    @cached_property
+    def exchanges_s(self) -> float:
+        """Own time of all predicted collectives and messages together [s]."""
+        timeline = simulate(self.anchored, self.platform, self.collectives).timeline
+        moved = timeline[select_communication(timeline)]
+        own_s = (moved["end_s"] - moved["start_s"]).groupby(moved["match_id"]).min()
+        return float(own_s.sum())
+
+    def predict_replaced(self, measured: MeasuredParts, models: Collection[str]) -> float:
+        """Return the step with measured values in place of some models [s].
+
+        Parameters
+        ----------
+        measured : MeasuredParts
+            Of the same experiment.
+        models : collection of str
+            Of ``list_replaceable``.
+
+        Notes
+        -----
+        Operators of a rank and phase take the measured time together, as do
+        all exchanges; the host's time of a rank likewise. The measured share of
+        the collectives that operators hid costs nothing, the rest waits for
+        compute.
+        """
+        graph = self._replace_durations(measured, models)
+        platform, scale = self.platform, 1.0
+        if COMMUNICATION in models:
+            scale = float(measured.exchanges_s or 0.0) / self.exchanges_s
+        if OVERLAP in models:
+            platform = Settings(overlap=SERIAL).arrange(platform)
+            scale *= 1.0 - float(measured.hidden or 0.0)
+        scale = max(scale, _FREE)
+        result = simulate(graph, platform, self.collectives, communication_scale=scale)
+        return float(result.summary["step_time_s"])
+
+    def _replace_durations(self, measured: MeasuredParts, models: Collection[str]) -> TaskGraph:
+        tasks = self.anchored.tasks.copy()
+        duration_s = tasks["duration_s"].to_numpy(np.float64)
+        host_s = np.nan_to_num(duration_s * self.host_share)  # an exchange has no duration yet
+        work_s = duration_s - host_s
+        if COMPUTE in models:
+            work = tasks["kind"].isin(("compute", "memcpy"))
+            for key, at in tasks[work].groupby(["rank", "phase"]).indices.items():
+                chosen = np.flatnonzero(work)[at]
+                whole_s, known_s = work_s[chosen].sum(), measured.compute_s.get(key, 0.0)  # type: ignore[call-overload]
+                if whole_s > 0 and known_s > 0:
+                    work_s[chosen] *= known_s / whole_s
+        if HOST in models:
+            for rank, at in tasks.groupby("rank").indices.items():
+                whole_s, known_s = host_s[at].sum(), measured.host_s.get(int(str(rank)))
+                if whole_s > 0 and known_s is not None:
+                    host_s[at] *= known_s / whole_s
+        tasks["duration_s"] = work_s + host_s
+        return TaskGraph(tasks, self.graph.dependencies, self.graph.metadata)
+
+
+def share_host(graph: TaskGraph, host_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the part of each task's duration that is the host's.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        Before any factor on its durations.
+    host_s : array of float [operators]
+        Host time that each operator of the trace carries within its task [s].
+    """
+    tasks = graph.tasks
+    duration_s = tasks["duration_s"].to_numpy(np.float64)
+    known = (tasks["op_id"].notna() & (tasks["kind"] == "compute")).to_numpy(bool)
+    told_s = np.where((tasks["kind"] == "host").to_numpy(bool), duration_s, 0.0)
+    told_s[known] = host_s[tasks["op_id"][known].to_numpy(np.int64)]
+    share = np.divide(told_s, duration_s, out=np.zeros_like(told_s), where=duration_s > 0)
+    return np.asarray(np.minimum(share, 1.0), dtype=np.float64)

@@ -1,0 +1,64 @@
+"""What the units of a model take and keep: the sums that an outline is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """What each unit of the model takes on one rank, for one micro-batch of some samples.
+
+    Attributes
+    ----------
+    forward_s, backward_s, update_s : ndarray
+        Time of each unit's operators and of the tensor-parallel exchanges
+        beside them, what backward computes again included [units] [s].
+    activation_bytes : ndarray
+        What forward keeps for backward [units] [bytes].
+    send_bytes : ndarray
+        What goes from each unit to the next one [units] [bytes].
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    update_s: Floats
+    activation_bytes: Floats
+    send_bytes: Floats
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """What each unit keeps on one tensor-parallel rank, whatever the batch.
+
+    Attributes
+    ----------
+    parameter_bytes, gradient_bytes, state_bytes, buffer_bytes : ndarray
+        Parameters, their gradients, optimizer state, and buffers [units] [bytes].
+    """
+
+    parameter_bytes: Floats
+    gradient_bytes: Floats
+    state_bytes: Floats
+    buffer_bytes: Floats
+
+
+@dataclass(frozen=True)
+class UnitUpkeep:
+    """What gradients of one tensor-parallel rank take beside their operators.
+
+    Attributes
+    ----------
+    copy_s, return_s, add_s : ndarray
+        Copying each unit's gradients into buckets, copying them back, and
+        adding a further micro-batch's [units] [s].
+    """
+
+    copy_s: Floats
+    return_s: Floats
+    add_s: Floats
