@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from measured_cost import Measured
 from trioflow.engine.simulate import Result, simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.parallel.task_graph import TaskGraphBuilder
@@ -78,14 +79,6 @@ def test_a_bridge_wide_enough_for_all_is_no_bottleneck(engine: str) -> None:
     result = train(4, make_bridge(4 * B), engine=engine, aggregate=False)
     expected_s = BACKWARD_S + 6 * (3 * LATENCY_S + SIZE / (4 * B))
     assert result.summary["step_time_s"] == pytest.approx(expected_s, rel=1e-12)
-
-
-@dataclass
-class Measured:
-    time_s: float
-    low_s: float = 0.0
-    high_s: float = 0.0
-    confidence: str = "measured"
 
 
 @dataclass

@@ -78,10 +78,10 @@ def test_a_data_sheet_adds_work_over_peak_and_bytes_over_bandwidth():
     operators = pd.DataFrame(
         {"flop": [10**12, 0], "read_bytes": [10**9, 5], "write_bytes": [10**9, 5]}
     )
-    told = AnalyticalModel(sheet, "tf32").predict(operators)
+    told = AnalyticalModel.of_sheet(sheet, "tf32").predict(operators)
     wanted = 1e12 / sheet.peak("tf32") + 2e9 / sheet.memory_bandwidth_bytes_per_s
     assert told["time_s"][0] == pytest.approx(wanted)
-    other = AnalyticalModel(sheet, "tf32").rescale(operators, operators * 2)
+    other = AnalyticalModel.of_sheet(sheet, "tf32").rescale(operators, operators * 2)
     assert other["time_s"][0] == pytest.approx(2 * wanted)
 
 

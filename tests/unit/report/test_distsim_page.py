@@ -15,9 +15,9 @@ from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.provenance import write_json
+from trioflow.published.analytical import AnalyticalModel
 from trioflow.report.distsim_analytical import (
     ANALYTICAL,
-    BestRates,
     find_best_rates,
     predict_by_rates,
 )
@@ -182,7 +182,7 @@ def test_the_best_rates_are_of_long_operators_and_decide_every_time(transformer_
     plan, batch = make_plan(data=2), 2 * batch
     step_s = predict_by_rates([transformer_trace], rates, plan, batch, machine, None)
     assert step_s > alone_s, "gradients are copied into buckets and back"
-    slow = BestRates(rates.flop_per_s / 10, rates.bytes_per_s / 10, "slow")
+    slow = AnalyticalModel(rates.flop_per_s / 10, rates.bytes_per_s / 10, "slow", "made up")
     slower_s = predict_by_rates([transformer_trace], slow, plan, batch, machine, None)
     assert slower_s == pytest.approx(10 * step_s, rel=0.01), "no recorded time counts"
     recorded = simulate(extrapolate(transformer_trace, plan, slow, batch=batch), machine).summary

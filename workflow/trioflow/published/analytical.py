@@ -1,4 +1,4 @@
-"""The analytical model: work over peak rate plus bytes over bandwidth, from a data sheet alone.
+"""The analytical model: work over peak rate plus bytes over bandwidth, from a data sheet for instance.
 
 References
 ----------
@@ -15,37 +15,45 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from trioflow.costmodel.features import Floats
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet
 
 
 @dataclass(frozen=True)
 class AnalyticalModel:
-    """Times from a data sheet; nothing is fitted or recorded.
+    """A device by its rates alone: an operator model without coefficients.
 
     Attributes
     ----------
-    sheet : DeviceSheet
-        The device.
-    precision : str
-        What the products run in.
+    flop_per_s, bytes_per_s : float
+        Rate of arithmetic [flop/s] and bandwidth of memory [bytes/s].
+    device_name : str
+        Device that the rates are of.
+    source : str
+        What the rates are.
     """
 
-    sheet: DeviceSheet
-    precision: str
+    flop_per_s: float
+    bytes_per_s: float
+    device_name: str
+    source: str
 
-    @property
-    def device_name(self) -> str:
-        """The device, as its driver names it."""
-        return self.sheet.driver_name
+    @classmethod
+    def of_sheet(cls, sheet: DeviceSheet, precision: str) -> AnalyticalModel:
+        """Return the model of a data sheet, with products in a precision."""
+        peak = sheet.peak(precision)
+        return cls(peak, sheet.memory_bandwidth_bytes_per_s, sheet.driver_name, "data-sheet rates")
 
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Return work over peak plus bytes over bandwidth [s]."""
+    def time_operators(self, operators: pd.DataFrame) -> Floats:
+        """Return work over rate plus bytes over bandwidth [s], shape (operators,)."""
         flop = operators["flop"].to_numpy(np.float64)
         moved = (operators["read_bytes"] + operators["write_bytes"]).to_numpy(np.float64)
-        time_s = (
-            flop / self.sheet.peak(self.precision) + moved / self.sheet.memory_bandwidth_bytes_per_s
-        )
+        return flop / self.flop_per_s + moved / self.bytes_per_s
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Return the operators' times, without an interval."""
+        time_s = self.time_operators(operators)
         columns = {"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False}
         return pd.DataFrame(columns, index=operators.index)
 
@@ -56,12 +64,12 @@ class AnalyticalModel:
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
     ) -> tuple[float, float]:
-        """Return no interval: a data sheet says nothing of its error."""
+        """Return no interval: rates say nothing of their error."""
         return (1.0, 1.0)
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
         """Say that there is none."""
-        return "none: data-sheet rates"
+        return f"none: {self.source}"
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Refuse: there are no coefficients.

@@ -246,7 +246,7 @@ class PreparedCase:
         """Return the step from data sheets alone: rates, links, no overlap lost [s]."""
         sheet = load_device(self.row.gpu)
         precision = str(self.reference.facts.get("precision") or "fp32")
-        model = AnalyticalModel(sheet, precision)
+        model = AnalyticalModel.of_sheet(sheet, precision)
         graph = _build(
             self.row, self.times.traces, model, self.platform, True, Anchoring(UNANCHORED)
         )

@@ -8,7 +8,7 @@ peak and bytes over bandwidth in the same way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.provenance import read_json
+from trioflow.published.analytical import AnalyticalModel
 from trioflow.table_columns import FLOAT, INT, TEXT, column
 from trioflow.trace.store import Trace, load_trace
 from trioflow.units import NS_PER_S
@@ -40,60 +41,7 @@ LONG = 0.005
 """Part of its step that an operator takes at least for its rate to count: short ones are timed badly."""
 
 
-@dataclass(frozen=True)
-class BestRates:
-    """A device by its rates alone: an operator model without coefficients.
-
-    Attributes
-    ----------
-    flop_per_s, bytes_per_s : float
-        Rate of arithmetic [flop/s] and bandwidth of memory [bytes/s].
-    device_name : str
-        Device that the rates are of.
-    """
-
-    flop_per_s: float
-    bytes_per_s: float
-    device_name: str
-
-    def time_operators(self, operators: pd.DataFrame) -> Any:
-        """Return work over rate plus bytes over bandwidth [s], shape (operators,)."""
-        moved = operators["read_bytes"] + operators["write_bytes"]
-        times = operators["flop"] / self.flop_per_s + moved / self.bytes_per_s
-        return times.to_numpy(np.float64)
-
-    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
-        """Return the operators' times, without an interval."""
-        time_s = self.time_operators(operators)
-        columns = {"time_s": time_s, "low_s": time_s, "high_s": time_s, "extrapolated": False}
-        return pd.DataFrame(columns, index=operators.index)
-
-    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
-        """Return the same at the target's sizes."""
-        return self.predict(target)
-
-    def step_interval(
-        self, kind: str = "rescale", distance: float | None = None
-    ) -> tuple[float, float]:
-        """Return no interval."""
-        return (1.0, 1.0)
-
-    def step_interval_basis(self, kind: str = "rescale") -> str:
-        """Say that there is none."""
-        return "none: best rates"
-
-    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Refuse: there are no coefficients.
-
-        Raises
-        ------
-        InputError
-            Always.
-        """
-        raise InputError("best rates have no file", file=path)
-
-
-def find_best_rates(traces: Sequence[Trace]) -> BestRates:
+def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
     """Return the best rates of operators that take a good part of their step.
 
     Parameters
@@ -119,11 +67,12 @@ def find_best_rates(traces: Sequence[Trace]) -> BestRates:
             "no operator of the traces is long enough to tell the device's best rates",
             fix="capture a larger model or batch",
         )
-    return BestRates(max(rates), max(bandwidths), str(traces[0].facts["device_name"]))
+    device_name = str(traces[0].facts["device_name"])
+    return AnalyticalModel(max(rates), max(bandwidths), device_name, "best rates")
 
 
 def predict_by_rates(
-    traces: Sequence[Trace], rates: BestRates, plan: Plan, batch: int, platform: Platform,
+    traces: Sequence[Trace], rates: AnalyticalModel, plan: Plan, batch: int, platform: Platform,
     stages: Sequence[Sequence[str]] | None,
 ) -> float:  # fmt: skip
     """Return the step of a plan with every operator at its best rates [s].
@@ -132,7 +81,7 @@ def predict_by_rates(
     ----------
     traces : sequence of Trace
         Of the workload; of their times none counts.
-    rates : BestRates
+    rates : AnalyticalModel
         Device.
     plan, batch, platform, stages
         As for ``extrapolate``; links as they are, no cost of the host.

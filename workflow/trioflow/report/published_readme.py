@@ -10,8 +10,8 @@ from trioflow.errors import InputError
 from trioflow.published.scores import ORACLE, OURS, score_published
 from trioflow.report.published_aims import describe_set
 from trioflow.report.published_sections import read_aim, score_of
-from trioflow.report.readme import replace_block, write_line
-from trioflow.report.wording import NOTHING, write_percent
+from trioflow.report.readme import replace_block
+from trioflow.report.wording import NOTHING, write_line, write_percent
 
 BLOCK = "published"
 MOST_ROWS = 8

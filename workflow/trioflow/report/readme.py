@@ -17,6 +17,7 @@ from trioflow.report.validation_aims import reach_aims
 from trioflow.report.validation_verdict import write_aim
 from trioflow.report.wording import (
     NOTHING,
+    write_line,
     write_percent,
     write_range,
     write_signed_percent,
@@ -257,11 +258,6 @@ def _cells(row: dict[Any, Any]) -> list[str]:
         f"{write_time(row['simulated_s'])} ({write_range(row['low_s'], row['high_s'])})",
         write_signed_percent(row["relative_error"]), str(row["confidence"]),
     ]  # fmt: skip
-
-
-def write_line(cells: list[str] | tuple[str, ...]) -> str:
-    """Return one line of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _link_figure(readme: Path, figure: Path) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from trioflow.errors import TableError
 from trioflow.provenance import atomic_path
-from trioflow.report.wording import NOTHING, write_time
+from trioflow.report.wording import NOTHING, write_line, write_time
 
 COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")
 HEADINGS = ("what", "trioflow", "aim", "others, and how many times as long at least")
@@ -84,13 +84,13 @@ def write_speed_rows(speeds: pd.DataFrame, *, details: bool = True) -> str:
     """
     if not details:
         return _write_columns(speeds)
-    lines = [_line(HEADINGS), _line(("---", "---:", "---:", "---"))]
+    lines = [write_line(HEADINGS), write_line(("---", "---:", "---:", "---"))]
     for row in speeds.to_dict("records"):
         value = _write_value(row)
         if row["detail"]:
             value += f" ({row['detail']})"
         aim = NOTHING if pd.isna(row["aim"]) else _write_speed(row["aim"], row["unit"])
-        lines.append(_line((row["what"], value, aim, _write_peer(row))))
+        lines.append(write_line((row["what"], value, aim, _write_peer(row))))
     return "\n".join(lines)
 
 
@@ -102,12 +102,12 @@ def _write_columns(speeds: pd.DataFrame) -> str:
     ]
     values = [f"{_write_value(row)}{aim}" for row, aim in zip(rows, aims, strict=True)]
     lines = [
-        _line(("`make bench`", *(row["what"] for row in rows))),
-        _line(("---", *["---"] * len(rows))),
-        _line(("trioflow (aim)", *values)),
+        write_line(("`make bench`", *(row["what"] for row in rows))),
+        write_line(("---", *["---"] * len(rows))),
+        write_line(("trioflow (aim)", *values)),
     ]
     if any(row["peer"] for row in rows):
-        lines.append(_line(("others: times as long", *map(_write_peer, rows))))
+        lines.append(write_line(("others: times as long", *map(_write_peer, rows))))
     return "\n".join(lines)
 
 
@@ -137,7 +137,3 @@ def _write_peer(row: Mapping[Any, Any]) -> str:
         return text
     ratio = f"{row['ratio']:.0f}" if row["ratio"] >= 10 else f"{row['ratio']:.2g}"
     return f"{text}: {ratio}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

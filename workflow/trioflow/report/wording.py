@@ -139,3 +139,8 @@ def _write_number(name: str, value: float) -> str:
         if name.endswith(endings):
             return write(value)
     return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def write_line(cells: Iterable[Any]) -> str:
+    """Return one line of a Markdown table."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
