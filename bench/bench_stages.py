@@ -28,7 +28,7 @@ REPRODUCE_MIN = 20.0
 REPRODUCE_CLOCKS = (
     "capture/*", "merge/*", "fit_operators", "partition/*", "measure/*", "describe_machine",
     "fit_collectives", "extrapolate/*", "simulate/*", "report", "describe_traces/traces",
-    "wafer_study", "hop_study", "distsim_search_study", "describe_studies",
+    "attribute", "wafer_study", "hop_study", "distsim_search_study", "describe_studies",
 )  # fmt: skip
 """Where the rules that `make reproduce` runs leave their clocks."""
 

@@ -115,9 +115,12 @@ def test_plans_run(traces):
         t for p, t in traces.items()
         if "H100" in p.parent.name and p.stem == "gpt2_large-train-1024-4"
     )  # fmt: skip
-    single = extrapolate(trace, named_plan("single", 1), ProportionalModel()).tasks
-    compute = single[single["kind"] == "compute"]["duration_s"].sum()
-    assert compute == pytest.approx(trace.facts["busy_s"], rel=1e-12)
+    for way, told in (("none", "busy_s"), ("timer", "measured_end_to_end_s")):
+        single = extrapolate(
+            trace, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)
+        ).tasks
+        compute = single[single["kind"] == "compute"]["duration_s"].sum()
+        assert compute == pytest.approx(trace.facts[told], rel=1e-12)
     ddp = extrapolate(trace, named_plan("ddp", 4), ProportionalModel(), batch=4).tasks
     reduced = ddp[(ddp["rank"] == 0) & ddp["name"].str.contains("all_reduce")]
     assert reduced["message_bytes"].sum() == 4 * PARAMETERS["gpt2_large"]

@@ -33,7 +33,7 @@ def test_on_two_cores_nothing_runs_beside_a_measurement_and_a_second_run_does_no
     text = stand_in.snakemake()
     assert "Using workflow specific profile profiles/default" in text
     jobs = stand_in.ran()
-    assert len(jobs) == len(set(jobs)) == 4 + 4 + 1 + 2 + 2 + 1 + 1 + 3 + 3 + 2
+    assert len(jobs) == len(set(jobs)) == 4 + 4 + 1 + 2 + 2 + 1 + 1 + 3 + 3 + 3
     alone = [job for job in jobs if job[0] in ("capture", "measure")]
     for one in alone:
         for other in jobs:

@@ -8,6 +8,7 @@ from math import prod
 
 import pytest
 from same_model import ProportionalModel
+from trioflow.costmodel.step_anchor import Anchoring
 from trioflow.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
@@ -244,9 +245,12 @@ def test_parameters_and_gradients_are_those_of_the_whole_model(trace):
 def test_plans_run_on_the_trace(trace, tmp_path):
     save_trace(trace, tmp_path / "saved")
     loaded = load_trace(tmp_path / "saved")
-    single = extrapolate(loaded, named_plan("single", 1), ProportionalModel()).tasks
-    compute = single[single["kind"] == "compute"]["duration_s"].sum()
-    assert compute == pytest.approx(trace.facts["step_time_s"], rel=1e-12)
+    for way, told in (("none", "step_time_s"), ("timer", "measured_end_to_end_s")):
+        single = extrapolate(
+            loaded, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)
+        ).tasks
+        compute = single[single["kind"] == "compute"]["duration_s"].sum()
+        assert compute == pytest.approx(trace.facts[told], rel=1e-12)
     ddp = extrapolate(loaded, named_plan("ddp", 2), ProportionalModel()).tasks
     mine = ddp[(ddp["rank"] == 0) & (ddp["kind"] == "collective")]
     assert mine["message_bytes"].sum() == sum(g["size_bytes"] for g in trace.facts["gradients"])
