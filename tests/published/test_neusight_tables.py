@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from same_model import ProportionalModel
+from trioflow.costmodel.step_anchor import Anchoring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise
