@@ -79,35 +79,15 @@ def write_speed_rows(speeds: pd.DataFrame, *, details: bool = True) -> str:
     speeds : DataFrame
         From :func:`read_speeds`.
     details : bool
-        Whether to tell events and the like beside each speed, a row each. The
-        table without has a column for each speed, which takes fewer lines.
+        Whether to tell events and the like beside each speed.
     """
-    if not details:
-        return _write_columns(speeds)
     lines = [write_line(HEADINGS), write_line(("---", "---:", "---:", "---"))]
     for row in speeds.to_dict("records"):
         value = _write_value(row)
-        if row["detail"]:
+        if details and row["detail"]:
             value += f" ({row['detail']})"
         aim = NOTHING if pd.isna(row["aim"]) else _write_speed(row["aim"], row["unit"])
         lines.append(write_line((row["what"], value, aim, _write_peer(row))))
-    return "\n".join(lines)
-
-
-def _write_columns(speeds: pd.DataFrame) -> str:
-    """Return speeds side by side: what, how fast with the aim in brackets, and others."""
-    rows = speeds.to_dict("records")
-    aims = [
-        "" if pd.isna(row["aim"]) else f" ({_write_speed(row['aim'], row['unit'])})" for row in rows
-    ]
-    values = [f"{_write_value(row)}{aim}" for row, aim in zip(rows, aims, strict=True)]
-    lines = [
-        write_line(("`make bench`", *(row["what"] for row in rows))),
-        write_line(("---", *["---"] * len(rows))),
-        write_line(("trioflow (aim)", *values)),
-    ]
-    if any(row["peer"] for row in rows):
-        lines.append(write_line(("others: times as long", *map(_write_peer, rows))))
     return "\n".join(lines)
 
 
