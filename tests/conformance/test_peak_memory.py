@@ -50,4 +50,6 @@ def test_predicted_peaks_are_those_of_real_steps(trace, row, plan, request):
     buckets = case.memory[0]["categories"].get("bucket", 0)
     for row in table.itertuples():
         low, high = row.predicted_bytes, row.predicted_bytes + buckets
-        assert low * (1 - LIMIT) <= row.measured_bytes <= high * (1 + LIMIT), row
+        # Shares of the measured peak, as the table's errors are.
+        assert low <= row.measured_bytes * (1 + LIMIT), row
+        assert high >= row.measured_bytes * (1 - LIMIT), row

@@ -40,6 +40,8 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
     }  # fmt: skip
     blocks = [text for language, text in FENCE.findall(page.read_text()) if language == "sh"]
     script = "set -euo pipefail\n" + "\n".join(blocks)
+    if "trioflow retrieve" in script and not os.environ.get("TRIOFLOW_DATA_MIRROR"):
+        pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
     run = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,
