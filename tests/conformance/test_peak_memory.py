@@ -42,14 +42,18 @@ CASES = [
 def test_predicted_peaks_are_those_of_real_steps(trace, row, plan, request):
     from trioflow.measure.peak_memory import compare_peaks, make_case
 
-    case = make_case(request.getfixturevalue(trace), plan, Same())
+    traced = request.getfixturevalue(trace)
+    case = make_case(traced, plan, Same())
     assert (case.batch, case.row["workload"]) == (BATCH * plan.data, row["workload"])
     table = compare_peaks([case])
     assert len(table) >= 1
     # Gloo's threads keep a bucket for a while, now on one rank, now on the other.
     buckets = case.memory[0]["categories"].get("bucket", 0)
+    # On some processors oneDNN copies a convolution's weight into its own order, which is not predicted.
+    convolves = traced.operators["name"].str.contains("convolution").any()
+    copied = max(int(g["size_bytes"]) for g in traced.facts["gradients"]) if convolves else 0
     for row in table.itertuples():
-        low, high = row.predicted_bytes, row.predicted_bytes + buckets
+        low, high = row.predicted_bytes, row.predicted_bytes + buckets + copied
         # Shares of the measured peak, as the table's errors are.
         assert low <= row.measured_bytes * (1 + LIMIT), row
         assert high >= row.measured_bytes * (1 - LIMIT), row
