@@ -140,22 +140,9 @@ def extrapolate(
     distance = (
         rescale_distance(times[0].device_s, reference.operators, anchor) if rescaled else None
     )
-    share = batch / int(given[0].facts["batch"]) / plan.ranks
     graph = builder.build(
         {
-            "workload": trace.facts["workload"],
-            "plan": asdict(plan),
-            "plan_text": f"{describe_plan(plan, batch)}{WORDS[mode]}",
-            "ranks": plan.ranks,
-            "batch": batch,
-            "traced_batches": sorted(reference.shares),
-            "trace_shares": {str(b): part for b, part in reference.shares.items()},
-            "traced_phases_s": {str(t.facts["batch"]): phase_times(t) for t in given},
-            "device_name": trace.facts["device_name"],
-            "mode": mode,
-            "baseline_step_time_s": float(given[0].facts["step_time_s"])
-            * share
-            * part_of_step(given[0], mode),
+            **_describe_step(given, reference, plan, batch, mode),
             **_certainty(trace, model, distance, added, works.predicted, extrapolated),
             "stages": [list(stage) for stage in cut],
             "peak_memory_bytes": find_fullest(memory)["peak_bytes"],
@@ -222,6 +209,27 @@ def _set_up_builder(
     elif plan.offload == "optimizer":
         builder.update_bytes_per_byte = size_update(trace, 1.0)
     return builder
+
+
+def _describe_step(
+    given: Sequence[Trace], reference: Reference, plan: Plan, batch: int, mode: str
+) -> dict[str, Any]:
+    """Return what was asked for, what it starts from, and the baseline that shares out the work."""
+    share = batch / int(given[0].facts["batch"]) / plan.ranks
+    step_s = float(given[0].facts["step_time_s"])
+    return {
+        "workload": reference.trace.facts["workload"],
+        "plan": asdict(plan),
+        "plan_text": f"{describe_plan(plan, batch)}{WORDS[mode]}",
+        "ranks": plan.ranks,
+        "batch": batch,
+        "traced_batches": sorted(reference.shares),
+        "trace_shares": {str(b): part for b, part in reference.shares.items()},
+        "traced_phases_s": {str(t.facts["batch"]): phase_times(t) for t in given},
+        "device_name": reference.trace.facts["device_name"],
+        "mode": mode,
+        "baseline_step_time_s": step_s * share * part_of_step(given[0], mode),
+    }
 
 
 def _certainty(
