@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.measure.marks import MARKED, PROFILED, Mark, StepMarks, find_marks, time_mark
+from trioflow.measure.marks import MARKED, PROFILED, Look, Mark, StepMarks, find_marks, time_mark
+from trioflow.measure.rank_timeline import build_rank_timelines
 from trioflow.measure.records import (
     RECORDED_EVENTS,
     STEP_MARKS,
@@ -122,3 +125,41 @@ def test_phases_without_marks_follow_each_other_and_own_marks_win() -> None:
     marks.clear()
     assert len(find_marks(SimpleNamespace(marks=marks), 0, 1)) == 1
     assert time_mark() > 0
+
+
+OFFSET_NS = 7_000_000_000
+"""What the machine's clock is ahead of the profiler's."""
+
+
+def write_profile(folder: Path, *steps: tuple[int, int]) -> Path:
+    """Write a profile of steps of one operator: start of the annotation and of the operator [us]."""
+    shared = {"ph": "X", "pid": 1, "tid": 1}
+    events = []
+    for number, (annotated_us, operator_us) in enumerate(steps, 1):
+        events += [
+            {**shared, "name": "trioflow: step", "cat": "user_annotation", "ts": annotated_us,
+             "dur": operator_us + 200 - annotated_us},
+            {**shared, "name": "aten::relu", "cat": "cpu_op", "ts": operator_us, "dur": 100,
+             "args": {"External id": number}},
+        ]  # fmt: skip
+    path = folder / "profile.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def test_events_count_from_their_step_however_long_its_process_waited_before(
+    tmp_path: Path,
+) -> None:
+    """Each step begins with its second look at the clock, 300 us before its operator.
+
+    In the first two the process was interrupted for 5 ms, before the annotation or after it.
+    """
+    path = write_profile(tmp_path, (6_000, 6_310), (20_000, 25_310), (40_000, 40_310))
+    looks = [
+        Look(OFFSET_NS + begin_us * 1_000, OFFSET_NS + end_us * 1_000)
+        for begin_us, end_us in ((1_000, 6_010), (19_990, 25_010), (39_990, 40_010))
+    ]
+    timelines = build_rank_timelines(path, "x", 0, looks)
+    assert [[event["start_s"] for event in rows] for rows in timelines] == [
+        [pytest.approx(300e-6, abs=1e-9)]
+    ] * 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pytest
-from captured import BATCH, TRANSFORMER
+from captured import BATCH, TRANSFORMER, with_steady_times
 from trioflow.errors import MeasurementError
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.measure.session import measure_workload, sweep_sizes
@@ -35,7 +35,7 @@ ROUNDS = 2
 @pytest.fixture(scope="module")
 def session(tmp_path_factory, transformer_trace):
     folder = tmp_path_factory.mktemp("session")
-    save_trace(transformer_trace, folder / "trace")
+    save_trace(with_steady_times(transformer_trace), folder / "trace")
     partition_trace([folder / "trace"], [2], folder / "partition.json")
     measure_workload(
         TRANSFORMER, EXPERIMENTS, [asdict(p) for p in PLANS], folder / "partition.json",
@@ -163,7 +163,7 @@ def test_what_cannot_be_measured_is_refused_at_once(tmp_path, plans, words):
 
 
 def test_a_failing_rank_is_an_error_and_leaves_nothing(tmp_path, transformer_trace):
-    save_trace(transformer_trace, tmp_path / "trace")
+    save_trace(with_steady_times(transformer_trace), tmp_path / "trace")
     partition_trace([tmp_path / "trace"], [2], tmp_path / "partition.json")
     experiments = [{**EXPERIMENTS[1], "batch": 1}]  # one sample for two replicas
     with pytest.raises(MeasurementError, match=r"rank \d failed"):

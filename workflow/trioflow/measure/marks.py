@@ -8,7 +8,7 @@ in a few rounds of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from trioflow.tables import PHASES
@@ -94,6 +94,34 @@ def find_marks(step: Any, start_ns: int, end_ns: int) -> list[Mark]:
         found.append(Mark(phase, 0, at, at + spent_ns))
         at += spent_ns
     return found
+
+
+class Look(NamedTuple):
+    """What the machine's clock showed just before and just after a profiler's annotation began [ns]."""
+
+    before_ns: int
+    after_ns: int
+
+
+def find_clock_offset(looks: Sequence[Look], annotated_ns: Sequence[int]) -> int:
+    """Return what to add to a profile's times to have them on the machine's clock [ns].
+
+    Parameters
+    ----------
+    looks : sequence of Look
+        Of each annotation of one profile.
+    annotated_ns : sequence of int
+        When they began by the profiler's clock [ns].
+
+    Notes
+    -----
+    Each look bounds the offset from both sides. A process that was interrupted between its
+    looks bounds it loosely; the bounds of all together are as tight as those of the quickest.
+    """
+    pairs = list(zip(looks, annotated_ns, strict=True))
+    lowest_ns = max(look.before_ns - at_ns for look, at_ns in pairs)
+    highest_ns = min(look.after_ns - at_ns for look, at_ns in pairs)
+    return (lowest_ns + highest_ns) // 2
 
 
 def time_mark() -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trioflow.measure.marks import Look, find_clock_offset
 from trioflow.trace.kineto import Event, read_profile
 from trioflow.trace.steps import Step, find_spans, load_step
 from trioflow.units import ns_to_s
@@ -15,7 +17,7 @@ _KINDS = {"send": "send", "recv": "recv", "irecv": "recv", "isend": "send"}
 
 
 def build_rank_timelines(
-    path: str | Path, experiment: str, rank: int
+    path: str | Path, experiment: str, rank: int, looks: Sequence[Look]
 ) -> list[list[dict[str, Any]]]:
     """Return the events of each profiled step as rows of ``tables.RANK_TIMELINES``.
 
@@ -30,21 +32,32 @@ def build_rank_timelines(
         Experiment that was profiled.
     rank : int
         Rank that the profile belongs to.
+    looks : sequence of Look
+        At the clock around the start of each step's annotation; the step
+        itself began with the second.
 
     Returns
     -------
     list of list of dict
         A list for each step, in their order; times after the step's own
         start, micro-batch and stage left open.
+
+    Notes
+    -----
+    An annotation and its step do not begin together: a busy machine may
+    interrupt a process between the two for longer than a step takes.
     """
     profile = read_profile(path)
-    steps = (load_step(profile, span) for span in find_spans(profile))
-    return [_list_events(step, experiment, rank) for step in steps]
+    spans = find_spans(profile)
+    offset_ns = find_clock_offset(looks, [span.start_ns for span in spans])
+    return [
+        _list_events(load_step(profile, span), look.after_ns - offset_ns, experiment, rank)
+        for span, look in zip(spans, looks, strict=True)
+    ]
 
 
-def _list_events(loaded: Step, experiment: str, rank: int) -> list[dict[str, Any]]:
-    """Return one step's events in order of start."""
-    step = loaded.root
+def _list_events(loaded: Step, began_ns: int, experiment: str, rank: int) -> list[dict[str, Any]]:
+    """Return one step's events in order of start; the step began then on the profiler's clock."""
     found = [(e, "compute", "compute") for e in loaded.operators if not _communicates(e)]
     found += [
         (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective"))
@@ -60,8 +73,8 @@ def _list_events(loaded: Step, experiment: str, rank: int) -> list[dict[str, Any
             "kind": kind,
             "name": event.name,
             "phase": _phase(event),
-            "start_s": ns_to_s(event.start_ns - step.start_ns),
-            "end_s": ns_to_s(event.end_ns - step.start_ns),
+            "start_s": ns_to_s(max(event.start_ns - began_ns, 0)),
+            "end_s": ns_to_s(max(event.end_ns - began_ns, 0)),
             "message_bytes": None,
             "match_id": None,
             "micro_batch": None,

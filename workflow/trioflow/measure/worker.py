@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trioflow.measure.collective_sweep import time_collective
 from trioflow.measure.host_costs import HostCosts, sample_overlap
-from trioflow.measure.marks import MARKED, PROFILED, Mark, find_marks, time_mark
+from trioflow.measure.marks import MARKED, PROFILED, Look, Mark, find_marks, time_mark
 from trioflow.measure.parallel_steps import Step, make_parallel_step
 from trioflow.measure.rank_timeline import build_rank_timelines
 from trioflow.measure.records import assign_marks
@@ -174,18 +174,20 @@ class RankSession:
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         step()
-        marks = []
+        marks, looks = [], []
         with profile(activities=activities) as profiler:
             for _ in range(1 + min(PROFILED_ROUNDS, self.job["rounds"])):
                 dist.barrier()
+                before = time.perf_counter_ns()
                 with record_function(STEP):
                     start = time.perf_counter_ns()
                     step()
                     self.limits_ns = (start, time.perf_counter_ns())
+                looks.append(Look(before, start))
                 marks.append(self._find_marks(step))
         path = Path(self.job["folder"]) / f"{facts['experiment']}-{self.rank}.json"
         profiler.export_chrome_trace(str(path))
-        timelines = build_rank_timelines(path, facts["experiment"], self.rank)
+        timelines = build_rank_timelines(path, facts["experiment"], self.rank, looks)
         rounds = []
         for number, (rows, found) in enumerate(zip(timelines[1:], marks[1:], strict=True)):
             kept = pd.DataFrame(self._keep_marks(facts, PROFILED, number, found))
