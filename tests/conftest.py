@@ -17,6 +17,11 @@ for folder in ("", "unit/parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from captured import BERT, CNN, TRANSFORMER, capture_raw  # noqa: E402
+from cpu_spent import (  # noqa: E402, F401
+    pytest_runtest_logstart,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
