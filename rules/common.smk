@@ -10,7 +10,7 @@ from trioflow.costmodel.published_collectives import (
     PLATFORMS as PUBLISHED_PLATFORMS,
     published_tables,
 )
-from trioflow.datasets.catalogue import load_catalogue
+from trioflow.datasets.catalogue import SINGLE_PRODUCTS, load_catalogue
 from trioflow.experiments import (
     as_rows,
     load_experiments,
@@ -28,7 +28,6 @@ WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
 EXPERIMENTS = load_experiments(config["tables"]["experiments"], WORKLOADS, PLANS)
 PUBLISHED_DEVICES = ["a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"]
-PUBLISHED_PRODUCTS = expand("aiconfigurator/gemm-{gpu}", gpu=["a100", "h100", "h200"])
 OPERATOR_SETS = ["batch-change", "leave-workload-out", "operator-data"]
 VALIDATIONS = [*OPERATOR_SETS, "new-gpu", "collectives"]
 CATALOGUE_NAME = "workflow/resources/datasets.yaml"
@@ -199,7 +198,7 @@ def published_operator_files(wildcards):
 
 def published_gpu_files(wildcards):
     """The public files that hold one operator on several GPUs, and a step to judge."""
-    groups = ["triosim", "neusight", *PUBLISHED_PRODUCTS]
+    groups = ["triosim", "neusight", *SINGLE_PRODUCTS]
     return [
         f"<results>/data/{file.key}" for file in find_catalogue().select_files(groups)
     ]
@@ -212,7 +211,7 @@ def published_collective_files(wildcards):
 
 def published_product_files(wildcards):
     """The public files that hold single matrix products in half precision."""
-    files = find_catalogue().select_files(PUBLISHED_PRODUCTS)
+    files = find_catalogue().select_files(SINGLE_PRODUCTS)
     return [f"<results>/data/{file.key}" for file in files]
 
 

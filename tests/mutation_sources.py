@@ -11,14 +11,13 @@ from typing import Any
 import triosim_files
 from mutations import Source
 from small_step import small_step
+from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.trace.importers.options import ImportOptions
 
 CPU = ImportOptions(gpu="a CPU", batch=4, precision="fp32")
 SMALL = ImportOptions(batch=8, precision="fp32")
 H100 = ImportOptions(gpu="NVIDIA H100 80GB HBM3", precision="tf32")
-RAW = "sarchlab+triosim/tracer/data"
-TABLES = "sarchlab+triosim/sample_trace/trace2-h100-bs128"
-LABELS = "sitar-lab+NeuSight/scripts/asplos/label"
+RAW = "triosim/vgg13-h100-b512-raw"
 PROFILE, GRAPH = "kineto.json", "execution_trace.json"
 
 
@@ -54,9 +53,8 @@ def captured_sources(name: str, folder: Path) -> list[Source]:
 
 def public_sources(mirror: Path) -> list[Source]:
     """Return the sources of the public data: a raw pair, TrioSim's tables, NeuSight's tables."""
-    raw = {
-        path.name: path.read_bytes() for path in sorted((mirror / RAW).glob("*/*vgg13-iter41.json"))
-    }
+    catalogue = load_catalogue()
+    raw = {path.name: path.read_bytes() for path in catalogue.held_files(mirror, [RAW])}
     profile = next(name for name in raw if name.startswith("profiler"))
     sources = [
         Source("VGG-13 on an H100, pair", "kineto with execution trace", raw, list(raw),
@@ -65,9 +63,10 @@ def public_sources(mirror: Path) -> list[Source]:
                [profile], ImportOptions(batch=512)),
     ]  # fmt: skip
     for model in ("vgg13", "resnet50"):
-        files = _read_folder(mirror / TABLES / model, model)
+        held = catalogue.held_files(mirror, [f"triosim/{model}-h100-b128"])
+        files = {f"{model}/{path.name}": path.read_bytes() for path in held}
         sources.append(Source(f"{model} on an H100", "triosim", files, [model], H100))
-    for table in sorted((mirror / LABELS).glob("*/*.csv")):
+    for table in catalogue.held_files(mirror, MODEL_TABLES, ".csv"):
         sources.append(_neusight(table))
     return sources
 

@@ -6,17 +6,16 @@ import csv
 import json
 import os
 from math import prod
-from pathlib import Path
 
 import pytest
 from same_model import ProportionalModel
 from trioflow.costmodel.step_anchor import Anchoring
+from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise
 from trioflow.trace.importers.options import ImportOptions
 
-FOLDER = "sitar-lab+NeuSight/scripts/asplos/label"
 TABLES = 37
 # Published counts: GPT-2 large 774,030,080 parameters; BERT-Large with both pre-training heads
 # 336,226,108, of which 30,522 are the biases of a head that the table does not show.
@@ -24,19 +23,14 @@ PARAMETERS = {"gpt2_large": 774_030_080, "bert_large-train": 336_226_108 - 30_52
 
 
 @pytest.fixture(scope="module")
-def label():
+def traces():
     mirror = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not mirror:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    folder = Path(mirror) / FOLDER
-    if not folder.exists():
-        pytest.skip(f"the mirror lacks {FOLDER}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def traces(label):
-    return {p: import_neusight(p, ImportOptions()) for p in sorted(label.glob("*/*.csv"))}
+    files = load_catalogue().held_files(mirror, MODEL_TABLES, ".csv")
+    if not files:
+        pytest.skip(f"the mirror lacks {MODEL_TABLES}")
+    return {file: import_neusight(file, ImportOptions()) for file in files}
 
 
 def test_every_table_is_read_without_options(traces):

@@ -19,11 +19,12 @@ from trioflow.costmodel.validate_new_gpu import (
     validate_new_gpu,
 )
 from trioflow.costmodel.validation_scores import score_cases
+from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 
-SHEETS = "sitar-lab+NeuSight/scripts/asplos/data/dataset/test/device_configs"
+SHEETS = "neusight/device-sheets"
 DIFFER = {
     ("NVIDIA H100 80GB HBM3", "Mem_Bw"), ("NVIDIA L4", "Num_Sm"), ("NVIDIA L4", "SingleFLOPs"),
     ("Tesla P100-PCIE-16GB", "Freq"), ("Tesla P4", "Num_Sm"), ("Tesla P4", "Freq"),
@@ -39,7 +40,7 @@ def mirror() -> Path:
     told = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not told:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not (Path(told) / SHEETS).is_dir():
+    if not load_catalogue().held_files(told, [SHEETS]):
         pytest.skip(f"the mirror lacks {SHEETS}")
     return Path(told)
 
@@ -50,7 +51,7 @@ def judged(mirror: Path) -> pd.DataFrame:
 
 
 def test_sheets_agree_with_neusight_s_or_say_why(mirror: Path) -> None:
-    files = sorted((mirror / SHEETS).glob("*.json"))
+    files = load_catalogue().held_files(mirror, [SHEETS])
     assert len(files) == 9
     differing = set()
     for file in files:

@@ -17,7 +17,7 @@ from trioflow.costmodel.diagnostics import diagnose_published
 from trioflow.costmodel.operator_cases import resize
 from trioflow.costmodel.operator_rows import sized_rows
 from trioflow.costmodel.operators import OperatorCostModel, load_operator_model
-from trioflow.costmodel.published_data import LABELS, load_published
+from trioflow.costmodel.published_data import load_published
 from trioflow.costmodel.published_models import (
     build_operator_models,
     largest_difference,
@@ -26,6 +26,7 @@ from trioflow.costmodel.published_models import (
 from trioflow.costmodel.validate_operators import validate_batch_change
 from trioflow.costmodel.validation_scores import score_cases
 from trioflow.costmodel.validation_tables import read_validation_table, write_validation_table
+from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.provenance import read_json
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
@@ -37,8 +38,8 @@ def mirror():
     folder = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not folder:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not (Path(folder) / LABELS).exists():
-        pytest.skip(f"the mirror lacks {LABELS}")
+    if not load_catalogue().held_files(folder, MODEL_TABLES):
+        pytest.skip(f"the mirror lacks {MODEL_TABLES}")
     return Path(folder)
 
 

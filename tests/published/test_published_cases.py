@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.costmodel.step_anchor import load_band
+from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.published.judge import (
     ANCHORS,
@@ -27,7 +28,6 @@ from trioflow.trace.importers.triosim_tables import read_triosim
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE, IMPORTS = ROOT / "config/published.tsv", ROOT / "config/imports.tsv"
-LABELS = "sitar-lab+NeuSight/scripts/asplos/label"
 VGG13 = "sarchlab+triosim/sample_trace/trace2-h100-bs128/vgg13"
 PARAMETER_BYTES, BATCH = 4 * 133_047_848, 128
 """torchvision's VGG-13: 133,047,848 parameters in fp32."""
@@ -53,8 +53,8 @@ def mirror() -> Path:
     told = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not told:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not (Path(told) / LABELS).is_dir():
-        pytest.skip(f"the mirror lacks {LABELS}")
+    if not load_catalogue().held_files(told, MODEL_TABLES):
+        pytest.skip(f"the mirror lacks {MODEL_TABLES}")
     return Path(told)
 
 
@@ -105,8 +105,8 @@ def test_where_triosim_s_code_printed_something_else_is_known(mirror: Path) -> N
 def test_every_measured_value_on_four_gpus_is_judged(mirror: Path) -> None:
     held = {
         file.relative_to(mirror).as_posix()
-        for pattern in ("*-dp4.json", "*-tp4.json", "*-pp4_*.json")
-        for file in (mirror / LABELS).glob(f"*/{pattern}")
+        for ending in ("-dp4.json", "-tp4.json", "-pp4_1.json")
+        for file in load_catalogue().held_files(mirror, MODEL_TABLES, ending)
     }
     rows = rows_of_set(load_published_rows(TABLE), "h100-4gpu", TABLE)
     assert {row.measured for row in rows} == held

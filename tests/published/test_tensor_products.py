@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from trioflow.costmodel.new_gpu_data import TENSOR_TABLES
 from trioflow.costmodel.published_models import largest_difference
 from trioflow.costmodel.tensor_products import SHIPPED_FILE, build_tensor_products
+from trioflow.datasets.catalogue import SINGLE_PRODUCTS, load_catalogue
 from trioflow.provenance import read_json
 
 
@@ -16,8 +16,8 @@ def test_what_ships_is_rebuilt(tmp_path: Path) -> None:
     told = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not told:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    if not (Path(told) / TENSOR_TABLES).is_dir():
-        pytest.skip(f"the mirror lacks {TENSOR_TABLES}")
+    if not load_catalogue().held_files(told, SINGLE_PRODUCTS):
+        pytest.skip(f"the mirror lacks {SINGLE_PRODUCTS}")
     rebuilt = read_json(build_tensor_products(told, tmp_path / "model.json"))
     difference, place = largest_difference(rebuilt, read_json(SHIPPED_FILE))
     assert difference <= 1e-9, place

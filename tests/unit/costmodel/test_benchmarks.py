@@ -7,7 +7,7 @@ from trioflow.costmodel.benchmarks import DATASET, load_benchmarks
 from trioflow.costmodel.operator_rows import sized_rows
 from trioflow.errors import InputError
 
-DEVICE = "NVIDIA Made Up"
+DEVICE = "Tesla V100-PCIE-32GB"
 CONV = (
     "OPName,Latency,Device,B,Input_Channel,Output_Channel,Kernel_Szie,Input_Size,Stride,Padding\n"
 )
@@ -46,6 +46,12 @@ def test_shapes_and_times(tmp_path):
     assert outputs == [[[2, 8, 5, 5]], [[2, 8, 4, 4]]]
     rows = sized_rows(found.reset_index("name"), products=True)
     assert (rows["product_batch"] > 0).sum() == 3
+
+
+def test_a_file_that_the_catalogue_does_not_name_is_not_read(tmp_path):
+    text = "OPName,Latency,Device,B,H\nadd,1,NVIDIA L4,1,1\n"
+    folder = write(tmp_path, {"train/collect/add/p2.1.0/NVIDIA L4.csv": text})
+    assert load_benchmarks(folder, "NVIDIA L4").empty
 
 
 def test_a_device_without_rows(tmp_path):

@@ -19,6 +19,7 @@ from trioflow.costmodel.tensor_products import (
     save_tensor_products,
     shipped_tensor_products,
 )
+from trioflow.datasets.catalogue import load_catalogue
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import load_device
 
@@ -42,16 +43,14 @@ def tables(tmp_path):
         for m in [16, *sizes] for n in sizes for k in sizes
     ]  # fmt: skip
     rows.append(rows[0] | {"gemm_dtype": "fp8", "latency": 1e6})
-    folder = tmp_path / tensor_products_folder() / "a100_sxm/gemm/engine/1.0"
-    folder.mkdir(parents=True)
-    pd.DataFrame(rows).to_parquet(folder / "gemm_perf.parquet")
+    file = tmp_path / load_catalogue().select_files(["aiconfigurator/gemm-a100"])[0].key
+    file.parent.mkdir(parents=True)
+    pd.DataFrame(rows).to_parquet(file)
+    # Another version of the engine, which nobody chose.
+    other = file.parents[1] / "99.0" / file.name
+    other.parent.mkdir()
+    pd.DataFrame(rows).assign(latency=1.0).to_parquet(other)
     return fit_tensor_products(tmp_path)
-
-
-def tensor_products_folder():
-    from trioflow.costmodel.new_gpu_data import TENSOR_TABLES
-
-    return TENSOR_TABLES
 
 
 @pytest.fixture(scope="module")

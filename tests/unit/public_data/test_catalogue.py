@@ -194,7 +194,7 @@ def test_every_entry_is_what_the_mirror_holds(mirror: Path) -> None:
         assert provenance.digest_file(file) == entry.sha256, entry.key
 
 
-def test_the_catalogue_is_as_complete_as_the_mirrors_list(mirror: Path) -> None:
+def test_every_entry_is_in_the_mirrors_list_which_may_have_more(mirror: Path) -> None:
     listing = mirror / "MANIFEST.csv"
     if not listing.exists():
         pytest.skip("the mirror has no MANIFEST.csv")
@@ -214,4 +214,4 @@ def test_the_catalogue_is_as_complete_as_the_mirrors_list(mirror: Path) -> None:
         (e.repository, e.commit, e.path, e.bytes, e.sha256, e.licence)
         for e in load_catalogue().files()
     ]
-    assert Counter(entries) == Counter(rows)
+    assert Counter(entries) <= Counter(rows)

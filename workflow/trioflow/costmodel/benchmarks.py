@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.datasets.catalogue import SINGLE_OPERATORS, load_catalogue
 from trioflow.errors import InputError
 from trioflow.units import us_to_ns
 
@@ -55,7 +56,8 @@ def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Pat
         files = [folder / TEST / f"{name}.csv" for name in TESTED]
     else:
         files = [folder / TRAIN / "collect" / n / "p2.1.0" / f"{device}.csv" for n in TRAINED]
-    return [file for file in files if file.is_file()]
+    held = set(load_catalogue().held_files(data_folder, SINGLE_OPERATORS))
+    return [file for file in files if file in held]
 
 
 def load_benchmarks(

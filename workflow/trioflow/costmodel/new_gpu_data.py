@@ -13,12 +13,11 @@ from trioflow.costmodel.benchmarks import TEST, TRAIN, benchmark_files, load_ben
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.new_gpu_rules import size_rows
 from trioflow.costmodel.products import PRODUCTS
+from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_PRODUCTS, load_catalogue
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace
 
-LABELS = Path("sitar-lab+NeuSight/scripts/asplos/label")
-TENSOR_TABLES = Path("ai-dynamo+aiconfigurator/aic-core/src/aiconfigurator_core/systems/data")
 TENSOR_PRECISION, TENSOR_BYTES = "bfloat16", 2
 CONVOLUTION, CONVOLUTION_FOLDER = "aten::conv2d", "conv"
 
@@ -68,15 +67,15 @@ def load_cases(data_folder: str | Path) -> list[Case]:
     from trioflow.trace.importers.options import ImportOptions
 
     cases = []
-    for path in sorted((Path(data_folder) / LABELS).glob("*/*.csv")):
+    for path in load_catalogue().held_files(data_folder, MODEL_TABLES, ".csv"):
         trace = import_neusight(path, ImportOptions())
         device = find_device(str(trace.facts["device_name"]))
         model, mode = str(trace.facts["model"]), str(trace.facts["mode"])
         cases.append(Case(model, path.stem, mode, device, trace))
     if not cases:
         raise InputError(
-            "no operator tables of whole models", file=Path(data_folder) / LABELS,
-            fix="retrieve the datasets neusight/labels-* first",
+            "no operator tables of whole models", file=data_folder,
+            fix=f"retrieve the datasets {', '.join(MODEL_TABLES)} first",
         )  # fmt: skip
     return cases
 
@@ -153,8 +152,7 @@ def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
 def read_tensor_products(data_folder: Path) -> list[pd.DataFrame]:
     """Return bf16 matrix products of the GPUs that aiconfigurator publishes."""
     frames = []
-    files = sorted((data_folder / TENSOR_TABLES).glob("*/gemm/*/*/gemm_perf.parquet"))
-    for file in files:
+    for file in load_catalogue().held_files(data_folder, SINGLE_PRODUCTS):
         columns = ["device", "gemm_dtype", "m", "n", "k", "latency"]
         table = pd.read_parquet(file, columns=columns)
         table = table[table["gemm_dtype"] == TENSOR_PRECISION]

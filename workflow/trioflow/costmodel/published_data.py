@@ -1,6 +1,6 @@
 """The published operator measurements of each GPU: traces of whole models, and single operators.
 
-Which GPUs and models there are follows from the folders that are present.
+Which GPUs and models there are follows from the catalogue, of which a folder may hold a part.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pandas as pd
 
 from trioflow.costmodel.benchmarks import TEST, TRAIN, benchmark_files, load_benchmarks
 from trioflow.costmodel.device_fit import DeviceLimits
+from trioflow.datasets.catalogue import MODEL_TABLES, STEP_TRACES, load_catalogue
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.provenance import digest_file
@@ -22,13 +23,9 @@ from trioflow.trace.importers.neusight import import_neusight
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import Trace
 
-LABELS = Path("sitar-lab+NeuSight/scripts/asplos/label")
-TRIOSIM = Path("sarchlab+triosim")
 TRIOSIM_GPU = "NVIDIA H100 80GB HBM3"
 """The GPU of TrioSim's published traces; the raw pair names it, the CSV files do not."""
 
-_CSV_PAIRS = "sample_trace/trace2-h100-bs128/*/trace.csv"
-_RAW_PROFILES = "tracer/data/profiler/profiler_*.json"
 _RAW_NAME = re.compile(r"profiler_(?P<model>[a-z0-9]+)-.*")
 
 
@@ -92,7 +89,7 @@ def load_published(
     """
     folder = Path(data_folder)
     traces: dict[str, list[Trace]] = {}
-    for path in sorted((folder / LABELS).glob("*/*.csv")):
+    for path in load_catalogue().held_files(folder, MODEL_TABLES, ".csv"):
         device = find_device(path.parent.name).driver_name
         if devices is None or device in devices:
             traces.setdefault(device, []).append(_neusight(path, device))
@@ -121,17 +118,17 @@ def _neusight(path: Path, device: str) -> Trace:
 
 def load_triosim(data_folder: str | Path) -> list[Trace]:
     """Read TrioSim's published traces: its CSV pairs and the raw profile, where they are present."""
-    root = Path(data_folder) / TRIOSIM
+    held = load_catalogue().held_files(data_folder, STEP_TRACES)
     said = {"batch": "-", "precision": "tf32", "optimizer": "adam"}
     found = []
-    for path in sorted(root.glob(_CSV_PAIRS)):
+    for path in (file for file in held if file.name == "trace.csv"):
         row = {**said, "trace": path.parent.name, "format": "triosim", "gpu": TRIOSIM_GPU}
         files = [path, path.with_name("tensor.csv")]
         found.append((row, files))
-    for path in sorted(root.glob(_RAW_PROFILES)):
+    for path in held:
         name = _RAW_NAME.fullmatch(path.stem)
-        graph = root / "tracer/data/graph" / path.name.replace("profiler_", "graph_")
-        if name and graph.is_file():
+        graph = path.parents[1] / "graph" / path.name.replace("profiler_", "graph_")
+        if name and graph in held:
             row = {**said, "trace": name["model"], "format": "kineto", "gpu": "-", "optimizer": "-"}
             found.append((row | {"precision": "-"}, [path, graph]))
     traces = []

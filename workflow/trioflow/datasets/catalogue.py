@@ -21,6 +21,20 @@ CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
 """Where a checkout keeps it; an installed library has none."""
 SCHEMA = PACKAGE / "data" / "datasets.schema.json"
 
+STEP_TRACES = ("triosim",)
+"""Datasets of whole training steps in TrioSim's tables, and as a profile."""
+MODEL_TABLES = (
+    "neusight/labels-a100-pcie-40gb", "neusight/labels-a100-pcie-80gb",
+    "neusight/labels-h100-sxm-80gb", "neusight/labels-v100-pcie-32gb",
+)  # fmt: skip
+"""Datasets of whole models' operators, and of their measured steps."""
+SINGLE_OPERATORS = ("neusight/operators-train", "neusight/operators-test")
+"""Datasets of operators that were measured one by one."""
+SINGLE_PRODUCTS = (
+    "aiconfigurator/gemm-a100", "aiconfigurator/gemm-h100", "aiconfigurator/gemm-h200",
+)  # fmt: skip
+"""Datasets of matrix products in half precision; one table a GPU."""
+
 
 @dataclass(frozen=True)
 class DatasetFile:
@@ -174,6 +188,24 @@ class Catalogue:
                 chosen = (file for d in self.select_datasets([name]) for file in d.files)
             found |= {file.key: file for file in chosen}
         return list(found.values())
+
+    def held_files(self, folder: str | Path, names: Iterable[str], ending: str = "") -> list[Path]:
+        """Return the files of datasets that a folder holds, in order of their paths.
+
+        Whatever else lies there was chosen by nobody: it may measure the same
+        again, with another version, and must not change an answer.
+
+        Parameters
+        ----------
+        folder : path
+            Retrieved data or a mirror of it.
+        names : iterable of str
+            Datasets, families of datasets or files.
+        ending : str
+            What the wanted files' names end in.
+        """
+        files = (Path(folder) / file.key for file in self.select_files(names))
+        return sorted(file for file in files if file.name.endswith(ending) and file.is_file())
 
 
 def _suggest_file(key: str, known: Mapping[str, DatasetFile]) -> str:
