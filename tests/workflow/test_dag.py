@@ -38,6 +38,12 @@ def test_the_projects_own_tables_give_the_expected_jobs(project: Project) -> Non
     }  # fmt: skip
 
 
+def test_the_catalog_s_entry_plans_the_same_jobs(project: Project) -> None:
+    assert project.planned("--snakefile", "workflow/Snakefile") == {
+        **project.planned(), "default": 1
+    }  # fmt: skip
+
+
 def test_every_stage_is_a_target_and_together_they_leave_only_the_pages(project: Project) -> None:
     expected = {**project.planned(), **dict.fromkeys(STAGES, 1)}
     for page in ("attribute", "report", "describe_traces"):
