@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
-import pytest
 from trioflow.imports import PACKAGE, imported_names, required_modules
 from trioflow.provenance import digest_modules
 
@@ -66,6 +67,11 @@ TORCH_AT_IMPORT = {
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def short_name(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
@@ -78,7 +84,7 @@ def room(path: Path) -> str:
 def imports_at_import_time(path: Path) -> set[str]:
     """Top names imported outside functions and outside ``if TYPE_CHECKING``."""
     names: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    todo: list[ast.AST] = [parse(path)]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -93,31 +99,28 @@ def imports_at_import_time(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=short_name)
-def test_imports_go_leftwards_only(path: Path) -> None:
-    here = room(path)
-    if here == "__init__":
-        wanted: set[str] = set()
-    else:
-        assert here in LEVEL, f"{here} has no place in the order of packages"
-        wanted = {other for other, level in LEVEL.items() if level <= LEVEL[here]}
-    for name in imported_names(path):
-        parts = name.split(".")
-        if parts[0] == "trioflow" and len(parts) > 1 and parts[1] in LEVEL:
-            assert parts[1] in wanted, f"{short_name(path)} imports {name}, which lies to its right"
+def test_imports_go_leftwards_only() -> None:
+    for path in SOURCES:
+        here = room(path)
+        if here == "__init__":
+            wanted: set[str] = set()
+        else:
+            assert here in LEVEL, f"{here} has no place in the order of packages"
+            wanted = {other for other, level in LEVEL.items() if level <= LEVEL[here]}
+        for name in imported_names(path):
+            parts = name.split(".")
+            if parts[0] == "trioflow" and len(parts) > 1 and parts[1] in LEVEL:
+                assert parts[1] in wanted, f"{short_name(path)} imports {name}, to its right"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=short_name)
-def test_torch_is_imported_by_capture_and_measure_only(path: Path) -> None:
-    everywhere = {name.partition(".")[0] for name in imported_names(path)} & {
-        "torch",
-        "torchvision",
-    }
-    if everywhere:
-        name = short_name(path)
-        assert name in TORCH_AT_IMPORT or room(path) in ("measure", "campaign", "cli")
-        if room(path) == "cli":
-            assert "torch" not in imports_at_import_time(path)
+def test_torch_is_imported_by_capture_and_measure_only() -> None:
+    for path in SOURCES:
+        everywhere = {name.partition(".")[0] for name in imported_names(path)}
+        if everywhere & {"torch", "torchvision"}:
+            name = short_name(path)
+            assert name in TORCH_AT_IMPORT or room(path) in ("measure", "campaign", "cli"), name
+            if room(path) == "cli":
+                assert "torch" not in imports_at_import_time(path), name
 
 
 def modules_after_import(module: str) -> set[str]:
@@ -136,9 +139,10 @@ def test_the_command_starts_without_torch() -> None:
 def test_only_capture_and_measure_scripts_need_torch() -> None:
     scripts = sorted((PACKAGE.parents[1] / "scripts").glob("*.py"))
     assert scripts
+    with_torch = {path for path in SOURCES if "torch" in imports_at_import_time(path)}
     for script in scripts:
         files = [PACKAGE / f"{module}.py" for module in required_modules(script)]
-        needs = any("torch" in imports_at_import_time(file) for file in files)
+        needs = any(file in with_torch for file in files)
         assert needs <= (script.stem in ("capture", "measure")), script.name
 
 
@@ -163,10 +167,30 @@ def test_a_script_that_needs_nothing_of_the_library_requires_nothing(tmp_path: P
     assert required_modules(script) == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=short_name)
-def test_imports_are_absolute(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        assert not (isinstance(node, ast.ImportFrom) and node.level)
+def test_imports_are_absolute() -> None:
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), short_name(path)
+
+
+def parsed_names(tree: ast.AST) -> set[str]:
+    """What a file imports, as Python's own parser reads it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"trioflow(\.\w+)+", str(node.value)):
+            names.add(str(node.value))
+    return names
+
+
+def test_imports_read_line_by_line_are_those_that_the_parser_finds() -> None:
+    scripts = sorted((PACKAGE.parents[1] / "scripts").rglob("*.py"))
+    for path in (*SOURCES, *scripts):
+        assert imported_names(path) == parsed_names(parse(path)), path.name
 
 
 def test_imported_names_hold_the_module_and_what_is_taken_from_it() -> None:
