@@ -9,14 +9,14 @@ that give all four.
 from __future__ import annotations
 
 import pytest
-from trioflow.network.algorithms.astrasim import (
+from oracles.astrasim import (
     LINK_GB_BYTES,
     compute_link_ns,
     compute_ring_all_reduce_ns,
 )
+from oracles.closed_form import closed_form_s
+from oracles.replay import execute_schedule
 from trioflow.network.algorithms.catalogue import build_schedule
-from trioflow.network.algorithms.closed_form import closed_form_s
-from trioflow.network.algorithms.verify import execute_schedule
 
 MESSAGE_BYTES, LINK_GB_PER_S, LATENCY_NS = 100_000_000, 50.0, 500.0
 MEMORY_GB_PER_S, ENDPOINT_NS = 1600.0, 10

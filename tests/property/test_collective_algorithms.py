@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trioflow.errors import SimulationError
-from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
-from trioflow.network.algorithms.schedule import Schedule, order_connections, pack_waits
-from trioflow.network.algorithms.verify import (
+from oracles.replay import (
     Pick,
     Wiring,
     check_promise,
     execute_schedule,
     replay_schedule,
 )
+from trioflow.errors import SimulationError
+from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
+from trioflow.network.algorithms.schedule import Schedule, order_connections, pack_waits
 
 FLAT = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 NESTED = [

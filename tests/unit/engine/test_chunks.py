@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from oracles.closed_form import closed_form_s
 from trioflow.engine.simulate import Result, simulate
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
-from trioflow.network.algorithms.closed_form import closed_form_s
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.chakra_reader import read_chakra_graph
 from same_model import ProportionalModel
 from trioflow.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
-from trioflow.export.chakra_reader import read_chakra_graph
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from oracles.closed_form import closed_form_s
 from trioflow.engine.alone import make_run_alone
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topology import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
-from trioflow.network.algorithms.closed_form import closed_form_s
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.message_planner import MessagePlanner
 from trioflow.network.messages import (

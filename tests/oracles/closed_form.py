@@ -25,7 +25,8 @@ from trioflow.network.algorithms.catalogue import (
     split_levels,
 )
 from trioflow.network.algorithms.halving_doubling import largest_power
-from trioflow.network.algorithms.verify import Wiring
+
+from oracles.replay import Wiring
 
 Tau = Callable[[float], float]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-
 from trioflow import tables
 from trioflow.errors import TraceError
 from trioflow.export.chakra import OWN, OWN_COLUMNS
