@@ -70,7 +70,7 @@ def test_a_last_batch_is_filled_up(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((*SIMULATE, "--schedule-file", "s.csv"), "not a readable schedule"),
+        ((*SIMULATE, "--schedule-file", "s.csv"), "s.csv: no such file"),
         ((*SIMULATE, "--schedule-file", "s.csv", "--plan", "ddp", "--ranks", 2), "both given"),
         ((*SIMULATE, "--schedule-file", "s.csv", "--schedule", "1f1b"), "both given"),
         ((*SIMULATE, "--schedule-file", "mine.csv", "--ranks", 4), "mine.csv: --ranks 4, but the schedule makes it 2; leave --ranks out"),

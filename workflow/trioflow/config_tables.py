@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from jsonschema import Draft202012Validator
 
 from trioflow.errors import TableError
+from trioflow.input_files import parse_cells, read_text
 from trioflow.settings import describe_problem, suggest_name
 from trioflow.workload_words import NOTHING
 
@@ -73,12 +73,8 @@ def read_cells(
         When the file cannot be read, a column is unknown, repeated or missing,
         a row has too many or too few cells, or two rows share a name.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
-        raise TableError(f"not a readable table ({error.__class__.__name__})", file=path) from None
-    lines = list(csv.reader(text.splitlines(), delimiter="\t"))
-    header = [cell.strip() for cell in lines[0]] if lines else []
+    lines = parse_cells(read_text(path, TableError), path, TableError, delimiter="\t")
+    header = [cell.strip() for cell in lines[0][1]] if lines else []
     for column in header:
         if column not in columns or header.count(column) > 1:
             raise TableError(
@@ -93,10 +89,10 @@ def read_cells(
             )  # fmt: skip
     result = []
     seen: dict[str, str] = {}
-    for number, line in enumerate(lines[1:], 1):
+    for number, (first, line) in enumerate(lines[1:], 1):
         if not any(cell.strip() for cell in line):
             continue
-        place = f"row {number} (line {number + 1})"
+        place = f"row {number} (line {first})"
         if len(line) != len(header):
             raise TableError(
                 f"{len(line)} cells found where {len(header)} are due", file=path, place=place,

@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trioflow import __version__
+from trioflow.errors import InputError
+from trioflow.input_files import LARGEST_JSON_BYTES, parse_json, read_text
 
 PACKAGE = Path(__file__).parent
 
@@ -105,14 +107,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(
-        dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix
-    )
-    os.close(handle)
-    temporary = Path(name)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{target.suffix}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the umask
     try:
         yield temporary
-        temporary.chmod(0o644)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -124,23 +122,12 @@ def write_json(path: str | Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file.
+def read_json(path: str | Path, kind: type[InputError] = InputError) -> Any:
+    """Read a JSON file, as ``input_files.parse_json`` does.
 
     Raises
     ------
     InputError
-        When the file is missing or is not JSON.
+        When the file is missing, is no regular file, is too large or is not JSON.
     """
-    from trioflow.errors import InputError
-
-    try:
-        return json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise InputError("no such file", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"not valid JSON: {error}", file=path, fix="write the file again"
-        ) from None
+    return parse_json(read_text(path, kind, LARGEST_JSON_BYTES), path, kind)

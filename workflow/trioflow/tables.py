@@ -11,9 +11,12 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trioflow.errors import TableError
+from trioflow.input_files import check_file
+from trioflow.machine_memory import find_available_bytes
 from trioflow.provenance import atomic_path
 from trioflow.table_columns import (
     BREAKDOWN,
@@ -43,15 +46,18 @@ from trioflow.table_columns import (
     TRACES,
     VALIDATION,
 )  # fmt: skip
+from trioflow.units import format_bytes, format_count
 
 __all__ = [
     "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
     "LINKS",    "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS", "SHAPES", "SWEEP_RESULTS", "TASKS",
     "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION", "empty", "json_schema",
-    "read_table", "records", "to_arrow", "validate", "write_table",
+    "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
 ]  # fmt: skip
 
 CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
+_VALUE_BYTES = 40
+"""Of memory that a value takes at most, in Arrow and as an object of Python together."""
 _NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
 
 
@@ -106,38 +112,43 @@ def validate(
     for field in schema:
         column = table.column(field.name)
         if not field.nullable and column.null_count:
-            row = column.is_null().to_pylist().index(True)
+            row = pc.index(column.is_null(), True).as_py()
             raise TableError(
                 "a value is missing", file=file, place=f"row {row}, column {field.name}"
             )
         _check_values(column, field, file)
     key = {"operators": "op_id", "tensors": "tensor_id", "tasks": "task_id"}.get(name)
     if key:
-        for row, value in enumerate(table.column(key).to_pylist()):
-            if row != value:
-                raise TableError(
-                    f"{value} found where {row} is due", file=file, place=f"row {row}, column {key}",
-                    fix="number the rows from 0 without gaps",
-                )  # fmt: skip
+        row = _first(pc.not_equal(table.column(key), pa.array(range(len(table)), INT)))
+        if row >= 0:
+            raise TableError(
+                f"{table.column(key)[row]} found where {row} is due", file=file,
+                place=f"row {row}, column {key}", fix="number the rows from 0 without gaps",
+            )  # fmt: skip
 
 
 def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | None) -> None:
     """Check one column's values: allowed words, and no negative times or sizes."""
     if field.name in CHOICES:
         allowed = CHOICES[field.name]
-        for row, value in enumerate(column.to_pylist()):
-            if value not in allowed:
-                raise TableError(
-                    f"{value!r} is none of {', '.join(filter(None, allowed))}",
-                    file=file, place=f"row {row}, column {field.name}",
-                )  # fmt: skip
+        row = _first(pc.invert(pc.is_in(column, pa.array(allowed, field.type))))
+        if row >= 0:
+            raise TableError(
+                f"{column[row].as_py()!r} is none of {', '.join(filter(None, allowed))}",
+                file=file, place=f"row {row}, column {field.name}",
+            )  # fmt: skip
     elif pa.types.is_primitive(field.type) and field.name.endswith(_NOT_NEGATIVE):
-        for row, value in enumerate(column.to_pylist()):
-            if value is not None and not value >= 0:
-                raise TableError(
-                    f"{value} is negative or not a number",
-                    file=file, place=f"row {row}, column {field.name}",
-                )  # fmt: skip
+        row = _first(pc.invert(pc.greater_equal(column, 0)))
+        if row >= 0:
+            raise TableError(
+                f"{column[row].as_py()} is negative or not a number",
+                file=file, place=f"row {row}, column {field.name}",
+            )  # fmt: skip
+
+
+def _first(wrong: pa.ChunkedArray) -> int:
+    """Return the first row for which something holds, -1 where there is none."""
+    return int(pc.index(wrong, True).as_py())
 
 
 def write_table(
@@ -175,6 +186,34 @@ def write_table(
         pq.write_table(table, temporary, compression="zstd")
 
 
+def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
+    """Open a Parquet file whose content fits into the memory that there is.
+
+    Raises
+    ------
+    TableError
+        When the file is missing, is not Parquet or would not fit.
+    """
+    file = None if isinstance(source, pa.BufferReader) else source
+    if file is not None:
+        check_file(file, TableError)
+    try:
+        opened = pq.ParquetFile(source)
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"not a readable Parquet file ({error})", file=file) from None
+    facts = opened.metadata
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    values = sum(one.column(c).num_values for one in groups for c in range(one.num_columns))
+    needed_bytes = values * _VALUE_BYTES + sum(one.total_byte_size for one in groups)
+    free_bytes = find_available_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise TableError(
+            f"its {format_count(values)} values take some {format_bytes(needed_bytes)} of memory, and"
+            f" {format_bytes(free_bytes)} are free", file=file, fix="use a machine with more memory",
+        )  # fmt: skip
+    return opened
+
+
 def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
     """Read and validate a Parquet table; the file's metadata is in ``frame.attrs``.
 
@@ -184,9 +223,7 @@ def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> 
         When the file is missing, is not Parquet or breaks the schema.
     """
     try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise TableError("no such file", file=path) from None
+        table = open_parquet(path).read()
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"not a readable Parquet file ({error})", file=path) from None
     raw = (table.schema.metadata or {}).get(b"trioflow", b"{}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from trioflow.cli.choices import SHIPPED_MODELS
@@ -14,7 +12,6 @@ from trioflow.engine.expansion import (
     check_division,
     check_expansion,
     estimate_bytes,
-    find_available_bytes,
 )
 from trioflow.engine.folding_classes import find_fold
 from trioflow.engine.simulate import simulate
@@ -78,18 +75,3 @@ def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(
         simulate(graph, platform, fold=False).timeline
     )
     check_expansion(find_fold(graph), "asked for")
-
-
-def test_free_memory_is_what_the_system_and_its_groups_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expansion, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(expansion, "_CGROUP", tmp_path)
-    assert find_available_bytes() is None
-    (tmp_path / "meminfo").write_text("MemTotal: 16000 kB\nMemAvailable:   8000 kB\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("5000000\n")
-    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
-    assert find_available_bytes() == 8000 * 1024
-    (tmp_path / "memory.max").write_text("6000000\n")
-    assert find_available_bytes() == 2_000_000

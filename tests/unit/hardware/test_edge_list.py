@@ -106,5 +106,5 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_edge_list(tmp_path)
     path = tmp_path / "book.csv"
     path.write_bytes(b"PK\x03\x04\xff\xfe")
-    with pytest.raises(PlatformError, match="not a text in UTF-8"):
+    with pytest.raises(PlatformError, match="not UTF-8"):
         read_edge_list(path)

@@ -59,7 +59,7 @@ def test_lists_of_stages_that_make_none_are_refused(text, words, tmp_path):
 
 
 def test_a_missing_list_of_stages_is_refused(tmp_path):
-    with pytest.raises(PlanError, match=r"no readable list of stages.*or time or count"):
+    with pytest.raises(PlanError, match=r"no list of stages: no such file.*or time or count"):
         read_stages(tmp_path / "nowhere")
 
 

@@ -81,7 +81,7 @@ def test_a_seed_that_draws_nothing_is_no_other_scenario(tmp_path: Path) -> None:
             ["list.0.sharding", "'fspd' is none of none, zero1"],
         ),
         ("description: x\ntraces: {Big: a}\nlist: [{trace: Big, platform: cpu2-gloo}]", ["'Big'", "small letters"]),
-        ("description: x\ntable: nowhere.tsv", ["nowhere.tsv", "not a readable table", "key table"]),
+        ("description: x\ntable: nowhere.tsv", ["nowhere.tsv", "no such file", "key table"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_file_place_and_fix(

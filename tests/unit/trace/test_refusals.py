@@ -209,7 +209,7 @@ def _without(words):
 
 BAD_CAPTURES = {
     "step_time_s: 99.0 s is not the median of step_times_s": _environment(step_time_s=99.0),
-    "seed: it holds a number that is none": _environment(seed=float("nan")),
+    "seed: nan is not finite": _environment(seed=float("nan")),
     "parameters[0].shape: None is no shape": _environment(
         parameters=[{"name": "x", "shape": None}]
     ),

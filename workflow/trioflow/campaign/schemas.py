@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trioflow.errors import TableError
+from trioflow.tables import open_parquet
 
 INT, TEXT = pa.int64(), pa.string()
 STATUSES = ("done", "failed", "out_of_memory", "skipped", "pending")
@@ -130,17 +131,15 @@ def read_parquet(
     TableError
         When the file is missing, is not Parquet or has another schema.
     """
+    file = open_parquet(path)
+    found = file.schema_arrow
+    if found.names != SCHEMAS[name].names or found.types != SCHEMAS[name].types:
+        raise TableError(
+            f"not a table {name} of a campaign of this version", file=path,
+            fix="read it with the version that wrote it",
+        )  # fmt: skip
     try:
-        file = pq.ParquetFile(path)
-        found = file.schema_arrow
-        if found.names != SCHEMAS[name].names or found.types != SCHEMAS[name].types:
-            raise TableError(
-                f"not a table {name} of a campaign of this version", file=path,
-                fix="read it with the version that wrote it",
-            )  # fmt: skip
         rows: list[dict[str, Any]] = file.read(columns=columns).to_pylist()
-    except FileNotFoundError:
-        raise TableError("no such file", file=path) from None
     except (pa.ArrowException, OSError) as error:
         raise TableError(f"not a readable Parquet file ({error})", file=path) from None
     raw = (found.metadata or {}).get(b"trioflow", b"{}")

@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow.costmodel.nccl_tables import COLUMNS
 from trioflow.errors import InputError, TableError
+from trioflow.input_files import read_text
 from trioflow.units import us_to_ns
 
 PROGRAMS = {
@@ -119,12 +120,7 @@ def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
         raise InputError(
             f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}"
         )
-    try:
-        text = path.read_text(errors="replace")
-    except FileNotFoundError:
-        raise InputError("no such file", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=path) from None
+    text = read_text(path, broken="replace")
     log = _Log(path, collective or _program_in(path.name))
     for number, printed in enumerate(text.splitlines(), 1):
         line = _MPI_PREFIX.sub("", printed).rstrip()

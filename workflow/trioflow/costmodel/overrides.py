@@ -8,11 +8,11 @@ first row that fits it.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ import pandas as pd
 
 from trioflow.costmodel.features import Floats
 from trioflow.errors import InputError
+from trioflow.input_files import parse_cells, read_text
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 from trioflow.units import s_to_ns
@@ -106,17 +107,12 @@ def load_overrides(path: str | Path) -> Overrides:
         Names file, line and column of what is wrong.
     """
     file = Path(path)
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            titles = [title.strip() for title in reader.fieldnames or []]
-            _check_titles(titles, file)
-            reader.fieldnames = titles
-            rows = tuple(_read(row, reader.line_num, file) for row in reader)
-    except FileNotFoundError:
-        raise InputError("no such file", file=file) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"not readable as CSV: {error}", file=file) from None
+    lines = [(number, cells) for number, cells in parse_cells(read_text(file), file) if cells]
+    titles = [title.strip() for title in lines[0][1]] if lines else []
+    _check_titles(titles, file)
+    rows = tuple(
+        _read(dict(zip_longest(titles, cells)), number, file) for number, cells in lines[1:]
+    )
     if not rows:
         raise InputError("no row of times", file=file, fix="give at least one operator")
     return Overrides(rows, file)
@@ -125,6 +121,14 @@ def load_overrides(path: str | Path) -> Overrides:
 def _check_titles(titles: Sequence[str], file: Path) -> None:
     missing = [name for name in NEEDED if name not in titles]
     unknown = [name for name in titles if name not in (*NEEDED, *OPTIONAL)]
+    twice = [name for name in titles if titles.count(name) > 1]
+    if twice:
+        raise InputError(
+            f"column {twice[0]!r} is written twice",
+            file=file,
+            place="line 1",
+            fix="keep one of them",
+        )
     if missing or unknown:
         raise InputError(
             f"column {missing[0]!r} is missing" if missing else f"unknown column {unknown[0]!r}",

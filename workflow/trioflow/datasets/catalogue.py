@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import yaml
 from jsonschema import Draft202012Validator
 
 from trioflow.errors import DatasetError
-from trioflow.hardware.yaml_numbers import StrictLoader
+from trioflow.input_files import read_text
 from trioflow.provenance import PACKAGE, read_json
 from trioflow.settings import describe_problem, suggest_name
+from trioflow.yaml_files import LARGEST_BYTES, parse_yaml
 
 CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
 """Where a checkout keeps it; an installed library has none."""
@@ -255,13 +255,8 @@ def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
 
 @cache
 def _read_catalogue(path: Path, called: Path, _mtime_ns: int, _size: int) -> Catalogue:
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
-    except OSError as error:
-        raise DatasetError(f"cannot be read: {error.strerror}", file=called) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise DatasetError(f"not readable as YAML: {problem}", file=called) from None
+    text = read_text(path, DatasetError, LARGEST_BYTES)
+    content = parse_yaml(text, called, DatasetError)
     _validate(content, called)
     datasets = {name: _build(name, entry) for name, entry in content["datasets"].items()}
     catalogue = Catalogue(

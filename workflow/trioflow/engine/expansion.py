@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from trioflow.engine.program import Ints
 from trioflow.errors import SimulationError
+from trioflow.machine_memory import find_available_bytes
 from trioflow.parallel.folded import Fold
 from trioflow.units import format_bytes, format_count
 
 PEAK_OVER_TABLES = 2.5
 """Peak of memory of expanding and simulating, over the tables that are kept of each rank: 391 over
 156 bytes a task, measured on 2.7 million tasks of GPT-3 175B (8 tensor x 8 pipeline x 2 data)."""
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMINFO = Path("/proc/meminfo")
 
 
 class TooLargeError(SimulationError):
@@ -108,28 +106,3 @@ def estimate_bytes(fold: Fold, tasks: int) -> float:
     kept = fold.graph
     tables_bytes = kept.tasks.memory_usage(deep=True).sum() + kept.dependencies.memory_usage().sum()
     return PEAK_OVER_TABLES * float(tables_bytes) / max(len(kept.tasks), 1) * tasks
-
-
-def find_available_bytes() -> float | None:
-    """Return the memory that this process may still take, None where the system does not say [bytes].
-
-    Notes
-    -----
-    The least of what Linux calls available and of what is left of the limit
-    of the control group; pages of files that are no longer used count as left.
-    """
-    found = []
-    try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        found.append(float(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        limit, used = (
-            float((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
-        )
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        found.append(limit - used + float(stat["inactive_file"]))
-    except (OSError, KeyError, ValueError):
-        pass  # No limit: the file says "max", or is not there.
-    return min(found, default=None)

@@ -8,19 +8,17 @@ A sheet is a file ``data/devices/<name>.yaml``::
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from trioflow.errors import PlatformError
-from trioflow.hardware.yaml_numbers import StrictLoader
 from trioflow.provenance import PACKAGE, read_json
+from trioflow.yaml_files import read_yaml
 
 SHIPPED = PACKAGE / "data" / "devices"
 SCHEMA = PACKAGE / "data" / "device.schema.json"
@@ -183,15 +181,7 @@ def _shipped(name: str) -> DeviceSheet:
 
 
 def _read(path: Path) -> DeviceSheet:
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
-    except FileNotFoundError:
-        raise PlatformError("no such file", file=path) from None
-    except OSError as error:
-        raise PlatformError(f"cannot be read: {error.strerror}", file=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise PlatformError(f"not readable as YAML: {problem}", file=path) from None
+    content = read_yaml(path, PlatformError)
     _validate(content, path)
     return _build(content, path)
 
@@ -246,8 +236,6 @@ def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
     """Make the sheet from a file's checked content."""
     values, sources = {}, {}
     for place, value, source in _walk_numbers(content):
-        if not math.isfinite(value):
-            raise PlatformError(f"{value!r} is not finite", file=path, place=place)
         values[place], sources[place] = value, source
     peaks = {name: float(values[f"peak_flop_per_s.{name}"]) for name in content["peak_flop_per_s"]}
     lacking = sorted(set(content["tensor_core_precisions"]) - set(peaks))

@@ -31,8 +31,8 @@ from trioflow.hardware.machine import (
 )
 from trioflow.hardware.schema import validate_platform
 from trioflow.hardware.topologies.links import build_links, list_failed_links
-from trioflow.hardware.yaml_numbers import StrictLoader
 from trioflow.provenance import PACKAGE, atomic_path
+from trioflow.yaml_files import read_yaml
 
 __all__ = [
     "Device", "Link", "Platform", "describe_unmeasured", "is_rank_node", "list_platforms",
@@ -72,15 +72,7 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
         or no route to another, or more ranks are asked for than the machine has.
     """
     path = _find(name_or_path)
-    try:
-        content = yaml.load(path.read_text(), Loader=StrictLoader)
-    except FileNotFoundError:
-        raise PlatformError("no such file", file=path) from None
-    except OSError as error:
-        raise PlatformError(f"cannot be read: {error.strerror}", file=path) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise PlatformError(f"not readable as YAML: {problem}", file=path) from None
+    content = read_yaml(path, PlatformError)
     validate_platform(content, path)
     return _build(content, ranks, path)
 

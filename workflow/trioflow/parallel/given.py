@@ -9,6 +9,7 @@ from typing import Any
 
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
+from trioflow.input_files import read_text
 from trioflow.parallel.pipeline import BALANCES, partition
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedule_table import Schedule
@@ -30,10 +31,10 @@ def read_stages(path: str | Path) -> list[list[str]]:
         When the file cannot be read, a line is empty, or a unit is named twice.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path, PlanError).splitlines()
+    except PlanError as error:
         raise PlanError(
-            f"no readable list of stages ({type(error).__name__})", file=path,
+            f"no list of stages: {error.problem}", file=path,
             fix=f"give a file with a line a stage, or {' or '.join(BALANCES)}",
         ) from None  # fmt: skip
     stages = [line.replace(",", " ").split() for line in lines]

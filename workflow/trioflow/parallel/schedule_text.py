@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 from trioflow.errors import PlanError
+from trioflow.input_files import parse_cells, read_text
 from trioflow.parallel.schedule_checks import check_schedule
 from trioflow.parallel.schedule_table import (
     COMPUTE_KINDS,
@@ -77,12 +78,8 @@ def read_schedule(path: str | Path, name: str = "") -> Schedule:
         When the file cannot be read, a cell names no action, or the schedule
         is incomplete or cannot finish.
     """
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as stream:
-            lines = list(csv.reader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PlanError(f"not a readable schedule ({type(error).__name__})", file=path) from None
-    rows = tuple(_parse_row(line, rank, path) for rank, line in enumerate(lines))
+    lines = parse_cells(read_text(path, PlanError), path, PlanError)
+    rows = tuple(_parse_row(line, rank, path) for rank, (_, line) in enumerate(lines))
     numbers = [a.micro_batch for row in rows for a in leaves(row) if a.micro_batch is not None]
     if not numbers:
         raise PlanError("the schedule has no actions", file=path, fix="write one line a rank")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trioflow.costmodel.choices import THIS_MACHINE
 from trioflow.errors import InputError
 from trioflow.hardware.platform import list_platforms
-from trioflow.hardware.yaml_numbers import StrictLoader
+from trioflow.input_files import parse_cells, read_text
 from trioflow.settings import NAME, check_settings, suggest_name
 from trioflow.sweeps.parameters import PARAMETERS, fill_values
 from trioflow.trace.store import shipped_traces
+from trioflow.yaml_files import parse_yaml, read_yaml
 
 DEFAULT_CHUNK = 64
 """Scenarios of a job, unless the settings or the description say otherwise."""
@@ -167,15 +165,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(file.read_text(), Loader=StrictLoader)
-    except FileNotFoundError:
-        raise InputError("no such file", file=file) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", file=file) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"not readable as YAML: {problem}", file=file) from None
+    content = read_yaml(file)
     if not isinstance(content, dict):
         raise InputError("not a mapping of keys to values", file=file, fix="see config/README.md")
     return content
@@ -214,13 +204,11 @@ def _check_names(
 def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a tab-separated table, each cell checked against its parameter."""
     try:
-        lines = list(csv.reader(table.read_text(encoding="utf-8-sig").splitlines(), delimiter="\t"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"not a readable table ({error.__class__.__name__})", file=table,
-            fix=f"mend the key table of {file}",
-        ) from None  # fmt: skip
-    header = [cell.strip() for cell in lines[0]] if lines else []
+        lines = parse_cells(read_text(table), table, delimiter="\t")
+    except InputError as error:
+        fix = f"{error.fix}, or mend the key table of {file}".removeprefix(", or ")
+        raise InputError(error.problem, file=table, place=error.place, fix=fix) from None
+    header = [cell.strip() for cell in lines[0][1]] if lines else []
     for column in header:
         if column not in PARAMETERS or header.count(column) > 1:
             raise InputError(
@@ -228,7 +216,7 @@ def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 fix=suggest_name(column, PARAMETERS),
             )  # fmt: skip
     schema = sweep_schema()["properties"]["list"]["items"]
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in lines[1:]:
         cells = [cell.strip() for cell in line]
         if not any(cells):
             continue
@@ -238,7 +226,7 @@ def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]
                 place=f"line {number}", fix="separate cells with one tab and write - for nothing",
             )  # fmt: skip
         given = {
-            name: _parse(cell, PARAMETERS[name]["type"])
+            name: _parse(cell, PARAMETERS[name]["type"], table, f"line {number}, column {name}")
             for name, cell in zip(header, cells, strict=True)
             if cell not in ("", "-")
         }
@@ -250,9 +238,9 @@ def _read_table(table: Path, file: Path) -> Iterator[tuple[str, dict[str, Any]]]
         yield f"{table}, line {number}", given
 
 
-def _parse(cell: str, kind: str) -> Any:
+def _parse(cell: str, kind: str, table: Path, place: str) -> Any:
     """Turn a cell into its parameter's type; what cannot be turned stays text and is refused later."""
     if kind == "string":
         return cell
-    value = yaml.load(cell, Loader=StrictLoader)
+    value = parse_yaml(cell, table, place=place)
     return float(value) if kind == "number" and isinstance(value, int) else value

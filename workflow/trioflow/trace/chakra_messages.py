@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, pr
 from google.protobuf.message import DecodeError
 
 from trioflow.errors import TraceError
+from trioflow.input_files import check_file
 
 SCHEMA_VERSION = "0.0.4"
 """Version of Chakra's schema that the tables below describe."""
@@ -148,6 +149,7 @@ def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
         When the file is missing, empty, cut short or no Chakra file.
     """
     path = Path(path)
+    check_file(path, TraceError)
     try:
         with path.open("rb") as stream:
             size = path.stat().st_size
@@ -155,8 +157,6 @@ def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
                 raise TraceError("the file is empty", file=path, fix="write it again")
             for number, (place, raw) in enumerate(_split(stream, size, path)):
                 yield place, _parse("Node" if number else "GlobalMetadata", raw, path, place)
-    except FileNotFoundError:
-        raise TraceError("no such file", file=path) from None
     except OSError as error:
         raise TraceError(f"cannot be read: {error.strerror}", file=path) from None
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from trioflow.errors import TraceError
+from trioflow.input_files import check_file
 
 CHUNK = 1 << 22
 """Characters read at a time."""
 LONGEST = 1 << 26
 """No single entry, and no other value of the file, may be longer [characters]."""
+MOST_EXPANSION = 200
+"""Characters of a byte of a gzipped file; profiles have some 20, one character again and again 1,000."""
 _NEAR_END = 24
 """A cut word or number shows its error this close to the end of what was read."""
 _SPACE = " \t\r\n"
@@ -48,20 +51,21 @@ class ListStream:
         self._decoder = json.JSONDecoder(parse_float=str, parse_constant=self._refuse_constant)
         self._file: IO[str] | None = None
         self._text, self._at, self._before, self._ended = "", 0, 0, False
+        self._most = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the entries in order."""
         try:
             with self._open() as self._file:
                 yield from self._read_file()
-        except FileNotFoundError:
-            raise TraceError("no such file", file=self.path) from None
         except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise self._incomplete(str(error)) from None
 
     def _open(self) -> IO[str]:
+        check_file(self.path, TraceError)
         with self.path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
+        self._most = max(MOST_EXPANSION * self.path.stat().st_size, LONGEST)
         if packed:
             return gzip.open(self.path, "rt", encoding="utf-8-sig")
         return self.path.open(encoding="utf-8-sig")
@@ -166,6 +170,11 @@ class ListStream:
         assert self._file is not None
         chunk = "" if self._ended else self._file.read(CHUNK)
         self._ended = not chunk
+        if self._before + self._at > self._most:
+            raise TraceError(
+                f"unpacks to more than {MOST_EXPANSION} times its size", file=self.path,
+                fix="check what it is",
+            )  # fmt: skip
         self._before += self._at
         self._text, self._at = self._text[self._at :] + chunk, 0
         return bool(chunk)

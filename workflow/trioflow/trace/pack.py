@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from trioflow import __version__, tables
 from trioflow.errors import InputError, TraceError
+from trioflow.input_files import LARGEST_JSON_BYTES, check_file, parse_json
 from trioflow.provenance import atomic_path
 from trioflow.trace.store import Trace, check_facts, find_trace, load_trace
+from trioflow.units import format_bytes
 
 FORMAT, VERSION = "trioflow trace", 1
 MANIFEST = "pack.json"
@@ -26,6 +28,8 @@ TOLD = (
     "trioflow_version", "host", "driver", "cuda",
 )  # fmt: skip
 """Facts that the manifest repeats, so that a pack says where it comes from without being unpacked."""
+LARGEST_TABLE_BYTES = 1 << 30
+"""A compressed table of a trace; those of 100,000 operators have some 10 MB."""
 _DATE = (1980, 1, 1, 0, 0, 0)
 """Zip's first date: the time of packing is no part of the content."""
 _AGAIN = "pack the trace again, or copy the file again"
@@ -96,7 +100,7 @@ def read_pack(file: str | Path) -> Trace:
         When a table breaks its schema.
     """
     members = open_pack(file)
-    facts = json.loads(members["trace.json"])
+    facts = parse_json(members["trace.json"], file, TraceError, "trace.json", _AGAIN)
     check_facts(facts, f"{file}, trace.json")
     operators, tensors = (
         _read_table(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
@@ -112,12 +116,15 @@ def open_pack(file: str | Path) -> dict[str, bytes]:
     TraceError
         As `read_pack`.
     """
+    check_file(file, TraceError)
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
             if MANIFEST not in names:
                 raise TraceError("no pack of a trace: pack.json is missing", file=file, fix=_AGAIN)
-            manifest = _check_manifest(json.loads(archive.read(MANIFEST)), file)
+            _check_sizes(archive, file)
+            content = parse_json(archive.read(MANIFEST), file, TraceError, MANIFEST, _AGAIN)
+            manifest = _check_manifest(content, file)
             if sorted(names) != sorted([MANIFEST, *MEMBERS]):
                 odd = sorted({MANIFEST, *MEMBERS} ^ set(names)) or sorted(names)
                 raise TraceError(
@@ -129,14 +136,23 @@ def open_pack(file: str | Path) -> dict[str, bytes]:
         raise TraceError(
             f"not a readable pack of a trace ({error})", file=file, fix=_AGAIN
         ) from None
-    except ValueError as error:
-        raise TraceError(
-            f"not valid JSON: {error}", file=file, place=MANIFEST, fix=_AGAIN
-        ) from None
     for name, content in members.items():
         if _describe(content) != manifest["files"][name]:
             raise TraceError("differs from its digest", file=file, place=name, fix=_AGAIN)
     return members
+
+
+def _check_sizes(archive: zipfile.ZipFile, file: str | Path) -> None:
+    """Refuse members that say they are larger than any; no more than they say is ever read."""
+    for member in archive.infolist():
+        largest = (
+            LARGEST_TABLE_BYTES if member.filename.endswith(".parquet") else LARGEST_JSON_BYTES
+        )
+        if member.file_size > largest:
+            raise TraceError(
+                f"takes {format_bytes(member.file_size)}, more than any of a trace", file=file,
+                place=member.filename, fix="check what it is",
+            )  # fmt: skip
 
 
 def _check_manifest(manifest: Any, file: str | Path) -> dict[str, Any]:

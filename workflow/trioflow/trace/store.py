@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import TraceError
+from trioflow.input_files import check_values
 from trioflow.provenance import read_json, write_json
 
 REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
@@ -114,9 +115,7 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         is no positive whole number, the step takes no time although the trace
         is timed, or an entry of a list lacks what a plan needs.
     """
-    for name, value in facts.items():
-        if not _is_finite(value):
-            raise TraceError("it holds a number that is none", file=file, place=str(name))
+    check_values(dict(facts), file or "trace.json", TraceError)
     for name in REQUIRED_FACTS:
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
@@ -163,15 +162,6 @@ def _check_list(
                 isinstance(value, list) and not all(isinstance(one, member) for one in value)
             ):
                 raise TraceError(f"{value!r:.40} is no {name}", file=file, place=f"{place}.{name}")
-
-
-def _is_finite(value: Any) -> bool:
-    """Tell whether no number within a value is infinite or undefined."""
-    if isinstance(value, float):
-        return isfinite(value)
-    if isinstance(value, dict):
-        return all(_is_finite(one) for one in value.values())
-    return not isinstance(value, list | tuple) or all(_is_finite(one) for one in value)
 
 
 def tensor_bytes(trace: Trace) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import math
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.wiring import find_nodes, read_rank
+from trioflow.input_files import parse_cells, read_text
 
 COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 
@@ -109,19 +109,13 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the number of each line that holds a link, and its cells by column."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
+    if not path.exists():
         raise PlatformError(
             "no such file", file=path, fix="a path starts at the platform file's folder"
-        ) from None
-    except OSError as error:
-        raise PlatformError(f"cannot be read: {error.strerror}", file=path) from None
-    except UnicodeDecodeError:
-        raise PlatformError("not a text in UTF-8", file=path, fix="save it as CSV") from None
+        )
     kept = [
         (number, line)
-        for number, line in enumerate(text.splitlines(), 1)
+        for number, line in enumerate(read_text(path, PlatformError).splitlines(), 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if len(kept) < 2:
@@ -129,10 +123,11 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             "holds no links", file=path, fix=f"write a line {','.join(COLUMNS)} and one a link"
         )
     delimiter = "\t" if "\t" in kept[0][1] else ","
-    rows = csv.reader((line for _, line in kept), delimiter=delimiter, skipinitialspace=True)
-    header = [cell.strip() for cell in next(rows)]
+    text = "\n".join(line for _, line in kept)
+    rows = [cells for _, cells in parse_cells(text, path, PlatformError, delimiter)]
+    header = [cell.strip() for cell in rows[0]]
     _check_header(header, path, kept[0][0])
-    for (number, _), cells in zip(kept[1:], rows, strict=False):
+    for (number, _), cells in zip(kept[1:], rows[1:], strict=False):
         if len(cells) != len(header):
             raise PlatformError(
                 f"{len(cells)} cells and {len(header)} columns", file=path, place=f"line {number}",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trioflow.errors import TraceError
+from trioflow.input_files import parse_cells, read_text
 
-LONGEST_CELL = 1 << 24
-"""Characters of the longest cell; a list over all parameters of a large model has 1 MB."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 
@@ -107,17 +105,8 @@ def read_rows(
         When the file cannot be read, is empty or not UTF-8, a column is missing
         or occurs twice, or a row has more or fewer cells than the header.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            lines = _split(stream.read(), path)
-    except UnicodeDecodeError as error:
-        raise TraceError(
-            f"not UTF-8 (byte {error.start})", file=path, fix="save it as UTF-8"
-        ) from None
-    except FileNotFoundError:
-        raise TraceError("no such file", file=path) from None
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror}", file=path) from None
+    text = read_text(path, TraceError)
+    lines = [(number, cells) for number, cells in parse_cells(text, path, TraceError) if cells]
     if not lines:
         raise TraceError("the file is empty", file=path, fix="give the file with its header")
     places = _find_columns(path, lines[0][1], spellings, optional)
@@ -134,25 +123,6 @@ def read_rows(
         rows.append(CsvRow(path, line, found, titles))
     if not rows:
         raise TraceError("the file has a header and no rows", file=path)
-    return rows
-
-
-def _split(text: str, path: Path) -> list[tuple[int, list[str]]]:
-    """Return the first line and the cells of every row that is not blank."""
-    before = csv.field_size_limit(LONGEST_CELL)
-    try:
-        reader = csv.reader(text.splitlines(keepends=True), strict=True)
-        rows, start = [], 1
-        for cells in reader:
-            if cells:
-                rows.append((start, cells))
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise TraceError(
-            f"not a comma-separated file ({error})", file=path, place=f"line {reader.line_num}"
-        ) from None
-    finally:
-        csv.field_size_limit(before)
     return rows
 
 

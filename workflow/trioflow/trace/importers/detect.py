@@ -9,6 +9,7 @@ from typing import Any
 
 from trioflow.errors import TraceError
 from trioflow.experiments import NOTHING
+from trioflow.input_files import check_file
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.merge import RAW_FILES, merge_trace
@@ -49,6 +50,8 @@ def import_trace(
     for path in paths:
         if not path.exists():
             raise TraceError("no such file or folder", file=path)
+        if not path.is_dir():
+            check_file(path, TraceError)
     form = form or detect_format(paths)
     first = paths[0]
     if form != "kineto" and len(paths) > 1:
@@ -165,7 +168,8 @@ def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
 def _files(paths: Sequence[Path]) -> list[Path]:
     """Return the files themselves, or the JSON files of a folder."""
     if len(paths) == 1 and paths[0].is_dir():
-        return sorted(p for p in paths[0].iterdir() if p.name.endswith((".json", ".json.gz")))
+        inside = sorted(p for p in paths[0].iterdir() if p.name.endswith((".json", ".json.gz")))
+        return [path for path in inside if path.is_file()]
     return list(paths)
 
 

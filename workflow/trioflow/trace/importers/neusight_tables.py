@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from trioflow.errors import TraceError
+from trioflow.provenance import read_json
 from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
 from trioflow.trace.importers.limits import MOST_ELEMENTS
 from trioflow.trace.importers.neusight_names import CONTAINERS, VIEWS
@@ -270,10 +271,7 @@ def read_model_config(path: Path, model: str) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"not valid JSON: {error}", file=file) from None
+    content = read_json(file, TraceError)
     if not isinstance(content, dict):
         raise TraceError("not a JSON object", file=file)
     return content

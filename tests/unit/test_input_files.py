@@ -1,0 +1,172 @@
+"""Files of users: whatever they hold, reading ends in their content or in one sentence, soon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from trioflow import tables
+from trioflow.config_tables import read_cells
+from trioflow.costmodel.nccl_tests_log import import_nccl_tests
+from trioflow.costmodel.overrides import load_overrides
+from trioflow.errors import InputError, TableError
+from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.platform import load_platform
+from trioflow.hardware.topologies.edge_list import read_edge_list
+from trioflow.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, read_text
+from trioflow.parallel.given import read_stages
+from trioflow.parallel.schedule_text import read_schedule
+from trioflow.provenance import atomic_path, read_json
+from trioflow.sweeps.description import load_sweep
+from trioflow.trace.chakra_messages import read_messages
+from trioflow.trace.importers.detect import import_trace
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.json_stream import MOST_EXPANSION, ListStream
+from trioflow.trace.pack import read_pack
+from trioflow.yaml_files import LARGEST_BYTES, read_yaml
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "text": read_text,
+    "json": read_json,
+    "yaml": read_yaml,
+    "platform": load_platform,
+    "sheet": lambda path: load_device(str(path)),
+    "sweep": load_sweep,
+    "edges": read_edge_list,
+    "cells": lambda path: read_cells(path, ["a"], {}),
+    "stages": read_stages,
+    "schedule": read_schedule,
+    "overrides": load_overrides,
+    "log": lambda path: import_nccl_tests([path], "dgx-a100"),
+    "pack": read_pack,
+    "parquet": lambda path: tables.read_table(path, "operators"),
+    "chakra": lambda path: list(read_messages(path)),
+    "profile": lambda path: list(ListStream(path, "traceEvents", "a profile")),
+    "import": lambda path: import_trace([path], ImportOptions()),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_and_a_device_are_refused_before_they_are_opened(name: str, tmp_path: Path) -> None:
+    pipe, device = tmp_path / "pipe.yaml", tmp_path / "zero.yaml"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for path in (pipe, device):
+        with pytest.raises(InputError, match=rf"{path.name}.*not a regular file"):
+            READERS[name](path)
+
+
+def test_sizes_are_bounded_before_anything_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    with path.open("wb") as stream:
+        stream.truncate(LARGEST_JSON_BYTES + 1)  # a hole: it takes no room on the disk
+    with pytest.raises(InputError, match=r"large\.json: it is larger than 67.1 MB"):
+        read_json(path)
+    with pytest.raises(InputError, match=r"large\.json: it is larger than 2.1 MB"):
+        read_yaml(path)
+    assert path.stat().st_size > LARGEST_BYTES
+
+
+DEEP = DEEPEST + 1
+BROKEN_JSON = {
+    "[" * 100_000: "nested too deeply",
+    "[" * DEEP + "]" * DEEP: f"nested too deeply, {DEEPEST} levels",
+    '{"a": {"b": 1, "c": 2, "b": 3}}': "the key 'b' is written twice",
+    '{"a": [1, {"b": NaN}]}': "a.1.b: nan is not finite",
+    '{"a": [1, -1e999]}': "a.1: -inf is not finite",
+    "1" * 5000: "not valid JSON",
+    "{": "not valid JSON",
+    "\udcff": "not UTF-8",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_JSON, ids=BROKEN_JSON.values())
+def test_json_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match=BROKEN_JSON[text]) as error:
+        read_json(path)
+    assert "some.json" in str(error.value) and "\n" not in str(error.value)
+
+
+DOUBLING = "".join(f"k{n}: &k{n} [*k{n - 1}, *k{n - 1}]\n" for n in range(1, 40))
+BROKEN_YAML = {
+    f"k0: &k0 [x]\n{DOUBLING}": "aliases stand for too many values",
+    "a: &a {x: 1}\n" + "".join(
+        f"b{n}: &b{n} {{<<: [{', '.join(['*a' if not n else f'*b{n - 1}'] * 9)}]}}\n" for n in range(9)
+    ): "aliases stand for too many values",
+    "a: &a [*a]": "an alias lies within what it names",
+    "[" * 100_000: "nested too deeply",
+    "[" * DEEP + "]" * DEEP: "nested too deeply",
+    "a: 1\na: 2": "the key 'a' is written twice",
+    "a: {b: .nan}": "a.b: nan is not finite",
+    "a: [1e999]": "a.0: inf is not finite",
+    "a: 2001-13-45": "not readable as YAML",
+    f"a: {'1' * 5000}": "not readable as YAML",
+    "a: !!python/object:os.system x": "not readable as YAML",
+    "a: \x00": "not readable as YAML",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN_YAML, ids=range(len(BROKEN_YAML)))
+def test_yaml_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=BROKEN_YAML[text]) as error:
+        read_yaml(path)
+    assert "some.yaml" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_yaml_keeps_what_people_use(tmp_path: Path) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text("a: &a {x: 31.5e9}\nb: {y: 1e-6}\nc: [*a, *a]\n")
+    assert read_yaml(path)["c"] == [{"x": 31.5e9}] * 2
+    assert load_platform("dgx-h100", 8).ranks == 8
+
+
+def test_an_open_quote_is_told_with_its_line() -> None:
+    with pytest.raises(InputError, match=r"t\.csv, line 2: not a comma-separated file"):
+        parse_cells('a,b\n1,"2\n', "t.csv")
+    assert parse_cells('a\n\n"b\nc"\nd\n', "t.csv")[2:] == [(3, ["b\nc"]), (5, ["d"])]
+
+
+def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "many.parquet"
+    pq.write_table(pa.table({"op_id": pa.array(range(1000), pa.int64())}), path)
+    monkeypatch.setattr(tables, "find_available_bytes", lambda: 20_000)
+    with pytest.raises(
+        TableError, match=r"many\.parquet: its 1 k values take some .* 20 kB are free"
+    ):
+        tables.read_table(path, "operators")
+
+
+def test_a_profile_that_unpacks_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gzip
+
+    from trioflow.trace import json_stream
+
+    monkeypatch.setattr(json_stream, "CHUNK", 1 << 12)
+    monkeypatch.setattr(json_stream, "LONGEST", 1 << 12)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 10_000_000 + b"]}"))
+    with pytest.raises(InputError, match=f"unpacks to more than {MOST_EXPANSION} times its size"):
+        list(ListStream(path, "traceEvents", "a profile"))
+
+
+def test_new_files_take_the_users_permissions(tmp_path: Path) -> None:
+    path, before = tmp_path / "new.txt", os.umask(0o027)
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_text("x")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640

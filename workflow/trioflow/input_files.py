@@ -1,0 +1,259 @@
+"""The one place that opens files of users: kind of file, size, depth and repeated keys are checked here.
+
+Whatever a file holds, reading it takes bounded time and memory, and ends in
+its content or in one sentence.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from trioflow.errors import InputError
+from trioflow.units import format_bytes
+
+LARGEST_TEXT_BYTES = 1 << 28
+"""A table of text; those of public data have some 10 MB."""
+LARGEST_JSON_BYTES = 1 << 26
+"""Facts of a step, a cost model, a partition; profiles are read as streams instead."""
+DEEPEST = 64
+"""Levels of lists and mappings within one another."""
+LONGEST_CELL = 1 << 24
+"""Characters of a table's longest cell; a list over all parameters of a large model has 1 MB."""
+
+
+def check_file(
+    path: str | Path, kind: type[InputError] = InputError, largest_bytes: int | None = None
+) -> None:
+    """Refuse what is no regular file, or is too large; nothing is opened, so nothing can block.
+
+    Parameters
+    ----------
+    path : path
+        What the user named.
+    kind : type, optional
+        Class of the error.
+    largest_bytes : int, optional
+        No limit unless given.
+
+    Raises
+    ------
+    InputError
+        When there is no such file, it is a folder, a pipe or a device, or it is too large.
+    """
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        raise kind("no such file", file=path) from None
+    except (OSError, ValueError) as error:
+        raise kind(f"cannot be read: {_reason(error)}", file=path) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise kind("cannot be read: it is a folder", file=path, fix="name a file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise kind(
+            "cannot be read: it is a pipe or a device, not a regular file",
+            file=path, fix="write its content to a file first",
+        )  # fmt: skip
+    if largest_bytes is not None and found.st_size > largest_bytes:
+        raise _too_large(path, found.st_size, largest_bytes, kind)
+
+
+def read_content(
+    path: str | Path,
+    kind: type[InputError] = InputError,
+    largest_bytes: int = LARGEST_TEXT_BYTES,
+) -> bytes:
+    """Return the bytes of a regular file that is not too large.
+
+    Raises
+    ------
+    InputError
+        As `check_file`, and when reading fails.
+    """
+    check_file(path, kind, largest_bytes)
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(largest_bytes + 1)
+    except OSError as error:
+        raise kind(f"cannot be read: {_reason(error)}", file=path) from None
+    if len(content) > largest_bytes:  # it grew, or its size is not told (/proc)
+        raise _too_large(path, len(content), largest_bytes, kind)
+    return content
+
+
+def read_text(
+    path: str | Path,
+    kind: type[InputError] = InputError,
+    largest_bytes: int = LARGEST_TEXT_BYTES,
+    broken: str = "strict",
+) -> str:
+    """Return the text of a file in UTF-8, with or without a byte order mark.
+
+    Parameters
+    ----------
+    path, kind, largest_bytes
+        As for `read_content`.
+    broken : {"strict", "replace"}
+        What becomes of bytes that are not UTF-8: an error, or a mark in their place.
+
+    Raises
+    ------
+    InputError
+        As `read_content`, and when it is not UTF-8.
+    """
+    content = read_content(path, kind, largest_bytes)
+    try:
+        return content.decode("utf-8-sig", broken)
+    except UnicodeDecodeError as error:
+        raise kind(f"not UTF-8 (byte {error.start})", file=path, fix="save it as UTF-8") from None
+
+
+def parse_json(
+    text: str | bytes,
+    file: str | Path,
+    kind: type[InputError] = InputError,
+    place: str = "",
+    fix: str = "write the file again",
+) -> Any:
+    """Return the value of a JSON text whose keys stand once and whose numbers are finite.
+
+    Raises
+    ------
+    InputError
+        When it is not JSON, is nested too deeply, a key stands twice in one
+        object, or a number is infinite or undefined.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_take_pairs)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise kind(f"not valid JSON: {error}", file=file, place=place, fix=fix) from None
+    except RecursionError:
+        raise too_deep(file, place, kind) from None
+    check_values(value, file, kind, place)
+    return value
+
+
+def check_values(
+    value: Any, file: str | Path, kind: type[InputError] = InputError, place: str = ""
+) -> None:
+    """Refuse a value of lists and mappings that lie too deep, or with a number that is none.
+
+    Raises
+    ------
+    InputError
+        Names the place of a number that is infinite or undefined.
+    """
+    level = [value]
+    for _ in range(DEEPEST):
+        if not level:
+            return
+        level = [
+            inner
+            for one in level
+            for inner in _members(one)
+            if isinstance(inner, dict | list | float)
+        ]
+        if not all(isfinite(one) for one in level if isinstance(one, float)):
+            break
+    found = _find_number(value)
+    if found is None:
+        raise too_deep(file, place, kind)
+    where = ".".join(str(step) for step in found[0])
+    raise kind(
+        f"{found[1]!r} is not finite", file=file, place=", ".join(filter(None, (place, where))),
+        fix="write a number",
+    )  # fmt: skip
+
+
+def _members(value: Any) -> Iterable[Any]:
+    """Return what lies directly inside a list or an object."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _take_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its pairs, of which JSON would keep the last of a key."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {twice!r:.60} is written twice")
+    return found
+
+
+def _find_number(value: Any) -> tuple[list[Any], float] | None:
+    """Return the way to the first number that is infinite or undefined, and the number."""
+    if isinstance(value, float):
+        return None if isfinite(value) else ([], value)
+    pairs = value.items() if isinstance(value, dict) else enumerate(_members(value))
+    for step, inner in pairs:
+        if found := _find_number(inner):
+            return [step, *found[0]], found[1]
+    return None
+
+
+def parse_cells(
+    text: str,
+    file: str | Path,
+    kind: type[InputError] = InputError,
+    delimiter: str = ",",
+    strict: bool = True,
+) -> list[tuple[int, list[str]]]:
+    """Return the rows of a table of text, each with the number of its first line.
+
+    Raises
+    ------
+    InputError
+        When quotes are not closed or a cell is too long.
+    """
+    with _long_cells():
+        reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=strict)
+        rows, start = [], 1
+        try:
+            for cells in reader:
+                rows.append((start, cells))
+                start = reader.line_num + 1
+        except csv.Error as error:
+            raise kind(
+                f"not a {_TABLES.get(delimiter, 'tab-separated')} file ({error})",
+                file=file, place=f"line {reader.line_num}",
+            ) from None  # fmt: skip
+    return rows
+
+
+_TABLES = {",": "comma-separated"}
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    before = csv.field_size_limit(LONGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _too_large(
+    path: str | Path, size_bytes: int, largest_bytes: int, kind: type[InputError]
+) -> InputError:
+    return kind(
+        f"it is larger than {format_bytes(largest_bytes)}, the most that a file of this kind has",
+        file=path, fix="check what it is",
+    )  # fmt: skip
+
+
+def too_deep(file: str | Path, place: str, kind: type[InputError]) -> InputError:
+    """Return the error of a file whose values lie too deep within one another."""
+    return kind(
+        f"it is nested too deeply, {DEEPEST} levels are the most", file=file, place=place,
+        fix="check what it is",
+    )  # fmt: skip
