@@ -7,12 +7,12 @@ from trioflow.costmodel.collectives import COLLECTIVES as MEASURED
 from trioflow.errors import InputError
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
-    COLLECTIVES,
     SUPPORTED,
     build_schedule,
     choose_algorithm,
     count_switches,
 )
+from trioflow.network.algorithms.pattern import COLLECTIVES
 
 
 def test_every_measured_collective_and_the_barrier_can_be_built() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow.costmodel.collectives import wire_factor
-from trioflow.network.algorithms.catalogue import COLLECTIVES, SUPPORTED, build_schedule
+from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule
+from trioflow.network.algorithms.pattern import COLLECTIVES
 from trioflow.network.algorithms.ring import build_ring
 from trioflow.network.algorithms.schedule import Schedule, order_connections
 from trioflow.network.algorithms.trees import (

@@ -12,7 +12,7 @@ import torch.distributed as dist
 REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
 """Small messages are timed several at a time: a single one is near the clock's noise."""
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 
 
 def repeats_of(size_bytes: int) -> int:
@@ -26,7 +26,7 @@ def make_collective(name: str, size_bytes: int, device: torch.device) -> Callabl
     Parameters
     ----------
     name : str
-        One of ``COLLECTIVES``; send goes from rank 0 to rank 1, and back at
+        One of ``SWEPT``; send goes from rank 0 to rank 1, and back at
         once, so that its time is half of a round trip.
     size_bytes : int
         Buffer of a rank; for all_gather the whole result, for reduce_scatter

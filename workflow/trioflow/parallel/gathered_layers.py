@@ -37,10 +37,10 @@ from typing import Any
 from trioflow.costmodel.features import class_of_name
 from trioflow.errors import PlanError
 from trioflow.parallel.coalescing import coalesce_broadcasts
+from trioflow.parallel.sizing import WORK
 from trioflow.parallel.tensor_split import (
     AFTER,
     BEFORE,
-    WORK,
     Exchange,
     TensorSplit,
     cut_row,

@@ -16,9 +16,9 @@ import pandas as pd
 
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.sizing import WORK
 from trioflow.trace.store import Trace
 
-WORK = ("flop", "read_bytes", "write_bytes")
 BEFORE, AFTER = "before", "after"
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.engine.simulate import CONFIDENCES
 from trioflow.errors import InputError
 from trioflow.units import ns_to_s
 
 EXPERIMENT_COLUMNS = ("experiment", "set", "workload", "plan", "batch")
-CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
 WARNING_SEPARATOR = "\n"
 """Between two warnings of one experiment; no warning contains it."""
 _REQUIRED_TIMES = {

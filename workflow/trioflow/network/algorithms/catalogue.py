@@ -3,71 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from trioflow.errors import InputError
-from trioflow.network.algorithms.direct import build_direct
-from trioflow.network.algorithms.halving_doubling import build_halving_doubling
+from trioflow.network.algorithms import direct, halving_doubling, in_network, ring, trees
 from trioflow.network.algorithms.hierarchical import build_hierarchical
-from trioflow.network.algorithms.in_network import build_in_network
-from trioflow.network.algorithms.pattern import Pattern, fill, make_messages
-from trioflow.network.algorithms.ring import build_bidirectional_ring, build_ring
-from trioflow.network.algorithms.schedule import Schedule
-from trioflow.network.algorithms.trees import (
-    build_binary_tree,
-    build_chain,
-    build_double_binary_tree,
+from trioflow.network.algorithms.pattern import (
+    COLLECTIVES,
+    Algorithm,
+    Pattern,
+    fill,
+    make_messages,
 )
+from trioflow.network.algorithms.schedule import Schedule
 from trioflow.network.algorithms.waits import assemble
 
-COLLECTIVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "gather",
-    "all_to_all",
-    "barrier",
-    "send",
-)
-_SUMS = ("all_reduce", "broadcast", "reduce", "barrier")
-_GROUPS = COLLECTIVES[:-1]
-
-SUPPORTED = {
-    "ring": _GROUPS,
-    "bidirectional_ring": _GROUPS,
-    "chain": _SUMS,
-    "binary_tree": _SUMS,
-    "double_binary_tree": _SUMS,
-    "halving_doubling": tuple(name for name in _GROUPS if name != "all_to_all"),
-    "direct": COLLECTIVES,
-    "in_network": (*_SUMS, "reduce_scatter", "all_gather"),
+REGISTERED: dict[str, Algorithm] = {
+    algorithm.name: algorithm
+    for module in (ring, trees, halving_doubling, direct, in_network)
+    for algorithm in module.ALGORITHMS
 }
+"""Algorithms by name: a new one is a module with ``ALGORITHMS``, named in the line above."""
+SUPPORTED = {name: algorithm.collectives for name, algorithm in REGISTERED.items()}
 """Collectives of each algorithm; ``hierarchical`` is made of any two of these."""
 
-ALGORITHMS = (*SUPPORTED, "hierarchical")
 HIERARCHICAL = "hierarchical"
+ALGORITHMS = (*SUPPORTED, HIERARCHICAL)
 DEFAULTS = {
     name: "direct" if name in ("scatter", "gather", "all_to_all", "send") else "ring"
     for name in COLLECTIVES
 }
 """NCCL's habits: rings, and plain sends where each pair of ranks has data of its own."""
-
-_BUILDERS: dict[str, Callable[[str, int, int], Pattern]] = {
-    "ring": build_ring,
-    "bidirectional_ring": build_bidirectional_ring,
-    "chain": build_chain,
-    "binary_tree": build_binary_tree,
-    "double_binary_tree": build_double_binary_tree,
-    "halving_doubling": build_halving_doubling,
-    "direct": build_direct,
-    "in_network": build_in_network,
-}
 
 
 class Levels(NamedTuple):
@@ -144,9 +113,9 @@ def count_switches(
     name = choose_algorithm(collective, algorithm, ranks, ranks_per_node)
     levels = split_levels(name)
     if levels is None:
-        return int(name == "in_network" and ranks > 1)
+        return REGISTERED[name].switches if ranks > 1 else 0
     nodes = ranks // int(ranks_per_node or 1)
-    return nodes * (levels.inner == "in_network") + (levels.outer == "in_network")
+    return nodes * REGISTERED[levels.inner].switches + REGISTERED[levels.outer].switches
 
 
 def build_schedule(
@@ -214,14 +183,14 @@ def _build_pattern(
         return Pattern(1, none, fill(1, 0), fill(1, 0), 1)
     levels = split_levels(name)
     if levels is None:
-        return _BUILDERS[name](collective, ranks, chunks)
+        return REGISTERED[name].build(collective, ranks, chunks)
     per_node = int(ranks_per_node or 1)
 
     def inner(part: str) -> Pattern:
-        return _BUILDERS[levels.inner](part, per_node, chunks)
+        return REGISTERED[levels.inner].build(part, per_node, chunks)
 
     def outer(part: str) -> Pattern:
-        return _BUILDERS[levels.outer](part, ranks // per_node, chunks)
+        return REGISTERED[levels.outer].build(part, ranks // per_node, chunks)
 
     return build_hierarchical(collective, inner, outer, chunks, is_scattered(levels))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trioflow.network.algorithms.pattern import (
+    COLLECTIVES,
+    Algorithm,
     Pattern,
     fill,
     in_sequence,
@@ -64,3 +66,6 @@ def _build_star(collective: str, members: int, chunks: int) -> Pattern:
     if collective == "reduce":
         return Pattern(members, reverse(down, reduces=True), every, root, chunks)
     return Pattern(members, down, root, second if collective == "send" else every, chunks)
+
+
+ALGORITHMS = (Algorithm("direct", build_direct, COLLECTIVES),)

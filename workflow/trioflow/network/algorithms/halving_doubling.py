@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.network.algorithms.pattern import (
+    OF_GROUPS,
+    Algorithm,
     Messages,
     Pattern,
     concatenate,
@@ -129,3 +131,12 @@ def _scatter(members: int, chunks: int) -> Messages:
             make_messages(int(turn[member]), int(parent[member]), member, subtree, chunks=chunks)
         )
     return concatenate(batches)
+
+
+ALGORITHMS = (
+    Algorithm(
+        "halving_doubling",
+        build_halving_doubling,
+        tuple(name for name in OF_GROUPS if name != "all_to_all"),
+    ),
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trioflow.network.algorithms.pattern import (
+    SUMS_OR_COPIES,
+    Algorithm,
     Pattern,
     concatenate,
     fill,
@@ -63,3 +65,13 @@ def build_in_network(collective: str, members: int, chunks: int) -> Pattern:
         width * chunks,
         switches=1,
     )
+
+
+ALGORITHMS = (
+    Algorithm(
+        "in_network",
+        build_in_network,
+        (*SUMS_OR_COPIES, "reduce_scatter", "all_gather"),
+        switches=1,
+    ),
+)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trioflow.errors import InputError
-from trioflow.network.algorithms.catalogue import COLLECTIVES, HIERARCHICAL, SUPPORTED
+from trioflow.network.algorithms.catalogue import HIERARCHICAL, REGISTERED, SUPPORTED
+from trioflow.network.algorithms.pattern import COLLECTIVES
 
 Algorithms = str | Mapping[str, str]
 """Algorithm of each collective, or one for all but sends."""
 
-SHORT = {
-    "ring2": "bidirectional_ring",
-    "tree": "binary_tree",
-    "double_tree": "double_binary_tree",
-}
+SHORT = {algorithm.short: name for name, algorithm in REGISTERED.items() if algorithm.short}
 """Short names of algorithms."""
 
 

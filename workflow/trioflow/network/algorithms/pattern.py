@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trioflow.costmodel.collectives import COLLECTIVES as MEASURABLE
 from trioflow.errors import InputError
 from trioflow.network.algorithms.schedule import Flags, Index, Offsets
 
@@ -62,6 +63,39 @@ class Pattern:
     pieces: int
     switches: int = 0
     previous: Offsets | None = None
+
+
+COLLECTIVES = (*MEASURABLE, "barrier")
+OF_GROUPS = tuple(name for name in COLLECTIVES if name != "send")
+"""All collectives; those of more than a pair."""
+SUMS_OR_COPIES = ("all_reduce", "broadcast", "reduce", "barrier")
+"""Collectives in which every message holds the whole buffer's sum or copy."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm as its module registers it, in ``catalogue.REGISTERED``.
+
+    Attributes
+    ----------
+    name : str
+        Full name, with underscores.
+    build : function
+        Makes the messages from the collective, the number of members and of
+        the chunks that each message is cut into.
+    collectives : tuple of str
+        What it does, of ``catalogue.COLLECTIVES``.
+    short : str
+        Short name on the command line, "" without one.
+    switches : int
+        Switches that compute, beyond the ranks.
+    """
+
+    name: str
+    build: Callable[[str, int, int], Pattern]
+    collectives: tuple[str, ...]
+    short: str = ""
+    switches: int = 0
 
 
 def make_messages(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from trioflow.network.algorithms.pattern import (
+    OF_GROUPS,
+    Algorithm,
     Messages,
     Pattern,
     check_entries,
@@ -150,3 +152,9 @@ def _build_all_to_all(members: int, chunks: int) -> Pattern:
         members * chunks,
         previous=_previous(members - 1, members, chunks),
     )
+
+
+ALGORITHMS = (
+    Algorithm("ring", build_ring, OF_GROUPS),
+    Algorithm("bidirectional_ring", build_bidirectional_ring, OF_GROUPS, short="ring2"),
+)

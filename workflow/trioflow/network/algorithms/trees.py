@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.network.algorithms.pattern import (
+    SUMS_OR_COPIES,
+    Algorithm,
     Pattern,
     concatenate,
     fill,
@@ -160,3 +162,10 @@ def build_double_binary_tree(collective: str, members: int, chunks: int) -> Patt
 def _hang(parent: Members) -> Members:
     """Put a new member 0 above the root of a tree."""
     return np.concatenate(([-1], parent + 1))
+
+
+ALGORITHMS = (
+    Algorithm("chain", build_chain, SUMS_OR_COPIES),
+    Algorithm("binary_tree", build_binary_tree, SUMS_OR_COPIES, short="tree"),
+    Algorithm("double_binary_tree", build_double_binary_tree, SUMS_OR_COPIES, short="double_tree"),
+)
