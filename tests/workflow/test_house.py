@@ -223,3 +223,12 @@ def test_make_reproduce_ends_with_both_reports_and_does_nothing_twice(stand_in: 
     assert second.returncode == 0
     assert "Nothing to be done" in second.stdout + second.stderr
     assert stand_in.ran() == jobs and report.stat().st_mtime_ns == made
+
+
+def test_the_homes_that_contributing_names_exist() -> None:
+    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if " | `" in line]
+    assert len(rows) >= 15
+    for place in re.findall(r"`([\w./-]+/[\w.-]*)`", "\n".join(rows)):
+        if not re.fullmatch(r"rules/|scripts/", place):
+            homes = (ROOT / place, ROOT / "workflow" / "trioflow" / place)
+            assert any(home.exists() for home in homes), place
