@@ -22,12 +22,19 @@ from cpu_spent import (  # noqa: E402, F401
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from warm_start import close_servers  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_measurement_lock(tmp_path_factory):
     """Let tests capture while a workflow measures: nobody looks at their times."""
     os.environ["TRIOFLOW_LOCK_FOLDER"] = str(tmp_path_factory.mktemp("lock"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_warm_processes():
+    yield
+    close_servers()
 
 
 def _make_raw(row, tmp_path_factory):
