@@ -11,14 +11,11 @@ from captured import capture_raw
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.errors import PlanError
-from trioflow.parallel.sharding import (
-    Parameter,
-    build_units,
-    find_gradients,
-    list_parameters,
-    list_updates,
-    shard_updates,
-)
+from trioflow.parallel.parameters import Parameter, find_gradients, list_parameters
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.sharding import build_units
+from trioflow.parallel.tensor_split import TensorSplit
+from trioflow.parallel.updates import list_updates, split_updates
 from trioflow.parallel.zero_optimizer import partition_optimizer, partition_parameters
 from trioflow.trace.store import Trace
 
@@ -132,8 +129,13 @@ def test_tensor_parallel_ranks_shard_their_part_of_split_layers(transformer_trac
 
 def test_a_rank_updates_its_shard(transformer_trace):
     operators = transformer_trace.operators
-    units = build_units(transformer_trace)
-    frame, cut = shard_updates(operators, units, 2)
+
+    def shard(ranks):
+        plan = make_plan(data=ranks, sharding="fsdp")
+        return split_updates(transformer_trace, plan, TensorSplit(operators))
+
+    half = shard(2)
+    frame, cut = half.operators, half.sharded_updates
     rest = operators.index.difference(sorted(cut))
     assert frame.loc[rest].equals(operators.loc[rest])
     assert cut == set(list_updates(operators))
@@ -141,11 +143,10 @@ def test_a_rank_updates_its_shard(transformer_trace):
     ratio = frame.loc[sorted(cut), "read_bytes"] / operators.loc[sorted(cut), "read_bytes"]
     assert np.allclose(ratio, 0.5, rtol=0.05)
     # 32 rows on three ranks: the first has 11.
-    third, _ = shard_updates(operators, units, 3)
     update = operators[operators["module"] == "blocks.0.attention.projection"].query(
         "phase == 'optimizer' and read_bytes > 1000"
     )
-    share = third.loc[update.index, "read_bytes"] / update["read_bytes"]
+    share = shard(3).operators.loc[update.index, "read_bytes"] / update["read_bytes"]
     assert np.allclose(share, 11 / 32, rtol=0.01)
 
 
@@ -167,7 +168,7 @@ def test_each_update_is_run_by_the_owner_of_its_parameter(transformer_trace, ran
     partition = partition_optimizer(transformer_trace, ranks)
     updates = transformer_trace.operators.query("phase == 'optimizer'")["op_id"]
     assert sorted(op for part in partition.operators for op in part) == sorted(updates)
-    assert partition.shared == () and sum(partition.shares) == pytest.approx(1)
+    assert partition.shared == () and not any(partition.shares)
     storage = transformer_trace.tensors["storage_id"]
     owner = {
         p.storage_id: rank for rank, part in enumerate(partition.parameters) for p in part
@@ -188,10 +189,12 @@ def test_an_update_of_all_parameters_is_run_by_all(transformer_trace):
     updates = fused.index[fused["phase"] == "optimizer"]
     fused = fused.drop(updates[1:])
     fused.at[updates[0], "input_ids"] = ids
+    fused.at[updates[0], "input_shapes"] = tensors.loc[ids, "shape"].tolist()
     trace = replace(transformer_trace, operators=fused)
     partition = partition_optimizer(trace, 2)
     assert partition.operators == ((updates[0],), (updates[0],))
     assert partition.shared == (updates[0],)
+    assert sum(shares[updates[0]] for shares in partition.shares) == pytest.approx(1)
 
 
 def test_gradients_that_the_trace_does_not_join_are_found(transformer_trace):

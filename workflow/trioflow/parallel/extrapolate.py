@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from trioflow.parallel.reference import Reference, choose_reference
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.replicas import build_replicas
 from trioflow.parallel.schedules import Schedule
-from trioflow.parallel.sharding import build_units, list_updates, scale_work, shard_updates
 from trioflow.parallel.sizing import (
     predict_operator_times,
     resize_batch,
@@ -39,7 +38,8 @@ from trioflow.parallel.sizing import (
 from trioflow.parallel.staged_work import StageWorks, stages_of_operators
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.parallel.tensor_split import TensorSplit
-from trioflow.parallel.zero_optimizer import OptimizerPartition, partition_optimizer
+from trioflow.parallel.updates import predict_updates, split_updates
+from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.provenance import read_json
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace
@@ -117,16 +117,22 @@ def extrapolate(
     # Of DataParallel, each replica's own samples and the whole batch of the loss.
     counts = [*replicas, batch] if replicas else sizes
     factors = [count / int(trace.facts["batch"]) for count in counts]
-    split = _share_updates(trace, plan, split_for_plan(trace, plan))
+    split = split_updates(trace, plan, split_for_plan(trace, plan))
     times, extrapolated = _predict_times(reference, split.operators, factors, model)
     builder = _set_up_builder(plan, trace, split, times, schedule, dict(host or {}), mode)
     builder.factors = factors
     if plan.sharding == "zero1":
         builder.partition = partition_optimizer(trace, plan.data)
-        builder.update_s = _predict_shared_updates(reference, builder.partition, model)
+        shared = builder.partition.shares
+        builder.update_s = predict_updates(reference.operators, split.operators, shared, model)
     cut = choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
     stage_works = works.build(split, cut)
+    of_stages = [work.update_shares for work in stage_works]
+    updates_s = predict_updates(reference.operators, split.operators, of_stages, model)
+    for work, update_s in zip(stage_works, updates_s, strict=True):
+        work.update_s = update_s
+    builder.placed = works.placed
     builder.tied = works.tied
     if replicas:
         builder.replicas = build_replicas(trace, replicas, works.copies_s)
@@ -271,29 +277,6 @@ def _predict_for(
     target = resize_batch(operators, factor)
     device_s, beyond = predict_operator_times(reference.operators, target, model)
     return OperatorTimes(device_s, host_s, reference.trace.facts.get("device") == "cuda"), beyond
-
-
-def _share_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
-    """Leave each rank its shard of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
-    if not plan.shards_units:
-        return split
-    units = build_units(trace, plan.tensor)
-    operators, cut = shard_updates(split.operators, units, plan.shards)
-    return replace(split, operators=operators, sharded_updates=split.sharded_updates | cut)
-
-
-@remembered
-def _predict_shared_updates(
-    reference: Reference, partition: OptimizerPartition, model: OperatorModel
-) -> list[dict[int, float]]:
-    """Return each rank's time of the operators that update parameters of several ranks [s]."""
-    chosen = [op for op in list_updates(reference.operators) if op in set(partition.shared)]
-    found: list[dict[int, float]] = []
-    for share in partition.shares:
-        target = scale_work(reference.operators, chosen, [share] * len(chosen))
-        device_s, _ = predict_operator_times(reference.operators, target, model)
-        found.append({op: float(device_s[op]) for op in chosen})
-    return found
 
 
 @remembered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,19 +10,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.errors import PlanError
 from trioflow.parallel.memory_profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
 from trioflow.parallel.modes import FORWARD_ONLY
+from trioflow.parallel.parameters import list_parameters
 from trioflow.parallel.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.sharding import list_parameters, scale_work
 from trioflow.parallel.staged_program import COPIES_EARLY
+from trioflow.parallel.updates import scale_work, share_storages
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:
-    from trioflow.parallel.program import ProgramBuilder
+    from trioflow.parallel.program import ProgramBuilder, StageWork
 
 COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 
@@ -63,18 +64,19 @@ def estimate_memory(
     modules = trace.operators["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, stage_of)
     classes = program.grid.classify()
-    tables: dict[int, StorageTable] = {}
+    tables: dict[tuple[int, int], StorageTable] = {}
+    spans = any(stage.update_shares for stage in program.stages)
     found = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
         pipeline, rest = divmod(rank, program.plan.data * program.plan.tensor)
         parts = program.partition is not None and bool(program.partition.shared)
-        data = rest // program.plan.tensor if parts else 0
-        if data not in tables:
-            tables[data] = _table_of(trace, operators, program, data)
+        place = (pipeline if spans else -1, rest // program.plan.tensor if parts else -1)
+        if place not in tables:
+            tables[place] = _table_of(trace, operators, program, *place)
         rows = tasks[tasks["rank"] == rank]
         peak = profile_rank(
-            rows, tables[data], program.factors_of(rank) or factors, lifetimes(tables[data]), _held_always(program, pipeline),
-            program.memory.get(rank),
+            rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
+            _held_always(program, pipeline), program.memory.get(rank),
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
@@ -88,36 +90,34 @@ def take_curves(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _table_of(
-    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, data: int
+    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, pipeline: int, data: int
 ) -> StorageTable:
-    """Return the allocations of a replica's ranks; ZeRO-1's replicas hold different states."""
-    if program.partition and program.partition.shared:
-        shared = list(program.partition.shared)
-        operators = scale_work(operators, shared, [program.partition.shares[data]] * len(shared))
-    return _build_table(trace, operators, _shares_of_parameters(trace, program))
+    """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
+    here: frozenset[int] | None = None
+    if data >= 0 and program.partition:
+        operators = scale_work(operators, program.partition.shares[data])
+        mine = program.partition.parameters[data]
+        here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p in mine)
+    elif pipeline >= 0:
+        stages = program.schedule.stages_of_rank(pipeline)
+        operators = scale_work(operators, _sum_shares([program.stages[s] for s in stages]))
+        placed = enumerate(program.placed)
+        here = frozenset(i for i, at in placed if not at or at.intersection(stages))
+    shares = share_storages(trace, program.plan, here, replicated=data >= 0)
+    return _build_table(trace, operators, shares)
+
+
+def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
+    """Return the part of each operator over parameters of several stages that some of them have."""
+    sums = Counter[int]()
+    for stage in stages:
+        sums.update(stage.update_shares)
+    return {op: min(float(share), 1.0) for op, share in sums.items()}
 
 
 @remembered
 def _build_table(trace: Trace, operators: pd.DataFrame, shares: dict[int, float]) -> StorageTable:
     return build_storage_table(trace, operators, shares.get)
-
-
-def _shares_of_parameters(trace: Trace, program: ProgramBuilder) -> dict[int, float]:
-    """Return the part of each parameter, and of its gradient, that one rank holds."""
-    plan = program.plan
-    try:
-        whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor)
-    except PlanError:  # a trace without a list of parameters
-        return {}
-    shares: dict[int, float] = {}
-    for before, after in zip(whole, mine, strict=True):
-        split = after.size_bytes / max(before.size_bytes, 1)
-        shares[after.gradient_storage_id] = split
-        if plan.shards_units:
-            split = after.padded_bytes(plan.shards) / plan.shards / max(before.size_bytes, 1)
-        shares[after.storage_id] = split
-    shares.pop(-1, None)
-    return shares
 
 
 def _lifetimes_of(

@@ -79,8 +79,8 @@ def build_storage_table(
     operators : DataFrame
         The same operators with the work of one rank's shards.
     share_of : callable
-        Storage of a parameter, or of its gradient, to the part of it that the
-        rank holds; None for any other storage.
+        Storage of a parameter, its gradient or its state to the part of it that
+        the rank holds; None for any other storage.
 
     Notes
     -----
@@ -155,15 +155,14 @@ def _shares(
     )  # fmt: skip
     by_op = np.where(trace.operators["write_bytes"].to_numpy() > 0, written, read)
     share = np.where(producer >= 0, np.append(by_op, 1.0)[producer], 1.0)
-    # Optimizer state is as much of its parameter as the operators that update it.
+    # Where no parameter is known, its state is as much of it as the operators that update it.
     owner = np.repeat(np.arange(len(by_op)), np.diff(uses[0]))
     updates = trace.operators["phase"].to_numpy(dtype=str)[owner] == "optimizer"
     state = updates & (category[uses[1]] == "optimizer_state")
     share[uses[1][state][::-1]] = by_op[owner[state]][::-1]
     for index, storage in enumerate(storages):
-        if category[index] in ("parameter", "gradient"):
-            part = share_of(storage)
-            share[index] = share[index] if part is None else part
+        part = share_of(storage)
+        share[index] = share[index] if part is None else part
     return share
 
 

@@ -46,6 +46,9 @@ class StageWork:
     ----------
     forward, backward, optimizer : array
         ``op_id`` of the stage's operators, in order.
+    update_shares, update_s : dict of int to float
+        Optimizer operators over parameters of several stages, with the part of
+        the work that is this stage's, and its time [s].
     backward_input, backward_weight : array
         The backward in two: what the gradient of the stage's input takes, and
         the rest; filled where the schedule runs them apart.
@@ -81,6 +84,8 @@ class StageWork:
     forward: NDArray[np.int64]
     backward: NDArray[np.int64]
     optimizer: NDArray[np.int64]
+    update_shares: dict[int, float] = field(default_factory=dict)
+    update_s: dict[int, float] = field(default_factory=dict)
     backward_input: Sequence[int] = ()
     backward_weight: Sequence[int] = ()
     input_share: dict[int, float] = field(default_factory=dict)
@@ -165,6 +170,7 @@ class ProgramBuilder:
         self.stages: list[StageWork] = []
         self.tied: list[TiedParameter] = []
         self.partition: OptimizerPartition | None = None
+        self.placed: list[frozenset[int]] = []
         self.update_s: list[dict[int, float]] = [{} for _ in range(plan.data)]
         self.split = TensorSplit(operators)
         self.factors: Sequence[float] = ()

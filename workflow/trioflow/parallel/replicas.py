@@ -28,7 +28,7 @@ from typing import Any
 from trioflow.errors import PlanError
 from trioflow.parallel.coalescing import coalesce_broadcasts, coalesce_sums
 from trioflow.parallel.one_process import ProcessRank
-from trioflow.parallel.sharding import list_parameters
+from trioflow.parallel.parameters import list_parameters
 from trioflow.parallel.tensor_split import find_loss, list_inputs
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes

@@ -350,7 +350,10 @@ class StagedRank:
             self.stage = stage
             for op_id in self.work.optimizer:
                 sharded = int(op_id) in self.program.split.sharded_updates
-                self.operator(int(op_id), None, update_s if sharded else 0.0)
+                extra_s = update_s if sharded else 0.0
+                self.operator(
+                    int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id))
+                )
 
     def _reduce_partial(self) -> None:
         """Add up the gradients that each tensor-parallel rank has of its own tokens, all at once."""

@@ -15,6 +15,7 @@ from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.data_parallel import Bucket, build_buckets
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
+from trioflow.parallel.parameters import find_gradients
 from trioflow.parallel.pipeline import (
     TiedParameter,
     assign_units,
@@ -28,8 +29,15 @@ from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedule_backward import keep_sums_with_input, split_backward
 from trioflow.parallel.schedule_table import BACKWARD_WEIGHT, Schedule, leaves, recomputed_pairs
 from trioflow.parallel.sharded import ShardedWork, cost_units
-from trioflow.parallel.sharding import build_units, find_gradients
+from trioflow.parallel.sharding import build_units
 from trioflow.parallel.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
+from trioflow.parallel.updates import (
+    find_owners,
+    held_sizes,
+    list_updates,
+    place_parameters,
+    share_updates,
+)
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -55,6 +63,8 @@ class StageWorks:
         How far predicted upkeep may lie below and above [s].
     mode : str
         One of ``modes.MODES``.
+    placed : list of frozenset of int
+        Stages that update each parameter; empty without a pipeline.
     predicted, extrapolated : bool
         Whether any upkeep was predicted, and beyond what the model was fitted on.
     """
@@ -69,6 +79,7 @@ class StageWorks:
     predicted: bool = False
     mode: str = TRAIN
     extrapolated: bool = False
+    placed: list[frozenset[int]] = field(default_factory=list)
     _known: dict[Any, tuple[float, float, float, bool]] = field(default_factory=dict)
 
     def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
@@ -83,6 +94,9 @@ class StageWorks:
         """
         stage_of, unit_of = stages_of_operators(self.trace, cut)
         self.tied = self._tied_over_ranks(stage_of)
+        if len(cut) > 1:
+            copies = {str(tied.gradient["name"]): tied.stages for tied in self.tied}
+            self.placed = place_parameters(self.trace, stage_of, copies)
         splits = any(a.kind == BACKWARD_WEIGHT for row in self.schedule.rows for a in leaves(row))
         repeats = bool(recomputed_pairs(self.schedule))
         loss = loss_operators(self.trace) if repeats else set()
@@ -91,6 +105,7 @@ class StageWorks:
         for stage in range(len(cut)):
             in_stage = set(np.flatnonzero(stage_of == stage).tolist())
             work = self._operators_of(stage_of, stage)
+            self._share_optimizer(work, stage)
             work.before = self._place_exchanges(split.before, in_stage)
             work.after = self._place_exchanges(split.after, in_stage)
             if splits:
@@ -134,16 +149,30 @@ class StageWorks:
     def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
         """Return a stage's operators; each stage updates its own copy of a tied parameter."""
         operators = self.trace.operators
-        phases, modules = operators["phase"].to_numpy(), operators["module"].to_numpy()
+        phases = operators["phase"].to_numpy()
         mine = [stage_of == stage] * 3
         for tied in self.tied:
             mine[1] = mine[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
-            if stage in tied.stages:
-                mine[2] = mine[2] | (modules == tied.gradient["module"])
         forward, backward, optimizer = (
             np.flatnonzero(own & (phases == phase)) for own, phase in zip(mine, PHASES, strict=True)
         )
         return StageWork(forward, backward, optimizer)
+
+    def _share_optimizer(self, work: StageWork, stage: int) -> None:
+        """Give a stage its part of the operators that update parameters of several stages."""
+        if not self.placed:
+            return
+        sizes = held_sizes(self.trace, self.plan)
+        mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
+        owners, here = find_owners(self.trace).of_operator, set(work.optimizer.tolist())
+        for op_id, parameters in owners.items():
+            stages = frozenset().union(*(self.placed[index] for index in parameters))
+            if len(stages) > 1:
+                (here.add if stage in stages else here.discard)(op_id)
+        work.optimizer = np.array(sorted(here), dtype=np.int64)
+        spanning = [op for op in list_updates(self.trace.operators) if op in here]
+        shares = share_updates(self.trace, sizes, mine, spanning)
+        work.update_shares = {op: share for op, share in shares.items() if share < 1}
 
     def _split_backward(self, work: StageWork, stage_of: NDArray[np.int64], stage: int) -> None:
         left_out = frozenset(op for tied in self.tied for op in tied.sums)

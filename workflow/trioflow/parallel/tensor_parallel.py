@@ -34,7 +34,7 @@ Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -51,12 +51,10 @@ from trioflow.parallel.tensor_split import (
     is_sharded,
     kind_of_module,
 )
+from trioflow.parallel.updates import scale_work, shard_updates
 from trioflow.parallel.vocabulary import Vocabulary, check_tokens, find_head, find_vocabulary
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
-
-if TYPE_CHECKING:
-    pass
 
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 """Columns of operators that are less on a shard."""
@@ -99,11 +97,11 @@ class _Splitter:
         self.exit = find_head(trace) if sequence else None
 
     def visit(self, row: dict[str, Any]) -> str:
-        """Return how one operator is affected: column, row, vocabulary, inside, token, exit, update or nothing."""
+        """Return how one operator is affected: column, row, vocabulary, inside, token, exit or nothing."""
+        if row["phase"] == "optimizer":
+            return ""
         inputs = [self.storage[i] for i in row["input_ids"]]
         kind = kind_of_module(row["module"], self.rules)
-        if row["phase"] == "optimizer":
-            return "update" if kind else ""
         if row["phase"] == "backward":
             forward = row["forward_op_id"]
             kind = "" if forward is None else self.kinds[forward]
@@ -329,12 +327,11 @@ def split_operators(
         if not kind or kind == "exit":
             continue
         _cut(cells, row, kind, splitter)
-        if kind == "update":
-            split.sharded_updates.add(int(row["op_id"]))
     for name, values in cells.items():
         split.operators[name] = pd.Series(
             values, index=split.operators.index, dtype=split.operators[name].dtype
         )
+    _cut_updates(split, trace, degree)
     messages.finish()
     if not split.exchanges:
         raise PlanError(
@@ -349,10 +346,24 @@ def split_operators(
     return split
 
 
+def _cut_updates(split: TensorSplit, trace: Trace, degree: int) -> None:
+    """Leave the rank its part of the optimizer, and note what the framework dispatches on shards."""
+    shares = {op: share for op, share in shard_updates(trace, degree).items() if share < 1}
+    split.operators = scale_work(split.operators, shares)
+    rules = trace.facts.get("tensor_split", {})
+    updates = records(trace.operators, "op_id", "phase", "module")
+    of_layers = {
+        int(row["op_id"])
+        for row in updates
+        if row["phase"] == "optimizer" and kind_of_module(row["module"], rules)
+    }
+    split.sharded_updates |= of_layers | set(shares)
+
+
 def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: _Splitter) -> None:
     """Write the shard's work into one row of the columns."""
     op_id, degree = row["op_id"], splitter.degree
-    if kind in ("inside", "update"):
+    if kind == "inside":
         for column in ("flop", "read_bytes", "write_bytes"):
             for name in (column, f"batch_{column}"):
                 cells[name][op_id] = int(row[name]) // degree

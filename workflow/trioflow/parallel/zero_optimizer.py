@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from trioflow.parallel.parameters import Parameter, list_parameters
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.sharding import Parameter, list_parameters
-from trioflow.tables import records
+from trioflow.parallel.updates import find_owners, list_updates, share_updates
 from trioflow.trace.store import Trace
 
 
@@ -31,14 +31,14 @@ class OptimizerPartition:
     shared : tuple of int
         Operators over the parameters of several ranks, such as a fused update;
         each rank runs them on its own part.
-    shares : tuple of float
-        Part of all elements that each rank updates.
+    shares : tuple of dict of int to float
+        Part of each shared operator that each rank runs.
     """
 
     parameters: tuple[tuple[Parameter, ...], ...]
     operators: tuple[tuple[int, ...], ...]
     shared: tuple[int, ...]
-    shares: tuple[float, ...]
+    shares: tuple[dict[int, float], ...]
 
 
 def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
@@ -75,46 +75,21 @@ def partition_optimizer(trace: Trace, ranks: int) -> OptimizerPartition:
     rank_of = {index: rank for rank, part in enumerate(parts) for index in part}
     operators: list[list[int]] = [[] for _ in range(ranks)]
     shared = []
-    for op_id, owners in _own_updates(trace, parameters).items():
+    for op_id, owners in find_owners(trace).of_operator.items():
         of = sorted({rank_of[index] for index in owners})
         if len(of) != 1:
             shared.append(op_id)
         for rank in of or range(ranks):
             operators[rank].append(op_id)
+    of_all = sorted(set(shared) & set(list_updates(trace.operators)))
     return OptimizerPartition(
         tuple(tuple(parameters[i] for i in part) for part in parts),
         tuple(map(tuple, operators)),
         tuple(shared),
-        tuple(sum(sizes[i] for i in part) / max(sum(sizes), 1) for part in parts),
+        tuple(
+            share_updates(
+                trace, sizes, [n * (rank_of[i] == rank) for i, n in enumerate(sizes)], of_all
+            )
+            for rank in range(ranks)
+        ),
     )
-
-
-def _own_updates(trace: Trace, parameters: Sequence[Parameter]) -> dict[int, set[int]]:
-    """Return the parameters that each optimizer operator updates.
-
-    State tensors are recognised by the operators that mix them with a
-    parameter or a gradient; numbers, such as counts of steps, belong to the
-    parameter that is updated next.
-    """
-    storage = trace.tensors["storage_id"].tolist()
-    scalar = [len(shape) == 0 for shape in trace.tensors["shape"]]
-    owner: dict[int, int] = {}
-    for index, parameter in enumerate(parameters):
-        for known in (parameter.storage_id, parameter.gradient_storage_id):
-            if known >= 0:
-                owner[known] = index
-    updates = trace.operators[trace.operators["phase"] == "optimizer"]
-    rows = records(updates, "op_id", "input_ids", "output_ids")
-    found: dict[int, set[int]] = {}
-    for _ in range(2):  # the second pass knows the states that the first one met late
-        for row in rows:
-            used = {storage[i] for i in (*row["input_ids"], *row["output_ids"]) if not scalar[i]}
-            owners = {owner[s] for s in used if s in owner}
-            if len(owners) == 1:
-                for one in used:
-                    owner.setdefault(one, next(iter(owners)))
-            found[int(row["op_id"])] = owners
-    following: set[int] = set()
-    for op_id in reversed(found):
-        following = found[op_id] = found[op_id] or following
-    return found

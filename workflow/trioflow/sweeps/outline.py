@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,12 +26,12 @@ from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
+from trioflow.parallel.parameters import list_parameters
 from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.recomputation import plan_recomputation
 from trioflow.parallel.reference import Reference, choose_reference
-from trioflow.parallel.sharding import build_units, list_parameters, shard_updates
 from trioflow.parallel.sizing import (
     WORK,
     predict_operator_times,
@@ -40,6 +40,12 @@ from trioflow.parallel.sizing import (
 )
 from trioflow.parallel.staged_work import predict_elementwise, upkeep_phase
 from trioflow.parallel.tensor_split import TensorSplit, is_sharded
+from trioflow.parallel.updates import (
+    find_owners,
+    share_storages,
+    split_updates,
+    spread_updates,
+)
 from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
@@ -148,7 +154,10 @@ class Outline:
 
     def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
         key = ("split", id(trace), *style_of(plan))
-        return self.keep(key, lambda: split_for_plan(prepare_split(trace, plan), plan))
+        return self.keep(key, lambda: split_for_plan(self._prepare(trace, plan), plan))
+
+    def _prepare(self, trace: Trace, plan: Plan) -> Trace:
+        return self.keep(("prepared", id(trace), *style_of(plan)), prepare_split, trace, plan)
 
     def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
@@ -200,9 +209,12 @@ class Outline:
         factor = samples / int(trace.facts["batch"])
         device_s = self._device_s(plan, samples)
         host_s = ns_to_s(1.0) * reference.operators["cpu_ns"].to_numpy(dtype=np.float64)
-        place = self._units_of(trace) * 3 + self._phases_of(trace)
+        units = self._units_of(trace)
+        operator, unit, share = self.keep(("spread", id(trace)), spread_updates, trace, units)
+        place = unit * 3 + self._phases_of(trace)[operator]
         device, host = (
-            _sum(place, values, self.units * 3).reshape(-1, 3) for values in (device_s, host_s)
+            _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3)
+            for values in (device_s, host_s)
         )
         # A GPU's host runs ahead of it, and the slower of the two decides; a CPU does both itself.
         beside = trace.facts.get("device") == "cuda"
@@ -287,7 +299,8 @@ class Outline:
         """Return a rank's allocations, the first operator that uses each, and whether backward needs it."""
 
         def make() -> _Allocations:
-            shares = _share_parameters(trace, plan.tensor)
+            # Of one tensor-parallel rank: what replicas share is taken from the sums.
+            shares = share_storages(self._prepare(trace, plan), replace(plan, sharding="none"))
             table = build_storage_table(trace, split.operators, shares.get)
             begins, storages, _ = table.uses
             counts = np.diff(begins)
@@ -314,6 +327,15 @@ class Outline:
         trace = self.traces[0]
         table, first, _ = self._table(trace, plan, self._split(trace, plan))
         unit = self._units_of(trace)[first]
+        # One operator may update parameters of many units; state lies where its parameter does.
+        owners, unit_of = (
+            find_owners(trace).of_storage,
+            dict(zip(table.storage_id, unit, strict=True)),
+        )
+        parameters = list_parameters(trace) if owners else []
+        for place, storage in enumerate(table.storage_id.tolist()):
+            if storage in owners:
+                unit[place] = unit_of.get(parameters[owners[storage]].storage_id, unit[place])
         sums = [
             _sum(unit, np.where(table.category == name, table.bytes, 0.0), self.units)
             for name in ("parameter", "gradient", "optimizer_state", "buffer")
@@ -339,11 +361,10 @@ class Outline:
 
     def _time_sharded_update(self, plan: Plan) -> float:
         trace = self.traces[0]
-        units = build_units(trace, plan.tensor)
-        operators, _ = shard_updates(self._split(trace, plan).operators, units, plan.shards)
+        split = split_updates(self._prepare(trace, plan), plan, self._split(trace, plan))
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
-        recorded = trace.operators.iloc[mine]
-        device_s, _ = predict_operator_times(recorded, operators.iloc[mine], self._asked_model)
+        recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
+        device_s, _ = predict_operator_times(recorded, target, self._asked_model)
         host_s = ns_to_s(float(recorded["cpu_ns"].sum()))
         total_s = float(device_s.sum())
         return max(total_s, host_s) if trace.facts.get("device") == "cuda" else total_s + host_s
@@ -351,10 +372,9 @@ class Outline:
     def _time_partitioned_update(self, plan: Plan, samples: int) -> float:
         done = self._work_of_operators(plan, samples)
         partition = partition_optimizer(done.trace, plan.data)
-        shared = np.isin(np.arange(len(done.alone_s)), partition.shared)
         updates_s = [
-            float((done.alone_s[list(mine)] * np.where(shared[list(mine)], share, 1.0)).sum())
-            for mine, share in zip(partition.operators, partition.shares, strict=True)
+            sum(float(done.alone_s[op]) * shares.get(op, 1.0) for op in mine)
+            for mine, shares in zip(partition.operators, partition.shares, strict=True)
         ]
         sizes = [p.size_bytes for parameters in partition.parameters for p in parameters]
         return max(updates_s) + sum(self.messages.data_s(plan, "broadcast", size) for size in sizes)
@@ -363,19 +383,6 @@ class Outline:
     def _asked_model(self) -> OperatorModel:
         """The model itself where one remembers its answers: for questions that are new."""
         return self.model.model if isinstance(self.model, MemoModel) else self.model
-
-
-def _share_parameters(trace: Trace, tensor: int) -> dict[int, float]:
-    """Return the part of each parameter, and of its gradient, on one tensor-parallel rank."""
-    if tensor == 1:
-        return {}
-    shares: dict[int, float] = {}
-    pairs = zip(list_parameters(trace), list_parameters(trace, tensor), strict=True)
-    for whole, mine in pairs:
-        share = mine.size_bytes / max(whole.size_bytes, 1)
-        shares |= {mine.storage_id: share, mine.gradient_storage_id: share}
-    shares.pop(-1, None)
-    return shares
 
 
 def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:

@@ -1,0 +1,142 @@
+"""The parameters of a model as one rank holds them, and where their gradients lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import pandas as pd
+
+from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.tensor_split import kind_of_module
+from trioflow.trace.store import Trace, tensor_bytes
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as one tensor-parallel rank holds it.
+
+    Attributes
+    ----------
+    name : str
+        Path in the model.
+    shape : tuple of int
+        Of the tensor-parallel shard.
+    elem_bytes : int
+        Bytes of an element.
+    storage_id, gradient_storage_id : int
+        In the trace's tensors; -1 where unknown.
+    trained : bool
+        Whether the step makes a gradient of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    elem_bytes: int
+    storage_id: int
+    gradient_storage_id: int
+    trained: bool
+
+    @property
+    def module(self) -> str:
+        """Path of the module that holds it."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size without padding [bytes]."""
+        return prod(self.shape) * self.elem_bytes
+
+    def padded_bytes(self, shards: int) -> int:
+        """Return the size with the rows that make it divide among some shards [bytes]."""
+        rows, width = self.shape[0] if self.shape else 1, prod(self.shape[1:])
+        return -(-rows // shards) * shards * width * self.elem_bytes
+
+
+@remembered
+def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
+    """Return the parameters in the model's order, each as one tensor-parallel rank holds it.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not say which parameters there are.
+    """
+    gradients = {str(g["name"]): g for g in trace.facts.get("gradients", [])}
+    told = trace.facts.get("parameters") or _shapes_of_gradients(trace)
+    if not told:
+        raise PlanError(
+            "the trace does not say which parameters there are, so they cannot be sharded",
+            fix="capture it again, or give trace.json the key parameters",
+        )
+    rules = dict(trace.facts.get("tensor_split", {})) if tensor > 1 else {}
+    made = find_gradients(trace)
+    found = []
+    for entry in told:
+        name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
+        kind = kind_of_module(name.rpartition(".")[0], rules)
+        if kind == "column":
+            shape[0] //= tensor
+        elif kind == "row" and len(shape) > 1:
+            shape[1] //= tensor
+        gradient = gradients.get(name, {})
+        found.append(
+            Parameter(
+                name, tuple(shape), int(entry.get("elem_bytes", 4)),
+                int(gradient.get("parameter_storage_id", -1)),
+                made.get(name, -1), bool(gradient),
+            )
+        )  # fmt: skip
+    return found
+
+
+@remembered
+def find_gradients(trace: Trace) -> dict[str, int]:
+    """Return the storage of each parameter's gradient, by the parameter's name.
+
+    Where the trace does not join them (another operator ran between the one
+    that made the gradient and its accumulation), it is the latest gradient of
+    that size made before, which no other parameter has.
+    """
+    sizes, tensors = tensor_bytes(trace), trace.tensors
+    entries = trace.facts.get("gradients", [])
+    found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
+    known = set(found.values())
+    free: dict[int, tuple[int, int]] = {}
+    columns = (tensors[name].tolist() for name in ("category", "storage_id", "producer_op_id"))
+    for row, (category, storage, maker) in enumerate(zip(*columns, strict=True)):
+        if category == "gradient" and storage not in known and not pd.isna(maker):
+            size = max(sizes[row], free.get(int(storage), (0, 0))[0])
+            free[int(storage)] = (size, int(maker))
+    for entry in entries:
+        if found[str(entry["name"])] >= 0:
+            continue
+        # Gradients of one operator become ready in the order of its results.
+        fitting = [
+            (maker, -storage) for storage, (size, maker) in free.items()
+            if size == int(entry["size_bytes"]) and maker <= int(entry["ready_after_op_id"])
+        ]  # fmt: skip
+        if fitting:
+            storage = -max(fitting)[1]
+            found[str(entry["name"])] = storage
+            free.pop(storage)
+    return found
+
+
+def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
+    """Return the parameters that gradients belong to, shaped as the step first used them."""
+    sizes, tensors = tensor_bytes(trace), trace.tensors
+    first: dict[tuple[int, int], int] = {}
+    for row, storage in enumerate(tensors["storage_id"].tolist()):
+        first.setdefault((int(storage), sizes[row]), row)
+    found: list[dict[str, Any]] = []
+    # Gradients become ready from the last parameter to the first.
+    for gradient in reversed(trace.facts.get("gradients", [])):
+        key = (int(gradient["parameter_storage_id"]), int(gradient["size_bytes"]))
+        if key in first:
+            shape = tensors["shape"].iloc[first[key]]
+            width = int(tensors["elem_bytes"].iloc[first[key]])
+            found.append({"name": gradient["name"], "shape": shape, "elem_bytes": width})
+    return found
