@@ -12,9 +12,9 @@ from graphs import make_data_parallel_graph, make_switch
 from rows import Row, time_s
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path, summarize_timeline
+from trioflow.export.counters import count_link_rates, count_memory
+from trioflow.export.perfetto import write_perfetto
 from trioflow.network.link_usage import measure_links
-from trioflow.report.counters import count_link_rates, count_memory
-from trioflow.report.perfetto import write_perfetto
 from trioflow.tables import write_table
 
 RANKS, OPERATORS, BUCKETS, UPDATES = 128, 3000, 50, 1800

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from trioflow import tables
 from trioflow.engine.simulate import Result, simulate
 from trioflow.engine.timeline import find_critical_path
+from trioflow.export.perfetto import write_perfetto
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
-from trioflow.report.perfetto import write_perfetto
 
 RANKS = 3
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

@@ -39,6 +39,7 @@ ORDER = (
     ("parallel",),
     ("network",),
     ("engine",),
+    ("prediction",),
     ("export",),
     ("measure",),
     ("campaign",),

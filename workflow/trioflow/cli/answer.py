@@ -19,11 +19,11 @@ from trioflow.cli.text import format_facts, format_table
 from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.engine.simulate import CONFIDENCES, Result, simulate_interval
 from trioflow.errors import InputError
+from trioflow.export.counters import can_count_links
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
 from trioflow.parallel.memory import find_fullest
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.report.breakdown import WAYS, build_breakdown
-from trioflow.report.counters import can_count_links
+from trioflow.prediction.breakdown import WAYS, build_breakdown
 from trioflow.report.experiment import choose_traced, write_step
 from trioflow.trace.store import Trace
 from trioflow.units import format_bytes, format_time

@@ -20,7 +20,7 @@ from trioflow.cli.search import add_search
 from trioflow.costmodel.methods import AUTO, METHOD_NAMES
 from trioflow.errors import TrioflowError
 from trioflow.experiments import OPTIMIZERS, PRECISIONS
-from trioflow.report.breakdown import DEPTH, WAYS
+from trioflow.prediction.breakdown import DEPTH, WAYS
 
 EXAMPLE = """example, with a trace that ships with trioflow:
   trioflow show gpt2-tiny-b8

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.engine.timeline import COMMUNICATION_KINDS
-from trioflow.report.breakdown import DEPTH, cut_path
+from trioflow.prediction.breakdown import DEPTH, cut_path
 from trioflow.report.wording import join_words, write_percent
 from trioflow.tables import records
 

@@ -14,6 +14,8 @@ from trioflow.costmodel.collectives import load_collective_model
 from trioflow.engine.simulate import CONFIDENCES, Result, simulate, simulate_interval
 from trioflow.engine.timeline import build_critical_path, measure_concurrency
 from trioflow.experiments import Plan
+from trioflow.export.counters import count_link_rates, count_memory
+from trioflow.export.perfetto import write_perfetto
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost
@@ -21,10 +23,8 @@ from trioflow.network.link_usage import measure_links
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph, load_task_graph
+from trioflow.prediction.breakdown import WAYS, build_breakdown
 from trioflow.provenance import read_json, write_json
-from trioflow.report.breakdown import WAYS, build_breakdown
-from trioflow.report.counters import count_link_rates, count_memory
-from trioflow.report.perfetto import write_perfetto
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, load_trace
 

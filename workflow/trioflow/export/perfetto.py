@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.report.perfetto_text import (
+from trioflow.export.perfetto_text import (
     Ints,
     Piece,
     cut_rows,

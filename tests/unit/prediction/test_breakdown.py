@@ -7,7 +7,7 @@ import pytest
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
-from trioflow.report.breakdown import build_breakdown
+from trioflow.prediction.breakdown import build_breakdown
 from trioflow.trace.store import Trace
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.report import perfetto_text
-from trioflow.report.perfetto import write_perfetto
+from trioflow.export import perfetto_text
+from trioflow.export.perfetto import write_perfetto
 
 
 def make_timeline(*rows: dict[str, Any]) -> pd.DataFrame:
