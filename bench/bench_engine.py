@@ -18,7 +18,7 @@ from graphs import (
 )
 from peers import ASTRASIM_LAYERS, ASTRASIM_RING, TRIOSIM_RESNET50, TRIOSIM_VGG13
 from rows import Peer, Row, time_s
-from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collectives import load_collective_model
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.engine.simulate import simulate

@@ -33,7 +33,7 @@ FOLDED_RANKS = (64, 1024, 4096)
 """Ranks of a graph whose tables alone show that they are alike."""
 ONE_SCALE = """
 import json, resource, sys, time
-from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.device_times import prepare_device_times
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.engine.simulate import simulate

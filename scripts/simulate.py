@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from trioflow.export.step_files import simulate_experiment
 from trioflow.job_log import log_job
-from trioflow.report.experiment import simulate_experiment
 
 with log_job(snakemake.log[0]):
     simulate_experiment(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, read_public_samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.engine import expansion
 from trioflow.engine.expansion import (

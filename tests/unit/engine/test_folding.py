@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collectives import load_collective_model
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators import load_operator_model

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.cli.choices import SHIPPED_MODELS
+from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.errors import PlanError

@@ -19,6 +19,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.prediction.anchors import SessionAnchor
 from trioflow.provenance import write_json
 from trioflow.published.causes import CAUSES
 from trioflow.published.prediction import FULL, SERIAL, Settings
@@ -37,7 +38,6 @@ from trioflow.report.attribution_section import (
     score_experiments,
     summarise_live_changes,
 )
-from trioflow.report.experiment import Anchor
 from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP, LiveCase, share_host
 from trioflow.report.measured_parts import measure_parts
 from trioflow.trace.store import load_trace, save_trace
@@ -95,7 +95,7 @@ def make_graph(plan: str, compute: float = 1.0, host: float = 1.0) -> TaskGraph:
 def make_case(plan: str, machine: Platform = MACHINE, name: str = "made-up") -> LiveCase:
     graph = make_graph(plan)
     ranks = int(graph.tasks["rank"].nunique())
-    anchor = Anchor(ONES, [ONES] * ranks)
+    anchor = SessionAnchor(ONES, [ONES] * ranks)
     return LiveCase(
         name, graph, machine, Straight(), anchor, anchor.busy, share_host(graph, np.zeros(0))
     )  # type: ignore[arg-type]
@@ -285,6 +285,7 @@ def write_files(folder):
     trace = replace(trace, facts={**trace.facts, "workload": "gpt2-tiny"})
     graph = extrapolate(trace, make_plan(data=2), ProportionalModel())
     graph.metadata["experiment"] = "gpt-ddp2"
+    graph.metadata["operator_times"] = {"cost_model": "c", "confidence": "measured", "warnings": []}
     save_trace(trace, folder / "operator_tables/gpt2-tiny-b8")
     graph.save(folder / "task_graphs/gpt-ddp2")
     samples = [

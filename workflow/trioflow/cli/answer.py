@@ -6,122 +6,54 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from trioflow import tables
-from trioflow.cli.choices import choose_collectives, choose_graph
-from trioflow.cli.network import CHANGED, is_changed, spell_network
+from trioflow.cli.choices import read_options
 from trioflow.cli.text import format_facts, format_table
-from trioflow.engine.networks import DEFAULT_NETWORK
-from trioflow.engine.simulate import CONFIDENCES, Result, simulate_interval
 from trioflow.errors import InputError
 from trioflow.export.counters import can_count_links
-from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
+from trioflow.export.step_files import write_step
 from trioflow.parallel.memory import find_fullest
-from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.breakdown import WAYS, build_breakdown
-from trioflow.report.experiment import choose_traced, write_step
-from trioflow.trace.store import Trace
+from trioflow.prediction.answer import Prediction, predict
+from trioflow.prediction.breakdown import WAYS
 from trioflow.units import format_bytes, format_time
 
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What ``trioflow simulate`` says: the figures by name, the timeline, the breakdown asked for."""
-
-    told: dict[str, Any]
-    result: Result
-    breakdown: pd.DataFrame | None
-    graph: TaskGraph
-    trace: Trace
-
-    @property
-    def timeline(self) -> pd.DataFrame:
-        """Tasks of all ranks, made when they are asked for."""
-        return self.result.timeline
-
-    def write_timeline(self, path: str | Path) -> None:
-        """Write the timeline, as a table or for Perfetto."""
-        if str(path).endswith(".parquet"):
-            tables.write_table(self.timeline, "timeline", path)
-        else:
-            write_step(self.result, self.graph, self.trace, path)
+def predict_options(options: argparse.Namespace, *, record_links: bool = False) -> Prediction:
+    """Return the prediction that a command line asks for; with the links' rates, where the network has them."""
+    plan, platform, assumed = read_options(options)
+    recorded = replace(assumed, record_links=record_links and can_count_links(assumed.network))
+    return predict(options.trace, plan, platform, batch=options.batch, options=recorded)
 
 
-def predict(options: argparse.Namespace, *, record_links: bool = False) -> Answer:
-    """Return the answer of ``trioflow simulate``; with the links' rates, where the network tells them."""
-    graph, platform, times = choose_graph(options)
-    trace, batch = times.traces[0], int(graph.metadata["batch"])
-    collectives = choose_collectives(options, platform)
-    warnings = list(times.warnings)
-    if graph.kinds & {"collective", "send"} and collectives is None:
-        warnings.append(
-            f"no measured collectives for {platform.name}: ring closed form over its data-sheet links"
-        )
-        warnings += [told for told in [describe_unmeasured(platform)] if told]
-    guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
-    if graph.metadata["plan"]["offload"] != "none" and guessed:
-        warnings.append(
-            f"rates of the host of {platform.name} were never measured: peaks of data sheets"
-        )
-    network = spell_network(getattr(options, "network", DEFAULT_NETWORK))
-    if collectives is not None and is_changed(options):
-        warnings.append(CHANGED)
-    fold: str | bool = False if getattr(options, "no_fold", False) else "auto"
-    result = simulate_interval(
-        graph, platform, collectives, network=network, fold=fold,
-        record_links=record_links and can_count_links(network),
-    )  # fmt: skip
-    peak, room = int(graph.metadata["peak_memory_bytes"]), platform.device.memory_bytes
-    if peak > room:
-        warnings.insert(0, "out of memory: the step does not fit a rank's device")
-    summary = result.summary
-    confidences = [graph.metadata["compute_confidence"], summary["confidence"], times.confidence]
-    keys = ("step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
-            "exposed_communication_s", "ranks", "events", "simulator_wall_s")  # fmt: skip
-    told = {
-        **{key: summary[key] for key in keys},
-        "workload": trace.facts["workload"],
-        "batch": batch,
-        "plan": graph.metadata["plan"]["plan"],
-        "plan_text": graph.metadata["plan_text"],
-        "platform": platform.name,
-        "network": network,
-        "cost_model": times.model_text,
-        "confidence": max(confidences, key=CONFIDENCES.index),
-        "peak_memory_bytes": peak,
-        "memory_bytes": room,
-        "fits_memory": peak <= room,
-        "memory": graph.metadata["memory"],
-        "mode": graph.metadata["mode"],
-        "samples_per_s": batch / summary["step_time_s"],
-        "folded": summary["folded"],
-        "unfolded_reason": summary["unfolded_reason"],
-        "warnings": list(dict.fromkeys([*warnings, *summary["warnings"]])),
-    }
-    by = getattr(options, "by", None)
-    breakdown = None
-    traced = choose_traced(times.traces, graph.metadata)
-    if by:
-        breakdown = build_breakdown(graph, result.timeline, traced, by, options.depth)
-    return Answer(told, result, breakdown, graph, traced)
+def write_timeline(prediction: Prediction, path: str) -> None:
+    """Write a timeline, as a table or for Perfetto."""
+    if path.endswith(".parquet"):
+        tables.write_table(prediction.timeline, "timeline", path)
+    else:
+        write_step(prediction, path)
 
 
 def run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
     check_timeline(options.timeline)
     check_breakdown(options)
-    answer = predict(options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS))
-    told, breakdown = answer.told, answer.breakdown
+    prediction = predict_options(
+        options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
+    )
+    told, breakdown = prediction.to_dict(), None
+    if options.by:
+        breakdown = prediction.breakdown(options.by, options.depth)
     if options.timeline:
-        answer.write_timeline(options.timeline)
+        write_timeline(prediction, options.timeline)
     if options.breakdown and breakdown is not None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
     if options.json:
@@ -140,6 +72,7 @@ def run_simulate(options: argparse.Namespace) -> None:
             ("peak memory", f"{memory}: {verdict}"),
             ("filled by", describe_filling(told["memory"])),
             ("step time", f"{format_time(told['step_time_s'])}  ({interval}; {told['confidence']})"),
+            ("without session", describe_unanchored(told)),
             ("throughput", f"{told['samples_per_s']:.3g} samples/s"),
             ("compute", f"{format_time(told['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(told['communication_s'])}, "
@@ -154,6 +87,13 @@ def run_simulate(options: argparse.Namespace) -> None:
         print(f"\n{format_breakdown(breakdown, told['step_time_s'])}")
     for warning in told["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def describe_unanchored(told: dict[str, Any]) -> str:
+    """Return the step without the session's anchor; empty where there is none."""
+    if "trace_only_step_time_s" not in told:
+        return ""
+    return f"{format_time(told['trace_only_step_time_s'])}, from the trace alone"
 
 
 def describe_filling(memory: Sequence[dict[str, Any]]) -> str:

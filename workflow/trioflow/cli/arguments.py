@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from trioflow.costmodel.methods import UNFITTED
-from trioflow.costmodel.step_anchor import TIMER, WAYS
+from trioflow.costmodel.step_anchor import TIMER
 from trioflow.parallel.modes import MODES
 from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules import SCHEDULES
 from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
+from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +48,14 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         f"{' or '.join(UNFITTED)} (a baseline)",
     )  # fmt: skip
     parser.add_argument(
-        "--anchor", choices=WAYS, default=TIMER,
+        "--anchor", choices=ANCHORS, default=TIMER,
         help="operators that were timed one by one, and a measured step: take the timer off each, use one factor "
-        f"(ratio), or leave them (default: {TIMER})",
+        f"(ratio), or leave them (none); {SESSION}: to the single-rank steps of the session that measured the "
+        f"workload here (default: {TIMER})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--session", metavar="FILE",
+        help="session.json of --anchor session (default: the workload's, measured by `make reproduce` in this folder)",
     )  # fmt: skip
     parser.add_argument(
         "--override", metavar="CSV",
@@ -119,4 +125,7 @@ def _add_pipeline(parser: argparse.ArgumentParser) -> None:
 
 def add_collectives_argument(parser: argparse.ArgumentParser) -> None:
     """Add the model of collectives, for commands that simulate."""
-    parser.add_argument("--collectives", metavar="MODEL", help="fitted collective model")
+    parser.add_argument(
+        "--collectives", metavar="MODEL",
+        help=f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)",
+    )  # fmt: skip

@@ -1,37 +1,19 @@
-"""What the command line leaves open: plan, platform, cost models."""
+"""What a command line asks for: plan, platform, and what a prediction assumes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from trioflow.cli.network import change_platform, set_algorithms
-from trioflow.costmodel.choices import (
-    SHIPPED_MODELS,
-    Collectives,
-    choose_times,
-    find_collectives,
-    find_model,
-    load_collectives,
-    load_named_platform,
-)
-from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.step_anchor import Anchoring
+from trioflow.cli.network import change_platform, is_changed, set_algorithms, spell_network
+from trioflow.costmodel.choices import load_named_platform
+from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
-from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.given import read_plan, read_stages
-from trioflow.parallel.pipeline import BALANCES
+from trioflow.parallel.given import read_plan
 from trioflow.parallel.plan import make_plan, named_plan, vary_plan
 from trioflow.parallel.schedules import Schedule, is_schedule
-from trioflow.parallel.task_graph import TaskGraph
-from trioflow.trace.store import Trace, load_trace
-
-__all__ = [
-    "SHIPPED_MODELS", "choose_collectives", "choose_device_times", "choose_graph", "choose_plan",
-    "choose_platform", "find_model",
-]  # fmt: skip
+from trioflow.prediction.options import Options
 
 FURTHER = ("tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload")
 """Arguments that are columns of a plan."""
@@ -118,59 +100,29 @@ def choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule |
     return plan, schedule
 
 
-def choose_platform(name: str, ranks: int) -> Platform:
-    """Return a platform by name or file; see ``costmodel.choices.load_named_platform``."""
-    return load_named_platform(name, ranks)
-
-
-def choose_collectives(
-    options: argparse.Namespace, platform: Platform, method: str | None = None
-) -> Collectives | None:
-    """Return the platform's measured collectives, or None where there are none.
-
-    ``--collectives`` names a file, or a folder of the shipped models.
-
-    Raises
-    ------
-    InputError
-        When there is no such model, or it cannot predict by the method.
-    """
-    path = find_collectives(platform, options.collectives)
-    return load_collectives(path, method) if path else None
-
-
-def choose_device_times(
-    options: argparse.Namespace, traces: Sequence[Trace], device_name: str
-) -> DeviceTimes:
-    """Return the traces with a device's times, and the operator model for it.
-
-    Raises
-    ------
-    InputError, TraceError
-        As ``costmodel.choices.choose_times``.
-    """
-    return choose_times(traces, device_name, options.cost_model, options.override)
-
-
-def choose_graph(options: argparse.Namespace) -> tuple[TaskGraph, Platform, DeviceTimes]:
-    """Return the task graph that a command line asks for, and what it was made from.
+def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
+    """Return the plan, the platform and the assumptions that a command line asks for.
 
     Raises
     ------
     TrioflowError
         When anything of it does not fit.
     """
-    traces = [load_trace(name) for name in options.trace]
     chosen, schedule = choose_scheduled_plan(options)
     plan = set_algorithms(chosen, options)
-    platform = change_platform(choose_platform(options.platform, plan.ranks), options)
-    times = choose_device_times(options, traces, platform.device.name)
-    stages = options.stages
-    if stages is not None and stages not in BALANCES:
-        stages = read_stages(stages)
-    graph = extrapolate(
-        times.traces, plan, times.model, batch=options.batch, host=platform.host, stages=stages,
-        schedule=schedule, mode=options.mode, last_batch=options.last_batch,
-        anchoring=Anchoring(options.anchor),
-    )  # fmt: skip
-    return graph, platform, times
+    platform = change_platform(load_named_platform(options.platform, plan.ranks), options)
+    assumed = Options(
+        network=spell_network(getattr(options, "network", DEFAULT_NETWORK)),
+        fold=False if getattr(options, "no_fold", False) else "auto",
+        cost_model=options.cost_model,
+        override=options.override,
+        collectives=getattr(options, "collectives", None),
+        anchor=options.anchor,
+        session=options.session,
+        stages=options.stages,
+        schedule=schedule,
+        mode=options.mode,
+        last_batch=options.last_batch,
+        links_changed=is_changed(options),
+    )
+    return plan, platform, assumed

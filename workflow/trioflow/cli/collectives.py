@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow import __version__
-from trioflow.cli.choices import choose_collectives, choose_platform
 from trioflow.cli.network import (
-    CHANGED,
     add_algorithm_arguments,
     add_network_arguments,
     change_platform,
@@ -21,6 +19,7 @@ from trioflow.cli.network import (
     read_chunks,
     spell_network,
 )
+from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_formula import NcclMachine, load_constants, recognise_device
@@ -34,6 +33,8 @@ from trioflow.network.algorithms.names import spell_algorithm
 from trioflow.network.collectives import CollectiveCost, compute_wire_bytes
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.prediction.options import Options
+from trioflow.prediction.step import LINKS_CHANGED, choose_collectives
 from trioflow.provenance import digest_file
 from trioflow.units import format_bytes, format_time
 
@@ -69,7 +70,7 @@ def run_collective(options: argparse.Namespace) -> None:
     size = round(options.bytes) if isfinite(options.bytes) else 0
     if size < 1 or options.ranks < 2:
         raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
-    platform = change_platform(choose_platform(options.platform, options.ranks), options)
+    platform = change_platform(load_named_platform(options.platform, options.ranks), options)
     if options.algorithm in (None, *METHODS):
         told = _ask_measurements(options, platform, size)
     else:
@@ -96,7 +97,7 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
         raise InputError(
             f"{options.algorithm} has no messages to cut into chunks", fix="say --algorithm ring"
         )
-    cost = choose_collectives(options, platform, options.algorithm)
+    cost = choose_collectives(platform, Options(collectives=options.collectives), options.algorithm)
     if options.algorithm and cost is None:
         raise InputError(
             f"{platform.name} has no measured collectives",
@@ -110,7 +111,7 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
         algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
     if measures_a_node(cost, platform):
         algorithm = f"{algorithm}, and links between nodes"
-    warnings = [CHANGED] if is_changed(options) else []
+    warnings = [LINKS_CHANGED] if is_changed(options) else []
     low_s, high_s = result.summary["low_s"], result.summary["high_s"]
     if low_s == high_s:  # The cost says nothing of ranks that lie unevenly on nodes.
         return _tell(options, platform, size, result, "ring", warnings)

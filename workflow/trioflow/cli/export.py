@@ -9,7 +9,6 @@ from pathlib import Path
 
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
 from trioflow.errors import InputError, PlanError
-from trioflow.experiments import Plan
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules import SCHEDULES
 
@@ -58,11 +57,13 @@ def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> Non
 
 def run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
-    from trioflow.cli.choices import choose_graph
+    from trioflow.cli.choices import read_options
     from trioflow.export.chakra import size_trace, write_chakra
+    from trioflow.prediction.step import build_graph, time_operators
 
-    graph, _, times = choose_graph(options)
-    plan = Plan(**graph.metadata["plan"])
+    plan, platform, assumed = read_options(options)
+    times = time_operators(options.trace, platform.device.name, assumed)
+    graph = build_graph(times, plan, platform, batch=options.batch, options=assumed)
     source = size_trace(times.traces, plan, int(graph.metadata["batch"]))
     files = write_chakra(graph, options.output, source)
     print(f"{graph.metadata['workload']}: {graph.metadata['plan_text']}")
@@ -73,17 +74,17 @@ def run_export_chakra(options: argparse.Namespace) -> None:
 
 def run_export_perfetto(options: argparse.Namespace) -> None:
     """Simulate a plan and write its timeline."""
-    from trioflow.cli.answer import PERFETTO_ENDINGS, predict
+    from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
 
     if not options.output.endswith(PERFETTO_ENDINGS):
         raise InputError(
             f"--output {options.output}: unknown ending", fix="use .json or .json.gz for Perfetto"
         )
-    answer = predict(options, record_links=True)
-    told, timeline = answer.told, answer.timeline
-    answer.write_timeline(options.output)
+    prediction = predict_options(options, record_links=True)
+    write_timeline(prediction, options.output)
+    told = prediction.to_dict()
     print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
-    print(f"{len(timeline)} tasks in {options.output}")
+    print(f"{len(prediction.timeline)} tasks in {options.output}")
     _say(told["warnings"])
 
 

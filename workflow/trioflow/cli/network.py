@@ -13,9 +13,6 @@ from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.names import list_algorithm_words, read_algorithms
 from trioflow.network.message_planner import Chunks
 
-CHANGED = "links were changed by the command line, and collectives' measured times are of the whole machine"
-"""What to tell of measured collectives on a machine with failed or degraded links."""
-
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the network, and what becomes of its links."""

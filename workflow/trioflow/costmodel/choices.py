@@ -103,7 +103,10 @@ def load_collectives(path: Path, method: str | None = None) -> Collectives:
 
 
 def choose_times(
-    traces: Sequence[Trace], device_name: str, cost_model: str | None, override: str | None
+    traces: Sequence[Trace],
+    device_name: str,
+    cost_model: str | Path | None,
+    override: str | Path | None,
 ) -> DeviceTimes:
     """Return the traces with a device's times, and the operator model for it.
 
@@ -113,10 +116,10 @@ def choose_times(
         One workload at one or several batches.
     device_name : str
         Of the platform's device.
-    cost_model : str, optional
+    cost_model : str or path, optional
         A file, a shipped model's name, or one of `methods.UNFITTED`; chosen
         among the workflow's own in this folder and those that ship otherwise.
-    override : str, optional
+    override : str or path, optional
         A file of operator times from elsewhere.
 
     Raises
@@ -127,10 +130,11 @@ def choose_times(
     """
     overrides = load_overrides(override) if override else None
     models: dict[str, OperatorModel]
-    if cost_model in UNFITTED:
-        return lend_recorded_times(traces, cost_model, device_name, overrides)
-    if cost_model:
-        models = {str(cost_model): load_operator_model(find_model(cost_model))}
+    named = str(cost_model or "")
+    if named in UNFITTED:
+        return lend_recorded_times(traces, named, device_name, overrides)
+    if named:
+        models = {named: load_operator_model(find_model(named))}
     else:
         models = {path.parent.name: load_operator_model(path) for path in list_models()}
     return prepare_device_times(traces, device_name, models, overrides=overrides)

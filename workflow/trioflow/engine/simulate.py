@@ -60,32 +60,12 @@ class Result:
         return self.make_timeline()
 
 
-def simulate(
-    graph: TaskGraph,
-    platform: Platform,
-    collectives: CollectiveCost | None = None,
-    *,
-    compute_scale: float | Sequence[float] = 1.0,
-    communication_scale: float = 1.0,
-    network: str = DEFAULT_NETWORK,
-    engine: str = "auto",
-    algorithms: Algorithms | None = None,
-    chunks: Chunks | None = None,
-    aggregate: bool = True,
-    record_links: bool = False,
-    fold: str | bool = "auto",
-) -> Result:
-    """Simulate a task graph on a platform.
+@dataclass(frozen=True)
+class SimulationOptions:
+    """How a task graph is simulated.
 
-    Parameters
+    Attributes
     ----------
-    graph : TaskGraph
-        One training step of all ranks.
-    platform : Platform
-        Devices and links; at least as many ranks as the graph.
-    collectives : CollectiveCost, optional
-        Measured durations of collectives; the ring closed form over the
-        platform's links without.
     compute_scale : float or sequence of float
         Factor on the durations of compute, memcpy and host tasks: one for
         all, or one for each rank of the platform.
@@ -114,6 +94,50 @@ def simulate(
         Whether identical ranks are executed once, where that changes no bit
         of the times; see ``folding``. Auto leaves out what does not pay off:
         see ``preparation.prepare``.
+    """
+
+    compute_scale: float | Sequence[float] = 1.0
+    communication_scale: float = 1.0
+    network: str = DEFAULT_NETWORK
+    engine: str = "auto"
+    algorithms: Algorithms | None = None
+    chunks: Chunks | None = None
+    aggregate: bool = True
+    record_links: bool = False
+    fold: str | bool = "auto"
+
+    def scale_compute(self, factor: float) -> SimulationOptions:
+        """Return the same with compute that takes a factor as long."""
+        if isinstance(self.compute_scale, int | float):
+            return replace(self, compute_scale=self.compute_scale * factor)
+        return replace(self, compute_scale=[value * factor for value in self.compute_scale])
+
+
+DEFAULTS = SimulationOptions()
+
+
+def simulate(
+    graph: TaskGraph,
+    platform: Platform,
+    collectives: CollectiveCost | None = None,
+    options: SimulationOptions = DEFAULTS,
+    **changes: Any,
+) -> Result:
+    """Simulate a task graph on a platform.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        One training step of all ranks.
+    platform : Platform
+        Devices and links; at least as many ranks as the graph.
+    collectives : CollectiveCost, optional
+        Measured durations of collectives; the ring closed form over the
+        platform's links without.
+    options : SimulationOptions, optional
+        Scales, network, engine, algorithms.
+    **changes
+        Fields of the options to change.
 
     Returns
     -------
@@ -149,47 +173,24 @@ def simulate(
     ``communication_on_compute_stream`` collectives queue in the ``compute``
     stream of their rank, in the order of ``task_id``.
     """
-    return _simulate(
-        graph,
-        platform,
-        collectives,
-        compute_scale=compute_scale,
-        communication_scale=communication_scale,
-        network=network,
-        engine=engine,
-        algorithms=algorithms,
-        chunks=chunks,
-        aggregate=aggregate,
-        record_links=record_links,
-        fold=fold,
-        bound="time_s",
-    )
+    return _simulate(graph, platform, collectives, replace(options, **changes), "time_s")
 
 
 def simulate_interval(
     graph: TaskGraph,
     platform: Platform,
     collectives: CollectiveCost | None = None,
-    *,
-    compute_scale: float | Sequence[float] = 1.0,
-    communication_scale: float = 1.0,
-    network: str = DEFAULT_NETWORK,
-    engine: str = "auto",
-    algorithms: Algorithms | None = None,
-    chunks: Chunks | None = None,
-    aggregate: bool = True,
-    record_links: bool = False,
-    fold: str | bool = "auto",
+    options: SimulationOptions = DEFAULTS,
+    **changes: Any,
 ) -> Result:
     """Simulate a task graph, and the ends of its 80 % interval beside it.
 
     Parameters
     ----------
-    graph, platform, collectives, compute_scale, communication_scale, network, engine
+    graph, platform, collectives, options, **changes
         As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
-        factors, low and high, on the compute times; ``[1, 1]`` without.
-    algorithms, chunks, aggregate, record_links, fold
-        As in ``simulate``; links are kept of the nominal run.
+        factors, low and high, on the compute times; ``[1, 1]`` without. Links
+        are recorded of the nominal run.
 
     Returns
     -------
@@ -210,30 +211,11 @@ def simulate_interval(
     Without a measured cost, communication has no interval of its own.
     """
     low, high = _read_interval(graph.metadata.get("compute_interval", [1.0, 1.0]))
-
-    def run(factor: float, bound: Bound) -> Result:
-        scale: float | list[float]
-        if isinstance(compute_scale, int | float):
-            scale = compute_scale * factor
-        else:
-            scale = [value * factor for value in compute_scale]
-        return _simulate(
-            graph,
-            platform,
-            collectives,
-            compute_scale=scale,
-            communication_scale=communication_scale,
-            network=network,
-            engine=engine,
-            algorithms=algorithms,
-            chunks=chunks,
-            aggregate=aggregate,
-            record_links=record_links and bound == "time_s",
-            fold=fold,
-            bound=bound,
-        )
-
-    nominal, lower, upper = run(1.0, "time_s"), run(low, "low_s"), run(high, "high_s")
+    nominal_options = replace(options, **changes)
+    unrecorded = replace(nominal_options, record_links=False)
+    nominal = _simulate(graph, platform, collectives, nominal_options, "time_s")
+    lower = _simulate(graph, platform, collectives, unrecorded.scale_compute(low), "low_s")
+    upper = _simulate(graph, platform, collectives, unrecorded.scale_compute(high), "high_s")
     step_time_s = nominal.summary["step_time_s"]
     summary = {
         **nominal.summary,
@@ -259,38 +241,28 @@ def _read_interval(interval: Any) -> tuple[float, float]:
 
 
 def _simulate(
-    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, **options: Any
-) -> Result:
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
+    options: SimulationOptions, bound: Bound,
+) -> Result:  # fmt: skip
     """Simulate; where collectives slow compute down, until its times are those of their own run."""
     slowdown = platform.compute_slowdown_during_collective
     if slowdown == 1 or not graph.kinds >= {"collective", "compute"}:
-        return _simulate_once(graph, platform, collectives, **options)
+        return _simulate_once(graph, platform, collectives, options, bound)
     return stretch_compute(
-        graph, slowdown, lambda one: _simulate_once(one, platform, collectives, **options)
+        graph, slowdown, lambda one: _simulate_once(one, platform, collectives, options, bound)
     )
 
 
 def _simulate_once(
-    graph: TaskGraph,
-    platform: Platform,
-    collectives: CollectiveCost | None,
-    *,
-    compute_scale: float | Sequence[float],
-    communication_scale: float,
-    network: str,
-    engine: str,
-    algorithms: Algorithms | None,
-    chunks: Chunks | None,
-    aggregate: bool,
-    record_links: bool,
-    fold: str | bool,
-    bound: Bound,
-) -> Result:
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
+    options: SimulationOptions, bound: Bound,
+) -> Result:  # fmt: skip
+    engine, communication_scale = options.engine, options.communication_scale
     if engine not in ENGINES:
         raise InputError(
             f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
         )
-    algorithms, chunks = choose_algorithms(graph.metadata, algorithms, chunks)
+    algorithms, chunks = choose_algorithms(graph.metadata, options.algorithms, options.chunks)
     planner = make_planner(platform, collectives, bound, algorithms, chunks)
     links: Sequence[Link] = platform.links
     if communication_scale != 1:
@@ -300,33 +272,33 @@ def _simulate_once(
         ]
 
     def make_ready(how: str | bool, reason: str) -> Prepared:
-        mover = make_network(network, links, platform.routing)
-        if record_links:
+        mover = make_network(options.network, links, platform.routing)
+        if options.record_links:
             keep_pieces(mover)
         return prepare(
             graph, planner, mover, links, platform, fold=how, unfolded_reason=reason,
-            compute_scale=compute_scale, communication_scale=communication_scale,
+            compute_scale=options.compute_scale, communication_scale=communication_scale,
         )  # fmt: skip
 
-    if record_links and fold:
+    if options.record_links and options.fold:
         ready = make_ready(False, "what crossed the links was asked for")
     else:
-        ready = make_ready(fold, "not asked for")
+        ready = make_ready(options.fold, "not asked for")
     try:
-        ran = run_prepared(ready, engine, aggregate)
+        ran = run_prepared(ready, engine, options.aggregate)
     except SimulationError as error:
         if ready.folded is None:
             raise
         # What goes wrong is told of all ranks.
         ready = make_ready(False, str(error))
-        ran = run_prepared(ready, engine, aggregate)
+        ran = run_prepared(ready, engine, options.aggregate)
     traffic = None
-    if record_links:
+    if options.record_links:
         traffic = gather_traffic(ran.program, ran.execution, ready.network)
     summary = {
         **ready.summarize(graph, ran.execution),
         **_tell(graph, platform, links, ready, ran),
-        "network": network,
+        "network": options.network,
         "engine": ran.engine,
         **({} if algorithms is None else {"aggregated": ran.aggregated}),
         "folded": ready.folded is not None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,9 @@ from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.step_anchor import Anchoring, StepAnchor, describe_anchor
 from trioflow.costmodel.timed_trace import times_interval
 from trioflow.experiments import Plan
-from trioflow.hardware.platform import load_platform
 from trioflow.parallel.given import Stages, choose_stages
 from trioflow.parallel.memory import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, WORDS, check_mode
@@ -40,9 +37,8 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.parallel.tensor_split import TensorSplit
 from trioflow.parallel.updates import predict_updates, split_updates
 from trioflow.parallel.zero_optimizer import partition_optimizer
-from trioflow.provenance import read_json
 from trioflow.tables import PHASES
-from trioflow.trace.store import Trace, load_trace
+from trioflow.trace.store import Trace
 from trioflow.units import ns_to_s, s_to_ns
 
 
@@ -164,41 +160,6 @@ def extrapolate(
     )
     one_process = bool(replicas) or plan.tensor_style == "gather"
     return share_host(graph) if one_process else graph
-
-
-def extrapolate_experiment(
-    trace_folders: Sequence[str | Path],
-    operator_model: str | Path,
-    partition_file: str | Path,
-    platform: str | Path,
-    experiment: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    folder: str | Path,
-) -> None:
-    """Build the task graph of one experiment and write it into a folder.
-
-    Parameters
-    ----------
-    trace_folders : sequence of path
-        Traces of the workload, the one that plans start from first.
-    operator_model, partition_file, platform : path
-        Fitted operator model, stages and platform file.
-    experiment, plan : mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
-    folder : path
-        Where ``tasks.parquet`` and ``dependencies.parquet`` go.
-    """
-    chosen = Plan(**plan)
-    graph = extrapolate(
-        [load_trace(path) for path in trace_folders],
-        chosen,
-        load_operator_model(operator_model),
-        batch=int(experiment["batch"]),
-        host=load_platform(Path(platform)).host,
-        stages=read_json(partition_file)["stages"].get(str(chosen.stages)),
-    )
-    graph.metadata["experiment"] = experiment["experiment"]
-    graph.save(folder)
 
 
 def _set_up_builder(

@@ -11,26 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.step_anchor import NONE
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import select_communication
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.platform import load_platform
-from trioflow.parallel.task_graph import TaskGraph, load_task_graph
-from trioflow.provenance import read_json
+from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.anchors import Factors, SessionAnchor, apply_factors
+from trioflow.prediction.experiment import load_experiment
 from trioflow.published.prediction import FULL, SERIAL, ScaledCollectives, Settings
-from trioflow.report.experiment import (
-    Anchor,
-    Factors,
-    apply_factors,
-    choose_anchor,
-    choose_traced,
-    settle_contention,
-)
 from trioflow.report.measured_parts import MeasuredParts
 from trioflow.tables import PHASES
-from trioflow.trace.store import load_trace
 
 COMPUTE, COMMUNICATION, OVERLAP, HOST = "compute", "communication", "overlap", "host"
 MODELS = (COMPUTE, COMMUNICATION, OVERLAP, HOST)
@@ -61,9 +52,9 @@ class LiveCase:
         Before the anchor.
     platform : Platform
         The measured machine.
-    collectives : CollectiveCostModel
+    collectives : CollectiveCost or None
         Its collectives.
-    anchor : Anchor
+    anchor : SessionAnchor
         Of the session that measured the experiment.
     factors : list of mapping
         The anchor's factors on each rank's phases, as the prediction has them.
@@ -74,8 +65,8 @@ class LiveCase:
     name: str
     graph: TaskGraph
     platform: Platform
-    collectives: CollectiveCostModel
-    anchor: Anchor
+    collectives: CollectiveCost | None
+    anchor: SessionAnchor
     factors: list[Factors]
     host_share: NDArray[np.float64]
 
@@ -84,25 +75,21 @@ class LiveCase:
         cls, graph_folder: str | Path, platform: str | Path, collectives: str | Path,
         session: str | Path, traces: Sequence[str | Path],
     ) -> LiveCase:  # fmt: skip
-        """Read an experiment, as ``experiment.simulate_experiment`` reads it.
+        """Read an experiment, as ``experiment.load_experiment`` reads it.
 
         Raises
         ------
         TrioflowError
             When a file is missing or wrong.
         """
-        graph = load_task_graph(graph_folder)
-        machine = load_platform(Path(platform), int(graph.metadata["ranks"]))
-        model = load_collective_model(collectives)
-        anchor = choose_anchor(read_json(session), graph.metadata)
-        trace = choose_traced([load_trace(path) for path in traces], graph.metadata)
-        host_s = trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
-        if trace.facts.get("device") == "cuda":
+        step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
+        factors = step.settle(anchor)
+        host_s = step.trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
+        if step.trace.facts.get("device") == "cuda":
             host_s = np.zeros_like(host_s)  # there the host has tasks of its own
-        factors = settle_contention(graph, machine, model, anchor)
         return cls(
-            str(graph.metadata["experiment"]), graph, machine, model, anchor, factors,
-            share_host(graph, host_s),
+            str(step.graph.metadata["experiment"]), step.graph, step.platform, step.collectives,
+            anchor, factors, share_host(step.graph, host_s),
         )  # fmt: skip
 
     @property

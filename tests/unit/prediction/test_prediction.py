@@ -1,0 +1,158 @@
+"""One way to predict: the command, Python and the workflow's experiments give the same numbers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from trioflow import tables
+from trioflow.cli import main
+from trioflow.costmodel.choices import SHIPPED_MODELS, choose_times, load_named_platform
+from trioflow.errors import InputError
+from trioflow.export.step_files import simulate_experiment
+from trioflow.parallel.extrapolate import phase_times
+from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.prediction.answer import predict
+from trioflow.prediction.experiment import extrapolate_experiment
+from trioflow.prediction.options import CLOSED_FORM, Options
+from trioflow.provenance import PACKAGE, read_json, write_json
+from trioflow.trace.store import find_trace, load_trace
+
+TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
+COMMANDS = [
+    (["--plan", "ddp", "--ranks", "2", "--batch", "32"], named_plan("ddp", 2), {"batch": 32}),
+    (["--pipeline-parallel", "2", "--micro-batches", "4", "--stages", "count"],
+     make_plan(pipeline=2, micro_batches=4, schedule="gpipe"), {"stages": "count"}),
+    (["--plan", "tp", "--ranks", "2", "--mode", "forward", "--collectives", "closed-form"],
+     named_plan("tp", 2), {"mode": "forward", "collectives": CLOSED_FORM}),
+]  # fmt: skip
+
+
+def answer(capsys, *words):
+    assert main(["simulate", TRACE, "--platform", PLATFORM, "--json", *map(str, words)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def same(found):
+    """Return an answer without the wall time, as JSON has it."""
+    return json.loads(json.dumps({k: v for k, v in found.items() if k != "simulator_wall_s"}))
+
+
+@pytest.mark.parametrize(("words", "plan", "asked"), COMMANDS, ids=lambda one: str(one)[:24])
+def test_the_command_and_python_give_the_same_dictionary(capsys, words, plan, asked):
+    told = predict(load_trace(TRACE), plan, PLATFORM, **asked).to_dict()
+    assert same(told) == same(answer(capsys, *words))
+    assert predict(TRACE, plan, PLATFORM, **asked).step_time_s == told["step_time_s"]
+
+
+def test_a_prediction_shows_itself():
+    found = predict(TRACE, named_plan("ddp", 2), PLATFORM)
+    text, page = repr(found), found._repr_html_()
+    assert "gpt2-tiny on cpu2-gloo: 2 ranks = 2 data" in text and "80 % interval" in text
+    assert page.startswith("<table>") and page.count("<tr>") == text.count("\n")
+    assert found.low_s < found.step_time_s < found.high_s
+    assert found.breakdown("rank")["ranks"].sum() == 2
+    assert len(found.timeline) == len(found.task_graph.tasks)
+    assert found.provenance["traces"][0]["batch"] == 8 and found.fits_memory
+    assert found.peak_memory_bytes == max(entry["peak_bytes"] for entry in found.memory)
+
+
+def test_without_an_interval_the_ends_are_the_step():
+    found = predict(TRACE, named_plan("ddp", 2), PLATFORM, interval=False)
+    assert found.low_s == found.high_s == found.step_time_s and "low_s" not in found.to_dict()
+
+
+def test_options_that_make_no_sense_are_refused_before_anything_is_computed():
+    with pytest.raises(InputError, match="no way to anchor is called 'quiet'"):
+        Options(anchor="quiet")
+    with pytest.raises(InputError, match="a session was given with the anchor 'timer'"):
+        Options(session="session.json")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A folder in which the shipped trace was measured: its session, and its experiment."""
+    folder = tmp_path_factory.mktemp("measured")
+    trace = load_trace(TRACE)
+    traced = phase_times(trace)
+    slower = {phase: 1.1 * time_s for phase, time_s in traced.items()}
+    busy = [{phase: factor * time_s for phase, time_s in traced.items()} for factor in (1.3, 1.4)]
+    anchors = {"traced_step_s": trace.facts["step_time_s"], "single": slower, "busy": busy}
+    session = {
+        "workload": "gpt2-tiny", "device_names": [trace.facts["device_name"]] * 2,
+        "anchors": {"8": anchors},
+    }  # fmt: skip
+    home = folder / "results" / "measurements" / "gpt2-tiny"
+    write_json(home / "session.json", session)
+    empty = tables.SCHEMAS["rank_timelines"].empty_table().to_pandas()
+    tables.write_table(empty, "rank_timelines", home / "rank_timelines.parquet")
+    write_json(folder / "partition.json", {"stages": {}})
+    shutil.copytree(find_trace(TRACE), folder / "traced")
+    return folder
+
+
+def predict_experiment(folder: Path, plan, batch):
+    models, platform = SHIPPED_MODELS / PLATFORM, PACKAGE / f"data/platforms/{PLATFORM}.yaml"
+    home = folder / "results" / "measurements" / "gpt2-tiny"
+    extrapolate_experiment(
+        [folder / "traced"], models / "operators.json", folder / "partition.json", platform,
+        {"experiment": "one", "batch": batch}, asdict(plan), folder / "graph",
+    )  # fmt: skip
+    simulate_experiment(
+        folder / "graph", platform, models / "collectives.json", home / "session.json",
+        home / "rank_timelines.parquet", [folder / "traced"], folder / "simulated",
+    )  # fmt: skip
+    return read_json(folder / "simulated" / "summary.json")
+
+
+@pytest.mark.parametrize(("name", "batch"), [("ddp", 16), ("gpipe", 8)])
+def test_the_anchor_session_gives_the_number_of_the_report(
+    measured, capsys, monkeypatch, name, batch
+):
+    summary = predict_experiment(measured, named_plan(name, 2), batch)
+    monkeypatch.chdir(measured)
+    told = answer(capsys, "--plan", name, "--ranks", 2, "--batch", batch, "--anchor", "session")
+    for key in ("step_time_s", "low_s", "high_s", "confidence", "trace_only_step_time_s"):
+        assert told[key] == summary[key], key
+    alone = answer(capsys, "--plan", name, "--ranks", 2, "--batch", batch)
+    assert alone["step_time_s"] == told["trace_only_step_time_s"] < told["step_time_s"]
+    assert main(["simulate", TRACE, "--platform", PLATFORM, "--plan", name, "--ranks", "2",
+                 "--anchor", "session"]) == 0  # fmt: skip
+    assert "from the trace alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"workload": "resnet18"}, "it measured resnet18, not gpt2-tiny"),
+        ({"device_names": ["another"]}, "it ran on another, and the platform's device is"),
+        ({"anchors": {}}, "it holds no single-rank steps"),
+        ({"anchors": {"4": {}}}, "it has no step of the traced batch 8, only of 4"),
+        ({"anchors": {"8": {"traced_step_s": 9.0}}}, "it belongs to another capture at batch 8"),
+        ({"anchors": {"8": {"busy": [{}]}}}, "1 ranks were busy at once, and the plan has 2"),
+    ],
+)
+def test_a_session_of_something_else_is_refused(measured, tmp_path, changes, problem):
+    session = read_json(measured / "results" / "measurements" / "gpt2-tiny" / "session.json")
+    write_json(tmp_path / "session.json", session | changes)
+    asked = Options(anchor="session", session=tmp_path / "session.json")
+    with pytest.raises(InputError, match="does not anchor this step: ") as refused:
+        predict(TRACE, named_plan("ddp", 2), PLATFORM, options=asked)
+    assert problem in str(refused.value)
+
+
+def test_without_a_session_the_command_says_where_it_was_looked_for(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["simulate", TRACE, "--platform", PLATFORM, "--anchor", "session"]
+    assert main(asked) == 2
+    assert "no session of gpt2-tiny was measured in this folder" in capsys.readouterr().err
+
+
+def test_prepared_times_and_a_platform_as_an_object_are_taken_as_they_are():
+    machine, plan = load_named_platform(PLATFORM, 2), named_plan("ddp", 2)
+    times = choose_times([load_trace(TRACE)], machine.device.name, None, None)
+    found, named = predict(times, plan, machine), predict(TRACE, plan, PLATFORM)
+    assert same(found.to_dict()) == same(named.to_dict())

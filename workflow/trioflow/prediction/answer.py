@@ -1,0 +1,253 @@
+"""The prediction of a step: its time with an interval, its parts, its memory, and what it rests on."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from trioflow import __version__
+from trioflow.engine.simulate import CONFIDENCES
+from trioflow.experiments import Plan
+from trioflow.hardware.machine import Platform
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.breakdown import DEPTH, build_breakdown
+from trioflow.prediction.options import DEFAULTS, Options
+from trioflow.prediction.step import Simulated, Step, Traces, prepare_step
+from trioflow.units import format_bytes, format_time
+
+_TIMES = (
+    "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
+    "exposed_communication_s", "ranks", "events", "simulator_wall_s",
+)  # fmt: skip
+"""Of a simulation's summary, what a prediction repeats; the interval only where it was asked for."""
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """A predicted training step.
+
+    Attributes
+    ----------
+    step : Step
+        What was asked: task graph before a session's anchor, platform, traces, options.
+    simulated : Simulated
+        What the simulation of it gave.
+    """
+
+    step: Step
+    simulated: Simulated
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
+        return self.simulated.result.summary
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of the step [s]."""
+        return float(self._summary["step_time_s"])
+
+    @property
+    def low_s(self) -> float:
+        """Low end of the 80 % interval [s]; the step itself where no interval was asked for."""
+        return float(self._summary.get("low_s", self.step_time_s))
+
+    @property
+    def high_s(self) -> float:
+        """High end of the 80 % interval [s]; the step itself where no interval was asked for."""
+        return float(self._summary.get("high_s", self.step_time_s))
+
+    @property
+    def compute_s(self) -> float:
+        """Time in which the busiest rank computes [s]."""
+        return float(self._summary["compute_s"])
+
+    @property
+    def communication_s(self) -> float:
+        """Time in which a rank communicates [s]."""
+        return float(self._summary["communication_s"])
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Communication that no compute hides [s]."""
+        return float(self._summary["exposed_communication_s"])
+
+    @property
+    def confidence(self) -> str:
+        """The worst of operators' times, their rescaling and collectives: one of ``CONFIDENCES``."""
+        words: list[str] = [
+            self.task_graph.metadata["compute_confidence"], self._summary["confidence"],
+            self.step.confidence,
+        ]  # fmt: skip
+        return max(words, key=CONFIDENCES.index)
+
+    @property
+    def memory(self) -> list[dict[str, Any]]:
+        """Peak of each group of ranks that are alike, by category [bytes], and when it is reached."""
+        found: list[dict[str, Any]] = self.task_graph.metadata["memory"]
+        return found
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the fullest rank [bytes]."""
+        return int(self.task_graph.metadata["peak_memory_bytes"])
+
+    @property
+    def fits_memory(self) -> bool:
+        """Whether the fullest rank's peak fits its device."""
+        return self.peak_memory_bytes <= self.step.platform.device.memory_bytes
+
+    @property
+    def task_graph(self) -> TaskGraph:
+        """What every rank does, as it was simulated."""
+        return self.simulated.graph
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """When every task of every rank ran: columns of ``tables.TIMELINE``."""
+        return self.simulated.result.timeline
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the reader must know, each once."""
+        warnings = [*self.step.warnings, *self._summary["warnings"]]
+        if not self.fits_memory:
+            warnings.insert(0, "out of memory: the step does not fit a rank's device")
+        return list(dict.fromkeys(warnings))
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What the prediction rests on: version, traces, cost model, collectives, platform's sources."""
+        step = self.step
+        known = ("workload", "batch", "device_name", "step_time_source")
+        return {
+            "trioflow_version": __version__,
+            "traces": [{key: trace.facts.get(key) for key in known} for trace in step.traces],
+            "cost_model": step.cost_model,
+            "collectives": "ring closed form" if step.collectives is None
+            else str(getattr(step.collectives, "platform", type(step.collectives).__name__)),
+            "platform": step.platform.name,
+            "sources": dict(step.platform.sources),
+            "anchor": step.options.anchor,
+        }  # fmt: skip
+
+    def breakdown(self, by: str = "module", depth: int = DEPTH) -> pd.DataFrame:
+        """Return where the step goes by rank, stage or module: columns of ``tables.BREAKDOWN``.
+
+        Raises
+        ------
+        InputError
+            As ``breakdown.build_breakdown``.
+        """
+        return build_breakdown(self.task_graph, self.timeline, self.step.trace, by, depth)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as ``trioflow simulate --json`` prints it."""
+        step, summary, metadata = self.step, self._summary, self.task_graph.metadata
+        batch = int(metadata["batch"])
+        found = {
+            **{key: summary[key] for key in _TIMES if key in summary},
+            "workload": step.traces[0].facts["workload"],
+            "batch": batch,
+            "plan": metadata["plan"]["plan"],
+            "plan_text": metadata["plan_text"],
+            "platform": step.platform.name,
+            "network": summary["network"],
+            "cost_model": step.cost_model,
+            "confidence": self.confidence,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory_bytes": step.platform.device.memory_bytes,
+            "fits_memory": self.fits_memory,
+            "memory": self.memory,
+            "mode": metadata["mode"],
+            "samples_per_s": batch / self.step_time_s,
+            "folded": summary["folded"],
+            "unfolded_reason": summary["unfolded_reason"],
+            "warnings": self.warnings,
+        }
+        if self.simulated.trace_only_s is not None:
+            found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}  # fmt: skip
+        return found
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            [f"Prediction of {self._title}", *(f"  {a:<14}{b}" for a, b in self._facts())]
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in self._facts()
+        )
+        return f"<table><caption>{html.escape(self._title)}</caption>{rows}</table>"
+
+    @property
+    def _title(self) -> str:
+        workload, name = self.step.traces[0].facts["workload"], self.step.platform.name
+        return f"{workload} on {name}: {self.task_graph.metadata['plan_text']}"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        room = format_bytes(self.step.platform.device.memory_bytes)
+        verdict = "fits" if self.fits_memory else "OUT OF MEMORY"
+        return [
+            ("step time", f"{format_time(self.step_time_s)} (80 % interval {format_time(self.low_s)}"
+             f" to {format_time(self.high_s)}; {self.confidence})"),
+            ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
+            ("communication", f"{format_time(self.communication_s)}, of which"
+             f" {format_time(self.exposed_communication_s)} exposed"),
+            ("peak memory", f"{format_bytes(self.peak_memory_bytes)} of {room} a rank: {verdict}"),
+            ("cost model", self.step.cost_model),
+            *(("warning", warning) for warning in self.warnings),
+        ]  # fmt: skip
+
+
+def predict_step(step: Step) -> Prediction:
+    """Return the prediction of a step that was put together before.
+
+    Raises
+    ------
+    SimulationError, InputError
+        As ``engine.simulate.simulate``.
+    """
+    return Prediction(step, step.simulate())
+
+
+def predict(
+    traces: Traces,
+    plan: Plan,
+    platform: Platform | str | Path,
+    *,
+    batch: int | None = None,
+    options: Options = DEFAULTS,
+    **changes: Any,
+) -> Prediction:
+    """Predict a training step: what ``trioflow simulate`` answers.
+
+    Parameters
+    ----------
+    traces : str, path, Trace, DeviceTimes or sequence of them
+        One step of the whole model on one rank, loaded or by name; further ones of the same
+        workload at other batches help where micro-batches are smaller.
+    plan : Plan
+        Degrees, schedule, micro-batches: ``named_plan("ddp", 8)``, ``make_plan(data=2, tensor=4)``.
+    platform : Platform, str or path
+        The machine, by name, by file or as an object with at least the plan's ranks.
+    batch : int, optional
+        Samples of the whole step; by default every replica runs the (first) trace's own batch.
+    options : Options, optional
+        Everything else that is assumed.
+    **changes
+        Fields of the options to change, such as ``cost_model="a100-pcie-80gb"``.
+
+    Raises
+    ------
+    TrioflowError
+        When anything of it does not fit: one sentence with the likely fix.
+    """
+    chosen = replace(options, **changes)
+    return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))

@@ -1,0 +1,89 @@
+"""What a prediction assumes beside trace, plan, platform and batch: one object for all who ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER, Anchoring
+from trioflow.engine.simulate import SimulationOptions
+from trioflow.errors import InputError
+from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.given import Stages
+from trioflow.parallel.modes import TRAIN
+from trioflow.parallel.schedules import Schedule
+
+SESSION = "session"
+ANCHORS = (TIMER, RATIO, NONE, SESSION)
+"""Ways to bring a trace's operators to measured steps: see ``Options.anchor``."""
+CLOSED_FORM = "closed-form"
+"""Collectives by the ring's closed form over the platform's links, whatever was measured."""
+
+
+@dataclass(frozen=True)
+class Options(SimulationOptions):
+    """Assumptions of a prediction; the fields of ``SimulationOptions`` are its first ones.
+
+    Attributes
+    ----------
+    cost_model : str or path, optional
+        A file, a shipped model's name, or one of ``methods.UNFITTED``; chosen for the platform's
+        device by default.
+    override : str or path, optional
+        CSV file of operator times from elsewhere.
+    collectives : str, path or CollectiveCost, optional
+        A model of collectives, its file or a shipped folder's name, or ``CLOSED_FORM``; the
+        platform's measured ones by default.
+    anchor : {"timer", "ratio", "none", "session"}
+        How the trace's operators are brought to a measured step: the first three as in
+        ``step_anchor.anchor_step``. session: as timer, and then to the single-rank steps of the
+        session that measured the workload on this machine; see ``anchors.SessionAnchor``.
+    anchor_band : tuple of float, optional
+        80 % interval of a whole step predicted from its operators, relative to the step; the
+        shipped one by default.
+    session : str or path, optional
+        ``session.json`` of the session; by default the workload's in this folder.
+    stages : sequence of sequence of str or str, optional
+        Units of each pipeline stage, or how to balance them.
+    schedule : Schedule, optional
+        Actions of the pipeline's ranks; the plan's own schedule by default.
+    mode : str
+        One of ``modes.MODES``: what of the step runs.
+    last_batch : bool
+        Whether the batch is what is left of a data set.
+    interval : bool
+        Whether the ends of the 80 % interval are simulated too, which takes three times as long.
+    links_changed : bool
+        Whether the platform's links are no longer those that its collectives were measured on.
+    """
+
+    cost_model: str | Path | None = None
+    override: str | Path | None = None
+    collectives: str | Path | CollectiveCost | None = None
+    anchor: str = TIMER
+    anchor_band: tuple[float, float] | None = None
+    session: str | Path | None = None
+    stages: Stages = None
+    schedule: Schedule | None = None
+    mode: str = TRAIN
+    last_batch: bool = False
+    interval: bool = True
+    links_changed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.anchor not in ANCHORS:
+            raise InputError(
+                f"no way to anchor is called {self.anchor!r}", fix=f"use {', '.join(ANCHORS)}"
+            )
+        if self.session is not None and self.anchor != SESSION:
+            raise InputError(
+                f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}"
+            )
+
+    @property
+    def anchoring(self) -> Anchoring:
+        """How operators that were timed one by one are brought to their measured step."""
+        return Anchoring(TIMER if self.anchor == SESSION else self.anchor, self.anchor_band)
+
+
+DEFAULTS = Options()
