@@ -16,7 +16,7 @@ from trioflow.costmodel.device_times import (
 from trioflow.costmodel.new_gpu import new_gpu_interval
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.costmodel.timed_trace import times_interval
-from trioflow.errors import InputError
+from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.store import Trace
 
@@ -163,3 +163,24 @@ def test_models_made_of_recorded_times_alone(a100):
     assert other.confidence == "uncalibrated" and "not of NVIDIA H100" in other.warnings[0]
     with pytest.raises(InputError, match="needs a trace with times"):
         lend_recorded_times([make_trace(timed=False)], "recorded", A100)
+
+
+def test_a_gpu_never_gets_a_processors_model(a100):
+    cpu = replace(a100, device_name=CPU)
+    unknown = "NVIDIA GeForce RTX 3090"
+    models = {"cpu": cpu, "a": a100}
+    for trace, target in (
+        (make_trace(unknown), unknown),
+        (make_trace(unknown), A100),
+        (make_trace(unknown), CPU),
+        (make_trace("none", timed=False), unknown),
+    ):
+        with pytest.raises(PlatformError, match=r"config/devices/rtx-3090\.yaml"):
+            prepare_device_times([trace], target, models)
+    with pytest.raises(InputError, match="no cost model of a GPU for NVIDIA A40: cpu"):
+        prepare_device_times([make_trace()], A40, {"cpu": cpu})
+    own = replace(a100, device_name=unknown)
+    assert prepare_device_times([make_trace(unknown)], unknown, models | {"b": own}).model is own
+    for name in ("Tesla V100-DGXS-32GB", "GeForce RTX 2080 Ti", "NVIDIA A100-PG509-200"):
+        found = prepare_device_times([make_trace(name)], name, models)
+        assert found.model.base is a100 and found.confidence == "extrapolated"

@@ -339,7 +339,7 @@ def test_traces_that_tell_nothing_are_refused() -> None:
         retime_trace(gpu_trace(step_time_source="none"), A40)
     with pytest.raises(TraceError, match="themselves predicted"):
         retime_trace(retime_trace(gpu_trace(), A40), A100)
-    with pytest.raises(PlatformError, match="no device sheet is called 'cpu'"):
+    with pytest.raises(PlatformError, match="no data sheet describes 'cpu'"):
         retime_trace(gpu_trace(device_name="cpu"), A40)
 
 

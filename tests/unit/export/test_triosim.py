@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 from trioflow.errors import TraceError
@@ -122,3 +123,11 @@ def test_same_trace_same_bytes(captured, tmp_path):
     write_triosim(captured, tmp_path / "b")
     for file in ("trace.csv", "tensor.csv"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_a_processors_trace_comes_back_as_a_processors(captured, tmp_path):
+    write_triosim(captured, tmp_path)
+    said = ImportOptions(precision="fp32", batch=captured.facts["batch"])
+    again = import_triosim(tmp_path, replace(said, gpu="AMD EPYC, one core"))
+    assert again.facts["device"] == "cpu"
+    assert import_triosim(tmp_path, replace(said, gpu="NVIDIA A40")).facts["device"] == "cuda"

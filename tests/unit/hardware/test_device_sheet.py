@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from trioflow.errors import PlatformError
+from trioflow.hardware.device_names import is_processor, read_name
 from trioflow.hardware.device_sheet import (
     SCHEMA,
     SHIPPED,
@@ -18,6 +19,16 @@ from trioflow.hardware.device_sheet import (
 )
 from trioflow.hardware.platform import list_platforms, load_platform
 
+FOUR_NUMBERS = """\
+name: rtx-3090
+driver_names: [NVIDIA GeForce RTX 3090]
+memory_bytes: {value: 24.0e9, source: the box}
+memory_bandwidth_bytes_per_s: {value: 936.0e9, source: the box}
+peak_flop_per_s:
+  fp32: {value: 35.6e12, source: the box}
+  fp16: {value: 71.2e12, source: the box}
+tensor_core_precisions: [fp16]
+"""
 REPOSITORY = Path(__file__).parents[3]
 DUE = {
     "a40", "a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm",
@@ -25,7 +36,7 @@ DUE = {
 }  # fmt: skip
 LANES = {
     "Volta": 64, "GA100": 64, "GP100": 64, "Turing": 64, "GP104": 128, "GA102": 128,
-    "Ada": 128, "Hopper": 128, "Blackwell": 128,
+    "Ada": 128, "Hopper": 128, "Blackwell": 128, "CDNA3": 128,
 }  # fmt: skip
 """fp32 lanes of a multiprocessor, by chip or architecture; a lane multiplies and adds in a clock."""
 
@@ -87,6 +98,13 @@ def test_platforms_say_the_same_as_their_device_s_sheet() -> None:
         ("nvidia a40", "a40"),
         ("NVIDIA H200", "h200"),
         ("h200", "h200"),
+        ("Tesla V100-DGXS-32GB", "v100-sxm2-32gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("NVIDIA A100-PG509-200", "a100-sxm4-40gb"),
+        ("NVIDIA A100-SXM-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA H200 141GB HBM3e", "h200"),
+        ("GeForce RTX 2080 Ti", "rtx-2080-ti"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_a_driver_s_name_finds_its_sheet(driver_name: str, name: str) -> None:
@@ -110,6 +128,46 @@ def test_unknown_names_offer_the_nearest() -> None:
         find_device("NVIDIA H100 80GB HBM")
     with pytest.raises(PlatformError, match="did you mean a40"):
         load_device("a40x")
+
+
+@pytest.mark.parametrize("sheet", sheets(), ids=lambda sheet: sheet.name)
+def test_listed_names_follow_the_rule_too(sheet: DeviceSheet) -> None:
+    """What a name says of memory and form factor never contradicts the sheet that lists it."""
+    for name in (sheet.name, *sheet.driver_names):
+        assert sheet.parts.fits(read_name(name)), name
+    others = [other for other in sheets() if other.name != sheet.name]
+    assert not any(other.parts.fits(sheet.parts) for other in others)
+
+
+def test_a_name_of_several_boards_is_not_one() -> None:
+    with pytest.raises(PlatformError, match="stands for v100-pcie-16gb and v100-pcie-32gb"):
+        find_device("Tesla V100")
+
+
+def test_an_unknown_gpu_is_asked_for_four_numbers_and_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlatformError) as caught:
+        find_device("NVIDIA GeForce RTX 3090")
+    for words in ("fp32 and fp16", "bandwidth", "memory [bytes]", "config/devices/rtx-3090.yaml"):
+        assert words in str(caught.value)
+    path = tmp_path / "config/devices/rtx-3090.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(FOUR_NUMBERS)
+    sheet = find_device("NVIDIA GeForce RTX 3090")
+    assert (sheet.name, sheet.memory_bytes) == ("rtx-3090", 24_000_000_000)
+    assert sheet.peak("bf16") == 35.6e12 and sheet.runs_on_tensor_cores("fp16")
+    assert not sheet.runs_on_tensor_cores("fp32")
+    assert find_device("GeForce RTX 3090") == sheet, "a name of the same product"
+    assert find_device("NVIDIA A40").name == "a40"
+
+
+def test_a_processor_is_known_by_its_name() -> None:
+    names = ("AMD EPYC, one core", "Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz", "a processor")
+    assert all(is_processor(name) for name in names)
+    assert not any(is_processor(name) for sheet in sheets() for name in sheet.driver_names)
+    assert not is_processor("NVIDIA GeForce RTX 3090")
 
 
 def test_what_follows_from_the_numbers() -> None:
@@ -147,7 +205,7 @@ def test_schema_is_closed_everywhere() -> None:
         ("sm_count: {value: 84, ", "sm_count: {value: 0, ", "sm_count.value"),
         ("sm_count:", "sm_counts:", "sm_count"),
         ("memory_bytes: {value: 48.0e9, ", "memory_bytes: {", "memory_bytes"),
-        ("chip: GA102\n", "", "the key 'chip' is missing"),
+        ("driver_names:\n  - NVIDIA A40\n  - A40\n", "", "the key 'driver_names' is missing"),
         ("[tf32, fp16, bf16]", "[tf32, fp16, bf16, fp8]", "tensor cores of fp8 have no peak"),
         ("sm_count: {value: 84, ", "sm_count: {value: .inf, ", "sm_count"),
         ("  fp32: {value: 37.4e12", "  fp31: {value: 37.4e12", "peak_flop_per_s"),

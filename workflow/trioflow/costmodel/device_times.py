@@ -15,6 +15,7 @@ from trioflow.costmodel.overrides import Overrides, override_trace
 from trioflow.costmodel.tensor_products import HALF
 from trioflow.costmodel.timed_trace import time_trace
 from trioflow.errors import InputError, PlatformError
+from trioflow.hardware.device_names import is_processor
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device
 from trioflow.trace.store import UNTIMED, Trace
 
@@ -80,15 +81,18 @@ def prepare_device_times(
     DeviceTimes
         The model is the first one of the device. A GPU without one gets the
         model of the GPU nearest to it (`nearest_model`), carried over by the
-        new-GPU rule; a processor that of another processor, with a warning.
+        new-GPU rule; a processor that of another processor, with a warning. A
+        GPU never gets a processor's model.
         Recorded times of another GPU are carried over by the same rule; those
-        of a device without a sheet stay as they are, with a warning.
+        of a processor stay as they are, with a warning.
 
     Raises
     ------
     InputError
-        When there is no model at all, none can time an untimed trace, or
-        overrides come with several traces.
+        When there is no model at all, or none of a GPU for a GPU, none can time
+        an untimed trace, or overrides come with several traces.
+    PlatformError
+        When a GPU has neither a model nor a sheet.
     TraceError
         When a trace of another GPU does not say its precision.
     """
@@ -107,7 +111,8 @@ def prepare_device_times(
     carried = not (untimed[0] or same or None in sheets)
     lent = not (untimed[0] or same or carried)
     # Times that stay those of the traced device are rescaled by that device's model.
-    found = choose_operator_model(models, traced if lent else device_name, precision)
+    on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts["device"] == "cuda"
+    found = choose_operator_model(models, traced if lent else device_name, precision, on_gpu)
     if untimed[0]:
         fitted = product_precision(found.model)
         if fitted not in (None, precision):
@@ -198,9 +203,17 @@ def _time(
 
 
 def choose_operator_model(
-    models: Mapping[str, OperatorModel], device_name: str, precision: str
+    models: Mapping[str, OperatorModel], device_name: str, precision: str, on_gpu: bool
 ) -> DeviceTimes:
-    """Return the model of a device, or what comes nearest; without traces yet."""
+    """Return the model of a device, or what comes nearest; without traces yet.
+
+    Raises
+    ------
+    InputError
+        When a GPU has only processors' models to choose from.
+    PlatformError
+        When a GPU has neither a model nor a sheet.
+    """
     sheet = find_sheet(device_name)
     for name, model in models.items():
         if _is_of(model, device_name, sheet):
@@ -221,12 +234,15 @@ def choose_operator_model(
                 "rule for new GPUs; a capture on the device itself would replace it",
             )
             return found
+    if sheet is not None:
+        raise InputError(
+            f"no cost model of a GPU for {device_name}: {', '.join(models)} is of a processor",
+            fix="leave --cost-model out, or give one of a GPU",
+        )
+    if on_gpu:
+        find_device(device_name)  # it says what to write down, and where
     # A processor lends its shape to processors; a GPU model is the last resort.
-    alike = [
-        name
-        for name, model in models.items()
-        if (find_sheet(_device(model)) is None) == (sheet is None)
-    ]
+    alike = [name for name, model in models.items() if find_sheet(_device(model)) is None]
     name = (alike or list(models))[-1]
     found = DeviceTimes([], models[name], f"{name} ({_method(models[name])}), of another device")
     found.doubt(

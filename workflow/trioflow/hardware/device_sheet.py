@@ -1,6 +1,7 @@
 """Device sheets: what a GPU's maker says of it, each number beside its source.
 
-A sheet is a file ``data/devices/<name>.yaml``::
+A sheet is a file ``data/devices/<name>.yaml``, or one of the user's own in
+``config/devices/`` of the working folder::
 
     memory_bytes: {value: 48.0e9, source: NVIDIA A40 data sheet}
 """
@@ -8,6 +9,7 @@ A sheet is a file ``data/devices/<name>.yaml``::
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,14 +19,20 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 
 from trioflow.errors import PlatformError
+from trioflow.hardware.device_names import DeviceName, plain_name, read_name
 from trioflow.provenance import PACKAGE, read_json
 from trioflow.yaml_files import read_yaml
 
 SHIPPED = PACKAGE / "data" / "devices"
+OWN = Path("config") / "devices"
+"""Where a user writes the sheet of a GPU that none ships of: in the folder that trioflow runs in."""
 SCHEMA = PACKAGE / "data" / "device.schema.json"
 
 FALLBACK_PRECISION = "fp32"
 """What arithmetic runs in where a device lacks the precision asked for."""
+
+VECTOR_RATIO = 2.0
+"""Vector units compute halves at most this many times as fast as fp32; faster are tensor cores."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +48,26 @@ class DeviceSheet:
     driver_names : tuple of str
         Names under which drivers report it.
     chip, architecture, form_factor : str
-        Boards of one chip share its parts and libraries' kernels.
+        Boards of one chip share its parts and libraries' kernels. A sheet that
+        leaves them out is of a chip of its own.
     memory_bytes : int
         Memory [bytes].
     memory_bandwidth_bytes_per_s : float
         Peak bandwidth of the memory [bytes/s].
     l2_bytes : int
-        Level-2 cache [bytes].
+        Level-2 cache [bytes]; 0 where the sheet leaves it out.
     sm_count : int
-        Streaming multiprocessors.
+        Streaming multiprocessors; 1 where the sheet leaves them out: no waves.
     boost_clock_hz : float
-        Highest clock [Hz].
+        Highest clock [Hz]; not a number where the sheet leaves it out.
     power_limit_w : float
-        Power that the board may draw [W].
+        Power that the board may draw [W]; infinite where the sheet leaves it
+        out: no peak is out of reach for lack of it.
     peak_flop_per_s : mapping of str to float
         Peak dense rate for each precision [flop/s].
     tensor_core_precisions : tuple of str
-        Precisions whose peak is that of tensor cores.
+        Precisions whose peak is that of tensor cores; where the sheet leaves
+        them out, those of a peak above ``VECTOR_RATIO`` times the fp32 one.
     nvlink_generation : int or None
         None without NVLink.
     nvlink_bandwidth_bytes_per_s : float or None
@@ -87,6 +98,13 @@ class DeviceSheet:
     def driver_name(self) -> str:
         """Name that a current driver reports."""
         return self.driver_names[0]
+
+    @property
+    def parts(self) -> DeviceName:
+        """What the sheet says of product, memory and form factor."""
+        own = read_name(self.name)
+        said = self.form_factor or own.form_factor
+        return DeviceName(own.product, round(self.memory_bytes / 1e9), said)
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -137,33 +155,58 @@ def load_device(name_or_path: str | Path) -> DeviceSheet:
     return _shipped(text)
 
 
-def find_device(driver_name: str) -> DeviceSheet:
-    """Return the shipped sheet of a device by the name that its driver reports.
+def find_device(name: str) -> DeviceSheet:
+    """Return the sheet of a device by the name that its driver reports.
 
     Parameters
     ----------
-    driver_name : str
+    name : str
         Such as ``NVIDIA H100 80GB HBM3``; case, spaces, hyphens and
         underscores do not matter. A sheet's own name is found too.
 
     Raises
     ------
     PlatformError
-        When no sheet has the name; the nearest one is offered.
+        When no sheet has the name, or several fit it; it says which numbers to
+        write down, and where.
+
+    Notes
+    -----
+    The user's own sheets (``OWN``) come first. A name that no sheet lists is
+    taken apart: the sheet of the same product whose memory and form factor
+    differ in nothing that the name says is meant (``device_names``).
     """
-    known: dict[str, str] = {}
-    for name in list_devices():
-        for alias in (name, *_shipped(name).driver_names):
-            known[_plain(alias)] = name
-    if _plain(driver_name) not in known:
-        names = [_shipped(name).driver_name for name in list_devices()]
-        raise _unknown(driver_name, names)
-    return _shipped(known[_plain(driver_name)])
+    sheets = [*_own_sheets(), *(_shipped(each) for each in list_devices())]
+    for sheet in sheets:
+        if plain_name(name) in map(plain_name, (sheet.name, *sheet.driver_names)):
+            return sheet
+    said = read_name(name)
+    fitting = [sheet for sheet in sheets if said.product and sheet.parts.fits(said)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise PlatformError(
+            f"{name!r} stands for {' and '.join(sheet.name for sheet in fitting)}",
+            fix="give the name with its memory and form factor, as the driver reports it",
+        )
+    raise _undescribed(name, [sheet.driver_name for sheet in sheets])
 
 
-def _plain(name: str) -> str:
-    """Return a name without what tools write differently."""
-    return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
+def _own_sheets() -> list[DeviceSheet]:
+    """Return the user's sheets, sorted by their files' names."""
+    return [_read(path) for path in sorted(OWN.glob("*.y*ml"))]
+
+
+def _undescribed(name: str, known: list[str]) -> PlatformError:
+    """Ask for the four numbers that bound a GPU."""
+    close = difflib.get_close_matches(name, known, n=1)
+    file = OWN / f"{'-'.join(read_name(name).product) or 'my-gpu'}.yaml"
+    return PlatformError(
+        f"no data sheet describes {name!r}",
+        fix=(f"did you mean {close[0]}? " if close else "")
+        + f"write its peak rates in fp32 and fp16 [flop/s], its memory bandwidth [bytes/s] and its "
+        f"memory [bytes] into {file}, as docs/add_your_own.md shows",
+    )
 
 
 def _unknown(name: str, known: list[str]) -> PlatformError:
@@ -238,7 +281,9 @@ def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
     for place, value, source in _walk_numbers(content):
         values[place], sources[place] = value, source
     peaks = {name: float(values[f"peak_flop_per_s.{name}"]) for name in content["peak_flop_per_s"]}
-    lacking = sorted(set(content["tensor_core_precisions"]) - set(peaks))
+    fast = [n for n, peak in peaks.items() if peak > VECTOR_RATIO * peaks[FALLBACK_PRECISION]]
+    tensor = tuple(content.get("tensor_core_precisions", fast))
+    lacking = sorted(set(tensor) - set(peaks))
     if lacking:
         raise PlatformError(
             f"tensor cores of {lacking[0]} have no peak", file=path,
@@ -248,19 +293,19 @@ def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
     nvlink = values.get("nvlink.bandwidth_bytes_per_s")
     return DeviceSheet(
         name=content["name"],
-        title=content["title"],
+        title=content.get("title", content["name"]),
         driver_names=tuple(content["driver_names"]),
-        chip=content["chip"],
-        architecture=content["architecture"],
-        form_factor=content["form_factor"],
+        chip=content.get("chip", content["name"]),
+        architecture=content.get("architecture", ""),
+        form_factor=content.get("form_factor", ""),
         memory_bytes=int(values["memory_bytes"]),
         memory_bandwidth_bytes_per_s=float(values["memory_bandwidth_bytes_per_s"]),
-        l2_bytes=int(values["l2_bytes"]),
-        sm_count=int(values["sm_count"]),
-        boost_clock_hz=float(values["boost_clock_hz"]),
-        power_limit_w=float(values["power_limit_w"]),
+        l2_bytes=int(values.get("l2_bytes", 0)),
+        sm_count=int(values.get("sm_count", 1)),
+        boost_clock_hz=float(values.get("boost_clock_hz", math.nan)),
+        power_limit_w=float(values.get("power_limit_w", math.inf)),
         peak_flop_per_s=peaks,
-        tensor_core_precisions=tuple(content["tensor_core_precisions"]),
+        tensor_core_precisions=tensor,
         nvlink_generation=None if generation is None else int(generation),
         nvlink_bandwidth_bytes_per_s=None if nvlink is None else float(nvlink),
         sources=sources,

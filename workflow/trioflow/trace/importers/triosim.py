@@ -18,6 +18,7 @@ from typing import Any
 
 from trioflow.errors import TraceError
 from trioflow.experiments import PRECISIONS
+from trioflow.hardware.device_names import is_processor
 from trioflow.provenance import stamp
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.autograd_nodes import count_node_flop
@@ -79,8 +80,9 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
 
     Notes
     -----
-    Host and idle times are not in the source, nor are the names of modules:
-    a layer is what runs from one reader of a weight to the next.
+    The format does not say what kind of device it was; a processor is known by
+    its name. Host and idle times are not in the source, nor are the names of
+    modules: a layer is what runs from one reader of a weight to the next.
     """
     folder = Path(folder)
     check_folder(folder)
@@ -121,6 +123,7 @@ def _read_facts(
             f"the trace has {'some' if halves else 'no'} elements of 2 bytes, "
             f"so its precision is not {precision}", file=folder, fix="correct --precision",
         )  # fmt: skip
+    device = str(options.need("gpu", folder))
     updates = any(one.stage == "optimizer" for one in rows)
     busy_ns, span_ns = ([us_to_ns(getattr(o, key)) for o in rows] for key in ("busy_us", "span_us"))
     if not sum(busy_ns):
@@ -132,8 +135,8 @@ def _read_facts(
         "source": "TrioSim",
         "workload": options.workload or folder.resolve().name,
         "batch": batch,
-        "device": "cuda",
-        "device_name": options.need("gpu", folder),
+        "device": "cpu" if is_processor(device) else "cuda",
+        "device_name": device,
         "precision": precision,
         "optimizer": options.optimizer or ("unknown (in trace)" if updates else "none"),
         "step_time_s": ns_to_s(sum(busy_ns)),
