@@ -24,8 +24,9 @@ from cpu_spent import METER
 
 SNAKEMAKE = ("snakemake.cli", "pandas", "pyarrow.parquet", "jsonschema", "yaml", "scipy.stats")
 TORCH = (
-    "pandas", "pyarrow.parquet", "yaml", "scipy.stats", "torchvision.models", "torch.profiler",
-    "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch._dynamo",
+    "pandas", "pyarrow.parquet", "yaml", "scipy.stats", "torch.profiler",
+    "torch.distributed.pipelining", "torch.distributed.fsdp", "torch.distributed.optim",
+    "torch.distributed.tensor.parallel", "torch._dynamo",
 )  # fmt: skip
 
 

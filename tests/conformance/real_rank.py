@@ -1,6 +1,6 @@
 """One rank of a real run: records every message of one step, as PyTorch's profiler shows it.
 
-Started as ``python real_rank.py JOB RANK``; writes ``messages-RANK.json`` beside the job.
+Started as ``python real_rank.py JOB RANK``; writes ``found-RANK.json`` beside the job.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main() -> None:
             with groups:
                 step()
         result[plan["plan"]] = {"messages": messages, "groups": groups.asked}
-    (folder / f"messages-{rank}.json").write_text(json.dumps(result))
+    (folder / f"found-{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # functional collectives warn about themselves at a normal end

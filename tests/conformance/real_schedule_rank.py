@@ -1,6 +1,6 @@
 """One rank of a real pipeline: records the messages and the operators of one step.
 
-Started as ``python real_schedule_rank.py JOB RANK``; writes ``step-RANK.json`` beside the job:
+Started as ``python real_schedule_rank.py JOB RANK``; writes ``found-RANK.json`` beside the job:
 the messages in order, and the backward operators of each action of PyTorch's pipeline runtime.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
         for _ in range(2):
             step()
     except (RuntimeError, ValueError) as error:
-        (path.parent / f"step-{rank}.json").write_text(json.dumps({"error": str(error)[:200]}))
+        (path.parent / f"found-{rank}.json").write_text(json.dumps({"error": str(error)[:200]}))
         os._exit(0)
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
@@ -63,7 +63,7 @@ def main() -> None:
     profiler.export_chrome_trace(str(raw))
     events = [e for e in json.loads(raw.read_text())["traceEvents"] if e.get("ph") == "X"]
     found = {"messages": find_messages(events), "operators": find_operators(events)}
-    (path.parent / f"step-{rank}.json").write_text(json.dumps(found))
+    (path.parent / f"found-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)
 

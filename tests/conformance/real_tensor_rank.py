@@ -1,6 +1,6 @@
 """One rank of real steps under ``torch.distributed.tensor``, with the collectives that each asks for.
 
-Started as ``python real_tensor_rank.py JOB RANK``; writes ``messages-RANK.json`` beside the job.
+Started as ``python real_tensor_rank.py JOB RANK``; writes ``found-RANK.json`` beside the job.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main() -> None:
         step = TrainingStep(workload, model, job["batch"], torch.device("cpu"), 0)
         around = loss_parallel if vocabulary else contextlib.nullcontext
         result[name] = record_step(step, around, folder / f"profile-{rank}.json")
-    (folder / f"messages-{rank}.json").write_text(json.dumps(result))
+    (folder / f"found-{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     os._exit(0)  # functional collectives warn about themselves at a normal end
 

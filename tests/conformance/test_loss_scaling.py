@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from captured import BATCH, TRANSFORMER, capture_raw
-from test_messages import Same, run_ranks
+from test_messages import Same, run_plans
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.parallel.sharded import FINDS_OVERFLOW, FLAG_BYTES
@@ -31,7 +31,7 @@ def test_the_step_unscales_checks_and_updates_the_scale(trace):
 
 def test_collectives_are_those_of_the_real_run(trace, tmp_path, compare):
     sized = [(plan, BATCH * plan.data) for plan in PLANS]
-    real = run_ranks(HALF, sized, None, tmp_path)
+    real = run_plans(HALF, sized, None, tmp_path)
     flags = {}
     for plan, batch in sized:
         graph = extrapolate(trace, plan, Same(), batch=batch)

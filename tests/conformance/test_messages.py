@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from captured import BATCH, BERT, CNN, TRANSFORMER
+from rank_runs import run_ranks
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 
@@ -48,7 +45,7 @@ class Same:
         return (1.0, 1.0)
 
 
-def run_ranks(row, plans, stages, folder: Path, groups: bool = False) -> list[dict]:
+def run_plans(row, plans, stages, folder: Path, groups: bool = False) -> list[dict]:
     """Run plans for real, one after the other, and return what each rank recorded of each by name.
 
     ``plans`` are pairs of a plan and its batch; all take the same number of ranks.
@@ -57,24 +54,12 @@ def run_ranks(row, plans, stages, folder: Path, groups: bool = False) -> list[di
         "row": row, "plans": [(asdict(plan), batch) for plan, batch in plans], "stages": stages,
         "ranks": plans[0][0].ranks, "groups": groups,
     }  # fmt: skip
-    (folder / "job.json").write_text(json.dumps(job))
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    script = Path(__file__).with_name("real_rank.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / "job.json"), str(rank)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(job["ranks"])
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [p.returncode for p in ranks] == [0] * job["ranks"], outputs
-    return [json.loads((folder / f"messages-{r}.json").read_text()) for r in range(job["ranks"])]
+    return run_ranks("real_rank.py", job, folder)
 
 
 def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int]]]:
     """Run the plan for real and return each rank's messages in order."""
-    found = run_ranks(row, [(plan, batch)], stages, folder)
+    found = run_plans(row, [(plan, batch)], stages, folder)
     return [[tuple(m) for m in rank[plan.plan]["messages"]] for rank in found]
 
 

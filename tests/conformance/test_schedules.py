@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from captured import CNN, TRANSFORMER
+from rank_runs import run_ranks
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
@@ -254,19 +250,7 @@ def run_real(row, name, p, v, m, batch, cut, folder):
         "row": row, "schedule": name, "ranks": p, "micro_batches": m, "batch": batch,
         "stages": cut, "stages_of_rank": [schedule.stages_of_rank(rank) for rank in range(p)],
     }  # fmt: skip
-    (folder / "job.json").write_text(json.dumps(job))
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    script = Path(__file__).with_name("real_schedule_rank.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / "job.json"), str(rank)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(p)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=180)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * p, outputs
-    return [json.loads((folder / f"step-{rank}.json").read_text()) for rank in range(p)]
+    return run_ranks("real_schedule_rank.py", job, folder)
 
 
 @pytest.mark.parametrize(

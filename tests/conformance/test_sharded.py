@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from captured import BATCH, CNN, TRANSFORMER
-from test_messages import Same, run_ranks
+from test_messages import Same, run_plans
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.tables import records
@@ -43,7 +43,7 @@ def real(tmp_path_factory):
         if name not in known:
             row, plans = RUNS[name]
             sized = [(plan, BATCH * plan.data) for plan in plans]
-            known[name] = run_ranks(row, sized, None, tmp_path_factory.mktemp(name), groups=True)
+            known[name] = run_plans(row, sized, None, tmp_path_factory.mktemp(name), groups=True)
         return known[name]
 
     return find

@@ -7,14 +7,11 @@ collectives noted where it hands them to C++.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from captured import BATCH, BERT, CNN, TRANSFORMER
+from rank_runs import run_ranks
 from test_messages import Same
 from trioflow.parallel.coalescing import coalesce_sums
 from trioflow.parallel.extrapolate import extrapolate
@@ -26,22 +23,10 @@ STYLES = {"sequence": (True, False), "vocabulary": (False, True), "both": (True,
 ROWS = {"transformer_trace": TRANSFORMER, "bert_trace": BERT}
 
 
-def run_ranks(row, folder: Path) -> list[dict]:
+def run_styles(row, folder: Path) -> list[dict]:
     """Run all styles in one pair of processes; return what each rank recorded."""
-    job = {"row": row, "plans": STYLES, "batch": BATCH}
-    (folder / "job.json").write_text(json.dumps(job))
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    script = Path(__file__).with_name("real_tensor_rank.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / "job.json"), str(rank)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [p.returncode for p in ranks] == [0, 0], outputs
-    return [json.loads((folder / f"messages-{rank}.json").read_text()) for rank in range(2)]
+    job = {"row": row, "plans": STYLES, "batch": BATCH, "ranks": 2}
+    return run_ranks("real_tensor_rank.py", job, folder)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +36,7 @@ def real(tmp_path_factory):
 
     def find(trace):
         if trace not in known:
-            known[trace] = run_ranks(ROWS[trace], tmp_path_factory.mktemp(trace))
+            known[trace] = run_styles(ROWS[trace], tmp_path_factory.mktemp(trace))
         return known[trace]
 
     return find
