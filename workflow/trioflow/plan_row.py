@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trioflow.plugins import list_plugins
 from trioflow.settings import NAME
+from trioflow.units import BYTES_PER_MIB
 
 SCHEDULES = (
     "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",
@@ -41,7 +42,7 @@ def declare_cell(meaning: str, **limits: Any) -> Any:
     return field(**default, metadata={"description": meaning, **limits})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One row of ``plans.tsv``: how a step is spread over ranks."""
 
@@ -116,6 +117,16 @@ class Plan:
     chunk_bytes: int = declare_cell(
         "largest piece of a message of an algorithm [bytes]; 0 for no limit", minimum=0, default=0
     )
+
+    def __repr__(self) -> str:
+        usual = {"data": 1, "tensor": 1, "pipeline": 1, "schedule": "none", "micro_batches": 1}
+        usual |= {"first_bucket_bytes": BYTES_PER_MIB, "bucket_bytes": 25 * BYTES_PER_MIB}
+        cells = ((column.name, column.default) for column in fields(self) if column.name != "plan")
+        changed = [
+            f", {name}={getattr(self, name)!r}" for name, default in cells
+            if getattr(self, name) != usual.get(name, default)
+        ]  # fmt: skip
+        return f"<Plan {self.plan}: {self.ranks} ranks{''.join(changed)}>"
 
     @property
     def ranks(self) -> int:

@@ -64,67 +64,13 @@ def read_ranks(text: str) -> list[int]:
 
 def find_plans(options: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of ``trioflow search``."""
-    from trioflow.sweeps.ranking import ASSUMPTION
-    from trioflow.sweeps.search import add_costs, mark_front, search_plans
-    from trioflow.sweeps.workshop import Workshop
+    from trioflow.sweeps.search import search
 
-    counts = read_ranks(options.ranks)
-    for flag, value in (("price-per-gpu-hour", options.price_per_gpu_hour), ("power-w", options.power_w)):  # fmt: skip
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(f"--{flag} {value} is not positive")
-    workshop = Workshop({"trace": options.trace})
-    facts = workshop.load_traces("trace")[0].facts
-    batch = int(facts["batch"]) * max(counts) if options.batch is None else options.batch
-    all_found = [
-        search_plans(
-            workshop, "trace", options.platform, ranks, batch, top=options.top,
-            cost_model=options.cost_model or "", override=options.override or "",
-        )
-        for ranks in counts
-    ]  # fmt: skip
-    ranking = [row for found in all_found for row in found.ranking]
-    ranking.sort(key=lambda row: row["step_time_s"])
-    columns = add_costs(ranking, options.price_per_gpu_hour, options.power_w)
-    mark_front(ranking, columns)
-    refused: dict[str, int] = {}
-    for found in all_found:
-        for reason, count in found.refused.items():
-            refused[reason] = refused.get(reason, 0) + count
-    dropped = [entry for found in all_found for entry in found.dropped]
-    return {
-        "workload": facts["workload"],
-        "platform": options.platform,
-        "ranks": counts,
-        "batch": batch,
-        "cost_model": all_found[0].model_text,
-        "confidence": max((found.confidence for found in all_found), key=_doubt),
-        "plans": sum(found.outlined for found in all_found),
-        "simulated": len(ranking),
-        "outline_error": [
-            min(found.outline_error[0] for found in all_found),
-            max(found.outline_error[1] for found in all_found),
-        ],
-        "ranking": ranking,
-        "compared_by": columns,
-        "first_beats_second": _compare(all_found),
-        "assumption": ASSUMPTION,
-        "out_of_memory": dropped,
-        "refused": refused,
-        "warnings": list(dict.fromkeys(w for found in all_found for w in found.warnings)),
-    }
-
-
-def _doubt(confidence: str) -> int:
-    from trioflow.engine.simulate import CONFIDENCES
-
-    return CONFIDENCES.index(confidence)
-
-
-def _compare(all_found: list[Any]) -> float | None:
-    """Return the probability that the first plan beats the second; None for other numbers of ranks."""
-    if len(all_found) != 1 or len(all_found[0].ranking) < 2:
-        return None
-    return float(all_found[0].ranking[1]["first_faster_probability"])
+    return search(
+        options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
+        price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
+        cost_model=options.cost_model, override=options.override,
+    )  # fmt: skip
 
 
 def run_search(options: argparse.Namespace) -> None:

@@ -82,7 +82,7 @@ class Routing:
     failed: frozenset[tuple[str, str]] = frozenset()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Platform:
     """A machine: devices, links, host costs, and where the numbers come from.
 
@@ -139,6 +139,9 @@ class Platform:
     unmeasured: tuple[str, ...] = ()
     routing: Routing = Routing()
     compute_slowdown_during_collective: float = 1.0
+
+    def __repr__(self) -> str:
+        return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"
 
 
 def name_rank_node(rank: int) -> str:

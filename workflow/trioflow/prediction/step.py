@@ -190,9 +190,21 @@ def time_operators(
     """
     if isinstance(traces, DeviceTimes):
         return traces
-    several = [traces] if isinstance(traces, str | Path | Trace) else list(traces)
-    loaded = [one if isinstance(one, Trace) else load_trace(one) for one in several]
-    return choose_times(loaded, device_name, options.cost_model, options.override)
+    return choose_times(load_traces(traces), device_name, options.cost_model, options.override)
+
+
+def load_traces(traces: Traces) -> list[Trace]:
+    """Return traces, those given by name loaded.
+
+    Raises
+    ------
+    TraceError
+        As ``trace.store.load_trace``.
+    """
+    if isinstance(traces, DeviceTimes):
+        return traces.traces
+    several = [traces] if isinstance(traces, str | Path | Trace) else traces
+    return [one if isinstance(one, Trace) else load_trace(one) for one in several]
 
 
 def build_graph(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,10 +13,11 @@ from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
+from trioflow.prediction.step import Traces, load_traces
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
-from trioflow.sweeps.ranking import Prediction, find_front, probability_faster
+from trioflow.sweeps.ranking import ASSUMPTION, Prediction, find_front, probability_faster
 from trioflow.sweeps.search_space import Refusals, Space, enumerate_plans
 from trioflow.sweeps.workshop import Workshop
 from trioflow.units import format_bytes
@@ -82,6 +84,81 @@ class _Simulated:
     row: dict[str, Any]
     prediction: Prediction
     candidate: Candidate
+
+
+def search(
+    traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
+    price_per_gpu_hour: float | None = None, power_w: float | None = None,
+    cost_model: str | None = None, override: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Rank the plans of a model: what ``trioflow search --json`` prints.
+
+    Parameters
+    ----------
+    traces : str, path, Trace or sequence of them
+        One step on one rank; further ones of the same workload at other batches.
+    ranks : int or sequence of int
+        Numbers of ranks to compare.
+    platform : str
+        By name or file.
+    batch : int, optional
+        Samples of the whole step; by default the trace's own batch on each of the most ranks.
+    top : int
+        Plans to simulate in full at least, for each number of ranks.
+    price_per_gpu_hour, power_w : float, optional
+        Price [1/h] and power [W] of a device, to compare cost and energy too.
+    cost_model, override : str, optional
+        As for ``Options``.
+
+    Raises
+    ------
+    InputError
+        When no number makes sense or nothing can be read.
+    """
+    counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
+    for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"--{flag} {value} is not positive")
+    workshop = Workshop({"trace": load_traces(traces)})
+    facts = workshop.load_traces("trace")[0].facts
+    batch = int(facts["batch"]) * max(counts) if batch is None else batch
+    all_found = [
+        search_plans(
+            workshop, "trace", platform, count, batch, top=top, cost_model=cost_model or "",
+            override=override or "",
+        )
+        for count in counts
+    ]  # fmt: skip
+    ranking = [row for found in all_found for row in found.ranking]
+    ranking.sort(key=lambda row: row["step_time_s"])
+    columns = add_costs(ranking, price_per_gpu_hour, power_w)
+    mark_front(ranking, columns)
+    refused: Counter[str] = Counter()
+    for found in all_found:
+        refused.update(found.refused)
+    first = all_found[0].ranking
+    beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
+    return {
+        "workload": facts["workload"],
+        "platform": platform,
+        "ranks": counts,
+        "batch": batch,
+        "cost_model": all_found[0].model_text,
+        "confidence": max((found.confidence for found in all_found), key=CONFIDENCES.index),
+        "plans": sum(found.outlined for found in all_found),
+        "simulated": len(ranking),
+        "outline_error": [
+            min(found.outline_error[0] for found in all_found),
+            max(found.outline_error[1] for found in all_found),
+        ],
+        "ranking": ranking,
+        "compared_by": columns,
+        "first_beats_second": beats if len(counts) == 1 else None,
+        "assumption": ASSUMPTION,
+        "out_of_memory": [entry for found in all_found for entry in found.dropped],
+        "refused": dict(refused),
+        "warnings": list(dict.fromkeys(w for found in all_found for w in found.warnings)),
+    }
 
 
 def search_plans(

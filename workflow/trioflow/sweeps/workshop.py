@@ -29,9 +29,10 @@ from trioflow.hardware.machine import Platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.step import load_traces
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
-from trioflow.trace.store import Trace, load_trace
+from trioflow.trace.store import Trace
 from trioflow.units import format_bytes
 
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
@@ -51,8 +52,8 @@ class Workshop:
 
     Parameters
     ----------
-    traces : mapping of str to sequence of str
-        Files of each trace by its name; a name that is not here is a shipped
+    traces : mapping of str to sequence of str or Trace
+        Files of each trace by its name, or traces; a name that is not here is a shipped
         trace's or a path.
     platforms : mapping of str to str
         Platform files by name, likewise.
@@ -73,7 +74,7 @@ class Workshop:
 
     def __init__(
         self,
-        traces: Mapping[str, Sequence[str]] | None = None,
+        traces: Mapping[str, Sequence[str | Trace]] | None = None,
         platforms: Mapping[str, str] | None = None,
         *,
         interval: bool = True,
@@ -92,7 +93,7 @@ class Workshop:
     def load_traces(self, name: str) -> list[Trace]:
         """Return the traces of a name."""
         if name not in self._traces:
-            self._traces[name] = [load_trace(path) for path in self.trace_files.get(name, [name])]
+            self._traces[name] = load_traces(self.trace_files.get(name, [name]))
         return self._traces[name]
 
     def load_platform(self, name: str, ranks: int) -> Platform:

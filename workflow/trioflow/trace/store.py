@@ -14,6 +14,7 @@ from trioflow import tables
 from trioflow.errors import TraceError
 from trioflow.input_files import check_values
 from trioflow.provenance import read_json, write_json
+from trioflow.units import format_time
 
 REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
 STEP_TIME_SOURCES = {
@@ -28,7 +29,7 @@ STEP_TIME_SOURCES = {
 UNTIMED = "none"
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """One training step of one rank.
 
@@ -50,6 +51,16 @@ class Trace:
     operators: pd.DataFrame
     tensors: pd.DataFrame
     facts: dict[str, Any]
+
+    def __repr__(self) -> str:
+        workload, batch, device = (
+            self.facts.get(name, "unknown") for name in ("workload", "batch", "device_name")
+        )
+        step_s = self.facts.get("step_time_s") or 0.0
+        return (
+            f"<Trace {workload}, batch {batch}, on {device}: {len(self.operators)} operators, "
+            f"step {format_time(step_s) if step_s else 'without a time'}>"
+        )
 
 
 def save_trace(trace: Trace, folder: str | Path) -> None:

@@ -1,0 +1,65 @@
+"""The public API, as a script outside the repository uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trioflow
+from trioflow.provenance import PACKAGE
+
+ROOT = PACKAGE.parents[1]
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run(code: str, folder: Path) -> str:
+    """Run code in an empty folder that knows the library by its path alone."""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=folder, env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_python_of_a_page_runs_outside_the_repository(page, tmp_path):
+    blocks = PYTHON.findall((ROOT / page).read_text())
+    assert blocks
+    told = run("".join(blocks), tmp_path)
+    assert "Prediction of gpt2-tiny on cpu2-gloo: 2 ranks = 2 data" in told
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_public_name_is_there_and_none_is_loaded_before_it_is_used(tmp_path):
+    code = (
+        "import json, sys, trioflow\n"
+        "loaded = [name for name in sys.modules if name.startswith('trioflow.')]\n"
+        "import trioflow.cli\n"
+        "found = {name: callable(getattr(trioflow, name)) for name in trioflow.__all__}\n"
+        "print(json.dumps([loaded, found, set(trioflow.__all__) <= set(dir(trioflow))]))"
+    )
+    loaded, found, listed = json.loads(run(code, tmp_path))
+    assert loaded == [] and all(found.values()) and listed
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_a_name_that_is_not_public_is_refused_as_python_does_it():
+    with pytest.raises(AttributeError, match="has no attribute 'load'"):
+        trioflow.load("gpt2-tiny-b8")
+
+
+def test_traces_plans_and_platforms_are_short_to_read():
+    trace = repr(trioflow.load_trace("gpt2-tiny-b8"))
+    assert trace.startswith("<Trace gpt2-tiny, batch 8, on ") and "operators, step" in trace
+    machine = trioflow.load_named_platform("a100x4-nvlink", 4)
+    assert repr(machine).startswith("<Platform a100x4-nvlink: 4 x ")
+    assert repr(trioflow.named_plan("ddp", 8)) == "<Plan ddp: 8 ranks, data=8>"
+    shown = repr(trioflow.make_plan(data=2, pipeline=2, schedule="1f1b", micro_batches=4))
+    assert shown.endswith(": 4 ranks, data=2, pipeline=2, schedule='1f1b', micro_batches=4>")
