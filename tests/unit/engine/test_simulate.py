@@ -308,6 +308,22 @@ def test_worst_confidence_and_warnings() -> None:
     ]
 
 
+@pytest.mark.parametrize(("all_reduces", "word"), [(18, "extrapolated"), (39, "measured")])
+def test_a_part_that_takes_little_of_the_step_is_named_but_decides_no_confidence(
+    all_reduces: int, word: str
+) -> None:
+    """A broadcast of 2 s beside all-reduces of 1 s each: 10 % of the step, then less than 5 %."""
+    builder = TaskGraphBuilder()
+    for _ in range(all_reduces):
+        add_exchange(builder, "all_reduce", [0, 1], 8, {})
+    add_exchange(builder, "broadcast", [0, 1], 8, {})
+    summary = simulate(builder.build(), make_platform(), Cost()).summary
+    assert summary["confidence"] == word
+    (warning,) = summary["warnings"]
+    assert warning.startswith("broadcast on 2 ranks: its time is extrapolated, not measured")
+    assert ("decides no confidence" in warning) == (word == "measured")
+
+
 def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:
     """The model of costmodel.collectives, not a stand-in: a measured size takes its median."""
     from trioflow.costmodel.collectives import fit_collective_model

@@ -63,7 +63,7 @@ class Exchanges:
     durations_s : ndarray of float
         How long each one lasts where there are no flows [exchanges] [s].
     confidences : list of (str, int, str)
-        Collective, ranks and confidence of every plan with flows.
+        Collective, ranks and confidence of every plan [plans].
     warnings : list of str
         What the reader must know, without repeats.
     """
@@ -120,8 +120,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
             more = f" and {last - first - _SHOWN} more" if last - first > _SHOWN else ""
             raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
         plans.append(plan)
-        if plan.flow_count:
-            confidences.append((collective, len(group), plan.confidence))
+        confidences.append((collective, len(group), plan.confidence))
     warnings = list(dict.fromkeys(plan.warning for plan in plans if plan.warning))
     return rows.assemble(plans, plan_of, confidences, warnings, scale)
 

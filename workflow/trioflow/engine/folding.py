@@ -212,7 +212,6 @@ def _fold_exchanges(
     confidences = [
         (collective, len(fold.families[family].groups[0]), plan.confidence)
         for (collective, _, family), plan in zip(asked, plans, strict=True)
-        if plan.flow_count
     ]
     return rows.assemble(plans, plan_of, confidences, traffic.warnings, scale), traffic
 

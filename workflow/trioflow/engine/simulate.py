@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.engine.certainty import find_confidence, measure_shares, warn_of_parts
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.networks import DEFAULT_NETWORK, make_network
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
 from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
-from trioflow.engine.program import Program
 from trioflow.engine.slowdown import stretch_compute
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
@@ -25,9 +25,6 @@ from trioflow.parallel.task_graph import TaskGraph
 
 ENGINES = ("auto", "compiled", "reference")
 """Engines by name; all give the same bits."""
-
-CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
-"""From the best to the worst."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,8 @@ def simulate(
         Its summary holds what ``timeline.summarize_timeline`` says, and
         ``events`` (starts and ends of tasks and flows), ``link_bytes`` by
         ``source->target`` [bytes], ``confidence`` (the worst of the
-        collectives'; measured where nothing communicates), ``warnings``
+        collectives that take a share of the step, see ``certainty``; measured where nothing
+        communicates), ``warnings``
         (the graph's first), ``network``, ``engine`` (compiled or reference),
         ``aggregated`` (collectives that were one event; only with algorithms),
         ``folded`` (whether identical ranks were executed once: ``events`` and
@@ -314,32 +312,12 @@ def _tell(
 ) -> dict[str, Any]:
     """Return what a summary says of events, links and what the times rest on."""
     moved = ready.list_link_bytes(ran.execution, links)
-    told = [*ran.program.exchanges.warnings, *_warn(ran.program)]
+    shares = measure_shares(ran.program, ran.execution)
+    told = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
     warnings = [*graph.metadata.get("warnings", []), *told]
     return {
         "events": ran.execution.events,
         "link_bytes": {name: moved[ends] for ends, name in name_links(platform) if ends in moved},
-        "confidence": _worst_confidence(ran.program),
+        "confidence": find_confidence(shares),
         "warnings": list(dict.fromkeys(warnings)),
     }
-
-
-def _worst_confidence(program: Program) -> str:
-    found = {confidence for _, _, confidence in program.exchanges.confidences}
-    unknown = sorted(found - set(CONFIDENCES))
-    if unknown:
-        raise SimulationError(
-            f"the cost model states the confidence {unknown[0]!r}; "
-            f"known are {', '.join(CONFIDENCES)}"
-        )
-    return max(found, key=CONFIDENCES.index, default=CONFIDENCES[0])
-
-
-def _warn(program: Program) -> list[str]:
-    """Name the collectives whose times nothing measured backs."""
-    doubtful = sorted(set(program.exchanges.confidences))
-    return [
-        f"{collective} on {ranks} ranks: its time is {confidence}, not measured"
-        for collective, ranks, confidence in doubtful
-        if confidence in CONFIDENCES[2:]
-    ]

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import __version__
-from trioflow.engine.simulate import CONFIDENCES
+from trioflow.engine.certainty import CONFIDENCES
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph

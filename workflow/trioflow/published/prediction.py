@@ -15,7 +15,8 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.costmodel.step_anchor import NONE as UNANCHORED
 from trioflow.costmodel.step_anchor import RATIO, TIMER, Anchoring, anchor_step
-from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
+from trioflow.engine.certainty import CONFIDENCES
+from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.extrapolate import extrapolate

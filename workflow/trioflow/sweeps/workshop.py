@@ -20,9 +20,10 @@ from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.engine.certainty import CONFIDENCES
 from trioflow.engine.compilation import is_repaid
 from trioflow.engine.networks import DEFAULT_NETWORK
-from trioflow.engine.simulate import CONFIDENCES, simulate, simulate_interval
+from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError, TrioflowError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
