@@ -11,9 +11,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from trioflow.costmodel.step_residuals import BATCH, StepResidual, load_residuals, write_residuals
 from trioflow.costmodel.validation_tables import read_validation_table
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.provenance import read_json, write_json
+from trioflow.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.report.published_readme import update_published
 from trioflow.report.readme import (
     update_readme,
@@ -41,20 +43,22 @@ def publish_readme() -> None:
     write_errors_page(ROOT / "docs" / "errors.md", errors)
 
 
-def publish_plan_errors() -> None:
-    """Rewrite the plans' own errors that `trioflow search` takes its probabilities from."""
+def publish_step_residuals() -> None:
+    """Rewrite how far steps were off that leave what was recorded; the public ones where a run judged them."""
     errors = read_table(RESULTS / "report" / "error.parquet", "errors")
-    lines = [
-        "# Signed errors of predicted steps of parallel plans: trioflow's own runs over gloo on one machine,",
-        "# those of docs/errors.md (make publish; none left out).",
-        "workload\tplan\terror",
-    ]
-    parallel = errors[errors["ranks"] > 1]
-    for workload, plan, error in zip(
-        parallel["workload"], parallel["plan"], parallel["relative_error"], strict=True
-    ):
-        lines.append(f"{workload}\t{plan}\t{error:.3f}")
-    (DATA / "plan_errors.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    own = [
+        StepResidual(
+            BATCH if row["ranks"] == 1 else way_of_plan(row["plan"]), "cpu", row["workload"],
+            row["experiment"], int(row["ranks"]), row["relative_error"],
+        )
+        for row in errors.to_dict("records")
+    ]  # fmt: skip
+    cases, anchors = RESULTS / "report" / "published.parquet", RESULTS / "published/anchors.parquet"
+    public = [one for one in load_residuals() if one.device_kind == "cuda"]
+    if cases.is_file() and anchors.is_file():
+        pairs = read_table(anchors, "anchors", schema=ANCHORS)
+        public = list_residuals(pairs, read_table(cases, "published_cases"))
+    write_residuals([*own, *public])
 
 
 def publish_validation() -> None:
@@ -97,7 +101,7 @@ def publish_example() -> None:
 def main() -> None:
     """Publish a finished run."""
     publish_readme()
-    publish_plan_errors()
+    publish_step_residuals()
     publish_validation()
     publish_published()
     publish_speed()

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.costmodel.step_anchor import load_band
+from trioflow.costmodel.step_residuals import load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.published.judge import (
@@ -16,6 +17,7 @@ from trioflow.published.judge import (
     find_band,
     judge_anchored_steps,
     judge_cases,
+    list_residuals,
     measure_band,
     prepare_set,
 )
@@ -24,6 +26,7 @@ from trioflow.published.rows import load_published_rows, rows_of_set
 from trioflow.published.scores import list_scaling, score_published
 from trioflow.published.triosim_rules import RecordedStep, predict_by_triosim
 from trioflow.report.published_aims import SETS
+from trioflow.tables import PUBLISHED_CASES
 from trioflow.trace.importers.triosim_tables import read_triosim
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,6 +156,8 @@ def test_scaling_to_eight_h100_is_within_its_aim(mirror: Path) -> None:
     assert told["ranks"].tolist() == [2, 4, 8]
     assert told["error"].abs().mean() < SETS["resnet50-h100"].scaling_aim
     assert find_band(nothing, "resnet50") == (1.0, 1.0)
+    inside = cases["measured_s"].between(cases["low_s"], cases["high_s"])
+    assert inside.all(), "a batch five times the traced one, and ranks that were not recorded"
     several = cases[cases["ranks"] > 1]
     assert cases["oracle_s"].isna().tolist() == [True, False, False, False]
     # With one GPU's measured step for compute, what is left is what scaling misses.
@@ -166,3 +171,8 @@ def test_the_rebuilt_interval_of_the_anchor_is_the_shipped_one(mirror: Path) -> 
     anchors = judge_anchored_steps(mirror, IMPORTS, TABLE)
     told = measure_band(anchors)
     assert (told["low"], told["high"]) == pytest.approx(load_band(), rel=1e-9)
+    rebuilt = list_residuals(anchors, pd.DataFrame(columns=PUBLISHED_CASES.names))
+    shipped = [one for one in load_residuals() if one.device_kind == "cuda" and one.ranks == 1]
+    assert sorted(one.error for one in rebuilt) == pytest.approx(
+        sorted(one.error for one in shipped), abs=1e-3
+    )

@@ -64,7 +64,8 @@ def run_export_chakra(options: argparse.Namespace) -> None:
     plan, platform, assumed = read_options(options)
     times = time_operators(options.trace, platform.device.name, assumed)
     graph = build_graph(times, plan, platform, batch=options.batch, options=assumed)
-    source = size_trace(times.traces, plan, int(graph.metadata["batch"]))
+    resolved = Plan(**graph.metadata["plan"])
+    source = size_trace(times.traces, resolved, int(graph.metadata["batch"]))
     files = write_chakra(graph, options.output, source)
     print(f"{graph.metadata['workload']}: {graph.metadata['plan_text']}")
     nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"

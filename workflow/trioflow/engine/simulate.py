@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -187,8 +188,10 @@ def simulate_interval(
     ----------
     graph, platform, collectives, options, **changes
         As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
-        factors, low and high, on the compute times; ``[1, 1]`` without. Links
-        are recorded of the nominal run.
+        factors, low and high, on the compute times; ``[1, 1]`` without;
+        ``graph.metadata["least_half_log"]`` the least half width of the
+        step's interval, as a logarithm; 0 without. Links are recorded of the
+        nominal run.
 
     Returns
     -------
@@ -215,11 +218,12 @@ def simulate_interval(
     lower = _simulate(graph, platform, collectives, unrecorded.scale_compute(low), "low_s")
     upper = _simulate(graph, platform, collectives, unrecorded.scale_compute(high), "high_s")
     step_time_s = nominal.summary["step_time_s"]
+    # Shared links can turn a faster part into a slower whole; the interval still holds it.
+    least = math.exp(float(graph.metadata.get("least_half_log", 0.0)))
     summary = {
         **nominal.summary,
-        # Shared links can turn a faster part into a slower whole; the interval still holds it.
-        "low_s": min(lower.summary["step_time_s"], step_time_s),
-        "high_s": max(upper.summary["step_time_s"], step_time_s),
+        "low_s": min(lower.summary["step_time_s"], step_time_s / least),
+        "high_s": max(upper.summary["step_time_s"], step_time_s * least),
         "simulator_wall_s": sum(r.summary["simulator_wall_s"] for r in (nominal, lower, upper)),
     }
     return replace(nominal, summary=summary)

@@ -10,7 +10,14 @@ SINGLE, DATA_PARALLEL, DDP, SHARDED = "single", "DataParallel", "DDP", "sharded"
 TENSOR, PIPELINE, HYBRID = "TP", "PP", "hybrid"
 
 _SHORT = re.compile(r"(?P<name>[a-z0-9]*?[a-z-]+?)(?P<ranks>\d*)(?:-m(?P<chunks>\d+))?")
-_WORDS = {"single": SINGLE, "dp": DATA_PARALLEL, "ddp": DDP, "tp": TENSOR, "tp-gather": TENSOR}
+_WORDS = {
+    "single": SINGLE,
+    "dp": DATA_PARALLEL,
+    "ddp": DDP,
+    "tp": TENSOR,
+    "tp-layers": TENSOR,
+    "tp-gather": TENSOR,
+}
 
 
 def find_family(plan: Plan) -> str:

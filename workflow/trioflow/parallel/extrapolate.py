@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
+from trioflow.costmodel.step_anchor import NONE as UNANCHORED
 from trioflow.costmodel.step_anchor import Anchoring, StepAnchor, describe_anchor
+from trioflow.costmodel.step_residuals import (
+    ALONE,
+    BATCH,
+    COLLECTIVES,
+    PIPELINE,
+    least_half_width,
+)
 from trioflow.costmodel.timed_trace import times_interval
 from trioflow.experiments import Plan
 from trioflow.parallel.given import Stages, choose_stages
@@ -20,7 +28,13 @@ from trioflow.parallel.memory import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.offload import plan_activations, read_host_rates, size_update
 from trioflow.parallel.one_process import share_host
-from trioflow.parallel.plan import check_plan, describe_plan, micro_batch_sizes, replica_sizes
+from trioflow.parallel.plan import (
+    check_plan,
+    describe_plan,
+    fit_vocabulary,
+    micro_batch_sizes,
+    replica_sizes,
+)
 from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, plan_schedule
 from trioflow.parallel.reference import Reference, choose_reference
@@ -99,6 +113,7 @@ def extrapolate(
     largest micro-batch where micro-batches differ, times those of each.
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
+    plan = fit_vocabulary(plan, given[0])
     batch = int(given[0].facts["batch"]) * plan.data if batch is None else batch
     repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
     batch += repeated
@@ -146,6 +161,7 @@ def extrapolate(
         {
             **_describe_step(given, reference, plan, batch, mode),
             **_certainty(trace, model, distance, added, works.predicted, extrapolated),
+            "least_half_log": _least_half_width(reference, plan, sizes, anchoring.way),
             "stages": [list(stage) for stage in cut],
             "peak_memory_bytes": find_fullest(memory)["peak_bytes"],
             "memory_curves": take_curves(memory),
@@ -219,6 +235,24 @@ def _certainty(
             rescaled or predicted or carried, extrapolated or carried
         ),
     }
+
+
+def _least_half_width(
+    reference: Reference, plan: Plan, sizes: Sequence[int], way_to_step: str
+) -> float:
+    """Return the least half width of the step's interval, by what of the step was not recorded."""
+    facts = reference.trace.facts
+    ways = {
+        BATCH: {reference.batch} != set(sizes),
+        COLLECTIVES: plan.data > 1 or plan.tensor > 1,
+        PIPELINE: plan.pipeline > 1,
+    }
+    left = [way for way, leaves in ways.items() if leaves]
+    alone = way_to_step == UNANCHORED or "measured_end_to_end_s" not in facts
+    if left and alone and facts.get("step_time_source") == "busy":
+        left.append(ALONE)
+    kind, workload = str(facts.get("device", "cpu")), str(facts.get("model") or facts["workload"])
+    return least_half_width(left, kind, workload, plan.ranks)
 
 
 def _predict_times(

@@ -56,7 +56,7 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
     if vocabulary:
-        found |= _match(trace, VOCABULARY)
+        found |= find_vocabulary_layers(trace)
     return Trace(
         trace.operators, trace.tensors, {**trace.facts, "tensor_split": found, BY_NAME: True}
     )
@@ -65,6 +65,11 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
 def find_layers(trace: Trace) -> dict[str, str]:
     """Return the layers of a trace that Megatron-LM cuts, and how: module pattern to column or row."""
     return _match(trace, LAYERS)
+
+
+def find_vocabulary_layers(trace: Trace) -> dict[str, str]:
+    """Return the embeddings and heads of a trace that Megatron-LM cuts by vocabulary, and how."""
+    return _match(trace, VOCABULARY)
 
 
 def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:

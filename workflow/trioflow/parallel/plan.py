@@ -10,6 +10,7 @@ from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.parallel.megatron_names import find_layers
 from trioflow.parallel.pipeline import chunk_batch, split_batch
 from trioflow.parallel.schedules import SCHEDULES, build_schedule, is_schedule
+from trioflow.parallel.vocabulary import has_vocabulary
 from trioflow.plugins import load_plugin
 from trioflow.trace.store import Trace
 from trioflow.units import BYTES_PER_MIB
@@ -26,7 +27,10 @@ CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
 SHARDED = ("fsdp", "zero1", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
-NAMED = ("single", "dp", "ddp", "tp", "tp-gather", *SHARDED, *SCHEDULES)
+MEGATRON = "tp"
+TENSOR = (MEGATRON, "tp-layers", "tp-gather")
+"""Megatron-LM's, by vocabulary too; layers alone, embedding and head whole; outputs gathered."""
+NAMED = ("single", "dp", "ddp", *TENSOR, *SHARDED, *SCHEDULES)
 """Named plans; the pipelines are called as their schedules, sharded data parallelism as its sharding."""
 
 
@@ -140,9 +144,11 @@ def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: i
         return make_plan()
     if name in ("dp", "ddp"):
         return replace(make_plan(data=ranks, replication=name), plan=name)
-    if name in ("tp", "tp-gather"):
+    if name in TENSOR:
         style = "gather" if name == "tp-gather" else "megatron"
-        return replace(make_plan(tensor=ranks, tensor_style=style), plan=name)
+        shared = name == MEGATRON and ranks > 1
+        made = make_plan(tensor=ranks, tensor_style=style, vocabulary_parallel=shared)
+        return replace(made, plan=name)
     if name in SHARDED:
         return replace(make_plan(data=ranks, sharding=name), plan=name)
     if is_schedule(name):
@@ -157,6 +163,16 @@ def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: i
             fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks",
         )
     return replace(made, plan=name)
+
+
+def fit_vocabulary(plan: Plan, trace: Trace) -> Plan:
+    """Return Megatron-LM's named plan without a shared vocabulary where the model has none.
+
+    A plan that asks for one by its column is left as it is, and refused later.
+    """
+    if plan.plan != MEGATRON or not plan.vocabulary_parallel or has_vocabulary(trace, plan.tensor):
+        return plan
+    return replace(plan, vocabulary_parallel=False)
 
 
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
@@ -265,6 +281,7 @@ def _describe_styles(plan: Plan) -> list[str]:
         "outputs of layers gathered": plan.tensor_style == "gather",
         "sequence parallel": plan.sequence_parallel,
         "vocabulary parallel": plan.vocabulary_parallel,
+        "embedding and head whole on each rank": plan.plan == "tp-layers",
         "units recomputed": plan.recompute == "full",
         "attentions recomputed": plan.recompute == "selective",
         "optimizer on the host": plan.offload == "optimizer",

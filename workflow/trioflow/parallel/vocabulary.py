@@ -9,6 +9,7 @@ from typing import Any
 
 from trioflow.costmodel.features import class_of_name, plain_name
 from trioflow.errors import PlanError
+from trioflow.parallel.megatron_names import find_layers, find_vocabulary_layers
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.tensor_split import find_loss, find_weight, is_lookup, kind_of_module
 from trioflow.tables import records
@@ -147,6 +148,17 @@ def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
         tuple(dict.fromkeys(weights)), words, -(-words // degree) * degree, statistics,
         prod(head["output_shapes"][0][:-1]),
     )  # fmt: skip
+
+
+def has_vocabulary(trace: Trace, degree: int) -> bool:
+    """Tell whether tensor-parallel ranks can share the vocabulary of a trace's model."""
+    if not trace.facts.get("tensor_split") and find_layers(trace):
+        return bool(find_vocabulary_layers(trace))
+    try:
+        find_vocabulary(trace, degree)
+    except PlanError:
+        return False
+    return True
 
 
 def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -> tuple[str, ...]:

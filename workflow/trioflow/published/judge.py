@@ -12,11 +12,21 @@ import pyarrow as pa
 
 from trioflow import tables
 from trioflow.costmodel.step_anchor import NONE, TIMER, WAYS, judge_anchors
+from trioflow.costmodel.step_residuals import (
+    ALONE,
+    BATCH,
+    COLLECTIVES,
+    PIPELINE,
+    StepResidual,
+    spell_workload,
+)
 from trioflow.hardware.device_sheet import find_device
+from trioflow.parallel.schedules import is_schedule
 from trioflow.parallel.sizing import resize_batch
 from trioflow.published.measured import read_measured
 from trioflow.published.prediction import PreparedCase, Settings, prepare_case
 from trioflow.published.rows import PublishedRow, load_published_rows, rows_of_set
+from trioflow.published.scores import list_scaling
 from trioflow.published.source import PublishedSource, list_anchored_pairs, published_name
 from trioflow.table_columns import FLOAT, INT, TEXT, column
 
@@ -106,6 +116,40 @@ def measure_band(anchors: pd.DataFrame) -> dict[str, Any]:
     """Return the file of the interval that ships: as `find_band`, over all workloads."""
     low, high = find_band(anchors, "")
     return {"low": low, "high": high, "steps": len(anchors), "share_inside": 1 - MISSED}
+
+
+def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResidual]:
+    """Return how far public steps were off that leave what was recorded, by what they leave.
+
+    Parameters
+    ----------
+    anchors : DataFrame
+        Columns ``ANCHORS``: another batch, from operators anchored at their own step and alone.
+    cases : DataFrame
+        Columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU tell what ranks add; where
+        the same batch a GPU was measured on one GPU, what they add to that one.
+    """
+    found = []
+    for row in anchors.to_dict("records"):
+        told = f"{row['device']}, {row['mode']}, {row['source_batch']} to {row['target_batch']}"
+        for way, anchor in ((BATCH, TIMER), (ALONE, NONE)):
+            error = row[f"{anchor}_s"] / row["measured_s"] - 1
+            workload = spell_workload(row["workload"])
+            found.append(StepResidual(way, "cuda", workload, told, 1, error))
+    scaled = list_scaling(cases)
+    errors = dict(zip(scaled["case"], 1 / (1 + scaled["error"]) - 1, strict=True))
+    for row in cases[cases["ranks"] > 1].to_dict("records"):
+        error = errors.get(row["case"], row["predicted_s"] / row["measured_s"] - 1)
+        way = way_of_plan(row["plan"])
+        workload = spell_workload(row["workload"])
+        found.append(StepResidual(way, "cuda", workload, row["case"], int(row["ranks"]), error))
+    return found
+
+
+def way_of_plan(name: str) -> str:
+    """Return what a plan of several ranks adds to one rank's step, by the plan's name."""
+    word = name.rstrip("0123456789").partition("-m")[0].rstrip("0123456789")
+    return PIPELINE if is_schedule(word) else COLLECTIVES
 
 
 def prepare_set(

@@ -20,7 +20,6 @@ from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.megatron_names import split_like_megatron
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph
@@ -316,8 +315,7 @@ def _build(
 ) -> TaskGraph:  # fmt: skip
     """Return the task graph of a row."""
     plan = row.made_plan
-    given = (
-        [split_like_megatron(t, vocabulary=vocabulary) for t in traces] if plan.tensor > 1 else list(traces)
-    )  # fmt: skip
+    if plan.vocabulary_parallel:
+        plan = replace(plan, vocabulary_parallel=vocabulary)
     host: Mapping[str, float] = platform.host
-    return extrapolate(given, plan, model, batch=row.batch, host=host, anchoring=anchoring)
+    return extrapolate(list(traces), plan, model, batch=row.batch, host=host, anchoring=anchoring)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-PLAN_ERRORS = Path(__file__).parent.parent / "data" / "plan_errors.tsv"
-"""Errors of plans that were measured: the part that the plans of one workload do not share."""
+from trioflow.costmodel.step_residuals import COLLECTIVES, PIPELINE, load_residuals
+
 QUANTILE = statistics.NormalDist().inv_cdf(0.9)
 """The ends of an 80 % interval lie this many standard deviations from the middle."""
 ASSUMPTION = (
@@ -71,10 +69,10 @@ def own_deviation() -> float:
     degree of freedom a workload is lost. What the measurements themselves
     scatter is still in it, so that it is rather too large.
     """
-    lines = PLAN_ERRORS.read_text(encoding="utf-8").splitlines()
     groups: dict[str, list[float]] = {}
-    for row in csv.DictReader((line for line in lines if line[0] != "#"), delimiter="\t"):
-        groups.setdefault(row["workload"], []).append(math.log1p(float(row["error"])))
+    for one in load_residuals():
+        if one.way in (COLLECTIVES, PIPELINE) and one.device_kind == "cpu":
+            groups.setdefault(one.workload, []).append(one.log_error)
     squares = sum((e - statistics.fmean(g)) ** 2 for g in groups.values() for e in g)
     return math.sqrt(squares / sum(len(g) - 1 for g in groups.values()))
 
