@@ -75,9 +75,16 @@ def test_single_rank_at_the_traced_batch_is_the_recorded_step(capsys):
 
 
 def test_degrees_and_names_give_the_same_plan(capsys):
-    named = answer(capsys, "simulate", TRACE, "--plan", "tp", "--ranks", 2, "--platform", PLATFORM)
-    degrees = answer(capsys, "simulate", TRACE, "--tensor-parallel", 2, "--platform", PLATFORM)
-    assert named["step_time_s"] == degrees["step_time_s"]
+    for name, words in (("tp-layers", ()), ("tp", ("--vocabulary-parallel",))):
+        named = answer(
+            capsys, "simulate", TRACE, "--plan", name, "--ranks", 2, "--platform", PLATFORM
+        )
+        degrees = answer(
+            capsys, "simulate", TRACE, "--tensor-parallel", 2, *words, "--platform", PLATFORM
+        )
+        assert named["step_time_s"] == degrees["step_time_s"]
+        told = {"tp": "vocabulary parallel", "tp-layers": "embedding and head whole on each rank"}
+        assert named["plan_text"].endswith(told[name])
 
 
 def test_a_larger_batch_takes_longer_but_not_in_proportion(capsys):

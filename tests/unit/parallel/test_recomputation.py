@@ -104,7 +104,7 @@ def test_parameters_are_there_when_a_sharded_unit_runs_again(transformer_trace):
 
 def test_all_reduces_of_a_recomputed_layer_run_again(transformer_trace):
     def count(kind):
-        plan = replace(named_plan("tp", 2), recompute=kind)
+        plan = replace(named_plan("tp-layers", 2), recompute=kind)
         graph = extrapolate(transformer_trace, plan, MODEL, batch=BATCH)
         simulate(graph, load_platform("cpu2-gloo", 2))
         return int((graph.tasks["name"] == "all_reduce").sum())
