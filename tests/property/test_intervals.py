@@ -48,7 +48,7 @@ def test_ranks_that_were_not_measured_widen_the_interval(name: str, ranks: int) 
     kind = "cpu" if trace.facts["device"] == "cpu" else "cuda"
     for plan, way in PLANS.items():
         try:
-            found = half_width(trace, named_plan(plan, ranks, trace=trace))
+            found = half_width(trace, named_plan(plan, ranks))
         except PlanError:
             continue  # A network without layers to split, or with fewer than stages.
         assert found >= typical_error(way, kind, str(trace.facts["workload"])), plan

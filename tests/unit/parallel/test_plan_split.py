@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from trioflow.errors import PlanError
 from trioflow.parallel.megatron_names import LAYERS, VOCABULARY, split_like_megatron
-from trioflow.parallel.plan import check_plan, make_plan, named_plan
+from trioflow.parallel.plan import check_plan, fit_vocabulary, make_plan, named_plan
 from trioflow.parallel.plan_split import prepare_split
 from trioflow.trace.store import Trace, load_trace
 
@@ -50,13 +50,18 @@ def test_a_trace_s_own_rules_go_before_names(tiny):
 
 
 def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
-    assert named_plan("tp", 2, trace=tiny).vocabulary_parallel
-    assert not named_plan("tp-layers", 2, trace=tiny).vocabulary_parallel
+    def shares(trace, name="tp"):
+        return fit_vocabulary(named_plan(name, 2), trace).vocabulary_parallel
+
+    assert shares(tiny) and not shares(tiny, "tp-layers")
     first, second = [m for m in dict.fromkeys(tiny.operators["module"]) if m][:2]
     for head, shared in (("lm_head", True), ("elsewhere", False)):
         named = renamed(tiny, {first: "transformer.h.3.mlp.c_fc", second: head})
         nameless = {k: told for k, told in named.facts.items() if k != "tensor_split"}
-        trace = Trace(named.operators, named.tensors, nameless)
-        assert named_plan("tp", 2, trace=trace).vocabulary_parallel == shared
+        assert shares(Trace(named.operators, named.tensors, nameless)) == shared
     wordless = Trace(tiny.operators, tiny.tensors.assign(category="buffer"), tiny.facts)
-    assert not named_plan("tp", 2, trace=wordless).vocabulary_parallel
+    assert not shares(wordless)
+    # Who asks for it by its column is told that there is none.
+    assert fit_vocabulary(
+        make_plan(tensor=2, vocabulary_parallel=True), wordless
+    ).vocabulary_parallel

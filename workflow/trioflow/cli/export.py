@@ -58,6 +58,7 @@ def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> Non
 def run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
     from trioflow.cli.choices import read_options
+    from trioflow.experiments import Plan
     from trioflow.export.chakra import size_trace, write_chakra
     from trioflow.prediction.step import build_graph, time_operators
 
