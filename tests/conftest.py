@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Deterministic, and without a clock: a busy machine is no failure.
-settings.register_profile("trioflow", deadline=None, derandomize=True)
-settings.load_profile("trioflow")
-
 for folder in ("", "unit/parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
@@ -22,7 +18,14 @@ from cpu_spent import (  # noqa: E402, F401
     pytest_runtest_makereport,
     pytest_terminal_summary,
 )
+from fuzz import count_examples  # noqa: E402
 from warm_start import close_servers  # noqa: E402
+
+# Deterministic, and without a clock: a busy machine is no failure.
+settings.register_profile(
+    "trioflow", deadline=None, derandomize=True, max_examples=count_examples()
+)
+settings.load_profile("trioflow")
 
 
 @pytest.fixture(scope="session", autouse=True)

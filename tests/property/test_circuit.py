@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.hardware.topologies.switches import build_switch
 from trioflow.network.circuit import CircuitNetwork, CircuitSettings
@@ -64,7 +64,6 @@ def check_ports(network: CircuitNetwork) -> None:
         assert max(Counter(ends).values()) <= limit
 
 
-@settings(deadline=None)
 @given(timed_flows(), circuit_settings)
 def test_every_flow_ends_once_its_bytes_are_counted_and_ports_suffice(
     flows: list[Timed], chosen: CircuitSettings
@@ -87,7 +86,6 @@ def test_every_flow_ends_once_its_bytes_are_counted_and_ports_suffice(
     assert established - network.torn_down == len(network.open_circuits)
 
 
-@settings(deadline=None)
 @given(timed_flows(), circuit_settings)
 def test_who_comes_first_at_a_device_gets_a_circuit_first(
     flows: list[Timed], chosen: CircuitSettings
@@ -104,7 +102,6 @@ def test_who_comes_first_at_a_device_gets_a_circuit_first(
             assert order[one] < order[other]
 
 
-@settings(deadline=None)
 @given(timed_flows(), st.booleans())
 def test_without_set_up_and_with_all_ports_it_is_the_contention_free_network(
     flows: list[Timed], keep_open: bool
@@ -115,7 +112,6 @@ def test_without_set_up_and_with_all_ports_it_is_the_contention_free_network(
     assert circuits.link_bytes == free.link_bytes
 
 
-@settings(deadline=None)
 @given(timed_flows(), circuit_settings, st.randoms())
 def test_the_order_of_starting_calls_says_nothing(
     flows: list[Timed], chosen: CircuitSettings, random: object
@@ -127,7 +123,6 @@ def test_the_order_of_starting_calls_says_nothing(
     assert one.grants == other.grants and one.open_circuits == other.open_circuits
 
 
-@settings(deadline=None)
 @given(timed_flows(), circuit_settings)
 def test_powers_of_two_scale_exactly(flows: list[Timed], chosen: CircuitSettings) -> None:
     scaled = CircuitSettings(

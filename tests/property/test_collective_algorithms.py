@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.replay import (
@@ -65,7 +66,7 @@ def at_random(seed: int) -> Pick:
     return lambda possible: chance.randrange(len(possible))
 
 
-@settings(max_examples=300)
+@settings(max_examples=count_examples(300))
 @given(st.one_of(flat_schedules(), nested_schedules()), st.integers(0, 2**32), st.booleans())
 def test_any_order_that_respects_the_waits_keeps_the_promise(
     schedule: Schedule, seed: int, ordered: bool
@@ -179,7 +180,7 @@ def test_blocks_that_do_not_make_up_the_message_are_found() -> None:
             check_promise(broken, holdings)
 
 
-@settings(max_examples=60)
+@settings(max_examples=count_examples(60))
 @given(st.one_of(flat_schedules(), nested_schedules()), st.integers(1, 100), st.integers(1, 100))
 def test_one_thing_at_a_time_is_never_faster_than_the_longest_chain(
     schedule: Schedule, latency: int, slowness: int

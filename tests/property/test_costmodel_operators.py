@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
@@ -53,7 +54,7 @@ def fit(traces: list[tuple[str, int, Any]], method: str) -> tuple[OperatorCostMo
     return model, table
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=count_examples(30))
 @given(TRACES, METHOD, ROWS)
 def test_predictions_are_finite_and_inside_their_interval(
     traces: list[tuple[str, int, Any]], method: str, rows: list[tuple[Any, ...]]
@@ -72,7 +73,7 @@ def test_predictions_are_finite_and_inside_their_interval(
     assert 0 < low <= 1 <= high
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=count_examples(30))
 @given(TRACES, METHOD, ROW, st.lists(st.integers(1, 50), min_size=2, max_size=5))
 def test_more_work_never_takes_less_time(
     traces: list[tuple[str, int, Any]], method: str, row: tuple[Any, ...], factors: list[int]
@@ -89,7 +90,7 @@ def test_more_work_never_takes_less_time(
         assert (np.diff(times) >= -1e-9 * times[1:]).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=count_examples(30))
 @given(TRACES, METHOD, ROWS)
 def test_unchanged_sizes_keep_the_recorded_time(
     traces: list[tuple[str, int, Any]], method: str, rows: list[tuple[Any, ...]]
@@ -103,7 +104,7 @@ def test_unchanged_sizes_keep_the_recorded_time(
     assert not found["extrapolated"].any()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=count_examples(30))
 @given(TRACES, METHOD, ROWS)
 def test_equal_input_gives_equal_bytes_and_loading_changes_nothing(
     traces: list[tuple[str, int, Any]], method: str, rows: list[tuple[Any, ...]]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
@@ -165,7 +166,7 @@ def check_traffic(plain: LinkTraffic, compiled: LinkTraffic, *, shared: bool) ->
     assert inner == pytest.approx(dict.fromkeys(inner, 0.0), abs=1e-6)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=count_examples(150))
 @given(
     graphs(),
     st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree"]),
@@ -201,7 +202,7 @@ algorithms = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=count_examples(150))
 @given(
     graphs(),
     st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree"]),
@@ -275,7 +276,6 @@ def to_lanes(rows: list[tuple[int, float, float]]) -> LaneIntervals:
     )
 
 
-@settings(deadline=None)
 @given(lanes_of_intervals, lanes_of_intervals)
 def test_intervals_of_lanes_equal_those_of_lists(
     ones: list[tuple[int, float, float]], others: list[tuple[int, float, float]]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
@@ -147,7 +148,7 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
 builders = st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree", "rails", "torus"])
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=count_examples(120))
 @given(
     st.sampled_from(GRIDS),
     st.lists(steps, min_size=1, max_size=7),
@@ -181,7 +182,7 @@ def test_folding_changes_no_bit(
 changes = st.sampled_from(["duration", "size", "bandwidth", "latency", "speed", "dependency"])
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=count_examples(120))
 @given(
     st.sampled_from(GRIDS),
     st.lists(steps, min_size=1, max_size=6),
@@ -219,7 +220,7 @@ def test_a_broken_symmetry_changes_no_bit_either(
     event(f"{change} {'folded' if compare(graph, platform, **options) else 'not folded'}")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=count_examples(60))
 @given(st.sampled_from(GRIDS), st.lists(steps, min_size=1, max_size=6), st.randoms())
 def test_ranks_in_any_order_are_found_alike(
     grid: tuple[int, int, int], drawn: list[Step], random: Any

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
@@ -104,7 +105,6 @@ def check_causality(graph: TaskGraph, result: Result) -> None:
         assert members["start_s"].nunique() == members["end_s"].nunique() == 1
 
 
-@settings(deadline=None)
 @given(programs(), BUILDER_NAMES, st.booleans())
 def test_nothing_starts_before_its_cause(
     program: list[tuple[Any, Any, Any, list[int]]], builder: str, on_compute: bool
@@ -124,7 +124,6 @@ def test_nothing_starts_before_its_cause(
         assert moved_bytes <= link.bandwidth_bytes_per_s * summary["step_time_s"] * (1 + 1e-9)
 
 
-@settings(deadline=None)
 @given(programs(), BUILDER_NAMES)
 def test_what_is_sent_arrives(program: list[tuple[Any, Any, Any, list[int]]], builder: str) -> None:
     """Out of every node goes what comes in and what it sends, less what it receives."""
@@ -150,7 +149,6 @@ def test_what_is_sent_arrives(program: list[tuple[Any, Any, Any, list[int]]], bu
     assert moved_bytes == pytest.approx(surplus_bytes, rel=1e-9, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(programs(), BUILDER_NAMES)
 def test_every_task_starts_as_soon_as_it_can(
     program: list[tuple[Any, Any, Any, list[int]]], builder: str
@@ -164,7 +162,6 @@ def test_every_task_starts_as_soon_as_it_can(
     assert path["end_s"].iloc[-1] == timeline["end_s"].max()
 
 
-@settings(deadline=None)
 @given(programs(), BUILDER_NAMES)
 def test_sharing_never_makes_a_step_shorter(
     program: list[tuple[Any, Any, Any, list[int]]], builder: str
@@ -175,7 +172,6 @@ def test_sharing_never_makes_a_step_shorter(
     assert (shared >= free * (1 - 1e-9)).all()
 
 
-@settings(deadline=None)
 @given(programs(), BUILDER_NAMES, st.permutations(IDENTITY))
 def test_renaming_equal_ranks_keeps_the_makespan(
     program: list[tuple[Any, Any, Any, list[int]]], builder: str, rename: list[int]
@@ -187,7 +183,6 @@ def test_renaming_equal_ranks_keeps_the_makespan(
     assert one["events"] == other["events"]
 
 
-@settings(deadline=None)
 @given(programs(), BUILDER_NAMES, st.integers(-20, 20))
 def test_scaling_by_powers_of_two_is_exact(
     program: list[tuple[Any, Any, Any, list[int]]], builder: str, exponent: int
@@ -200,7 +195,7 @@ def test_scaling_by_powers_of_two_is_exact(
         assert other[column].tolist() == [factor * time_s for time_s in one[column]]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=count_examples(25))
 @given(programs(), BUILDER_NAMES)
 def test_same_input_same_bytes(
     program: list[tuple[Any, Any, Any, list[int]]], builder: str

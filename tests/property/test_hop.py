@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.studies.hop_simulation import Edge, Floats, HopRun, HopSettings, simulate_hop
 
@@ -82,7 +83,6 @@ def solve_by_recurrence(case: Case) -> tuple[Floats, Floats]:
     return starts[:, :-1], finish
 
 
-@settings(deadline=None)
 @given(cases(most_jump=1))
 def test_without_skipping_it_equals_the_recurrence(case: Case) -> None:
     run = case.run()
@@ -92,7 +92,6 @@ def test_without_skipping_it_equals_the_recurrence(case: Case) -> None:
     assert (run.computed == case.compute_s.shape[1]).all()
 
 
-@settings(deadline=None)
 @given(cases())
 def test_it_always_ends_and_bounds_hold(case: Case) -> None:
     run = case.run()
@@ -101,7 +100,10 @@ def test_it_always_ends_and_bounds_hold(case: Case) -> None:
     assert 0 <= run.largest_gap <= rules.max_gap
     assert 0 <= run.largest_staleness <= rules.staleness
     if not rules.backup_workers:
-        assert run.largest_gap <= rules.staleness + 1
+        # A worker waits for those that send to it, those for others, round to where it sends to.
+        edges = nx.DiGraph(list(case.sending_s))
+        farthest = max(nx.shortest_path_length(edges, there, here) for here, there in edges.edges)
+        assert run.largest_gap <= (rules.staleness + 1) * farthest
     assert np.isfinite(run.start_s[:, -1]).all(), "nobody skips the last iteration"
     for starts, counted in zip(run.start_s, run.computed, strict=True):
         done = starts[~np.isnan(starts)]
@@ -110,7 +112,6 @@ def test_it_always_ends_and_bounds_hold(case: Case) -> None:
         assert not np.isnan(run.start_s).any()
 
 
-@settings(deadline=None)
 @given(cases())
 def test_entered_iterations_never_lead_by_more_than_the_gap(case: Case) -> None:
     """The bound again, read from the starts themselves."""
@@ -122,7 +123,6 @@ def test_entered_iterations_never_lead_by_more_than_the_gap(case: Case) -> None:
             assert k - (entered[-1] if len(entered) else -1) <= case.settings.max_gap
 
 
-@settings(deadline=None)
 @given(cases())
 def test_it_is_the_same_again_and_powers_of_two_scale_exactly(case: Case) -> None:
     one, other = case.run(), case.run()

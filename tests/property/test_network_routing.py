@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
@@ -36,7 +36,6 @@ def find_best_path(links: list[Link], source: str, target: str) -> list[str] | N
     return min(found)[2] if found else None
 
 
-@settings(deadline=None)
 @given(networks(), st.permutations([(a, b) for a in NODES for b in NODES]))
 def test_route_is_the_first_of_all_paths(links: list[Link], pairs: list[tuple[str, str]]) -> None:
     """Whatever was asked before: a search is taken up again where it stopped."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from trioflow.hardware.machine import Link
@@ -50,7 +50,6 @@ def link_loads(sharing: Sharing, found: list[float]) -> list[float]:
     return loads
 
 
-@settings(deadline=None)
 @given(sharings())
 def test_no_link_over_capacity_and_every_flow_has_its_bottleneck(sharing: Sharing) -> None:
     found = compute_max_min_rates(sharing.routes, sharing.capacities, sharing.max_rates)
@@ -141,7 +140,6 @@ def test_rates_equal_those_of_a_linear_programming_solver(seeds: range) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=f"seed {seed}")
 
 
-@settings(deadline=None)
 @given(sharings(), st.integers(-30, 30))
 def test_scaling_by_powers_of_two_is_exact(sharing: Sharing, exponent: int) -> None:
     factor = 2.0**exponent
@@ -192,7 +190,6 @@ def play(network: Network, flows: list[tuple[float, Flow]]) -> list[FlowEnd]:
             network.start(flow, start_s)
 
 
-@settings(deadline=None)
 @given(traffic())
 def test_flows_end_once_never_early_and_within_the_links(
     case: tuple[list[Link], list[tuple[float, Flow]]],
@@ -222,7 +219,6 @@ class SharingAllAnew(FairShareNetwork):
         return [key for key, moving in self._moving.items() if moving.route]
 
 
-@settings(deadline=None)
 @given(traffic())
 def test_sharing_only_what_is_concerned_changes_no_bit(
     case: tuple[list[Link], list[tuple[float, Flow]]],
@@ -233,7 +229,6 @@ def test_sharing_only_what_is_concerned_changes_no_bit(
     assert few.reshared_flows <= all_.reshared_flows
 
 
-@settings(deadline=None)
 @given(traffic())
 def test_no_link_is_over_capacity_at_any_time(
     case: tuple[list[Link], list[tuple[float, Flow]]],
@@ -255,7 +250,6 @@ def test_no_link_is_over_capacity_at_any_time(
             assert loads[link.source] <= link.bandwidth_bytes_per_s * (1 + RELATIVE)
 
 
-@settings(deadline=None)
 @given(traffic(), st.integers(-20, 20))
 def test_times_scale_exactly_by_powers_of_two(
     case: tuple[list[Link], list[tuple[float, Flow]]], exponent: int

@@ -8,6 +8,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
+from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow.errors import SimulationError
@@ -156,7 +157,6 @@ def test_dragonflies(groups: int, routers: int, per_router: int) -> None:
             assert degree <= per_router + routers - 1 + ports
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 26), st.integers(1, 8), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3)
 )
@@ -219,7 +219,7 @@ def best_paths(links: list[Link], source: str, target: str) -> list[tuple[int, .
     return [path for _, path in sorted(ranked[min(ranked)])] if ranked else []
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=count_examples(300))
 @given(networks(), st.integers(0, 3))
 def test_a_route_is_the_first_of_all_best_paths(links: list[Link], seed: int) -> None:
     first, spread = Router(links), Router(links, Routing("ecmp", seed))
@@ -237,7 +237,6 @@ def test_a_route_is_the_first_of_all_best_paths(links: list[Link], seed: int) ->
         assert math.isclose(first.latency_s(source, target), shortest, abs_tol=1e-15)
 
 
-@settings(deadline=None)
 @given(networks(), st.data())
 def test_a_failed_link_is_a_removed_edge(links: list[Link], data: st.DataObject) -> None:
     gone = data.draw(st.lists(st.sampled_from(links), max_size=4, unique=True))
@@ -250,7 +249,6 @@ def test_a_failed_link_is_a_removed_edge(links: list[Link], data: st.DataObject)
             assert one == [left[i] for i in removed.route(source, target)]
 
 
-@settings(deadline=None)
 @given(networks(), st.randoms(use_true_random=False))
 def test_the_order_of_questions_changes_no_answer(links: list[Link], random: Any) -> None:
     graph = graph_of(links)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from trioflow.engine.networks import NETWORKS
@@ -65,7 +66,7 @@ steps = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=count_examples(80))
 @given(
     st.lists(steps, min_size=1, max_size=6),
     st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree"]),

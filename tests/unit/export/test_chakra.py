@@ -10,6 +10,7 @@ from pathlib import Path
 import chakra_wire as wire
 import pandas as pd
 import pytest
+from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.chakra_reader import read_chakra_graph
@@ -310,7 +311,7 @@ def graphs(draw):
     return builder.build({"ranks": 3})
 
 
-@settings(max_examples=60)
+@settings(max_examples=count_examples(60))
 @given(graphs())
 def test_round_trip_of_random_graphs(graph):
     with tempfile.TemporaryDirectory() as folder:
