@@ -149,7 +149,8 @@ def _sweep_lines() -> Iterator[str]:
         yield f"| `{key}` | {kind} | {default} | {entry['description']} |"
     yield from PARAMETERS_HEAD.rstrip("\n").split("\n")
     for name, entry in PARAMETERS.items():
-        default = f"`{json.dumps(entry['default'])}`" if "default" in entry else ""
+        told = entry.get("default")
+        default = "" if told is None else f"`{json.dumps(told)}`"
         yield f"| `{name}` | {_type(entry)} | {default} | {entry['description']} |"
 
 

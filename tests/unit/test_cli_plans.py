@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_cli import PLATFORM, TRACE, answer, refuse, run
 
+DDP = ("--data-parallel", 2)
 SIMULATE = ("simulate", TRACE, "--platform", PLATFORM)
 
 
@@ -75,6 +76,20 @@ def test_a_last_batch_is_filled_up(capsys):
         ((*SIMULATE, "--schedule-file", "s.csv", "--schedule", "1f1b"), "both given"),
         ((*SIMULATE, "--schedule-file", "mine.csv", "--ranks", 4), "mine.csv: --ranks 4, but the schedule makes it 2; leave --ranks out"),
         ((*SIMULATE, "--pipeline-parallel", 2, "--stages", "nowhere"), "or time or count"),
+        *(
+            ((*SIMULATE, *DDP, flag, value), f"{value} is below 1")
+            for flag in ("--accumulate", "--micro-batches", "--stages-per-rank", "--shard")
+            for value in (0, -1)
+        ),
+        *(((*SIMULATE, flag, 0), " 0 is below 1") for flag in (
+            "--data-parallel", "--tensor-parallel", "--pipeline-parallel",
+        )),
+        ((*SIMULATE, "--plan", "gpipe", "--ranks", 2, "--micro-batches", 0), "0 is below 1"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 2, "--accumulate", 0), "both given"),
+        ((*SIMULATE, "--plan", "ddp", "--ranks", 0), "needs --ranks of 2 or more"),
+        ((*SIMULATE, *DDP, "--batch", 0), "batch 0 is not positive"),
+        (("simulate", TRACE, "--platform", "dgx-a100", "--tensor-parallel", 3), "use a tensor degree of 2, 4"),
+        (("export", "schedule", "1f1b", "--ranks", 2, "--micro-batches", 0, "-o", "s.csv"), "0 is below 1"),
         (("export", "schedule", "1f1b", "--ranks", 1, "-o", "s.csv"), "makes no pipeline"),
         (("export", "schedule", "2f2b", "--ranks", 2, "-o", "s.csv"), "unknown schedule '2f2b'"),
     ],

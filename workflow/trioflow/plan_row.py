@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any
 
 from trioflow.plugins import list_plugins
@@ -32,6 +33,8 @@ RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
 REPEATS = ("gpipe-recompute",)
 """Schedules that run forwards again by themselves."""
+DEGREES = ("data", "tensor", "pipeline")
+"""Columns whose product is the number of ranks."""
 OFFLOADS = ("none", "optimizer", "activations")
 """What lies in the host's memory instead of the device's."""
 
@@ -73,7 +76,7 @@ class Plan:
         " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
         enum=list(SHARDINGS), default="none",
     )  # fmt: skip
-    shard: int = declare_cell("ranks of one group of hsdp; 0 for the others", minimum=0, default=0)
+    shard: int = declare_cell("ranks of one group of hsdp; 1 for the others", minimum=1, default=1)
     accumulate: int = declare_cell(
         "micro-steps whose gradients are added up before ranks exchange them (no_sync)",
         minimum=1, default=1,
@@ -156,8 +159,24 @@ class Plan:
         return self.pipeline * self.stages_per_rank
 
 
+def find_count_problem(plan: Plan) -> tuple[str, str, str] | None:
+    """Return the first number of a plan that its column does not allow: column, problem and fix."""
+    for column in fields(plan):
+        value, least = getattr(plan, column.name), column.metadata.get("minimum")
+        if least is None:
+            continue
+        words = column.name.replace("_", " ") + (" degree" if column.name in DEGREES else "")
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            return column.name, f"{words} {value!r} is not a whole number", "give a whole number"
+        if value < least:
+            return column.name, f"{words} {value} is below {least}", f"give {least} or more"
+    return None
+
+
 def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
-    """Return what does not go together in a plan: column, problem and fix."""
+    """Return what is wrong, or does not go together, in a plan: column, problem and fix."""
+    if found := find_count_problem(plan):
+        return found
     shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
     uneven = groups and (not 1 < plan.shard < plan.data or bool(plan.data % plan.shard))
     rules = [
@@ -167,8 +186,8 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         (plan.accumulate > 1 and plan.pipeline > 1, "accumulate",
          f"{plan.accumulate} accumulated micro-steps in a pipeline",
          "use micro_batches: a pipeline adds up their gradients anyway"),
-        (plan.shard > 0 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
-         "write 0, or sharding hsdp"),
+        (plan.shard > 1 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
+         "leave shard out, or use sharding hsdp"),
         (shared and plan.pipeline > 1, "sharding",
          f"{plan.sharding} in a pipeline of {plan.pipeline} is not simulated yet",
          "use sharding none with a pipeline, or a pipeline degree of 1"),

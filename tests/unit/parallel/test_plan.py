@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
 from trioflow.errors import PlanError, TableError
-from trioflow.experiments import Workload, as_rows, load_experiments, load_plans, row_schema
-from trioflow.parallel.plan import make_plan, micro_batch_sizes, named_plan
+from trioflow.experiments import Plan, Workload, as_rows, load_experiments, load_plans, row_schema
+from trioflow.parallel.plan import (
+    check_plan,
+    make_plan,
+    micro_batch_sizes,
+    named_plan,
+    vary_plan,
+)
 from trioflow.parallel.schedules import SCHEDULES
+from trioflow.parallel.tensor_split import count_heads
 
 OLD = "plan data tensor pipeline schedule micro_batches first_bucket_bytes bucket_bytes"
 ROW = "{} 1 1 {} {} {} 1048576 26214400"
@@ -81,3 +90,54 @@ def test_replicas_share_a_batch_evenly():
         PlanError, match=r"batch 9 does not divide into 2 replica\(s\); use a multiple of 2"
     ):
         micro_batch_sizes(make_plan(data=2, pipeline=2), 9)
+
+
+COUNTS = [name for name, cell in Plan.__dataclass_fields__.items() if cell.metadata.get("minimum")]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5])
+@pytest.mark.parametrize("name", COUNTS)
+def test_zero_is_no_number_of_anything(name, value, transformer_trace):
+    words = f"{name.replace('_', ' ')}( degree)? {value} is"
+    if name in inspect.signature(make_plan).parameters:
+        with pytest.raises(PlanError, match=words):
+            make_plan(**{"data": 4, "pipeline": 2, name: value})
+    with pytest.raises(PlanError, match=words):
+        vary_plan(make_plan(data=2), **{name: value})
+    # Nor in a row that nobody looked at.
+    with pytest.raises(PlanError, match=words):
+        check_plan(replace(make_plan(), **{name: value}), transformer_trace, 4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "shapes", "degree", "fix"),
+    [
+        ({"attention_heads": [12]}, None, 5, "12 attention heads .* 2, 3, 4, 6, 12"),
+        ({"attention_heads": [12]}, None, 8, "12 attention heads .* 2, 3, 4, 6, 12"),
+        ({"attention_heads": [8, 32]}, None, 16, "8 and 32 attention heads .* 2, 4, 8"),
+        ({"row": {"heads": "6"}}, None, 4, "6 attention heads .* 2, 3, 6"),
+        ({}, [[4, 7, 16, 8]] * 3, 2, "7 attention heads .* degree of 7"),
+        ({}, [[4, 9, 16, 8], [4, 4, 16, 8]], 3, "4 and 9 .* degree of 1"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused_with_degrees_that_do(
+    facts, shapes, degree, fix, transformer_trace
+):
+    operators = transformer_trace.operators.copy()
+    attention = operators["name"].str.contains("scaled_dot_product")
+    assert attention.any()
+    operators = operators[~attention] if shapes is None else operators
+    for place in operators.index[attention.loc[operators.index]]:
+        operators.at[place, "input_shapes"] = shapes
+    known = {**transformer_trace.facts, "row": {}, **facts}
+    trace = replace(transformer_trace, operators=operators, facts=known)
+    with pytest.raises(PlanError, match=fix):
+        check_plan(make_plan(tensor=degree), trace, 4)
+    check_plan(make_plan(), trace, 4)
+
+
+def test_a_trace_alone_says_how_many_heads_there_are(transformer_trace):
+    facts = {
+        k: v for k, v in transformer_trace.facts.items() if k not in ("row", "attention_heads")
+    }
+    assert count_heads(replace(transformer_trace, facts=facts)) == [4]

@@ -207,13 +207,13 @@ def test_sharding_saves_memory(transformer_trace):
         ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
         ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
         ({"data": 2, "pipeline": 2, "sharding": "fsdp"}, "fsdp in a pipeline of 2 is not simulated"),
-        ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 0"),
+        ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
         ({"data": 4, "sharding": "hsdp", "shard": 3}, "groups of 3; use a divisor of 4 between 1 and 4"),
         ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
         ({"data": 4, "sharding": "fsdp", "shard": 2}, "groups of 2 ranks without hsdp"),
         ({"data": 2, "tensor": 2, "sharding": "zero1"}, "takes no parameters split"),
         ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
-        ({"data": 2, "accumulate": 0}, "0 accumulated micro-steps are too few"),
+        ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
     ],
 )  # fmt: skip
 def test_shardings_that_cannot_be_are_refused(degrees, words):
@@ -242,11 +242,11 @@ def test_the_table_of_plans_names_shardings(tmp_path):
         path.write_text("\n".join("\t".join(line.split()) for line in lines) + "\n")
         return load_plans(path)
 
-    plans = load(*(row.format(s, s, 2 if s == "hsdp" else 0, 2) for s in SHARDINGS))
+    plans = load(*(row.format(s, s, 2 if s == "hsdp" else 1, 2) for s in SHARDINGS))
     assert [(p.sharding, p.accumulate) for p in plans.values()] == [(s, 2) for s in SHARDINGS]
     for told in as_rows(plans.values()):
         Draft202012Validator(row_schema("plans")).validate(json.loads(json.dumps(told)))
     with pytest.raises(TableError, match=r"row 1 .*column shard: .* several groups of 3"):
         load(row.format("a", "hsdp", 3, 1))
     with pytest.raises(TableError, match=r"column sharding: .*zero4"):
-        load(row.format("a", "zero4", 0, 1))
+        load(row.format("a", "zero4", 1, 1))

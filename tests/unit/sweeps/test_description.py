@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from sweep_files import SMALL, write_sweep
-from trioflow.errors import InputError
+from trioflow.errors import InputError, PlanError
 from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.parameters import PARAMETERS
+from trioflow.sweeps.parameters import PARAMETERS, fill_values
 
 ONE = {"trace": "gpt2-tiny-b8", "platform": "cpu2-gloo"}
 
@@ -134,3 +134,15 @@ def test_the_shipped_descriptions_are_sound() -> None:
     assert "example" in [sweep.name for sweep in sweeps]
     for sweep in sweeps:
         assert {values["trace"] for values in sweep.scenarios} >= {"gpt2-b8", "resnet50-b128"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in PARAMETERS.items() if entry.get("minimum") == 1]
+)
+@pytest.mark.parametrize("value", [0, -2])
+def test_zero_does_not_mean_left_out(name: str, value: int, tmp_path: Path) -> None:
+    told = {"description": "none", "list": [{**ONE, name: value}]}
+    with pytest.raises(InputError, match=f"{value} is below 1"):
+        load_sweep(write_sweep(tmp_path, told))
+    with pytest.raises(PlanError, match=f"{name} {value} is below 1"):
+        fill_values({**ONE, name: value})

@@ -40,15 +40,15 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         "pipeline": options.pipeline_parallel,
     }
     given = {name: degree for name, degree in degrees.items() if degree is not None}
-    micro_batches, stages = options.micro_batches or 0, options.stages_per_rank or 0
+    micro_batches, stages = options.micro_batches, options.stages_per_rank
     if options.plan:
-        if given or any(vars(options)[name] for name in BESIDE_DEGREES):
+        if given or any(_is_given(vars(options)[name]) for name in BESIDE_DEGREES):
             raise PlanError("--plan and degrees were both given", fix="give one of them")
-        ranks = options.ranks or (1 if options.plan == "single" else 0)
-        if ranks < 1 or (ranks == 1 and options.plan != "single"):
+        ranks = int(options.plan == "single") if options.ranks is None else options.ranks
+        if ranks < 2 and options.plan != "single":
             raise PlanError(f"--plan {options.plan} needs --ranks of 2 or more")
         for flag, value in (("--micro-batches", micro_batches), ("--stages-per-rank", stages)):
-            if value and not is_schedule(options.plan):
+            if value is not None and not is_schedule(options.plan):
                 raise PlanError(f"{flag} does not apply to plan {options.plan}")
         varied = {name: vars(options)[name] for name in VARIED if vars(options)[name]}
         return vary_plan(named_plan(options.plan, ranks, micro_batches, stages), **varied)
@@ -58,8 +58,8 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         micro_batches=micro_batches,
         stages_per_rank=stages,
         sharding=options.sharding or "none",
-        shard=options.shard or 0,
-        accumulate=options.accumulate or 1,
+        shard=1 if options.shard is None else options.shard,
+        accumulate=1 if options.accumulate is None else options.accumulate,
         **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
     )
     if options.ranks is not None and options.ranks != plan.ranks:
@@ -68,6 +68,11 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         factors = " x ".join(f"{degree} {name}" for name, degree in given.items())
         raise PlanError(f"--ranks {options.ranks} is not the product {factors} = {plan.ranks}")
     return plan
+
+
+def _is_given(value: object) -> bool:
+    """Tell whether an argument was given: a flag that is set, or any value, 0 included."""
+    return value is not None and value is not False
 
 
 def choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
@@ -83,7 +88,8 @@ def choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule |
     if options.schedule:
         raise PlanError("--schedule and --schedule-file were both given", fix="give one of them")
     plan, schedule = read_plan(
-        options.schedule_file, options.data_parallel or 1, options.tensor_parallel or 1,
+        options.schedule_file,
+        *(1 if n is None else n for n in (options.data_parallel, options.tensor_parallel)),
         **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
     )  # fmt: skip
     for flag, asked, found in (

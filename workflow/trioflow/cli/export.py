@@ -106,8 +106,8 @@ def run_export_schedule(options: argparse.Namespace) -> None:
     from trioflow.parallel.schedules import write_schedule
 
     plan = make_plan(
-        pipeline=options.ranks, schedule=options.name, micro_batches=options.micro_batches or 0,
-        stages_per_rank=options.stages_per_rank or 0,
+        pipeline=options.ranks, schedule=options.name, micro_batches=options.micro_batches,
+        stages_per_rank=options.stages_per_rank,
     )  # fmt: skip
     if options.ranks < 2:
         raise PlanError(f"--ranks {options.ranks} makes no pipeline", fix="give 2 or more")

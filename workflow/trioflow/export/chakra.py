@@ -39,7 +39,7 @@ OWN_COLUMNS = {
 }  # fmt: skip
 """Columns of the task table that are kept as attributes, and their type."""
 SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
-MODEL_FACTS = ("units", "tensor_split", "parameters", "row", "step_time_source")
+MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source")
 """Facts of the traced model, true of an export only where one rank runs the whole model."""
 
 _NODE_TYPES = {"collective": "COMM_COLL_NODE", "send": "COMM_SEND_NODE", "recv": "COMM_RECV_NODE"}

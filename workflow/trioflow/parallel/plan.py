@@ -10,9 +10,11 @@ from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.parallel.megatron_names import find_layers
 from trioflow.parallel.pipeline import chunk_batch, split_batch
 from trioflow.parallel.schedules import SCHEDULES, build_schedule, is_schedule
+from trioflow.parallel.tensor_split import count_heads
 from trioflow.parallel.vocabulary import has_vocabulary
+from trioflow.plan_row import find_count_problem
 from trioflow.plugins import load_plugin
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, pipeline_units
 from trioflow.units import BYTES_PER_MIB
 
 FIRST_BUCKET_BYTES = BYTES_PER_MIB
@@ -39,9 +41,9 @@ PLAN_GROUP = "trioflow.plans"
 
 
 def make_plan(
-    data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "", micro_batches: int = 0,
-    stages_per_rank: int = 0, sharding: str = "none", shard: int = 0, accumulate: int = 1,
-    **other: Any,
+    data: int = 1, tensor: int = 1, pipeline: int = 1, schedule: str = "",
+    micro_batches: int | None = None, stages_per_rank: int | None = None, sharding: str = "none",
+    shard: int = 1, accumulate: int = 1, **other: Any,
 ) -> Plan:  # fmt: skip
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
@@ -70,39 +72,22 @@ def make_plan(
     Raises
     ------
     PlanError
-        When a degree is not positive, the schedule or the sharding is unknown
+        When a number is below one, the schedule or the sharding is unknown
         or does not allow these numbers.
     """
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
-    for name, degree in degrees.items():
-        if degree < 1:
-            raise PlanError(f"{name} degree {degree} is not positive")
     if schedule not in ("", "none") and not is_schedule(schedule):
         raise PlanError(f"unknown schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}")
     if pipeline == 1:
         schedule = "none"
     elif schedule in ("", "none"):
         schedule = "gpipe"
-    micro_batches = micro_batches or pipeline * MICRO_BATCHES_PER_RANK.get(schedule, 1)
-    if micro_batches < 1:
-        raise PlanError(f"{micro_batches} micro-batches are too few")
-    if pipeline == 1 and micro_batches > 1:
-        raise PlanError(
-            f"{micro_batches} micro-batches without a pipeline",
-            fix="give a pipeline degree above 1",
-        )
-    stages_per_rank = stages_per_rank or SEVERAL_STAGES.get(schedule, 1)
-    if pipeline == 1 and stages_per_rank != 1:
-        raise PlanError(
-            f"{stages_per_rank} stages a rank without a pipeline",
-            fix="give a pipeline degree above 1",
-        )
-    if pipeline > 1:
-        build_schedule(schedule, pipeline, micro_batches, stages_per_rank)
+    if micro_batches is None:
+        micro_batches = pipeline * MICRO_BATCHES_PER_RANK.get(schedule, 1)
+    if stages_per_rank is None:
+        stages_per_rank = SEVERAL_STAGES.get(schedule, 1)
     if sharding not in SHARDINGS:
         raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
-    if accumulate < 1:
-        raise PlanError(f"{accumulate} accumulated micro-steps are too few")
     name = "-".join(f"{key}{degree}" for key, degree in degrees.items() if degree > 1) or "single"
     plan = Plan(
         plan=name if sharding == "none" else f"{sharding}-{name}", data=data,
@@ -113,6 +98,15 @@ def make_plan(
     )  # fmt: skip
     if found := find_plan_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
+    if plan.pipeline > 1:
+        build_schedule(schedule, pipeline, micro_batches, stages_per_rank)
+    elif max(micro_batches, stages_per_rank) > 1:
+        parts = (
+            f"{micro_batches} micro-batches"
+            if micro_batches > 1
+            else f"{stages_per_rank} stages a rank"
+        )
+        raise PlanError(f"{parts} without a pipeline", fix="give a pipeline degree above 1")
     return plan
 
 
@@ -130,7 +124,9 @@ def vary_plan(plan: Plan, **columns: Any) -> Plan:
     return varied
 
 
-def named_plan(name: str, ranks: int, micro_batches: int = 0, stages_per_rank: int = 0) -> Plan:
+def named_plan(
+    name: str, ranks: int, micro_batches: int | None = None, stages_per_rank: int | None = None
+) -> Plan:
     """Return one of the named plans on a number of ranks.
 
     Raises
@@ -225,6 +221,8 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     PlanError
         Names the numbers that do not fit.
     """
+    if found := find_count_problem(plan):
+        raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     micro_batch_sizes(plan, batch)
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
     named = trace.facts.get("tensor_split") or find_layers(trace)
@@ -233,13 +231,17 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
             f"plan {plan.plan}: workload {trace.facts['workload']} has no layers that a tensor split cuts",
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
-    heads = str(trace.facts.get("row", {}).get("heads", ""))
-    if megatron and heads.isdigit() and int(heads) % plan.tensor:
+    heads = count_heads(trace) if megatron else []
+    if any(count % plan.tensor for count in heads):
+        told = " and ".join(map(str, heads))
+        degrees = [str(n) for n in range(2, min(heads) + 1) if not any(k % n for k in heads)]
         raise PlanError(
-            f"plan {plan.plan}: {heads} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
-            fix=f"use a degree that divides {heads}",
+            f"plan {plan.plan}: {told} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
+            fix=f"use a tensor degree of {', '.join(degrees)}"
+            if degrees
+            else "use a tensor degree of 1",
         )
-    units = len(trace.facts.get("units", []))
+    units = len(pipeline_units(trace))
     if plan.stages > max(units, 1):
         raise PlanError(
             f"plan {plan.plan}: {plan.stages} stages, but the model can be cut into {units} pieces at most"
@@ -267,7 +269,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
     if plan.stages_per_rank > 1:
         text += f", {plan.stages_per_rank} stages a rank"
     if plan.sharding != "none":
-        groups = f" in groups of {plan.shard}" if plan.shard else ""
+        groups = f" in groups of {plan.shard}" if plan.shard > 1 else ""
         text += f", {plan.sharding}{groups}"
     if plan.accumulate > 1:
         text += f", gradients of {plan.accumulate} micro-steps added up"

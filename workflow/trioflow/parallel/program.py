@@ -252,7 +252,7 @@ A kind of rank that is not listed is taken to differ everywhere.
 
 def make_grid(plan: Plan, kind: type[StagedRank]) -> Grid:
     """Return where the ranks of a plan lie: by pipeline, group of shards, place in it and tensor."""
-    shards = plan.shard or plan.data
+    shards = plan.shard if plan.sharding == "hsdp" else plan.data
     sizes = (plan.pipeline, plan.data // shards, shards, plan.tensor)
     return Grid(sizes, ALIKE.get(kind, (False,) * len(sizes)))
 

@@ -20,6 +20,7 @@ from trioflow.parallel.sizing import WORK
 from trioflow.trace.store import Trace
 
 BEFORE, AFTER = "before", "after"
+_ATTENTION = "scaled_dot_product"
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,23 @@ def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
     return class_of_name(str(row["name"])) == "embedding" and any(
         category[i] == "parameter" for i in row["input_ids"]
     )
+
+
+@remembered
+def count_heads(trace: Trace) -> list[int]:
+    """Return the numbers of heads that attentions have, of queries and of keys, each once.
+
+    The model's configuration says them where it was captured, and so do the
+    shapes [batch, heads, tokens, size] that PyTorch's own attention reads.
+    """
+    told = str(trace.facts.get("row", {}).get("heads", ""))
+    found = {int(n) for n in (*trace.facts.get("attention_heads", []), *[told] * told.isdigit())}
+    for name, phase, shapes in zip(
+        *(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True
+    ):
+        if phase == "forward" and _ATTENTION in str(name):
+            found |= {int(shape[1]) for shape in list(shapes)[:3] if len(shape) == 4}
+    return sorted(found)
 
 
 def find_weight(row: Mapping[str, Any], category: Sequence[str]) -> int | None:

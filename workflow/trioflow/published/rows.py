@@ -43,7 +43,7 @@ class PublishedRow:
     @property
     def made_plan(self) -> Plan:
         """The plan, with the degrees that the ranks make of it."""
-        return named_plan(self.plan, self.ranks, self.micro_batches)
+        return named_plan(self.plan, self.ranks, self.micro_batches or None)
 
     @property
     def plan_name(self) -> str:

@@ -24,30 +24,32 @@ _FIRST: dict[str, dict[str, Any]] = {
         "type": "string",
     },
     "ranks": {
-        "description": "number of ranks; the data degree is what tensor and pipeline leave of it,"
-        " 0 where the degrees decide",
-        "type": "integer", "minimum": 0, "default": 0,
+        "description": "number of ranks; the data degree is what tensor and pipeline leave of it;"
+        " left out, the degrees decide",
+        "type": "integer", "minimum": 1, "default": None,
     },
     "batch": {
-        "description": "samples of the whole step; 0 for `samples` on each replica",
-        "type": "integer", "minimum": 0, "default": 0,
+        "description": "samples of the whole step; left out, `samples` on each replica",
+        "type": "integer", "minimum": 1, "default": None,
     },
     "samples": {
-        "description": "samples of each replica where `batch` is 0; 0 for the trace's own batch",
-        "type": "integer", "minimum": 0, "default": 0,
+        "description": "samples of each replica where `batch` is left out; by default the trace's own batch",
+        "type": "integer", "minimum": 1, "default": None,
     },
 }  # fmt: skip
 _CHANGED: dict[str, dict[str, Any]] = {
-    "data": {"minimum": 0, "default": 0},
+    "data": {"default": None},
     "tensor": {"default": 1},
     "pipeline": {"default": 1},
     "schedule": {"default": "none"},
-    "micro_batches": {"minimum": 0, "default": 0},
-    "stages_per_rank": {"minimum": 0, "default": 0},
+    "micro_batches": {"default": None},
+    "stages_per_rank": {"default": None},
     "bucket_bytes": {"default": BUCKET_BYTES},
-    "first_bucket_bytes": {"minimum": 0, "default": 0},
+    "first_bucket_bytes": {"default": None},
 }
-"""Columns of a plan that have another default here, 0 meaning what the command line would take."""
+"""Columns of a plan that have another default here; None, for what the command line would take."""
+NOT_GIVEN = 0
+"""Value of a number that is left out and has no default; nobody can give it."""
 _LAST: dict[str, dict[str, Any]] = {
     "network": {
         "description": "how flows share links, as `trioflow simulate --network`",
@@ -99,8 +101,19 @@ PARAMETERS: dict[str, dict[str, Any]] = {**_FIRST, **_plan_parameters(), **_LAST
 
 
 def fill_values(given: Values) -> dict[str, Any]:
-    """Return a value for every parameter, in their order; what changes nothing has its default."""
+    """Return a value for every parameter, in their order; what changes nothing has its default.
+
+    Raises
+    ------
+    PlanError
+        When a number is below what its parameter allows.
+    """
+    for name, value in given.items():
+        if "minimum" in PARAMETERS[name] and value < PARAMETERS[name]["minimum"]:
+            least = PARAMETERS[name]["minimum"]
+            raise PlanError(f"{name} {value} is below {least}", fix="leave it out for the default")
     values = {name: given.get(name, entry.get("default", "")) for name, entry in PARAMETERS.items()}
+    values = {name: NOT_GIVEN if value is None else value for name, value in values.items()}
     for name in ("compute_scale", "communication_scale", "rank_spread"):
         values[name] = float(values[name])
     if not values["rank_spread"]:
@@ -117,6 +130,8 @@ def resolve_plan(values: Values) -> Plan:
         When the degrees do not give the ranks, or do not go together.
     """
     given = {name: values[name] for name in PLAN_COLUMNS}
+    for name in ("micro_batches", "stages_per_rank"):
+        given[name] = None if given[name] == NOT_GIVEN else given[name]
     given["data"] = resolve_data(values)
     buckets = (given.pop("first_bucket_bytes"), given.pop("bucket_bytes"))
     plan = make_plan(**given)

@@ -23,6 +23,9 @@ from trioflow.trace.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import Workload, build_workload
 
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+"""What configurations of transformers call their heads."""
+
 
 @contextmanager
 def module_annotations(model: torch.nn.Module) -> Iterator[None]:
@@ -132,7 +135,15 @@ def describe_model(workload: Workload) -> dict[str, Any]:
         ],
         "units": [{"name": n, "modules": m} for n, m in workload.units.items()],
         "tensor_split": workload.tensor_split,
+        "attention_heads": _list_heads(model),
     }
+
+
+def _list_heads(model: torch.nn.Module) -> list[int]:
+    """Return the heads of queries and of keys that a model's configuration tells, each number once."""
+    config = getattr(model, "config", None)
+    told = (getattr(config, name, None) for name in _HEADS)
+    return sorted({count for count in told if isinstance(count, int)})
 
 
 def capture_workload(

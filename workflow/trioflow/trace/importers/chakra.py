@@ -34,7 +34,15 @@ _BACKWARD = ("backward", "Backward")
 _WORK = (
     "flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes",
 )  # fmt: skip
-_MODEL_FACTS = ("units", "tensor_split", "parameters", "row", "step_time_source", "ready")
+_MODEL_FACTS = (
+    "units",
+    "tensor_split",
+    "attention_heads",
+    "parameters",
+    "row",
+    "step_time_source",
+    "ready",
+)
 
 
 def recognise(path: str | Path) -> bool:
