@@ -356,7 +356,9 @@ BAD = {
         make(7, start=1),
         make(8, start=2 * 10**12 + 1),
     ],
-    "flop of 4611686018427387904 is of no step": [make(n, num_ops=1 << 62) for n in range(3)],
+    "4611686018427387904 of 'work' is more than any step": [
+        make(n, num_ops=1 << 62) for n in range(3)
+    ],
     "fits no memory": [shaped(shapes=str([[1 << 40, 1 << 40]]))],
     "are no time of a node": [make(7, time=1 << 60)],
     "node 7 'work': num_ops is -1": [make(7, num_ops=-1)],

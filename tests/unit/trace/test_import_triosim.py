@@ -268,9 +268,9 @@ def test_a_trace_without_any_time_is_refused(tmp_path):
 
 
 def test_absurd_work_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("trioflow.trace.importers.limits._MOST_WORK", CONVOLUTION)
+    monkeypatch.setattr("trioflow.trace.consistency.MOST_WORK", CONVOLUTION)
     with pytest.raises(
-        TraceError, match=r"operator 0 \(aten::conv2d\) has flop .* more than any step"
+        TraceError, match=r"row 0, column flop: .* of 'aten::conv2d' is more than any step"
     ):
         import_triosim(write_files(tmp_path / "huge"), OPTIONS)
 

@@ -215,7 +215,7 @@ BAD_CAPTURES = {
     ),
     "units[0]: modules is missing": _environment(units=[{"name": "x"}]),
     "warnings: 3 is no list": _environment(warnings=3),
-    "workload: [] is no text": _environment(workload=[]),
+    "workload: [] is not a text": _environment(workload=[]),
     "shows no update": _without("Optimizer.step"),
     "and the step updates parameters": _environment(optimizer="none"),
     "the annotation 'trioflow: step' is missing": _without("trioflow: step"),

@@ -17,8 +17,8 @@ from trioflow.errors import TraceError
 from trioflow.provenance import digest_file, read_json, stamp
 from trioflow.trace.agreement import list_doubts
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.consistency import check_trace
 from trioflow.trace.execution_trace import read_nodes
-from trioflow.trace.importers.limits import check_work
 from trioflow.trace.kineto import STEP, read_profile
 from trioflow.trace.link import link_nodes
 from trioflow.trace.observe import coverage_of, observe_step
@@ -99,7 +99,7 @@ def merge_trace(folder: str | Path) -> Trace:
         **coverage_of(step),
     }
     trace = assemble_trace(seen.operators, facts, ready=seen.ready)
-    check_work(trace, folder / "execution_trace.json.gz")
+    check_trace(trace, folder / "execution_trace.json.gz")
     return trace
 
 

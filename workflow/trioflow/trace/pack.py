@@ -16,12 +16,12 @@ from trioflow import __version__, tables
 from trioflow.errors import InputError, TraceError
 from trioflow.input_files import LARGEST_JSON_BYTES, check_file, parse_json
 from trioflow.provenance import atomic_path
-from trioflow.trace.store import Trace, check_facts, find_trace, load_trace
+from trioflow.trace.store import TABLES, Trace, accept_trace, find_trace, load_trace
 from trioflow.units import format_bytes
 
 FORMAT, VERSION = "trioflow trace", 1
 MANIFEST = "pack.json"
-MEMBERS = ("operators.parquet", "tensors.parquet", "trace.json")
+MEMBERS = (*TABLES, "trace.json")
 """Files of a trace, in the order in which a pack holds them."""
 TOLD = (
     "workload", "batch", "device_name", "precision", "optimizer", "source", "files", "seed", "torch",
@@ -95,17 +95,19 @@ def read_pack(file: str | Path) -> Trace:
     Raises
     ------
     TraceError
-        When the file is no pack, of a later version, cut off, or differs from its digests.
+        When the file is no pack, of a later version, cut off, differs from its
+        digests, or the trace in it contradicts itself.
     TableError
         When a table breaks its schema.
     """
     members = open_pack(file)
     facts = parse_json(members["trace.json"], file, TraceError, "trace.json", _AGAIN)
-    check_facts(facts, f"{file}, trace.json")
     operators, tensors = (
         _read_table(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
     )
-    return Trace(operators, tensors, facts)
+    return accept_trace(
+        facts, operators, tensors, file, lambda name: _describe(members[name])["sha256"]
+    )
 
 
 def open_pack(file: str | Path) -> dict[str, bytes]:

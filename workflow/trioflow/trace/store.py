@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,7 +15,8 @@ import pandas as pd
 from trioflow import tables
 from trioflow.errors import TraceError
 from trioflow.input_files import check_values
-from trioflow.provenance import read_json, write_json
+from trioflow.provenance import digest_file, read_json, write_json
+from trioflow.trace.consistency import check_trace
 from trioflow.units import format_time
 
 REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
@@ -27,6 +30,9 @@ STEP_TIME_SOURCES = {
 }
 """What ``step_time_s`` is, by the fact ``step_time_source``."""
 UNTIMED = "none"
+TABLES = ("operators.parquet", "tensors.parquet")
+DIGESTS = "digests"
+"""Fact with the SHA-256 of both tables and of the other facts as they were saved; no trace in memory has it."""
 
 
 @dataclass(repr=False)
@@ -66,12 +72,13 @@ class Trace:
 def save_trace(trace: Trace, folder: str | Path) -> None:
     """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder.
 
-    All three are checked before the first is written.
+    All three are checked before the first is written; ``trace.json`` holds
+    their digests, so that whoever reads them can say whether they were edited.
 
     Raises
     ------
     TraceError
-        When a fact is missing or impossible.
+        When a fact is missing or impossible, or the trace contradicts itself.
     TableError
         When a table breaks its schema.
     """
@@ -79,10 +86,13 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
     for frame, name in ((trace.operators, "operators"), (trace.tensors, "tensors")):
         file = Path(folder) / f"{name}.parquet"
         tables.validate(tables.to_arrow(frame, name, file), name, file)
+    check_trace(trace, folder)
     stamp = {"workload": trace.facts["workload"], "batch": trace.facts["batch"]}
     tables.write_table(trace.operators, "operators", Path(folder) / "operators.parquet", stamp)
     tables.write_table(trace.tensors, "tensors", Path(folder) / "tensors.parquet", stamp)
-    write_json(Path(folder) / "trace.json", trace.facts)
+    digests = {name: digest_file(Path(folder) / name) for name in TABLES}
+    digests["trace.json"] = _digest_facts(trace.facts)
+    write_json(Path(folder) / "trace.json", {**trace.facts, DIGESTS: digests})
 
 
 def load_trace(folder: str | Path) -> Trace:
@@ -91,7 +101,8 @@ def load_trace(folder: str | Path) -> Trace:
     Raises
     ------
     TraceError
-        When there is no such trace, a fact is missing, or a pack is damaged.
+        When there is no such trace, a fact is missing, the trace contradicts
+        itself, or a pack is damaged.
     TableError
         When a table breaks its schema.
     """
@@ -107,13 +118,64 @@ def load_trace(folder: str | Path) -> Trace:
             fix="give a folder that `trioflow capture` or `trioflow import` wrote, a file of `trioflow pack`, "
             f"or one of the shipped traces: {', '.join(shipped_traces())}",
         )
-    facts = read_json(path / "trace.json")
-    check_facts(facts, path / "trace.json")
-    return Trace(
-        tables.read_table(path / "operators.parquet", "operators"),
-        tables.read_table(path / "tensors.parquet", "tensors"),
-        facts,
+    facts = read_json(path / "trace.json", TraceError)
+    operators, tensors = (
+        tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES
     )
+    return accept_trace(facts, operators, tensors, path, lambda name: digest_file(path / name))
+
+
+def accept_trace(
+    facts: Any,
+    operators: pd.DataFrame,
+    tensors: pd.DataFrame,
+    file: str | Path,
+    digest: Callable[[str], str],
+) -> Trace:
+    """Make a trace of what a folder or a pack holds, once it agrees with itself.
+
+    Parameters
+    ----------
+    facts : object
+        Content of ``trace.json``.
+    operators, tensors : DataFrame
+        The tables, as their schemas want them.
+    file : path
+        The folder or the pack, for messages.
+    digest : callable
+        Takes a table's name and returns the SHA-256 of its file.
+
+    Returns
+    -------
+    Trace
+        With a warning where members are not what was written: an edit is
+        legitimate as long as everything agrees, but no measurement.
+
+    Raises
+    ------
+    TraceError
+        When a fact is missing or impossible, or the trace contradicts itself.
+    """
+    if not isinstance(facts, dict):
+        raise TraceError("not a JSON object", file=file, place="trace.json", fix="capture it again")
+    check_facts(facts, Path(file) / "trace.json")
+    digests = facts.pop(DIGESTS, {})
+    trace = Trace(operators, tensors, facts)
+    check_trace(trace, file)
+    now = {"trace.json": _digest_facts(facts), **{name: digest(name) for name in TABLES}}
+    edited = [name for name in now if digests and digests.get(name) != now[name]]
+    if edited:
+        facts["warnings"] = [
+            *facts.get("warnings", []),
+            f"{' and '.join(edited)} {'was' if len(edited) == 1 else 'were'} edited after the trace"
+            " was captured or imported: its members agree with one another, but are not what was recorded",
+        ]
+    return trace
+
+
+def _digest_facts(facts: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of facts, whatever the form in which they are written."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> None:
@@ -130,25 +192,65 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
     for name in REQUIRED_FACTS:
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
+    for name, value in facts.items():
+        kind = next((known for known, names in _KINDS.items() if name in names), "")
+        if name.endswith("_s") and not isinstance(value, list):
+            kind = "time"
+        if kind and value is not None and not _TESTS[kind](value):
+            raise TraceError(f"{value!r:.40} is not a {kind}", file=file, place=str(name))
     batch, step_s = facts["batch"], facts["step_time_s"]
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise TraceError(f"{batch!r} is no number of samples", file=file, place="batch")
-    timed = facts.get("step_time_source") != UNTIMED
-    shortest = step_s > 0 if timed and isinstance(step_s, int | float) else step_s == 0
-    if not isinstance(step_s, int | float) or not shortest or not step_s < float("inf"):
+        raise TraceError(f"{batch!r:.40} is no number of samples", file=file, place="batch")
+    source = facts.get("step_time_source", "un-profiled")
+    if source not in STEP_TIME_SOURCES:
+        raise TraceError(
+            f"{source!r:.40} is none of {', '.join(STEP_TIME_SOURCES)}", file=file,
+            place="step_time_source",
+        )  # fmt: skip
+    if step_s is None or (step_s == 0) != (source == UNTIMED):
         raise TraceError(f"{step_s!r} is no time of a step", file=file, place="step_time_s")
     for name in ("workload", "device_name"):
-        if not isinstance(facts[name], str):
-            raise TraceError(f"{facts[name]!r:.40} is no text", file=file, place=name)
+        if facts[name] is None:
+            raise TraceError("None is not a text", file=file, place=name)
     for key, needed in _LISTS.items():
         _check_list(facts.get(key, []), key, needed, file)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_KINDS = {
+    "text": (
+        "workload", "device_name", "device", "precision", "optimizer", "source", "mode", "model", "torch",
+        "trioflow_version", "step_time_source",
+    ),
+    "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
+    "list of times": ("step_times_s", "span_ns"),
+    "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
+    "mapping": ("host",),
+}  # fmt: skip
+"""What optional facts are, where they are there; what ends in ``_s`` and is no list is a time."""
+_TESTS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "number": _is_number,
+    "time": lambda value: _is_number(value) and value >= 0,
+    "list of times": lambda value: (
+        isinstance(value, list) and all(_is_number(one) and one >= 0 for one in value)
+    ),
+    "mapping of texts": lambda value: (
+        isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+    ),
+    "mapping": lambda value: isinstance(value, dict),
+}
 _LISTS: dict[str, dict[str, type]] = {
     "gradients": {"name": str, "module": str, "size_bytes": int, "ready_after_op_id": int},
     "parameters": {"name": str, "shape": list},
     "units": {"name": str, "modules": list},
+    "buffers": {"name": str},
+    "repeated": {"block": str, "copies": int},
     "warnings": {},
+    "unjoined": {},
 }
 """Facts that are lists, and what an entry must hold; nothing where it is text."""
 

@@ -19,6 +19,7 @@ from trioflow.tables import PHASES
 from trioflow.trace.agreement import list_overlaps
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
+from trioflow.trace.consistency import check_trace
 from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.importers.chakra_calls import has_calls, read_calls
 from trioflow.trace.importers.chakra_nodes import OWN, ChakraNode, read_chakra_nodes
@@ -113,22 +114,8 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
         trace = _read_calls(path, nodes, facts)
     else:
         trace = _read_flat(path, nodes, facts, str(told.get("device") or ""))
-    _check_work(trace, path)
+    check_trace(trace, path)
     return trace
-
-
-def _check_work(trace: Trace, path: Path) -> None:
-    """Refuse work and times whose sums no integer of a table holds."""
-    for name in (*_WORK, "device_ns", "cpu_ns"):
-        total = 0
-        for place, value in enumerate(trace.operators[name].tolist()):
-            total += value
-            if total >= 1 << 63:
-                raise TraceError(
-                    f"{name} of {value} is of no step", file=path,
-                    place=f"operator {place} {trace.operators['name'].iloc[place][:60]!r}",
-                    fix="check the node's num_ops, tensor_size, shapes and times",
-                )  # fmt: skip
 
 
 def _text(told: dict[str, Any], name: str, path: Path) -> str | None:

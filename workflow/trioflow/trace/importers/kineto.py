@@ -12,9 +12,9 @@ from trioflow.errors import TraceError
 from trioflow.provenance import digest_file, stamp
 from trioflow.trace.agreement import list_doubts
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.consistency import check_trace
 from trioflow.trace.event_shapes import check_types
 from trioflow.trace.execution_trace import Node, read_nodes
-from trioflow.trace.importers.limits import check_work
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.link import Links, link_nodes
@@ -98,7 +98,7 @@ def import_kineto(
         **coverage_of(step),
     }
     trace = assemble_trace(seen.operators, facts, ready=seen.ready)
-    check_work(trace, source if execution_trace is None else execution_trace)
+    check_trace(trace, source if execution_trace is None else execution_trace)
     return trace
 
 

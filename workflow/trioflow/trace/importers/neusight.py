@@ -22,8 +22,8 @@ from typing import Any
 from trioflow.errors import TraceError
 from trioflow.provenance import stamp
 from trioflow.trace.assemble import assemble_trace
+from trioflow.trace.consistency import check_trace
 from trioflow.trace.gradients import ReadyGradient
-from trioflow.trace.importers.limits import check_work
 from trioflow.trace.importers.neusight_graph import StepBuilder
 from trioflow.trace.importers.neusight_tables import (
     FxNode,
@@ -130,7 +130,7 @@ def _assemble(path: Path, step: StepBuilder, facts: dict[str, Any]) -> Trace:
         for name, place in step.ready.items()
     )
     trace = assemble_trace(step.operators, facts, ready=ready)
-    check_work(trace, path)
+    check_trace(trace, path)
     trace.facts["parameters"] = parameters
     return trace
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from trioflow.errors import TraceError
 from trioflow.provenance import read_json
+from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
-from trioflow.trace.importers.limits import MOST_ELEMENTS
 from trioflow.trace.importers.neusight_names import CONTAINERS, VIEWS
 from trioflow.units import ms_to_ns
 

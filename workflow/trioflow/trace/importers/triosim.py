@@ -22,8 +22,8 @@ from trioflow.hardware.device_names import is_processor
 from trioflow.provenance import stamp
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.autograd_nodes import count_node_flop
+from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop
-from trioflow.trace.importers.limits import check_work
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim_autograd import (
     NodeTensors,
@@ -102,7 +102,7 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
         one.module = modules[place]
     _keep_saved(rows, joined, observed)
     trace = assemble_trace(observed, facts)
-    check_work(trace, folder / TENSOR_FILE)
+    check_trace(trace, folder / TENSOR_FILE)
     return trace
 
 

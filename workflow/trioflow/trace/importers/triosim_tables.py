@@ -16,8 +16,8 @@ from pathlib import Path
 
 from trioflow.errors import TraceError
 from trioflow.tables import PHASES
+from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
-from trioflow.trace.importers.limits import MOST_ELEMENTS
 
 TRACE_FILE, TENSOR_FILE = "trace.csv", "tensor.csv"
 
