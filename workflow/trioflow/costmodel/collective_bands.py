@@ -27,6 +27,7 @@ from trioflow.costmodel.collective_methods import (
 from trioflow.costmodel.collective_points import Key, each_curve
 from trioflow.costmodel.collectives import UNCALIBRATED_FACTOR
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import rounded
 
 COVERAGE = 0.8
 MIN_RESIDUALS = 8
@@ -67,6 +68,7 @@ NEARER: Mapping[str, tuple[str, ...]] = {
 """Situations nearer to what was measured than another."""
 
 ASSUMED = Band(-math.log(UNCALIBRATED_FACTOR), math.log(UNCALIBRATED_FACTOR), 0)
+BAND_DIGITS = 9
 BandKey = tuple[str, str, str]
 """Situation, ``within`` or ``between`` nodes, ``small`` or ``large``."""
 Bands = Mapping[BandKey, Band]
@@ -89,11 +91,10 @@ def conformal_band(residuals: Floats) -> Band:
     values = np.sort(residuals)
     count = len(values)
     rank = math.ceil((count + 1) * (1 + COVERAGE) / 2)
-    high = values[min(rank, count) - 1]
-    low = values[max(count - rank, 0)]
-    return Band(
-        max(min(float(low), 0.0), -WIDEST_LOG), min(max(float(high), 0.0), WIDEST_LOG), count
-    )
+    # The formulas' factors and their logarithms carry three digits less than the times.
+    high = rounded(values[min(rank, count) - 1], BAND_DIGITS)
+    low = rounded(values[max(count - rank, 0)], BAND_DIGITS)
+    return Band(max(min(low, 0.0), -WIDEST_LOG), min(max(high, 0.0), WIDEST_LOG), count)
 
 
 class _Residuals:

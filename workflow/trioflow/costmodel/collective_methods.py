@@ -13,6 +13,7 @@ import pandas as pd
 from trioflow.costmodel.collective_points import Curve, Key, each_curve, make_curves
 from trioflow.costmodel.collectives import step_count, wire_factor
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import choose_least, solve_nonnegative
 from trioflow.costmodel.nccl_calibration import Calibration, calibrate
 from trioflow.costmodel.nccl_formula import NcclMachine, choose, load_constants
 from trioflow.errors import InputError
@@ -139,8 +140,6 @@ def place(nodes: int) -> str:
 
 def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
     """Fit latency and slope of every operation, least squared relative error over all its messages."""
-    from scipy.optimize import nnls
-
     lines = {}
     for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
         name = str(collective)
@@ -148,7 +147,8 @@ def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
         wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
         columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
         scale = columns.max(axis=0)
-        line = nnls(columns / scale / rows["time_s"].to_numpy()[:, None], np.ones(len(rows)))[0]
+        relative = columns / scale / rows["time_s"].to_numpy()[:, None]
+        line = solve_nonnegative(relative, np.ones(len(rows)))[0]
         lines[name, "between" if between else "within"] = (
             float(line[0] / scale[0]), float(line[1] / scale[1]),
         )  # fmt: skip
@@ -309,7 +309,8 @@ def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
                 for shape in SHAPES:
                     found = Measured(curves, form, shape).predict(key, sizes[inside])
                     misses[shape].extend(np.abs(found / times - 1.0).tolist())
-    return min(SHAPES, key=lambda s: float(np.mean(misses[s])) if misses[s] else 0.0)
+    missed = [float(np.mean(misses[shape])) if misses[shape] else 0.0 for shape in SHAPES]
+    return SHAPES[choose_least(missed)]
 
 
 def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow.costmodel.collectives import COLLECTIVES
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import rounded, solve
 from trioflow.errors import InputError, TableError
 from trioflow.units import NS_PER_S
 
@@ -127,8 +128,9 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
     found: Floats = times[np.searchsorted(sizes, corners)]
     for _ in range(REWEIGHTINGS):
         root = np.sqrt(weights)
-        found = np.asarray(np.linalg.lstsq(relative * root[:, None], root)[0], np.float64)
-        weights = 1.0 / np.maximum(np.abs(relative @ found - 1.0), SMALLEST_WEIGHT_LOG)
+        found = solve(relative * root[:, None], root)
+        missed = np.abs(np.sum(relative * found, axis=1) - 1.0)
+        weights = 1.0 / np.maximum(missed, SMALLEST_WEIGHT_LOG)
     return np.asarray(np.maximum(found, times.min()), np.float64)
 
 
@@ -153,7 +155,8 @@ def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
             )
         times = rows["time_s"].to_numpy(np.float64)
         if np.any(np.diff(times) < 0):
-            times = np.exp(isotonic_regression(np.log(times)).x)
+            pooled = np.exp(isotonic_regression(np.log(times)).x)
+            times = np.array([rounded(value) for value in pooled])
         curves[key] = Curve(
             rows["message_bytes"].to_numpy(np.float64),
             np.asarray(times, np.float64),

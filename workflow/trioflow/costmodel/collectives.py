@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.message_curve import (
     INTERPOLATIONS,
     LINE,
@@ -267,7 +268,7 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
         comparison[name] = _mean_absolute(np.concatenate(misses))
     lines = [curve.alpha_beta_errors() for curve in curves.values()]
     comparison[LINE] = _mean_absolute(np.concatenate(lines))
-    chosen = min(INTERPOLATIONS, key=lambda name: comparison[name] or 0.0)
+    chosen = INTERPOLATIONS[choose_least([comparison[name] or 0.0 for name in INTERPOLATIONS])]
     return CollectiveCostModel(
         platform=str(samples["platform"].iloc[0]),
         library=str(samples["library"].iloc[0]),

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.least_squares import (
+    choose_least,
+    rounded,
+    solve_bounded,
+    solve_nonnegative,
+)
 from trioflow.costmodel.tile_curve import evaluate_tiles, fit_tiles
 
 SHORTEST_S = 1e-6
@@ -22,6 +28,9 @@ SIZES = len(FEATURES)
 
 CACHE_BYTES = tuple(float(2**power) for power in range(22, 28))
 """Sizes [bytes] among which a fit looks for the knee of a cache: 4 to 128 MiB."""
+
+SAME_CORRELATION = 1e-6
+"""Features that correlate with the time as well as this are equal drivers; the earlier is taken."""
 
 MAX_POWER = 1.0
 """No operator's time grows faster than in proportion with one of its sizes."""
@@ -51,7 +60,7 @@ class Curve:
     def scaled(self, factor: float) -> Curve:
         """Return the curve whose every time is ``factor`` times this one's."""
         times = FORMS[self.form].times
-        scaled = tuple(value * factor for value in self.coefficients[:times])
+        scaled = tuple(rounded(value * factor) for value in self.coefficients[:times])
         return Curve(self.form, scaled + self.coefficients[times:])
 
 
@@ -84,15 +93,15 @@ class Sample:
 
     def solve(self, columns: Floats) -> tuple[Floats, float]:
         """Fit non-negative coefficients of columns to the times; return them and the residual."""
-        from scipy.optimize import nnls
-
         weights = 1.0 / np.maximum(self.time_s, SHORTEST_S)
         if self.weights is not None:
             weights = weights * np.sqrt(self.weights)
         scale = np.max(columns, axis=0, initial=0.0)
         scale[scale == 0] = 1.0
-        solution, residual = nnls(columns / scale * weights[:, None], self.time_s * weights)
-        return np.asarray(solution / scale, np.float64), float(residual)
+        solution, residual = solve_nonnegative(
+            columns / scale * weights[:, None], self.time_s * weights
+        )
+        return solution / scale, residual
 
 
 @dataclass(frozen=True)
@@ -135,10 +144,16 @@ def driver_of(features: Floats, time_s: Floats) -> int:
     for column in range(features.shape[1]):
         values = features[:, column]
         if len(values) > 1 and np.ptp(values) > 0 and np.ptp(time_s) > 0:
-            correlation = float(np.corrcoef(values, time_s)[0, 1])
-            if correlation > best + 1e-12:
+            correlation = correlate(values, time_s)
+            if correlation > best + SAME_CORRELATION:
                 best, driver = correlation, column
     return driver
+
+
+def correlate(first: Floats, second: Floats) -> float:
+    """Return the correlation of two columns that vary."""
+    one, other = first - first.mean(), second - second.mean()
+    return float(np.sum(one * other) / np.sqrt(np.sum(one**2) * np.sum(other**2)))
 
 
 def _with_constant(columns: Floats) -> Floats:
@@ -158,7 +173,8 @@ def _fit_linear(sample: Sample) -> Floats:
 
 
 def _linear(features: Floats, coefficients: Floats) -> Floats:
-    return np.asarray(coefficients[0] + features[:, :SIZES] @ coefficients[1:], np.float64)
+    slopes = np.sum(features[:, :SIZES] * coefficients[1:], axis=1)
+    return np.asarray(coefficients[0] + slopes, np.float64)
 
 
 def _fit_driver(sample: Sample) -> Floats:
@@ -199,8 +215,6 @@ def _roofline(features: Floats, coefficients: Floats) -> Floats:
 
 def _fit_power(sample: Sample) -> Floats:
     """Least squares of the logarithm, every exponent between 0 and 1."""
-    from scipy.optimize import lsq_linear
-
     logs = np.log1p(sample.features[:, :SIZES])
     centre = logs.mean(axis=0)
     target = np.log(np.maximum(sample.time_s, SHORTEST_S))
@@ -210,15 +224,17 @@ def _fit_power(sample: Sample) -> Floats:
             columns * np.sqrt(sample.weights)[:, None],
             target * np.sqrt(sample.weights),
         )
-    bounds = ([-np.inf] + [0.0] * SIZES, [np.inf] + [MAX_POWER] * SIZES)
-    solution = lsq_linear(columns, target, bounds=bounds, method="bvls").x
-    exponents = np.clip(solution[1:], 0.0, MAX_POWER)
-    return np.concatenate([[float(np.exp(solution[0] - centre @ exponents))], exponents])
+    low, high = np.r_[-np.inf, np.zeros(SIZES)], np.r_[np.inf, np.full(SIZES, MAX_POWER)]
+    solution = solve_bounded(columns, target, low, high)
+    exponents = solution[1:]
+    constant = float(np.exp(solution[0] - np.sum(centre * exponents)))
+    return np.array([constant, *(rounded(exponent) for exponent in exponents)])
 
 
 def _power(features: Floats, coefficients: Floats) -> Floats:
     logs = np.log1p(features[:, :SIZES])
-    return np.asarray(coefficients[0] * np.exp(logs @ coefficients[1:]), np.float64)
+    powers = np.sum(logs * coefficients[1:], axis=1)
+    return np.asarray(coefficients[0] * np.exp(powers), np.float64)
 
 
 def _fit_bytes(sample: Sample) -> Floats:
@@ -232,16 +248,14 @@ def _bytes(features: Floats, coefficients: Floats) -> Floats:
 
 def _fit_cached(sample: Sample) -> Floats:
     """Fit a slope, a knee where a cache overflows, and what is added to the slope above it."""
-    best: tuple[float, Floats] | None = None
+    fitted, misses = [], []
     for knee in CACHE_BYTES:
         above = np.maximum(sample.data - knee, 0.0)
         columns = _with_constant(np.column_stack([sample.data, above]))
-        fitted, residual = sample.solve(columns)
-        if best is None or residual < best[0] * (1 - 1e-9):
-            best = residual, np.append(fitted, knee)
-    if best is None:
-        raise AssertionError("there are knees")
-    return best[1]
+        coefficients, residual = sample.solve(columns)
+        fitted.append(np.append(coefficients, knee))
+        misses.append(residual)
+    return fitted[choose_least(misses)]
 
 
 def _cached(features: Floats, coefficients: Floats) -> Floats:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow.costmodel.class_curves import NOTHING_S, Recipe, fit_shape, set_level
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.products import PRODUCTS, work_matrix
 
 Indices = npt.NDArray[np.int64]
@@ -80,6 +81,8 @@ def choose_form(
 ) -> str:
     """Return the form that clearly misses least when workloads are left out, else the first.
 
+    Among those that do, one that is hardly better than an earlier one is not taken.
+
     Parameters
     ----------
     rows : ClassRows
@@ -109,7 +112,7 @@ def choose_form(
             level = set_level(curve, work, times, flags, counts)
             predicted[out] = level.predict(rows.work[out])
         scores.append(_score(rows, predicted))
-    best = int(np.argmin(scores))
+    best = choose_least(scores)
     return forms[best] if scores[best] < CLEARLY * scores[0] else forms[0]
 
 
@@ -131,11 +134,12 @@ def _fold(rows: ClassRows, alone: Floats, alone_s: Floats, group: object) -> Fol
 def _score(rows: ClassRows, predicted: Floats) -> float:
     """Return the mean of both errors: of predicted and of rescaled times."""
     weights = rows.counts
-    error = float(np.abs(predicted - rows.times) @ weights / (rows.times @ weights))
+    missed = np.abs(predicted - rows.times)
+    error = float(np.sum(missed * weights) / np.sum(rows.times * weights))
     if not len(rows.pairs):
         return error
     recorded, target = rows.pairs.T
     ratio = predicted[target] / np.maximum(predicted[recorded], NOTHING_S)
     missed = np.abs(rows.times[recorded] * ratio - rows.times[target])
     shares = weights[target]
-    return (error + float(missed @ shares / (rows.times[target] @ shares))) / 2
+    return (error + float(np.sum(missed * shares) / np.sum(rows.times[target] * shares))) / 2

@@ -20,6 +20,7 @@ from trioflow.costmodel.class_curves import (
     rescale_times,
 )
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.least_squares import rounded
 from trioflow.costmodel.operator_rows import IDENTITY, pair_rows
 
 COVERAGE = (0.1, 0.9)
@@ -254,10 +255,10 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
                 widening = float(stdtrit(workloads, COVERAGE[1]) / ndtri(COVERAGE[1]))
                 low, high = low * widening, high * widening
             bands[key] = Band(
-                min(float(low), 0.0),
-                max(float(high), 0.0),
+                min(rounded(low), 0.0),
+                max(rounded(high), 0.0),
                 len(positions),
-                float(chosen["distance"].median()),
+                rounded(chosen["distance"].median()),
             )
     return bands
 
@@ -314,14 +315,16 @@ def fit_step_band(
                 f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
             )
     workloads = len(squares)
-    half = float(stdtrit(workloads, COVERAGE[1])) * math.sqrt(float(squares.mean()))
+    half = rounded(float(stdtrit(workloads, COVERAGE[1])) * math.sqrt(float(squares.mean())))
     relative = sums["held_out_s"] / sums["time_s"].clip(lower=SHORTEST_S) - 1.0
     distance = 0.0
     if "recorded_s" in frame.columns:
         before = frame.groupby(["workload", *by], sort=True)["recorded_s"].sum()
         far = log_distance(before.to_numpy(np.float64), sums["held_out_s"].to_numpy(np.float64))
-        distance = float(np.sqrt(np.mean(np.maximum(far, NEAREST_DISTANCE) ** 2)))
-    return StepBand(half, workloads, len(sums), float(relative.abs().mean()), basis, distance)
+        distance = rounded(float(np.sqrt(np.mean(np.maximum(far, NEAREST_DISTANCE) ** 2))))
+    return StepBand(
+        half, workloads, len(sums), rounded(float(relative.abs().mean())), basis, distance
+    )
 
 
 def combine_intervals(*intervals: tuple[float, float]) -> tuple[float, float]:
@@ -336,4 +339,4 @@ def relative_errors(frame: pd.DataFrame) -> tuple[float | None, float | None]:
     if total <= 0:
         return None, None
     differences = frame["held_out_s"] - frame["time_s"]
-    return float(differences.sum()) / total, float(differences.abs().sum()) / total
+    return rounded(differences.sum() / total), rounded(differences.abs().sum() / total)

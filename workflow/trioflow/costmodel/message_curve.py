@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import solve_nonnegative
 from trioflow.units import ns_to_s
 
 INTERPOLATIONS = ("log", "linear")
@@ -171,11 +172,9 @@ def fit_message_curve(sizes_bytes: Floats, times_ns: Floats) -> MessageCurve:
 
 def _fit_line(sizes: Floats, medians_s: Floats) -> tuple[float, float]:
     """Return alpha [s] and beta [s/byte], not negative, of least squared relative error."""
-    from scipy.optimize import nnls
-
     columns = np.column_stack([np.ones_like(sizes), sizes])
     scale = columns.max(axis=0, initial=1.0)
-    line = nnls(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
+    line = solve_nonnegative(columns / scale / medians_s[:, None], np.ones(len(sizes)))[0] / scale
     return float(line[0]), float(line[1])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import choose_least, solve
 from trioflow.costmodel.nccl_formula import PROTOCOLS, Choices, NcclMachine, choose
 
 IN_SWITCH_SCALES = (1.0, 1.25, 1.5)
@@ -76,8 +77,8 @@ def _polish(
     start = scales
     for _ in range(POLISHING_STEPS):
         miss, slope = misses(scales), slopes(scales)
-        weighted = slope / np.sqrt(1.0 + (miss / OUTLIER_LOG) ** 2)[:, None]
-        step = np.linalg.solve(weighted.T @ slope, weighted.T @ miss)
+        root = 1.0 / np.sqrt(np.sqrt(1.0 + (miss / OUTLIER_LOG) ** 2))
+        step = solve(slope * root[:, None], miss * root)
         scales = scales - step
         if np.max(np.abs(step)) < TOLERANCE:
             return scales
@@ -131,7 +132,7 @@ def calibrate(
     tried = [1.0]
     if machine.in_switch_reduction and collective == "all_reduce":
         tried = list(IN_SWITCH_SCALES)
-    best: tuple[float, Calibration] | None = None
+    costs, fitted = [], []
     for in_switch_scale in tried:
         choices = choose_rows(collective, rows, machine, constants, in_switch_scale)
 
@@ -144,9 +145,8 @@ def calibrate(
         start = np.zeros(_PARTS * len(PROTOCOLS))
         found = least_squares(misses, start, jac=slopes, loss="soft_l1", f_scale=OUTLIER_LOG)
         polished = _polish(np.asarray(found.x, np.float64), misses, slopes)
-        if best is None or found.cost < best[0]:
-            # Factors that no message needs end within rounding of 0, differently on each machine.
-            scales = tuple(round(float(scale), DIGITS) + 0.0 for scale in polished)
-            best = float(found.cost), Calibration(scales, in_switch_scale)
-    assert best is not None
-    return best[1]
+        # Factors that no message needs end within rounding of 0, differently on each machine.
+        scales = tuple(round(float(scale), DIGITS) + 0.0 for scale in polished)
+        costs.append(float(found.cost))
+        fitted.append(Calibration(scales, in_switch_scale))
+    return fitted[choose_least(costs)]

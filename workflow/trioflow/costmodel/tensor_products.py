@@ -19,6 +19,7 @@ import pandas as pd
 
 from trioflow.costmodel.curves import FORMS, Curve, fit_curve
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import choose_least, rounded
 from trioflow.costmodel.new_gpu_data import read_tensor_products
 from trioflow.costmodel.products import work_matrix
 from trioflow.errors import InputError
@@ -120,22 +121,22 @@ def _fit(rows: pd.DataFrame, sm_count: int) -> ProductTable:
     low, high = np.quantile(logs, ENDS)
     return ProductTable(
         fit_curve(form, work, time_s, sm_count=sm_count),
-        min(float(low), 0.0), max(float(high), 0.0), len(rows), float(rows["flop"].max()),
+        min(rounded(low), 0.0), max(rounded(high), 0.0), len(rows), float(rows["flop"].max()),
         float(np.abs(held / time_s - 1).mean()), float(held.sum() / time_s.sum() - 1),
     )  # fmt: skip
 
 
 def _choose(work: Floats, time_s: Floats, folds: Floats, sm_count: int) -> str:
     """Return the form that predicts left-out weight shapes best."""
-    errors = {}
+    errors = []
     for form in CANDIDATES:
         logs = []
         for fold in np.unique(folds):
             known = folds != fold
             curve = fit_curve(form, work[known], time_s[known], sm_count=sm_count)
             logs.append(np.abs(np.log(curve.predict(work[~known]) / time_s[~known])))
-        errors[form] = float(np.concatenate(logs).mean())
-    return min(CANDIDATES, key=errors.__getitem__)
+        errors.append(float(np.concatenate(logs).mean()))
+    return CANDIDATES[choose_least(errors)]
 
 
 def build_tensor_products(data_folder: str | Path, path: str | Path = SHIPPED_FILE) -> Path:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.products import PRODUCTS, product_sizes
 
 TILES = np.array(
@@ -75,7 +76,9 @@ def fit_tiles(work: Floats, sm_count: float, solve: Solve) -> Floats:
     """
     sizes = _sizes(work)
     data = work[:, 1] + work[:, 2]
-    best: tuple[float, Option, Floats] | None = None
+    options: list[Option] = []
+    fitted: list[Floats] = []
+    misses: list[float] = []
     for edge in EDGE_COSTS:
         for resident in RESIDENT:
             costs = _tile_costs(sizes, sm_count, edge, resident, max(MOST_SPLITS))
@@ -87,12 +90,12 @@ def fit_tiles(work: Floats, sm_count: float, solve: Solve) -> Floats:
                     padded = _padded(least, tiles, sizes, work)
                     columns = np.column_stack([np.ones(len(work)), padded, data])
                     coefficients, residual = solve(columns)
-                    if best is None or residual < best[0] * (1 - 1e-9):
-                        best = residual, (number, edge, splits, resident), coefficients
-    if best is None:
-        raise AssertionError("there are options")
-    number, edge, splits, resident = best[1]
-    return np.array([*best[2], sm_count, number, edge, splits, resident], np.float64)
+                    options.append((number, edge, splits, resident))
+                    fitted.append(coefficients)
+                    misses.append(residual)
+    best = choose_least(misses)
+    number, edge, splits, resident = options[best]
+    return np.array([*fitted[best], sm_count, number, edge, splits, resident], np.float64)
 
 
 def evaluate_tiles(work: Floats, coefficients: Floats) -> Floats:
