@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from trioflow.cli.main import build_parser
 from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import COLLECTIVES
+from trioflow.costmodel.nccl_formula import NcclMachine
+from trioflow.costmodel.platform_collectives import fit_platform_collectives
 from trioflow.errors import InputError
 
 
@@ -64,3 +68,26 @@ def test_measured_curves_alone_cannot_be_asked_otherwise(
     assert ask(capsys, platform="cpu2-gloo", ranks=2)["algorithm"] == "measured curve"
     with pytest.raises(InputError, match="holds measured curves only"):
         ask(capsys, platform="cpu2-gloo", ranks=2, algorithm="nccl")
+
+
+@pytest.mark.parametrize("spread_ns", [0, 40])
+def test_a_measured_size_is_told_as_measured_with_an_interval(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, spread_ns: int
+) -> None:
+    """Whether repeats of a message differ or not: a table often holds one number twice."""
+    sizes = [2**k for k in range(10, 28)]
+    rows = [
+        (size, round(20_000 + size / 100 * (1 + 0.1 * (k % 2))) + spread_ns * place, place)
+        for k, size in enumerate(sizes) for place in (0, 1)
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["message_bytes", "time_ns", "round"]).assign(
+        platform="h100x8-nvlink", library="NCCL 2.29.2", collective="all_reduce", ranks=8, nodes=1,
+        dataset="a test",
+    )  # fmt: skip
+    machine = NcclMachine("hopper", "nvlink", 370e9, False)
+    path = tmp_path / "mine.json"
+    fit_platform_collectives(frame, "h100x8-nvlink", "NCCL 2.29.2", machine).save(path)
+    told = ask(capsys, collectives=path, bytes=2**20)
+    assert told["algorithm"] == "measured, NCCL 2.29.2 on h100x8-nvlink"
+    assert told["confidence"] == "measured" and told["warnings"] == []
+    assert told["low_s"] < told["time_s"] < told["high_s"]

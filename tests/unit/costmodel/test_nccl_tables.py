@@ -108,6 +108,23 @@ def test_what_is_wrong_with_a_log_is_named(log: Path, old: str, new: str, words:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("all_gather_perf_2.log", "all_gather"),
+        ("node7_reduce_scatter_perf-8gpus.txt", "reduce_scatter"),
+        ("2024_all_reduce_perf_mpi.out", "all_reduce"),
+        ("reduce_perf2.log", "reduce"),
+    ],
+)
+def test_a_file_is_named_after_its_program_whatever_stands_around_it(
+    tmp_path: Path, name: str, collective: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(LOG)
+    assert set(import_nccl_tests([path], "box")["collective"]) == {collective}
+
+
 def test_an_unnamed_operation_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     path.write_text(LOG)

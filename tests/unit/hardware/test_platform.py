@@ -52,13 +52,13 @@ def write(folder: Path, content: object) -> Path:
 
 def test_explicit_links_are_read(tmp_path: Path) -> None:
     content = describe()
-    content["host"] = {"tensor_parallel_operator_s": sourced(2e-5)}
+    content["host"] = {"tensor_parallel_forward_s": sourced(2e-5)}
     content["collectives"] = "gloo 2.13.0"
     platform = load_platform(write(tmp_path, content))
     assert platform.links == (Link("rank0", "rank1", 1e9, 1e-6), Link("rank1", "rank0", 2e9, 0.0))
     assert platform.device == Device("chip", "cpu", 1_000_000_000, {"fp32": 1e12}, None)
     assert platform.communication_on_compute_stream
-    assert platform.host == {"tensor_parallel_operator_s": 2e-5}
+    assert platform.host == {"tensor_parallel_forward_s": 2e-5}
     assert platform.collectives == "gloo 2.13.0"
     assert platform.sources["links.rank0->rank1.latency_s"] == "a test"
 
@@ -109,14 +109,14 @@ def test_one_source_may_speak_for_all_keys_below_it(tmp_path: Path) -> None:
     platform = Platform(
         "this-machine", Device("chip", "cpu", 10**9, {"fp32": 1e12}), 2,
         (Link("rank0", "rank1", 1e9, 1e-5), Link("rank1", "rank0", 1e9, 1e-5)),
-        host={"tensor_parallel_operator_s": 1e-5},
+        host={"tensor_parallel_forward_s": 1e-5},
         sources={"device": "guessed", "links": "measured sends", "host": "measured"},
     )  # fmt: skip
     save_platform(platform, tmp_path / "this.yaml")
     again = load_platform(tmp_path / "this.yaml")
     assert again.sources["links.rank1->rank0.bandwidth_bytes_per_s"] == "measured sends"
     without = dataclasses.replace(platform, sources={"device": "guessed", "links": "measured"})
-    with pytest.raises(PlatformError, match=r"host\.tensor_parallel_operator_s.*no source"):
+    with pytest.raises(PlatformError, match=r"host\.tensor_parallel_forward_s.*no source"):
         save_platform(without, tmp_path / "other.yaml")
     assert not (tmp_path / "other.yaml").exists()
 
@@ -178,7 +178,8 @@ def set_key(content: dict[str, Any], place: str, value: object) -> None:
         ("ranks", 3, r"no link reaches rank2; name the 3 ranks rank0 to rank2"),
         ("ranks", 0, r"ranks: 0 is no number of ranks"),
         ("topology", {}, "exactly one of the keys 'links' and 'topology' is due"),
-        ("host", {"Cost": sourced(1)}, "host: 'Cost' does not match"),
+        ("host", {"Cost": sourced(1)}, "host: unknown key 'Cost'"),
+        ("host", {"pipeline_microbatch_s": sourced(1)}, "did you mean 'pipeline_micro_batch_s'"),
         ("communication_on_compute_stream", "yes", "'yes' is not of the type boolean"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from trioflow.cli.network import change_platform, is_changed, set_algorithms, spell_network
+from trioflow.cli.network import change_platform, set_algorithms, spell_network
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.errors import PlanError
@@ -129,6 +129,5 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         schedule=schedule,
         mode=options.mode,
         last_batch=options.last_batch,
-        links_changed=is_changed(options),
     )
     return plan, platform, assumed

@@ -15,7 +15,6 @@ from trioflow.cli.network import (
     add_algorithm_arguments,
     add_network_arguments,
     change_platform,
-    is_changed,
     read_chunks,
     spell_network,
 )
@@ -25,16 +24,18 @@ from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_formula import NcclMachine, load_constants, recognise_device
 from trioflow.costmodel.nccl_tests_log import PROGRAMS, import_nccl_tests
 from trioflow.costmodel.platform_collectives import PlatformCollectives, fit_platform_collectives
+from trioflow.engine.planning import keep_planner
 from trioflow.engine.simulate import Result, simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import measures_a_node
 from trioflow.network.algorithms.names import spell_algorithm
 from trioflow.network.collectives import CollectiveCost, compute_wire_bytes
+from trioflow.network.measured_links import RelinkedCollectives
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.options import Options
-from trioflow.prediction.step import LINKS_CHANGED, choose_collectives
+from trioflow.prediction.step import choose_collectives, doubt_collectives
 from trioflow.provenance import digest_file
 from trioflow.units import format_bytes, format_time
 
@@ -97,7 +98,8 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
         raise InputError(
             f"{options.algorithm} has no messages to cut into chunks", fix="say --algorithm ring"
         )
-    cost = choose_collectives(platform, Options(collectives=options.collectives), options.algorithm)
+    assumed = Options(collectives=options.collectives)
+    cost = choose_collectives(platform, assumed, options.algorithm)
     if options.algorithm and cost is None:
         raise InputError(
             f"{platform.name} has no measured collectives",
@@ -107,13 +109,15 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
     if cost is None:
         return _tell(options, platform, size, result, "ring", [])
     algorithm = "measured curve"
-    if isinstance(cost, PlatformCollectives):
+    if isinstance(cost, PlatformCollectives | RelinkedCollectives):
         algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
     if measures_a_node(cost, platform):
         algorithm = f"{algorithm}, and links between nodes"
-    warnings = [LINKS_CHANGED] if is_changed(options) else []
+    warnings = doubt_collectives(cost, platform, assumed)
     low_s, high_s = result.summary["low_s"], result.summary["high_s"]
-    if low_s == high_s:  # The cost says nothing of ranks that lie unevenly on nodes.
+    planner = keep_planner(platform, cost, "time_s")
+    if planner.ask(options.collective, size, tuple(range(options.ranks))) is None:
+        # The cost says nothing of ranks that lie unevenly on nodes.
         return _tell(options, platform, size, result, "ring", warnings)
     told = _tell(options, platform, size, result, algorithm, warnings)
     return {**told, "low_s": low_s, "high_s": high_s}

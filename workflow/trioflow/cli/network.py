@@ -60,11 +60,6 @@ def spell_network(name: str) -> str:
     return spelt if spelt in NETWORKS else name
 
 
-def is_changed(options: argparse.Namespace) -> bool:
-    """Tell whether the command line changes links."""
-    return bool(getattr(options, "fail_link", None) or getattr(options, "degrade_link", None))
-
-
 def change_platform(platform: Platform, options: argparse.Namespace) -> Platform:
     """Return a platform with the ways and the links that the command line asks for.
 

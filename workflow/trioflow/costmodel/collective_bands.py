@@ -244,10 +244,13 @@ def find_band(bands: Bands, situation: str, nodes: int, size: float) -> Band:
     A prediction further from what was measured is never more certain than a
     nearer one. That of an operation without measurements is at least as wide
     as assumed: a handful of operations left out one by one bound nothing.
+    Repeats that are all equal, as of a table of one number a message, say
+    nothing of how far repeats are apart.
     """
     at = place(nodes), size_class(size)
     for name in SITUATIONS[SITUATIONS.index(situation) :]:
-        if (name, *at) in bands:
+        known = bands.get((name, *at))
+        if known is not None and known.low_log < known.high_log:
             chain = [bands[n, *at] for n in (*NEARER[name], name) if (n, *at) in bands]
             if name == OPERATION:
                 chain.insert(0, ASSUMED)

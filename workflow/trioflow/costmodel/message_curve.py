@@ -72,7 +72,9 @@ class MessageCurve:
         position = int(np.searchsorted(self.message_bytes, size))
         last = len(self.message_bytes) - 1
         if position <= last and self.message_bytes[position] == size:
-            neighbours, misses, confidence = [position], 0.0, "measured"
+            # One repeat, or equal ones, say nothing of how far repeats are apart.
+            repeated = self.low_factor[position] < self.high_factor[position]
+            neighbours, misses, confidence = [position], 0.0 if repeated else 1.0, "measured"
         elif 0 < position <= last:
             neighbours, misses, confidence = [position - 1, position], 1.0, "interpolated"
         else:

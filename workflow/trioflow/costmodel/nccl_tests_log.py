@@ -30,7 +30,8 @@ UNNAMED_LIBRARY = "NCCL of unknown version"
 
 _MPI_PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
 _RANK = re.compile(r"^#\s*Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$")
-_PROGRAM = re.compile(r"\b([a-z_]+_perf)\b")
+_PROGRAM = re.compile(rf"({'|'.join(sorted(PROGRAMS, key=len, reverse=True))})(?![a-z])")
+"""A program's name, whatever stands around it: ``all_gather_perf_2.log``, ``build/all_gather_perf``."""
 _VERSION = re.compile(r"NCCL version\s+(\d+\.\d+\.\d+)")
 _CODE = re.compile(r"nccl-library=(\d+)")
 _FIRST = ("size", "count", "type")
@@ -140,7 +141,7 @@ def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
 
 def _program_in(text: str) -> str:
     match = _PROGRAM.search(text)
-    return PROGRAMS.get(match[1], "") if match else ""
+    return PROGRAMS[match[1]] if match else ""
 
 
 def _note(log: _Log, line: str, collective_given: bool) -> None:

@@ -100,7 +100,7 @@ class Platform:
     communication_on_compute_stream : bool
         Whether a collective keeps the device from computing.
     host : mapping of str to float
-        Named costs of the host, such as ``tensor_parallel_operator_s`` [s].
+        Named costs of the host, such as ``tensor_parallel_forward_s`` [s].
     collectives : str or None
         Communication library whose measured curves fit, with its version.
     sources : mapping of str to str

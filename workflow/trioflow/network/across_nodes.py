@@ -11,7 +11,6 @@ import numpy as np
 
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_formula import load_constants
-from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.flows import Floats, FlowShape
 from trioflow.network.pairs import Pairs, pair_group
@@ -285,9 +284,10 @@ def find_limits(cost: object) -> Limits:
     the fastest protocol, LL, moves half of a link's bandwidth, since every
     word carries a flag. Of other libraries nothing is known.
     """
-    if not isinstance(cost, PlatformCollectives) or not cost.library.startswith("NCCL"):
+    library = str(getattr(cost, "library", ""))
+    if not library.startswith("NCCL"):
         return Limits()
-    constants = load_constants(cost.library)
+    constants = load_constants(library)
     base, hops = constants["base_latency_us"], constants["hop_latency_us"]["network"]
     return Limits(
         min(map(float, base["ring"])) * _US,

@@ -53,8 +53,6 @@ class Options(SimulationOptions):
         Whether the batch is what is left of a data set.
     interval : bool
         Whether the ends of the 80 % interval are simulated too, which takes three times as long.
-    links_changed : bool
-        Whether the platform's links are no longer those that its collectives were measured on.
     """
 
     cost_model: str | Path | None = None
@@ -68,7 +66,6 @@ class Options(SimulationOptions):
     mode: str = TRAIN
     last_batch: bool = False
     interval: bool = True
-    links_changed: bool = False
 
     def __post_init__(self) -> None:
         if self.anchor not in ANCHORS:

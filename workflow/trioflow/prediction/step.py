@@ -19,6 +19,7 @@ from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured
 from trioflow.network.collectives import CollectiveCost
+from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.given import read_stages
 from trioflow.parallel.pipeline import BALANCES
@@ -39,9 +40,6 @@ from trioflow.trace.store import Trace, load_trace
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
 """What a prediction starts from: a trace or its name, several of one workload at other batches, or
 traces that have the device's times already, with their cost model."""
-
-LINKS_CHANGED = "links were changed by the command line, and collectives' measured times are of the whole machine"
-"""What to say of measured collectives on a machine with failed or degraded links."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,35 @@ def choose_collectives(
     if given is not None and not isinstance(given, str | Path):
         return given
     path = find_collectives(platform, None if given is None else str(given))
-    return load_collectives(path, method) if path else None
+    if path is None:
+        return None
+    found = load_collectives(path, method)
+    return hold_to_links(found, platform) if _is_of(found, platform, options) else found
+
+
+def doubt_collectives(
+    collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS
+) -> list[str]:
+    """Return what to say of measured collectives whose machine, or its links, is another one."""
+    if collectives is None:
+        return []
+    doubts = [str(getattr(collectives, "warning", ""))]
+    if not _is_of(collectives, platform, options):
+        measured = getattr(collectives, "platform", options.collectives)
+        doubts.append(
+            f"the collectives given were measured on {measured}, and the platform is {platform.name}: "
+            "their times are taken as they are"
+        )
+    return [doubt for doubt in doubts if doubt]
+
+
+def _is_of(collectives: CollectiveCost, platform: Platform, options: Options) -> bool:
+    """Tell whether collectives are the platform's own, by the name that they were found or made under."""
+    given = options.collectives
+    if given is None or not isinstance(given, str | Path):
+        return True
+    names = (platform.name, platform.node_collectives)
+    return str(given) in names or getattr(collectives, "platform", None) in names
 
 
 def choose_traced(traces: Sequence[Trace], graph: TaskGraph) -> Trace:
@@ -283,6 +309,5 @@ def _list_doubts(
         doubts.append(
             f"rates of the host of {platform.name} were never measured: peaks of data sheets"
         )
-    if collectives is not None and options.links_changed:
-        doubts.append(LINKS_CHANGED)
+    doubts += doubt_collectives(collectives, platform, options)
     return [doubt for doubt in doubts if doubt]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from trioflow.costmodel.choices import (
-    Collectives,
     choose_times,
     find_collectives,
     load_collectives,
@@ -27,6 +26,8 @@ from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError, TrioflowError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
+from trioflow.network.collectives import CollectiveCost
+from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
@@ -85,7 +86,7 @@ class Workshop:
         self.graphs = 0
         self._traces: dict[str, list[Trace]] = {}
         self._platforms: dict[tuple[str, int], Platform] = {}
-        self._collectives: dict[Path, Collectives] = {}
+        self._collectives: dict[tuple[Path, int], tuple[Platform, CollectiveCost]] = {}
         self._times: dict[tuple[str, ...], DeviceTimes] = {}
         self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
@@ -104,14 +105,16 @@ class Workshop:
             self._platforms[name, ranks] = load_named_platform(file, ranks)
         return self._platforms[name, ranks]
 
-    def load_collectives(self, platform: Platform) -> Collectives | None:
+    def load_collectives(self, platform: Platform) -> CollectiveCost | None:
         """Return a platform's measured collectives, or None where there are none."""
         path = find_collectives(platform)
         if path is None:
             return None
-        if path not in self._collectives:
-            self._collectives[path] = load_collectives(path)
-        return self._collectives[path]
+        key = (path, id(platform))
+        if key not in self._collectives:
+            # The platform is kept with it, so that no other gets its identity.
+            self._collectives[key] = platform, hold_to_links(load_collectives(path), platform)
+        return self._collectives[key][1]
 
     def time_operators(
         self, trace: str, device_name: str, cost_model: str = "", override: str = ""
