@@ -20,12 +20,13 @@ from peers import ASTRASIM_LAYERS, ASTRASIM_RING, TRIOSIM_RESNET50, TRIOSIM_VGG1
 from rows import Peer, Row, time_s
 from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collectives import load_collective_model
+from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.step import build_graph
 from trioflow.trace.store import load_trace
 
 EVENTS_PER_S = 3e6
@@ -39,8 +40,8 @@ Aims = tuple[float | None, float | None]
 
 def bench_extrapolation() -> Iterator[Row]:
     """Time extrapolation and simulation of a captured model, as a command does."""
-    trace = load_trace(TRACE)
     model = load_operator_model(SHIPPED_MODELS / PLATFORM / "operators.json")
+    times = DeviceTimes([load_trace(TRACE)], model, PLATFORM)
     collectives = load_collective_model(SHIPPED_MODELS / PLATFORM / "collectives.json")
     for name, plan, ranks in (
         ("DDP on 2 ranks", make_plan(data=2), 2),
@@ -48,8 +49,8 @@ def bench_extrapolation() -> Iterator[Row]:
         ("2 data x 2 tensor x 2 pipeline", make_plan(data=2, tensor=2, pipeline=2), 8),
     ):
         platform = load_platform("h100x8-nvlink", ranks)
-        graph = extrapolate(trace, plan, model)
-        build_s = time_s(lambda plan=plan: extrapolate(trace, plan, model), 3)
+        graph = build_graph(times, plan)
+        build_s = time_s(lambda plan=plan: build_graph(times, plan), 3)
         yield Row(f"build the task graph, gpt2-tiny, {name}", build_s)
 
         def run(graph: TaskGraph = graph, platform: Any = platform) -> Any:

@@ -33,14 +33,10 @@ FOLDED_RANKS = (64, 1024, 4096)
 """Ranks of a graph whose tables alone show that they are alike."""
 ONE_SCALE = """
 import json, resource, sys, time
-from trioflow.costmodel.choices import SHIPPED_MODELS
-from trioflow.costmodel.device_times import prepare_device_times
-from trioflow.costmodel.operators import load_operator_model
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.trace.store import load_trace
+from trioflow.prediction.step import build_graph, time_operators
 
 def peak_gb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -53,13 +49,11 @@ folder, platform_name, tensor, pipeline, data, micro_batches, repeats = sys.argv
 plan = make_plan(data=int(data), tensor=int(tensor), pipeline=int(pipeline), schedule="1f1b",
                  micro_batches=int(micro_batches))
 platform, machine_s = time_s(lambda: load_platform(platform_name, plan.ranks))
-paths = sorted(SHIPPED_MODELS.glob("*/operators.json"))
-models = {path.parent.name: load_operator_model(path) for path in paths}
-times = prepare_device_times([load_trace(folder)], platform.device.name, models)
+times = time_operators(folder, platform.device.name)
 batch = plan.data * plan.micro_batches
 
 def build():
-    return extrapolate(times.traces, plan, times.model, batch=batch, host=platform.host)
+    return build_graph(times, plan, batch=batch, host=platform.host)
 
 before_gb = peak_gb()
 graph, first_s = time_s(build)

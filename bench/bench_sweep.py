@@ -20,10 +20,9 @@ from typing import Any
 import yaml
 from rows import Row, list_rows
 from trioflow import tables
-from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
+from trioflow.prediction.answer import predict
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop
@@ -68,8 +67,7 @@ def load_kernels() -> None:
     platform = load_platform("dgx-a100", 2)
     workshop = Workshop()
     times = workshop.time_operators("resnet50-b128", platform.device.name)
-    graph = extrapolate(times.traces, make_plan(2), times.model, host=platform.host)
-    simulate(graph, platform, engine="compiled")
+    predict(times, make_plan(2), platform, engine="compiled", interval=False)
 
 
 def run_sweep(folder: Path) -> float:

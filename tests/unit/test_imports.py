@@ -117,6 +117,23 @@ def test_imports_go_leftwards_only() -> None:
                 assert parts[1] in wanted, f"{short_name(path)} imports {name}, to its right"
 
 
+ASSEMBLY = {"trioflow.parallel.extrapolate.extrapolate", "trioflow.costmodel.choices.choose_times"}
+"""What a plan's step is put together from: `prediction.step` alone calls it, everybody else `prediction`."""
+
+
+def test_a_step_is_put_together_in_one_place() -> None:
+    assembling = {short_name(path) for path in SOURCES if imported_names(path) & ASSEMBLY}
+    assert assembling == {"prediction/step"}
+
+
+def test_rules_that_predict_need_neither_pages_nor_the_command() -> None:
+    """An edit of a page's words runs no simulation again."""
+    scripts = PACKAGE.parents[1] / "scripts"
+    for name in ("extrapolate", "simulate", "simulate_sweep"):
+        rooms = {module.partition("/")[0] for module in required_modules(scripts / f"{name}.py")}
+        assert not rooms & {"report", "cli", "figures", "studies", "published"}, name
+
+
 def test_torch_is_imported_by_capture_and_measure_only() -> None:
     for path in SOURCES:
         everywhere = {name.partition(".")[0] for name in imported_names(path)}

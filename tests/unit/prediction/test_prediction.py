@@ -19,6 +19,9 @@ from trioflow.prediction.answer import predict
 from trioflow.prediction.experiment import extrapolate_experiment
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.provenance import PACKAGE, read_json, write_json
+from trioflow.sweeps.parameters import fill_values
+from trioflow.sweeps.search import search_plans
+from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import find_trace, load_trace
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"
@@ -46,6 +49,16 @@ def test_the_command_and_python_give_the_same_dictionary(capsys, words, plan, as
     told = predict(load_trace(TRACE), plan, PLATFORM, **asked).to_dict()
     assert same(told) == same(answer(capsys, *words))
     assert predict(TRACE, plan, PLATFORM, **asked).step_time_s == told["step_time_s"]
+
+
+def test_search_and_sweeps_give_the_prediction_of_the_plan():
+    plan, workshop = named_plan("ddp", 2), Workshop()
+    told = predict(TRACE, plan, PLATFORM, batch=16)
+    row = search_plans(workshop, TRACE, PLATFORM, 2, 16, plans=[plan]).ranking[0]
+    swept = Workshop().predict(0, fill_values({"trace": TRACE, "platform": PLATFORM, "data": 2}))
+    for key in ("step_time_s", "low_s", "high_s", "peak_memory_bytes"):
+        assert row[key] == swept[key] == getattr(told, key)
+    assert swept["confidence"] == told.confidence
 
 
 def test_a_prediction_shows_itself():

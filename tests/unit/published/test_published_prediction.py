@@ -47,16 +47,16 @@ def test_one_gpu_at_its_own_batch_is_its_measured_step_with_the_band():
     case = make_case("single", 1, 8)
     told = case.predict()
     step_s = case.reference.facts["measured_end_to_end_s"]
-    assert told.time_s == pytest.approx(step_s, rel=0.05)  # the host's times come on top
-    assert told.low_s <= BAND[0] * told.time_s * 1.05
-    assert told.high_s >= told.time_s
+    assert told.step_time_s == pytest.approx(step_s, rel=0.05)  # the host's times come on top
+    assert told.low_s <= BAND[0] * told.step_time_s * 1.05
+    assert told.high_s >= told.step_time_s
 
 
 def test_replicas_take_longer_than_one_gpu(replicas):
     assert replicas.rank_batch == 8
     told = replicas.predict()
-    assert told.low_s < told.time_s < told.high_s
-    assert told.time_s > make_case("single", 1, 8).predict().time_s
+    assert told.low_s < told.step_time_s < told.high_s
+    assert told.step_time_s > make_case("single", 1, 8).predict().step_time_s
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_change_moves_the_step_the_right_way(replicas, slower, faster):
 
 
 def test_nothing_changed_is_the_prediction(replicas):
-    assert replicas.predict_changed(Settings()) == replicas.predict().time_s
+    assert replicas.predict_changed(Settings()) == replicas.predict().step_time_s
 
 
 def test_collectives_scale_by_what_is_not_latency():
@@ -107,7 +107,7 @@ def test_times_carried_over_from_another_gpu_have_no_step_to_anchor(replicas):
 def test_causes_are_parts_replacements_and_what_a_case_has(replicas):
     told = explain_cases([replicas], [0.5])
     parts = told[told["role"] == "part"]["time_s"].sum()
-    assert parts == pytest.approx(replicas.predict().time_s)
+    assert parts == pytest.approx(replicas.predict().step_time_s)
     assert told[told["role"] == "replaced"]["time_s"].tolist() == [0.5]
     changed = told[told["role"] == "sensitivity"]["parameter"]
     assert "copies of gradients" in set(changed)

@@ -20,6 +20,8 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.prediction.anchors import SessionAnchor
+from trioflow.prediction.options import Options
+from trioflow.prediction.step import Step
 from trioflow.provenance import write_json
 from trioflow.published.causes import CAUSES
 from trioflow.published.prediction import FULL, SERIAL, Settings
@@ -96,9 +98,8 @@ def make_case(plan: str, machine: Platform = MACHINE, name: str = "made-up") -> 
     graph = make_graph(plan)
     ranks = int(graph.tasks["rank"].nunique())
     anchor = SessionAnchor(ONES, [ONES] * ranks)
-    return LiveCase(
-        name, graph, machine, Straight(), anchor, anchor.busy, share_host(graph, np.zeros(0))
-    )  # type: ignore[arg-type]
+    step = Step(graph, machine, Straight(), [], Options(interval=False), "made up", "measured")  # type: ignore[arg-type]
+    return LiveCase(name, step, anchor, anchor.busy, share_host(graph, np.zeros(0)))
 
 
 def record(graph: TaskGraph, machine: Platform, communication: float = 1.0, speed: float = 1.0):
@@ -120,9 +121,9 @@ def test_parts_are_what_each_model_was_made_to_miss(speed):
     expected = {COMPUTE: -0.2 * 3.5, COMMUNICATION: -0.4, HOST: -0.4, REMAINDER: 0.0}
     assert parts.to_dict() == pytest.approx(expected, abs=1e-9)
     alone = table.set_index("part")["alone_s"]
-    assert alone[COMPUTE] == pytest.approx(case.predict().time_s + 0.7)
+    assert alone[COMPUTE] == pytest.approx(case.predict().step_time_s + 0.7)
     assert table["profile_factor"].unique() == pytest.approx(1 / speed)
-    assert table["error"].sum() == pytest.approx(case.predict().time_s / measured_s - 1)
+    assert table["error"].sum() == pytest.approx(case.predict().step_time_s / measured_s - 1)
 
 
 def test_a_plan_that_hides_has_its_overlap_exchanged():
@@ -205,7 +206,7 @@ def test_shares_depend_on_no_order_and_sum_to_the_change():
 def test_a_change_moves_the_step_the_right_way(slower, faster):
     case = replace(make_case("beside", SERIAL_MACHINE), factors=[SLOW, SLOW])
     assert case.predict_changed(slower) > case.predict_changed(faster)
-    assert case.predict_changed(Settings()) == case.predict().time_s
+    assert case.predict_changed(Settings()) == case.predict().step_time_s
 
 
 def test_only_what_an_experiment_has_is_changed():
@@ -237,9 +238,9 @@ def run():
     table = attribute_errors({"made-up": case}, {"made-up": measured_s}, timeline)
     row = dict.fromkeys(tables.ERRORS.names, 1.0) | {
         "experiment": "made-up", "workload": "w", "plan": "p", "set": "live", "batch": 4, "ranks": 2,
-        "measured_s": measured_s, "simulated_s": case.predict().time_s, "measured_low_s": measured_s,
+        "measured_s": measured_s, "simulated_s": case.predict().step_time_s, "measured_low_s": measured_s,
         "measured_high_s": 1.1 * measured_s, "low_s": 0.1, "high_s": 0.2,
-        "relative_error": case.predict().time_s / measured_s - 1,
+        "relative_error": case.predict().step_time_s / measured_s - 1,
     }  # fmt: skip
     return table, pd.DataFrame([row]), explain_live({"made-up": case})
 

@@ -26,7 +26,7 @@ from trioflow.report.distsim_figures import draw_activity, draw_timestamps
 from trioflow.report.distsim_page import CAPTIONS, build_distsim_page
 from trioflow.sweeps.chunk_job import make_frame
 from trioflow.sweeps.parameters import fill_values
-from trioflow.sweeps.workshop import NUMBERS, OK
+from trioflow.sweeps.workshop import OK, PREDICTED
 
 from report.distsim_case import STEP_S, make_events, make_marks, make_timeline
 
@@ -71,7 +71,7 @@ def write_run(folder):
     rows = [
         {
             "scenario": m, **fill_values({"trace": "t", "platform": "p", "pipeline": 4, "micro_batches": m, "batch": m}),
-            "workload": "g", "status": OK, "reason": "", **dict.fromkeys(NUMBERS), "step_time_s": 3.0 + m,
+            "workload": "g", "status": OK, "reason": "", **dict.fromkeys(PREDICTED), "step_time_s": 3.0 + m,
         }
         for m in (1, 2, 4)
     ]  # fmt: skip

@@ -64,7 +64,7 @@ def run_export_chakra(options: argparse.Namespace) -> None:
 
     plan, platform, assumed = read_options(options)
     times = time_operators(options.trace, platform.device.name, assumed)
-    graph = build_graph(times, plan, platform, batch=options.batch, options=assumed)
+    graph = build_graph(times, plan, batch=options.batch, host=platform.host, options=assumed)
     resolved = Plan(**graph.metadata["plan"])
     source = size_trace(times.traces, resolved, int(graph.metadata["batch"]))
     files = write_chakra(graph, options.output, source)

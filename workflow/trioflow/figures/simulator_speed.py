@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError
 from trioflow.figures.families import find_family
 from trioflow.figures.figure_tables import SIMULATOR_TIMES
 from trioflow.figures.predictions import make_workshop
-from trioflow.parallel.extrapolate import extrapolate
+from trioflow.prediction.answer import predict_step
+from trioflow.prediction.step import build_graph
 from trioflow.provenance import stamp
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.parameters import resolve_batch, resolve_plan
@@ -69,19 +69,18 @@ def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> 
     batch = resolve_batch(values, plan, int(traces[0].facts["batch"]))
     platform = workshop.load_platform(values["platform"], plan.ranks)
     times = workshop.time_operators(values["trace"], platform.device.name)
-    collectives = workshop.load_collectives(platform)
-    built_s, walls_s, summary = [], [], {}
+    built_s, walls_s = [], []
     for _ in range(repeats + 1):
         began_s = time.perf_counter()
-        graph = extrapolate(times.traces, plan, times.model, batch=batch, host=platform.host)
+        graph = build_graph(times, plan, batch=batch, host=platform.host)
         halfway_s = time.perf_counter()
-        summary = simulate(graph, platform, collectives).summary
+        prediction = predict_step(workshop.prepare(times, graph, platform, interval=False))
         walls_s.append(time.perf_counter() - halfway_s)
         built_s.append(halfway_s - began_s)
     walls_s = walls_s[1:]
     return {
         "trace": values["trace"], "workload": str(traces[0].facts["workload"]), "family": find_family(plan),
-        "plan": graph.metadata["plan_text"], "ranks": plan.ranks, "events": int(summary["events"]),
+        "plan": graph.metadata["plan_text"], "ranks": plan.ranks, "events": prediction.events,
         "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
-        "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": summary["step_time_s"],
+        "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,
     }  # fmt: skip

@@ -24,10 +24,11 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS, Plan
-from trioflow.parallel.extrapolate import extrapolate
+from trioflow.prediction.step import build_graph
 from trioflow.provenance import read_json, write_json
 from trioflow.trace.store import Trace
 
@@ -84,7 +85,8 @@ def make_case(
         Samples of the whole step; the trace's for each replica by default.
     """
     batch = int(trace.facts["batch"]) * plan.data if batch is None else batch
-    told = extrapolate(trace, plan, model, batch=batch).metadata
+    times = DeviceTimes([trace], model, "captured")
+    told = build_graph(times, plan, batch=batch).metadata
     stages = told["stages"] if plan.pipeline > 1 else []
     return MemoryCase(trace.facts["row"], plan, batch, stages, told["memory"])
 

@@ -77,6 +77,11 @@ class Prediction:
         return float(self._summary["exposed_communication_s"])
 
     @property
+    def events(self) -> int:
+        """Starts and ends of tasks and flows that were simulated."""
+        return int(self._summary["events"])
+
+    @property
     def confidence(self) -> str:
         """The worst of operators' times, their rescaling and collectives: one of ``CONFIDENCES``."""
         words: list[str] = [
@@ -94,12 +99,12 @@ class Prediction:
     @property
     def peak_memory_bytes(self) -> int:
         """Peak memory of the fullest rank [bytes]."""
-        return int(self.task_graph.metadata["peak_memory_bytes"])
+        return self.step.peak_memory_bytes
 
     @property
     def fits_memory(self) -> bool:
         """Whether the fullest rank's peak fits its device."""
-        return self.peak_memory_bytes <= self.step.platform.device.memory_bytes
+        return self.step.fits_memory
 
     @property
     def task_graph(self) -> TaskGraph:
@@ -164,7 +169,7 @@ class Prediction:
             "fits_memory": self.fits_memory,
             "memory": self.memory,
             "mode": metadata["mode"],
-            "samples_per_s": batch / self.step_time_s,
+            "samples_per_s": batch / self.step_time_s if self.step_time_s else None,
             "folded": summary["folded"],
             "unfolded_reason": summary["unfolded_reason"],
             "warnings": self.warnings,

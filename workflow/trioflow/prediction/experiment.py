@@ -47,7 +47,9 @@ def extrapolate_experiment(
     stages = read_json(partition_file)["stages"].get(str(chosen.stages))
     options = Options(cost_model=str(operator_model), stages=stages)
     times = time_operators(list(trace_folders), machine.device.name, options)
-    graph = build_graph(times, chosen, machine, batch=int(experiment["batch"]), options=options)
+    graph = build_graph(
+        times, chosen, batch=int(experiment["batch"]), host=machine.host, options=options
+    )
     graph.metadata["experiment"] = experiment["experiment"]
     graph.metadata["operator_times"] = {
         "cost_model": times.model_text, "confidence": times.confidence, "warnings": times.warnings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,16 @@ class Step:
         """The trace whose operators the task graph names."""
         return choose_traced(self.traces, self.graph)
 
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the fullest rank [bytes]."""
+        return int(self.graph.metadata["peak_memory_bytes"])
+
+    @property
+    def fits_memory(self) -> bool:
+        """Whether the fullest rank's peak fits its device."""
+        return self.peak_memory_bytes <= self.platform.device.memory_bytes
+
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""
         unrecorded = replace(self.options, record_links=False)
@@ -161,7 +171,29 @@ def prepare_step(
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
     times = time_operators(traces, platform.device.name, options)
-    graph = build_graph(times, plan, platform, batch=batch, options=options)
+    graph = build_graph(times, plan, batch=batch, host=platform.host, options=options)
+    return join_step(graph, times, platform, options)
+
+
+def join_step(
+    graph: TaskGraph, times: DeviceTimes, platform: Platform, options: Options = DEFAULTS
+) -> Step:
+    """Put a task graph together with the platform that runs it.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        Of ``build_graph``, with the platform's host costs.
+    times : DeviceTimes
+        What it was built from.
+    platform, options
+        As for ``prepare_step``.
+
+    Raises
+    ------
+    InputError
+        When there is no such model of collectives, or a session does not anchor the step.
+    """
     collectives = choose_collectives(platform, options)
     anchor = None
     if options.anchor == SESSION:
@@ -208,12 +240,21 @@ def load_traces(traces: Traces) -> list[Trace]:
 def build_graph(
     times: DeviceTimes,
     plan: Plan,
-    platform: Platform,
     *,
     batch: int | None = None,
+    host: Mapping[str, float] | None = None,
     options: Options = DEFAULTS,
 ) -> TaskGraph:
-    """Return what every rank does in a plan's step on a platform; of it the host's costs count.
+    """Return what every rank does in a plan's step.
+
+    Parameters
+    ----------
+    times : DeviceTimes
+        Traces with a device's times, and the model that rescales them.
+    plan, batch, options
+        As for ``prepare_step``.
+    host : mapping, optional
+        The platform's named host costs [s].
 
     Raises
     ------
@@ -224,7 +265,7 @@ def build_graph(
     if isinstance(stages, str) and stages not in BALANCES:
         stages = read_stages(stages)
     return extrapolate(
-        times.traces, plan, times.model, batch=batch, host=platform.host, stages=stages,
+        times.traces, plan, times.model, batch=batch, host=host, stages=stages,
         schedule=options.schedule, mode=options.mode, last_batch=options.last_batch,
         anchoring=options.anchoring,
     )  # fmt: skip

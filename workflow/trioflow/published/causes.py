@@ -30,7 +30,7 @@ class ExplainedStep(Protocol):
     """A predicted step, its compute and the communication that no compute hides [s]."""
 
     @property
-    def time_s(self) -> float:
+    def step_time_s(self) -> float:
         """The step [s]."""
 
     @property
@@ -38,7 +38,7 @@ class ExplainedStep(Protocol):
         """Time in which a rank computes [s]."""
 
     @property
-    def exposed_s(self) -> float:
+    def exposed_communication_s(self) -> float:
         """Communication that no compute hides [s]."""
 
 
@@ -130,8 +130,10 @@ def explain_cases(cases: Sequence[ExplainedCase], oracles: Sequence[float | None
         told = case.predict()
         head = (case.set_name, case.case_name)
         rows.append((*head, PART, "compute", "", told.compute_s))
-        rows.append((*head, PART, "communication that no compute hides", "", told.exposed_s))
-        rest_s = max(told.time_s - told.compute_s - told.exposed_s, 0.0)
+        rows.append(
+            (*head, PART, "communication that no compute hides", "", told.exposed_communication_s)
+        )
+        rest_s = max(told.step_time_s - told.compute_s - told.exposed_communication_s, 0.0)
         rows.append((*head, PART, "waiting", "", rest_s))
         if oracle_s is not None and not pd.isna(oracle_s):
             rows.append(

@@ -198,7 +198,7 @@ def _judge(
         "platform": f"{case.platform.name}, {case.platform.device.name}", "ranks": row.ranks,
         "plan": row.plan_name, "batch": row.batch, "mode": row.mode,
         "measured_s": measured.time_s, "source": measured.source, "spread": measured.spread,
-        "predicted_s": told.time_s, "low_s": told.low_s, "high_s": told.high_s,
+        "predicted_s": told.step_time_s, "low_s": told.low_s, "high_s": told.high_s,
         "confidence": told.confidence, "oracle_s": predict_oracle(case, source, siblings),
         "triosim_s": case.predict_like_triosim(), "analytical_s": case.predict_analytically(),
         "regression_s": None, "learned_from": describe_learning(case), "changes": row.changes,
@@ -225,13 +225,13 @@ def predict_oracle(
         same = find_device(str(trace.facts["device_name"])).name == row.gpu
         if same and int(trace.facts["batch"]) == case.rank_batch:
             if (name,) == row.traces:
-                return case.predict().time_s
-            return prepare_case(row, source, traces=(name,)).predict().time_s
+                return case.predict().step_time_s
+            return prepare_case(row, source, traces=(name,)).predict().step_time_s
     alone = next((one for one in siblings if _is_alone(one.row, row)), None)
     if alone is None or plan.data == 1:
         return None
     measured_s = read_measured(alone.row, source.data_folder).time_s
-    return case.predict_changed(Settings(compute=measured_s / alone.predict().time_s))
+    return case.predict_changed(Settings(compute=measured_s / alone.predict().step_time_s))
 
 
 def _is_alone(one: PublishedRow, row: PublishedRow) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,15 +13,15 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.costmodel.step_anchor import NONE as UNANCHORED
-from trioflow.costmodel.step_anchor import RATIO, TIMER, Anchoring, anchor_step
-from trioflow.engine.certainty import CONFIDENCES
-from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Platform
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.answer import Prediction, predict, predict_step
+from trioflow.prediction.options import CLOSED_FORM, Options
+from trioflow.prediction.step import Step, prepare_step
 from trioflow.published.analytical import AnalyticalModel
 from trioflow.published.rows import PublishedRow
 from trioflow.published.source import PublishedSource
@@ -129,31 +128,6 @@ class UpkeepModel:
         return getattr(self.base, name)
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What is said of a step.
-
-    Attributes
-    ----------
-    time_s, low_s, high_s : float
-        The step and its 80 % interval [s].
-    confidence : str
-        The worst of compute and communication.
-    compute_s, exposed_s : float
-        Time in which a rank computes, and communication that no compute hides [s].
-    model_text : str
-        What the operators' times rest on.
-    """
-
-    time_s: float
-    low_s: float
-    high_s: float
-    confidence: str
-    compute_s: float
-    exposed_s: float
-    model_text: str
-
-
 @dataclass
 class PreparedCase:
     """A row with its traces in the measured GPU's times, and its machine.
@@ -169,7 +143,7 @@ class PreparedCase:
     platform: Platform
     collectives: Collectives | None
     band: tuple[float, float] = (1.0, 1.0)
-    _graphs: dict[tuple[str, float, bool], TaskGraph] = field(default_factory=dict, repr=False)
+    _steps: dict[tuple[str, float, bool], Step] = field(default_factory=dict, repr=False)
 
     @property
     def rank_batch(self) -> int:
@@ -208,49 +182,50 @@ class PreparedCase:
 
     def predict(self) -> Prediction:
         """Simulate the step, with its interval and parts."""
-        graph = self._graph(Settings())
-        told = simulate_interval(graph, self.platform, self._collectives(Settings())).summary
-        words = [str(graph.metadata["compute_confidence"]), self.times.confidence]
-        words += [str(told["confidence"])] if self.row.ranks > 1 else []
-        return Prediction(
-            told["step_time_s"], told["low_s"], told["high_s"], max(words, key=CONFIDENCES.index),
-            told["compute_s"], told["exposed_communication_s"], self.times.model_text,
-        )  # fmt: skip
+        return predict_step(self._step(Settings()))
 
     @property
     def task_graph(self) -> TaskGraph:
         """The step that the prediction simulates."""
-        return self._graph(Settings())
+        return self._step(Settings()).graph
 
     def predict_changed(self, settings: Settings) -> float:
         """Return the step with something changed [s]."""
-        graph = self._graph(settings)
-        result = simulate(
-            graph, settings.arrange(self.platform), self._collectives(settings),
-            compute_scale=settings.compute,
+        step = self._step(settings)
+        options = replace(step.options, compute_scale=settings.compute, interval=False)
+        changed = replace(
+            step, platform=settings.arrange(self.platform), collectives=self._collectives(settings),
+            options=options,
         )  # fmt: skip
-        return float(result.summary["step_time_s"])
+        return predict_step(changed).step_time_s
 
-    def _graph(self, chosen: Settings) -> TaskGraph:
-        """Return the task graph under some settings."""
+    def _step(self, chosen: Settings) -> Step:
+        """Return the step under some settings of its graph."""
         key = (chosen.anchor, chosen.copies, chosen.vocabulary)
-        if key not in self._graphs:
+        if key not in self._steps:
             model = UpkeepModel(self.times.model, chosen.copies)
-            self._graphs[key] = _build(
-                self.row, self.times.traces, model, self.platform, chosen.vocabulary,
-                Anchoring(chosen.anchor, self.band),
+            plan = self.row.made_plan
+            if plan.vocabulary_parallel:
+                plan = replace(plan, vocabulary_parallel=chosen.vocabulary)
+            self._steps[key] = prepare_step(
+                replace(self.times, model=model), plan, self.platform, batch=self.row.batch,
+                options=Options(
+                    anchor=chosen.anchor, anchor_band=self.band,
+                    collectives=self.collectives or CLOSED_FORM,
+                ),
             )  # fmt: skip
-        return self._graphs[key]
+        return self._steps[key]
 
     def predict_analytically(self) -> float:
         """Return the step from data sheets alone: rates, links, no overlap lost [s]."""
         sheet = load_device(self.row.gpu)
         precision = str(self.reference.facts.get("precision") or "fp32")
         model = AnalyticalModel.of_sheet(sheet, precision)
-        graph = _build(
-            self.row, self.times.traces, model, self.platform, True, Anchoring(UNANCHORED)
-        )
-        return float(simulate(graph, self.platform).summary["step_time_s"])
+        times = replace(self.times, model=model)
+        return predict(
+            times, self.row.made_plan, self.platform, batch=self.row.batch, anchor=UNANCHORED,
+            collectives=CLOSED_FORM, interval=False,
+        ).step_time_s  # fmt: skip
 
     def predict_like_triosim(self) -> float | None:
         """Return the step by TrioSim's public rules from the same recorded times [s]."""
@@ -307,15 +282,3 @@ def prepare_case(
     given = source.traces_of(row, traces)
     platform, collectives = source.load_machine(row)
     return PreparedCase(row, source.device_times(given, row.gpu), platform, collectives, band)
-
-
-def _build(
-    row: PublishedRow, traces: Sequence[Trace], model: Any, platform: Platform, vocabulary: bool,
-    anchoring: Anchoring,
-) -> TaskGraph:  # fmt: skip
-    """Return the task graph of a row."""
-    plan = row.made_plan
-    if plan.vocabulary_parallel:
-        plan = replace(plan, vocabulary_parallel=vocabulary)
-    host: Mapping[str, float] = platform.host
-    return extrapolate(list(traces), plan, model, batch=row.batch, host=host, anchoring=anchoring)

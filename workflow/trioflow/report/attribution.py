@@ -77,7 +77,7 @@ def attribute_errors(
 def _attribute(
     case: LiveCase, measured: MeasuredParts | None, measured_s: float
 ) -> list[dict[str, Any]]:
-    predicted_s = case.predict().time_s
+    predicted_s = case.predict().step_time_s
     models = case.list_replaceable(measured)
     if measured is None or not models:
         one_rank = len(case.factors) == 1

@@ -17,12 +17,13 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
-from trioflow.engine.simulate import simulate
+from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.errors import InputError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.extrapolate import extrapolate
+from trioflow.prediction.answer import predict
+from trioflow.prediction.options import CLOSED_FORM
 from trioflow.provenance import read_json
 from trioflow.published.analytical import AnalyticalModel
 from trioflow.table_columns import FLOAT, INT, TEXT, column
@@ -92,8 +93,11 @@ def predict_by_rates(
         operators = trace.operators.assign(device_ns=ns, cpu_ns=np.int64(0))
         facts = {**trace.facts, "tail_s": 0.0}
         timed.append(replace(trace, operators=operators, facts=facts))
-    graph = extrapolate(timed, plan, rates, batch=batch, stages=stages)
-    return float(simulate(graph, platform).summary["step_time_s"])
+    times = DeviceTimes(timed, rates, "best rates")
+    return predict(
+        times, plan, replace(platform, host={}), batch=batch, stages=stages,
+        collectives=CLOSED_FORM, interval=False,
+    ).step_time_s  # fmt: skip
 
 
 def write_analytical(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.costmodel.step_anchor import NONE
-from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import select_communication
-from trioflow.hardware.machine import Platform
-from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.anchors import Factors, SessionAnchor, apply_factors
+from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.experiment import load_experiment
+from trioflow.prediction.options import Options
+from trioflow.prediction.step import Step
 from trioflow.published.prediction import FULL, SERIAL, ScaledCollectives, Settings
 from trioflow.report.measured_parts import MeasuredParts
 from trioflow.tables import PHASES
@@ -32,14 +32,6 @@ _FREE = 1e-9
 """Factor on communication that costs nothing; bandwidths are divided by it."""
 
 
-class StepParts(NamedTuple):
-    """A predicted step, its compute and the communication that no compute hides [s]."""
-
-    time_s: float
-    compute_s: float
-    exposed_s: float
-
-
 @dataclass(frozen=True)
 class LiveCase:
     """One experiment: its task graph as extrapolated, the machine and the session's anchor.
@@ -48,12 +40,8 @@ class LiveCase:
     ----------
     name : str
         The experiment.
-    graph : TaskGraph
-        Before the anchor.
-    platform : Platform
-        The measured machine.
-    collectives : CollectiveCost or None
-        Its collectives.
+    step : Step
+        On the measured machine, without the anchor and without an interval.
     anchor : SessionAnchor
         Of the session that measured the experiment.
     factors : list of mapping
@@ -63,9 +51,7 @@ class LiveCase:
     """
 
     name: str
-    graph: TaskGraph
-    platform: Platform
-    collectives: CollectiveCost | None
+    step: Step
     anchor: SessionAnchor
     factors: list[Factors]
     host_share: NDArray[np.float64]
@@ -87,10 +73,16 @@ class LiveCase:
         host_s = step.trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
         if step.trace.facts.get("device") == "cuda":
             host_s = np.zeros_like(host_s)  # there the host has tasks of its own
+        plain = replace(step, anchor=None, options=Options(interval=False))
         return cls(
-            str(step.graph.metadata["experiment"]), step.graph, step.platform, step.collectives,
-            anchor, factors, share_host(step.graph, host_s),
+            str(step.graph.metadata["experiment"]), plain, anchor, factors,
+            share_host(step.graph, host_s),
         )  # fmt: skip
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The task graph before the anchor."""
+        return self.step.graph
 
     @property
     def set_name(self) -> str:
@@ -116,7 +108,7 @@ class LiveCase:
     def has(self, need: str) -> bool:
         """Tell whether the experiment has what a change needs; see ``causes.Change``."""
         kinds = set(self.graph.tasks["kind"])
-        on_stream = self.platform.communication_on_compute_stream
+        on_stream = self.step.platform.communication_on_compute_stream
         return {
             "communication": bool(kinds & {"collective", "send"}),
             "overlap": self.hides and not on_stream,
@@ -127,10 +119,13 @@ class LiveCase:
             "host": len(self.factors) > 1 and "host" in kinds,
         }.get(need, False)
 
-    def predict(self) -> StepParts:
+    def predict(self) -> Prediction:
         """Return the prediction with its parts."""
-        told = simulate(self.anchored, self.platform, self.collectives).summary
-        return StepParts(told["step_time_s"], told["compute_s"], told["exposed_communication_s"])
+        return self._predict(self.anchored)
+
+    def _predict(self, graph: TaskGraph, **changes: Any) -> Prediction:
+        """Return the prediction of another graph, with fields of the step changed."""
+        return predict_step(replace(self.step, graph=graph, **changes))
 
     def predict_changed(self, settings: Settings) -> float:
         """Return the step with something changed [s]."""
@@ -141,12 +136,13 @@ class LiveCase:
         graph.tasks["duration_s"] *= np.select(
             [kind == "host", kind == "memcpy"], [settings.host, settings.copies], 1.0
         )
-        collectives: Any = self.collectives
+        collectives: Any = self.step.collectives
         if (settings.bandwidth, settings.latency) != (1.0, 1.0):
             collectives = ScaledCollectives(collectives, settings.bandwidth, settings.latency)
-        platform = settings.arrange(self.platform)
-        result = simulate(graph, platform, collectives, compute_scale=settings.compute)
-        return float(result.summary["step_time_s"])
+        return self._predict(
+            graph, platform=settings.arrange(self.step.platform), collectives=collectives,
+            options=replace(self.step.options, compute_scale=settings.compute),
+        ).step_time_s  # fmt: skip
 
     def _share(self, sharing: float) -> list[Factors]:
         """Return the factors with what ranks lose by computing at once changed."""
@@ -172,7 +168,7 @@ class LiveCase:
     @cached_property
     def exchanges_s(self) -> float:
         """Own time of all predicted collectives and messages together [s]."""
-        timeline = simulate(self.anchored, self.platform, self.collectives).timeline
+        timeline = self.predict().timeline
         moved = timeline[select_communication(timeline)]
         own_s = (moved["end_s"] - moved["start_s"]).groupby(moved["match_id"]).min()
         return float(own_s.sum())
@@ -195,15 +191,15 @@ class LiveCase:
         compute.
         """
         graph = self._replace_durations(measured, models)
-        platform, scale = self.platform, 1.0
+        platform, scale = self.step.platform, 1.0
         if COMMUNICATION in models:
             scale = float(measured.exchanges_s or 0.0) / self.exchanges_s
         if OVERLAP in models:
             platform = Settings(overlap=SERIAL).arrange(platform)
             scale *= 1.0 - float(measured.hidden or 0.0)
         scale = max(scale, _FREE)
-        result = simulate(graph, platform, self.collectives, communication_scale=scale)
-        return float(result.summary["step_time_s"])
+        options = replace(self.step.options, communication_scale=scale)
+        return self._predict(graph, platform=platform, options=options).step_time_s
 
     def _replace_durations(self, measured: MeasuredParts, models: Collection[str]) -> TaskGraph:
         tasks = self.anchored.tasks.copy()

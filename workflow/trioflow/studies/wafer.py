@@ -28,9 +28,9 @@ from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.step import build_graph
 from trioflow.provenance import stamp
 from trioflow.studies.contraction import contract_graph
 from trioflow.studies.study_tables import WAFER
@@ -144,7 +144,7 @@ def build_case(case: WaferCase) -> TaskGraph:
         case.data, case.tensor, case.pipeline, micro_batches=case.micro_batches if case.pipeline > 1 else 0
     )  # fmt: skip
     batch = case.samples_per_replica * case.data
-    graph = extrapolate(times.traces, plan, times.model, batch=batch)
+    graph = build_graph(times, plan, batch=batch)
     return contract_graph(graph)
 
 

@@ -241,24 +241,24 @@ def _search(
     def run(variants: Variants) -> _Simulated | None:
         candidate = variants.best
         _, graph = workshop.build_graph(times, key, candidate.plan, batch, machine)
-        peak = int(graph.metadata["peak_memory_bytes"])
-        if peak > machine.device.memory_bytes:
+        step = workshop.prepare(times, graph, machine)
+        peak = step.peak_memory_bytes
+        if not step.fits_memory:
             for same in (candidate, *variants.others):
                 _drop(found, same.plan, batch, peak, machine.device.memory_bytes, "")
             return None
-        result = workshop.simulate(graph, machine, interval=True)
+        told = workshop.simulate(step)
         highest = graph.metadata["compute_interval"][1]
-        slower = workshop.simulate(graph, machine, interval=False, compute_scale=highest)
-        time_s = result["step_time_s"]
-        compute_log = math.log(slower["step_time_s"] / time_s)
-        rest_log = max(math.log(result["high_s"] / time_s) - compute_log, 0.0)
-        doubts = [graph.metadata["compute_confidence"], result["confidence"], times.confidence]
-        found.confidence = max([found.confidence, *doubts], key=CONFIDENCES.index)
-        found.warnings += result["warnings"]
+        slower = workshop.prepare(times, graph, machine, interval=False, compute_scale=highest)
+        time_s = told.step_time_s
+        compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)
+        rest_log = max(math.log(told.high_s / time_s) - compute_log, 0.0)
+        found.confidence = max([found.confidence, told.confidence], key=CONFIDENCES.index)
+        found.warnings += told.warnings
         row = {
             "plan_text": describe_way(candidate.plan, batch), "step_time_s": time_s,
-            "low_s": result["low_s"], "high_s": result["high_s"],
-            "exposed_communication_s": result["exposed_communication_s"],
+            "low_s": told.low_s, "high_s": told.high_s,
+            "exposed_communication_s": told.exposed_communication_s,
             "peak_memory_bytes": peak, "outlined_s": candidate.time_s, "ranks": ranks,
             **_tell_buckets(variants),
             **{name: getattr(candidate.plan, name) for name in PLAN_COLUMNS},

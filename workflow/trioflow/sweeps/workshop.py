@@ -6,32 +6,33 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from trioflow.costmodel.choices import (
-    choose_times,
-    find_collectives,
-    load_collectives,
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.engine.certainty import CONFIDENCES
 from trioflow.engine.compilation import is_repaid
 from trioflow.engine.networks import DEFAULT_NETWORK
-from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError, TrioflowError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
-from trioflow.network.measured_links import hold_to_links
-from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.step import load_traces
+from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.options import Options
+from trioflow.prediction.step import (
+    Step,
+    build_graph,
+    choose_collectives,
+    join_step,
+    load_traces,
+    time_operators,
+)
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
 from trioflow.trace.store import Trace
@@ -42,11 +43,11 @@ STATUSES = (OK, OUT_OF_MEMORY, INFEASIBLE)
 """What becomes of a scenario: a time, a plan that does not fit the device, one that cannot be."""
 MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""
-NUMBERS = (
+PREDICTED = (
     "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
-    "exposed_communication_s", "events",
+    "exposed_communication_s", "events", "samples_per_s", "confidence",
 )  # fmt: skip
-"""What a simulation's summary adds to a row; absent where nothing is simulated."""
+"""What a prediction adds to a row; absent where nothing is simulated."""
 
 
 class Workshop:
@@ -86,7 +87,7 @@ class Workshop:
         self.graphs = 0
         self._traces: dict[str, list[Trace]] = {}
         self._platforms: dict[tuple[str, int], Platform] = {}
-        self._collectives: dict[tuple[Path, int], tuple[Platform, CollectiveCost]] = {}
+        self._collectives: dict[int, tuple[Platform, CollectiveCost | None]] = {}
         self._times: dict[tuple[str, ...], DeviceTimes] = {}
         self._graphs: OrderedDict[str, TaskGraph] = OrderedDict()
         self._events, self._loaded = 0, False
@@ -107,14 +108,10 @@ class Workshop:
 
     def load_collectives(self, platform: Platform) -> CollectiveCost | None:
         """Return a platform's measured collectives, or None where there are none."""
-        path = find_collectives(platform)
-        if path is None:
-            return None
-        key = (path, id(platform))
-        if key not in self._collectives:
+        if id(platform) not in self._collectives:
             # The platform is kept with it, so that no other gets its identity.
-            self._collectives[key] = platform, hold_to_links(load_collectives(path), platform)
-        return self._collectives[key][1]
+            self._collectives[id(platform)] = platform, choose_collectives(platform)
+        return self._collectives[id(platform)][1]
 
     def time_operators(
         self, trace: str, device_name: str, cost_model: str = "", override: str = ""
@@ -122,9 +119,8 @@ class Workshop:
         """Return traces with a device's times and a model that remembers its answers."""
         key = (trace, device_name, cost_model, override)
         if key not in self._times:
-            times = choose_times(
-                self.load_traces(trace), device_name, cost_model or None, override or None
-            )
+            asked = Options(cost_model=cost_model or None, override=override or None)
+            times = time_operators(self.load_traces(trace), device_name, asked)
             times.model = MemoModel(times.model)
             self._times[key] = times
         return self._times[key]
@@ -149,26 +145,31 @@ class Workshop:
             self._graphs.move_to_end(digest)
             return digest, self._graphs[digest]
         with remembering(self.memory):
-            graph = extrapolate(times.traces, plan, times.model, batch=batch, host=platform.host)
+            graph = build_graph(times, plan, batch=batch, host=platform.host)
         self.graphs += 1
         self._graphs[digest] = graph
         if len(self._graphs) > MOST_GRAPHS:
             self._graphs.popitem(last=False)
         return digest, graph
 
-    def simulate(
-        self, graph: TaskGraph, platform: Platform, *, interval: bool, **how: Any
-    ) -> dict[str, Any]:
-        """Return the summary of a simulation with the platform's own collectives.
+    def prepare(
+        self, times: DeviceTimes, graph: TaskGraph, platform: Platform, **asked: Any
+    ) -> Step:
+        """Return the step of a graph with the platform's own collectives.
 
         Parameters
         ----------
-        graph, platform
-            As for ``engine.simulate.simulate``.
-        interval : bool
-            Whether ``low_s`` and ``high_s`` are asked for.
-        **how
-            Further arguments of it.
+        times, graph, platform
+            As ``build_graph`` takes and returns them.
+        **asked
+            Fields of ``Options``.
+        """
+        return join_step(
+            graph, times, platform, Options(collectives=self.load_collectives(platform), **asked)
+        )
+
+    def simulate(self, step: Step) -> Prediction:
+        """Return the prediction of a step.
 
         Notes
         -----
@@ -176,14 +177,13 @@ class Workshop:
         ones: it is loaded once as many events have gone through the plain one
         as would have repaid it. Both give the same bits.
         """
-        run = simulate_interval if interval else simulate
-        loads = not self._loaded and how.get("network", DEFAULT_NETWORK) == DEFAULT_NETWORK
-        if loads and is_repaid(self._events):
+        options = step.options
+        if not self._loaded and options.network == DEFAULT_NETWORK and is_repaid(self._events):
             self._loaded = True
-            how["engine"] = "compiled"
-        summary = run(graph, platform, self.load_collectives(platform), **how).summary
-        self._events += int(summary["events"]) * (3 if interval else 1)
-        return summary
+            step = replace(step, options=replace(options, engine="compiled"))
+        prediction = predict_step(step)
+        self._events += prediction.events * (3 if options.interval else 1)
+        return prediction
 
     def predict(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a scenario: ``tables.SWEEP_RESULTS``.
@@ -218,7 +218,12 @@ class Workshop:
         key = [values[name] for name in ("trace", "cost_model", "override")]
         times = self.time_operators(key[0], platform.device.name, key[1], key[2])
         digest, graph = self.build_graph(times, key, plan, batch, platform)
-        peak, room = int(graph.metadata["peak_memory_bytes"]), platform.device.memory_bytes
+        step = self.prepare(
+            times, graph, platform, interval=self.interval, network=values["network"],
+            compute_scale=draw_scales(values, plan.ranks),
+            communication_scale=values["communication_scale"],
+        )  # fmt: skip
+        peak, room = step.peak_memory_bytes, platform.device.memory_bytes
         told: dict[str, Any] = {
             "device_name": platform.device.name,
             "plan_text": graph.metadata["plan_text"],
@@ -226,30 +231,15 @@ class Workshop:
             "peak_memory_bytes": peak,
             "memory_bytes": room,
         }
-        if peak > room:
+        if not step.fits_memory:
             reason = f"{format_bytes(peak)} do not fit {format_bytes(room)}"
             return told | {"status": OUT_OF_MEMORY, "reason": reason}
-        summary = self.simulate(
-            graph, platform, interval=self.interval, network=values["network"],
-            compute_scale=draw_scales(values, plan.ranks),
-            communication_scale=values["communication_scale"],
-        )  # fmt: skip
-        confidences = [
-            graph.metadata["compute_confidence"],
-            summary["confidence"],
-            times.confidence,
-        ]
-        step_s = summary["step_time_s"]
-        return told | {name: summary.get(name) for name in NUMBERS} | {
-            "status": OK,
-            "samples_per_s": batch / step_s if step_s else None,
-            "confidence": max(confidences, key=CONFIDENCES.index),
-        }  # fmt: skip
+        found = self.simulate(step).to_dict()
+        return told | {name: found.get(name) for name in PREDICTED} | {"status": OK}
 
 
 _ABSENT = (
-    *NUMBERS, "samples_per_s", "peak_memory_bytes", "memory_bytes", "device_name", "plan_text",
-    "graph", "confidence",
+    *PREDICTED, "peak_memory_bytes", "memory_bytes", "device_name", "plan_text", "graph",
 )  # fmt: skip
 """Columns that a scenario without a graph or a time leaves empty."""
 
