@@ -141,7 +141,7 @@ def build_case(case: WaferCase) -> TaskGraph:
     """Return what 84 ranks do in a step of a case, contracted."""
     times = load_timed_trace(case.trace)
     plan = make_plan(
-        case.data, case.tensor, case.pipeline, micro_batches=case.micro_batches if case.pipeline > 1 else 0
+        case.data, case.tensor, case.pipeline, micro_batches=case.micro_batches if case.pipeline > 1 else None
     )  # fmt: skip
     batch = case.samples_per_replica * case.data
     graph = build_graph(times, plan, batch=batch)

@@ -108,9 +108,9 @@ def fill_values(given: Values) -> dict[str, Any]:
     PlanError
         When a number is below what its parameter allows.
     """
-    for name, value in given.items():
-        if "minimum" in PARAMETERS[name] and value < PARAMETERS[name]["minimum"]:
-            least = PARAMETERS[name]["minimum"]
+    for name in given.keys() & PARAMETERS.keys():
+        value, least = given[name], PARAMETERS[name].get("minimum")
+        if least is not None and value < least:
             raise PlanError(f"{name} {value} is below {least}", fix="leave it out for the default")
     values = {name: given.get(name, entry.get("default", "")) for name, entry in PARAMETERS.items()}
     values = {name: NOT_GIVEN if value is None else value for name, value in values.items()}
