@@ -28,6 +28,11 @@ settings.register_profile(
 settings.load_profile("trioflow")
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the long ones, so that no worker ends alone with one of them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_measurement_lock(tmp_path_factory):
     """Let tests capture while a workflow measures: nobody looks at their times."""

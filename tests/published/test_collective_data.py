@@ -115,11 +115,13 @@ def validation(mirror: Path) -> pd.DataFrame:
     return validate_collectives(mirror)
 
 
+@pytest.mark.slow
 def test_every_case_says_what_was_sent(validation: pd.DataFrame) -> None:
     for case in sorted(set(validation["case"])):
         assert describe_case(*parse_case(case)) == case
 
 
+@pytest.mark.slow
 def test_validation_fits_its_table_and_names_every_model(validation: pd.DataFrame) -> None:
     tables.validate(tables.to_arrow(validation, "validation"), "validation")
     counts = validation.groupby("model").size()
@@ -127,6 +129,7 @@ def test_validation_fits_its_table_and_names_every_model(validation: pd.DataFram
     assert counts.nunique() == 1
 
 
+@pytest.mark.slow
 def test_what_validation_reached_is_kept(validation: pd.DataFrame) -> None:
     """Bounds a little above what was reached; NVSwitch machines apart, where the aims hold."""
     errors = (validation["predicted_s"] / validation["measured_s"] - 1).abs()
@@ -141,6 +144,7 @@ def test_what_validation_reached_is_kept(validation: pd.DataFrame) -> None:
     assert 0.75 < inside[rows["group"] == "sizes from 64 KiB"].mean() < 0.9
 
 
+@pytest.mark.slow
 def test_every_baseline_is_worse_from_64_kib_up(validation: pd.DataFrame) -> None:
     rows = validation[validation["group"].str.endswith("from 64 KiB")]
     errors = (rows["predicted_s"] / rows["measured_s"] - 1).abs()

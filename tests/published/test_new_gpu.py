@@ -73,6 +73,7 @@ def test_sheets_agree_with_neusight_s_or_say_why(mirror: Path) -> None:
     assert differing == DIFFER
 
 
+@pytest.mark.slow
 def test_every_pair_is_judged_by_every_rule(judged: pd.DataFrame) -> None:
     tables.validate(tables.to_arrow(judged, "validation"), "validation")
     assert set(judged["set"]) == {SET} and set(judged["model"]) == set(RULES)
@@ -86,6 +87,7 @@ def test_every_pair_is_judged_by_every_rule(judged: pd.DataFrame) -> None:
     assert len(whole) == 4 * 64 and whole["oracle_s"].notna().all()
 
 
+@pytest.mark.slow
 def test_our_rule_reaches_the_aim_and_beats_the_others(judged: pd.DataFrame) -> None:
     found = score_cases(judged, ["group", "quantity", "model"])
     for group in ("train", "train forward", "train backward", "inf"):
@@ -98,6 +100,7 @@ def test_our_rule_reaches_the_aim_and_beats_the_others(judged: pd.DataFrame) -> 
     assert (sums["coverage"] >= 0.8).all()
 
 
+@pytest.mark.slow
 def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataFrame) -> None:
     """No operator of an A40 is public; the one published step lies in the interval."""
     options = ImportOptions(
@@ -114,6 +117,7 @@ def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataF
     assert abs(step_s / measured_s - 1) < 0.2
 
 
+@pytest.mark.slow
 def test_the_shipped_rule_is_rebuilt(mirror: Path) -> None:
     shipped, rebuilt = load_new_gpu_model(), fit_new_gpu_model(mirror)
     assert shipped.facts == rebuilt.facts

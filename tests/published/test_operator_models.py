@@ -48,6 +48,7 @@ def devices(mirror):
     return {device.name: device for device in load_published(mirror)}
 
 
+@pytest.mark.slow
 def test_rebuilt_models_are_those_that_ship(mirror, tmp_path):
     shipped = shipped_operator_models()
     assert set(shipped) == DEVICES

@@ -54,6 +54,7 @@ def test_the_times_are_sums_of_parts(mirror: Path, rows: pd.DataFrame) -> None:
     assert (checks["exact"] == checks["compared"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REACHED)
 def test_left_out_rows_keep_their_limits(
     name: str, rows: pd.DataFrame, judged: dict[str, Judged]
@@ -66,6 +67,7 @@ def test_left_out_rows_keep_their_limits(
     assert 0.7 < inside < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REACHED)
 def test_a_regression_on_the_same_rows_is_worse(
     name: str, rows: pd.DataFrame, judged: dict[str, Judged]
@@ -77,6 +79,7 @@ def test_a_regression_on_the_same_rows_is_worse(
     assert count_ordered(rows, ours) > count_ordered(rows, plain)
 
 
+@pytest.mark.slow
 def test_known_blocks_leave_the_rest_right(rows: pd.DataFrame, judged: dict[str, Judged]) -> None:
     told = judged["vtrain-a100"].anchored_s
     assert np.isfinite(told).all()
