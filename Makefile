@@ -2,7 +2,7 @@
 #
 # make            set up .venv from envs/requirements.lock
 # make reproduce  capture, measure, predict, compare: ends with results/report/index.html
-# make test       the tests, without the slow tier (.ci/run runs that too)
+# make test       the tests, without the slow tier; with it: make test TIER=
 # make lint       every check of form
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
@@ -15,6 +15,7 @@
 .PHONY: setup reproduce test lint docs bench publish clean
 
 BIN := .venv/bin
+TIER := not slow
 STAMP := .venv/.stamp
 RESULTS := $(or $(shell sed -n 's/^results:[[:space:]]*\([^[:space:]\#]*\).*/\1/p' config/config.yaml),results)
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python
@@ -47,7 +48,7 @@ $(RESULTS)/report/snakemake.html: $(RESULTS)/report/index.html workflow/report/w
 	$(BIN)/snakemake --report $@
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m "$(TIER)" --numprocesses auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -165,8 +165,11 @@ def test_ci_is_one_executable_script_that_calls_the_tests() -> None:
     subprocess.run(["bash", "-n", script], check=True)
     text = script.read_text()
     assert text.startswith("#!/usr/bin/env bash") and "set -euo pipefail" in text
-    for word in ("make test", "ruff check", "mypy", "snakefmt", "--lint", "make reproduce"):
+    for word in ("make lint", "make test", "make reproduce"):
         assert word in text
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    for word in ("ruff check", "ruff format --check", "mypy", "snakefmt", "--lint"):
+        assert word in lint
 
 
 def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -177,7 +180,6 @@ def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -38,22 +36,4 @@ def command(*words: object) -> tuple[list[str], dict[str, str]]:
 
 def run_campaign(*words: object) -> subprocess.CompletedProcess[str]:
     line, environment = command(*words)
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def stop_when(line_starts: str, *words: object) -> tuple[int, str]:
-    """Start a campaign and terminate it as soon as a line of its output starts like this."""
-    line, environment = command(*words)
-    with subprocess.Popen(
-        line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        said = ""
-        assert process.stdout is not None
-        for text in process.stdout:
-            said += text
-            if text.startswith(line_starts):
-                time.sleep(0.3)  # into the item after this one
-                process.send_signal(signal.SIGTERM)
-                break
-        said += process.stdout.read()
-        return process.wait(60), said
+    return subprocess.run(line, env=environment, capture_output=True, text=True)

@@ -545,22 +545,23 @@ def start_process(served: on.Served, target: Path) -> subprocess.Popen[str]:
     return process
 
 
-def wait_until(condition: object) -> None:
-    for _ in range(1000):
-        if condition():  # type: ignore[operator]
-            return
+def wait_until(condition: object, *processes: subprocess.Popen[str]) -> None:
+    while not condition():  # type: ignore[operator]
+        assert all(process.poll() is None for process in processes), "it never came"
         time.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def test_processes_that_want_the_same_file_take_turns(target: Path) -> None:
     with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
         processes = [start_process(served, target) for _ in range(3)]
-        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000)
+        wait_until(
+            lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000,
+            *processes,
+        )
         time.sleep(0.3)
         assert len(served.asked) == 1, "the others wait"
         served.released.set()
-        sources = sorted(process.communicate(timeout=30)[0].strip() for process in processes)
+        sources = sorted(process.communicate()[0].strip() for process in processes)
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sources == [THERE, THERE, f"{served.url}/{ENTRY.address}"]
     assert served.ranges == ["", "bytes=70000-"]
@@ -571,7 +572,9 @@ def test_processes_that_want_the_same_file_take_turns(target: Path) -> None:
 def test_a_killed_download_is_taken_up(target: Path) -> None:
     with on.serve_entry(ENTRY, CONTENT, on.hang_after(70_000)) as served:
         process = start_process(served, target)
-        wait_until(lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000)
+        wait_until(
+            lambda: part_of(target).exists() and part_of(target).stat().st_size == 70_000, process
+        )
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         assert not target.exists()

@@ -32,7 +32,7 @@ from trioflow.trace.store import save_trace
 from report.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
 from report.validation_cases import write_files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.pages]
 
 REPORT = Path(os.environ.get("TRIOFLOW_REPORT", Path(__file__).parents[3] / "results/report"))
 NOT_OURS = ("snakemake.html",)
