@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from trioflow.trace.kineto import Event
@@ -77,9 +78,52 @@ def span_ns(kernels: Sequence[Event]) -> int:
     return max(k.end_ns for k in kernels) - min(k.start_ns for k in kernels)
 
 
-def is_collective(name: str) -> bool:
-    """Tell communication kernels from those that compute, by name."""
-    return name.lower().startswith(kineto_words("collective_kernel"))
+def charge_apart(groups: Sequence[Sequence[Event]], communicates: Sequence[bool]) -> list[int]:
+    """Charge the groups that compute, and those that communicate, each among themselves [ns].
+
+    A collective's kernel runs beside compute and mostly waits for other ranks: it takes no instant
+    from compute, nor compute from it. Both sums together may exceed the busy time.
+    """
+    charged = [0] * len(groups)
+    for sort in (False, True):
+        places = [place for place, one in enumerate(communicates) if one is sort]
+        shares = charge_kernels([groups[place] for place in places])
+        for place, share in zip(places, shares, strict=True):
+            charged[place] = share
+    return charged
+
+
+def is_communication(kernel: Event) -> bool:
+    """Tell a kernel or copy between devices by its function's name, or by what its metadata say.
+
+    Template arguments and parameters are no part of the function's name.
+    """
+    if kernel.details.get("collective"):
+        return True
+    name = kernel.name.replace("(anonymous namespace)::", "").lower()
+    function = name if kernel.category == "gpu_memcpy" else re.split(r"[<(]", name, maxsplit=1)[0]
+    return any(word in function for word in kineto_words("collective_kernel"))
+
+
+def communication_streams(kernels: Iterable[tuple[Event, bool]]) -> set[str]:
+    """Return the streams on which collectives run and nothing that an operator computes.
+
+    Parameters
+    ----------
+    kernels : iterable of (Event, bool)
+        Device events, and whether an operator that computes launched each.
+    """
+    used: set[str] = set()
+    shared: set[str] = set()
+    for kernel, computes in kernels:
+        stream = kernel.details.get("stream")
+        if stream is None:
+            continue
+        if is_communication(kernel):
+            used.add(str(stream))
+        elif computes:
+            shared.add(str(stream))
+    return used - shared
 
 
 def is_host_copy(kernel: Event) -> bool:

@@ -376,13 +376,14 @@ def nest(events: Iterable[Event]) -> list[Event]:
     return roots
 
 
-_NOT_OPERATORS = ("torch", "autograd", "nccl", "gloo")
-
-
 def is_operator(name: str) -> bool:
     """Tell operators (``library::name``) from autograd nodes, annotations and functions."""
     library, separator, rest = name.partition("::")
-    return bool(separator and rest) and library.isidentifier() and library not in _NOT_OPERATORS
+    return (
+        bool(separator and rest)
+        and library.isidentifier()
+        and library not in kineto_words("no_operator")
+    )
 
 
 def outermost_operators(step: Event) -> list[Event]:

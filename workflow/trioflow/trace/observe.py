@@ -11,7 +11,7 @@ from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.event_shapes import count_event_flop, tensors_of_event
 from trioflow.trace.flops import count_flop
 from trioflow.trace.gradients import ReadyGradient, find_ready
-from trioflow.trace.kernels import is_collective, is_host_copy, span_ns
+from trioflow.trace.kernels import busy_ns, charge_apart, is_host_copy, span_ns
 from trioflow.trace.kineto import DEVICE, MODULE, Event, is_operator
 from trioflow.trace.link import Links
 from trioflow.trace.profiler_fields import kineto_words
@@ -54,10 +54,11 @@ def observe_step(step: Step, links: Links | None) -> Observation:
         profile itself holds, which is no identity and no result of a tensor.
     """
     found, numbers = Observation([], []), count(1)
-    for event, kernels in zip(step.operators, step.launched, strict=True):
+    rows = zip(step.operators, step.launched, step.communicates, strict=True)
+    for event, kernels, communicates in rows:
         phase, module = _place_in_model(event)
         one = ObservedOperator(_name(event, kernels), phase, module, kernels=len(kernels))
-        one.kind = _kind(event, kernels)
+        one.kind = _kind(kernels, communicates)
         joined = event.category == "cpu_op"
         if links is None and joined:
             one.inputs, one.written = tensors_of_event(event, numbers), None
@@ -112,10 +113,9 @@ def _name(event: Event, kernels: Sequence[Event]) -> str:
     return f"kernel::{kernels[0].name.partition('<')[0].partition('(')[0].strip()}"
 
 
-def _kind(event: Event, kernels: Sequence[Event]) -> str:
+def _kind(kernels: Sequence[Event], communicates: bool) -> str:
     """Tell communication of the traced run and copies to or from the device from compute."""
-    words = kineto_words("collective_operator")
-    if event.name.startswith(words) or any(is_collective(k.name) for k in kernels):
+    if communicates:
         return "collective"
     return "memcpy" if kernels and all(is_host_copy(k) for k in kernels) else "compute"
 
@@ -176,11 +176,34 @@ def _list_unjoined(step: Step, without_tensors: int) -> list[str]:
         if kernels:
             time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in kernels))
             said.append(f"{len(kernels)} device events ({format_time(time_s)}) {why}")
+    if step.earlier:
+        time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in step.earlier))
+        said.append(
+            f"{len(step.earlier)} device events ({format_time(time_s)}) were launched before the"
+            " profile began: they are the step before's and left out"
+        )
+    if any(step.communicates):
+        said.append(_tell_communication(step))
     if without_tensors:
         said.append(
             f"{without_tensors} of {len(step.operators)} operators have no tensors recorded"
         )
     return said
+
+
+def _tell_communication(step: Step) -> str:
+    """Say how much a step of a parallel run communicates, and how much of it beside compute."""
+    count = sum(step.communicates)
+    said = f"{count} operators communicate: the trace is of a parallel run"
+    charged = charge_apart(step.launched, step.communicates)
+    apart = sum(ns for ns, moves in zip(charged, step.communicates, strict=True) if moves)
+    if not apart:
+        return said
+    beside = sum(charged) - busy_ns(k for kernels in step.launched for k in kernels)
+    return (
+        f"{said} ({format_time(ns_to_s(apart))} of communication,"
+        f" {format_time(ns_to_s(beside))} of it beside compute)"
+    )
 
 
 def coverage_of(step: Step) -> dict[str, Any]:

@@ -8,9 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trioflow.errors import TraceError
-from trioflow.trace.kernels import LAUNCHES, index_kernels, kernels_of
+from trioflow.trace.kernels import (
+    LAUNCHES,
+    communication_streams,
+    index_kernels,
+    is_communication,
+    kernels_of,
+)
 from trioflow.trace.kineto import (
     ABSENT,
     DEVICE,
@@ -58,10 +65,16 @@ class Step:
         launched kernels outside any operator and kernels without a launch.
     launched : list of list of Event
         For each of them its kernels, copies and fills in order of start.
+    communicates : list of bool
+        For each of them whether it communicates with other ranks. A call that
+        computes too is two entries: one computes, one holds what communicates.
     loose, unjoined, adopted : list of Event
         Device events launched outside any operator, those of the step's time
         whose launch is not in the profile, and of these the ones that name the
         operator they belong to.
+    earlier : list of Event
+        Device events of the step's time that were launched before the profile
+        began: they are the step before's and count nowhere.
     stray : int
         Device events after the step whose launch is not in the profile: they
         may be the step's, or a later one's.
@@ -72,9 +85,11 @@ class Step:
     root: Event
     operators: list[Event]
     launched: list[list[Event]] = field(default_factory=list)
+    communicates: list[bool] = field(default_factory=list)
     loose: list[Event] = field(default_factory=list)
     unjoined: list[Event] = field(default_factory=list)
     adopted: list[Event] = field(default_factory=list)
+    earlier: list[Event] = field(default_factory=list)
     stray: int = 0
     messages: list[Event] = field(default_factory=list)
 
@@ -200,13 +215,51 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     known = profile.launched(LAUNCHES)
     step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
     after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
-    step.stray = int((~np.isin(profile.column("correlation")[after], known)).sum())
+    numbers_after = profile.column("correlation")[after & ~np.isin(profile.column("correlation"), known)]
+    step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
     _check_device(launches, mine, step.unjoined, profile)
     kernels = index_kernels(mine)
     _join_by_external_id(step, kernels)
+    step.earlier = [k for k in step.unjoined if _is_earlier(k.correlation, known)]
+    step.unjoined = [k for k in step.unjoined if not _is_earlier(k.correlation, known)]
     _add_loose_launches(step, launches, kernels)
     step.launched = [kernels_of(operator, kernels) for operator in step.operators]
     _add_unjoined(step)
+    _part_communication(step)
+
+
+def _is_earlier(number: int | None, launches: NDArray[np.int64]) -> bool:
+    """Tell a launch that was made before the profile's first one: the numbers only grow."""
+    return number is not None and len(launches) > 0 and ABSENT < number < launches[0]
+
+
+def _part_communication(step: Step) -> None:
+    """Tell what communicates, and give what does so within a call that computes its own entry."""
+    words = kineto_words("collective_operator")
+    whole = [
+        any(above.name.startswith(words) for above in (event, *event.ancestors()))
+        for event in step.operators
+    ]
+    streams = communication_streams(
+        (kernel, not named and event.category == "cpu_op")
+        for event, kernels, named in zip(step.operators, step.launched, whole, strict=True)
+        for kernel in kernels
+    )
+    rows: list[tuple[Event, list[Event], bool]] = []
+    for event, kernels, named in zip(step.operators, step.launched, whole, strict=True):
+        moving = [
+            k for k in kernels if named or is_communication(k) or str(k.details.get("stream")) in streams
+        ]  # fmt: skip
+        if named or not moving or len(moving) == len(kernels):
+            rows.append((event, kernels, named or bool(moving)))
+            continue
+        apart = {id(k) for k in moving}
+        rows.append((event, [k for k in kernels if id(k) not in apart], False))
+        moving[0].parent = event.parent
+        rows.append((moving[0], moving, True))
+    step.operators = [row[0] for row in rows]
+    step.launched = [row[1] for row in rows]
+    step.communicates = [row[2] for row in rows]
 
 
 def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
@@ -218,7 +271,8 @@ def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
     left = []
     for kernel in step.unjoined:
         owner = owners.get(kernel.external_id)
-        if owner is None or owner.start_ns > kernel.start_ns:
+        repeated = kernel.external_id == kernel.correlation  # some versions: it names no call
+        if owner is None or repeated or owner.start_ns > kernel.start_ns:
             left.append(kernel)
             continue
         number = -2 - len(kernels)  # no launch of the profile has a negative number

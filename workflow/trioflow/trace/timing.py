@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.trace.kernels import LAUNCHES, charge_kernels, is_host_copy
+from trioflow.trace.kernels import LAUNCHES, charge_apart, is_host_copy
 from trioflow.trace.kineto import HOST
 from trioflow.trace.profiler_fields import kineto_words
 from trioflow.trace.steps import Step
@@ -129,8 +129,8 @@ def _times_on_device(step: Step) -> StepTimes:
         reached = max(reached, end_ns)
     nothing = np.zeros(len(host))
     return StepTimes(
-        np.array(charge_kernels(step.launched), dtype=float), np.array(host, dtype=float), 0.0,
-        nothing, nothing, float(step.root.end_ns - step.root.start_ns), on_device=True,
+        np.array(charge_apart(step.launched, step.communicates), dtype=float),
+        np.array(host, dtype=float), 0.0, nothing, nothing, float(step.root.end_ns - step.root.start_ns), on_device=True,
     )  # fmt: skip
 
 

@@ -227,7 +227,4 @@ def _list_warnings(
         )
     if alone:
         said.append("no execution trace: bytes written and activations' memory are unknown")
-    collectives = sum(one.kind == "collective" for one in seen.operators)
-    if collectives:
-        said.append(f"{collectives} operators communicate: the trace is of a parallel run")
     return said
