@@ -178,7 +178,7 @@ TRACES = pa.schema([
     column("batch", INT, "samples of the traced step"),
     column("precision", TEXT, "precision of the step"),
     column("optimizer", TEXT, "optimizer of the step; none for a step without one"),
-    column("step_time_source", TEXT, "what the step time is: un-profiled, profiled, busy, repeated or none"),
+    column("step_time_source", TEXT, "what the step time is: un-profiled, profiled, device period, busy, repeated or none"),
     column("step_time_s", FLOAT, "duration of the step, read as step_time_source says", "s"),
     column("forward_operators", INT, "operators of the forward pass"),
     column("backward_operators", INT, "operators of the backward pass"),

@@ -9,7 +9,8 @@ sentence with the number of cases and the first of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from trioflow.trace.execution_trace import Node
@@ -41,6 +42,45 @@ def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -
     if links is not None and nodes is not None:
         doubts += _doubt_pair(step, links, nodes)
     return doubts
+
+
+def count_rounds(step: Step) -> int:
+    """Return how often an unmarked step repeats itself: 1 where it shows no repetition.
+
+    It does where its operators are the same sequence over and over, to the
+    end, or where its backward passes are and operators run between them.
+    Layers alone are no such thing: what is before and after them runs once.
+    """
+    words = kineto_words("backward")
+    calls = [(e.name, str(e.details.get("shapes"))) for e in step.operators]
+    period = _period(calls)
+    if period:
+        return len(calls) // period
+    passes = [e for e in step.root.walk() if e.name.startswith(words)]
+    period = _period([e.name for e in passes])
+    if not period:
+        return 1
+    forward = sorted(
+        e.start_ns for e in step.operators
+        if not any(a.name.startswith(words) for a in e.ancestors())
+    )  # fmt: skip
+    for place in range(period, len(passes), period):
+        since, until = passes[place - 1].start_ns, passes[place].start_ns
+        if bisect_left(forward, since) == bisect_left(forward, until):
+            return 1
+    return len(passes) // period
+
+
+def _period(words: Sequence[Hashable]) -> int:
+    """Return after how many words a sequence repeats to its end, at least once whole; 0 for never."""
+    longest = [0] * len(words)  # the longest start of the sequence that ends here
+    for place in range(1, len(words)):
+        length = longest[place - 1]
+        while length and words[place] != words[length]:
+            length = longest[length - 1]
+        longest[place] = length + (words[place] == words[length])
+    period = len(words) - longest[-1] if words else 0
+    return period if 2 * period <= len(words) else 0
 
 
 def list_overlaps(operators: Iterable[Event]) -> list[str]:

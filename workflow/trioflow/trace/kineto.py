@@ -88,6 +88,8 @@ class Profile:
         The file.
     header : dict
         The file's values beside the events, such as the device's properties.
+    foreign : dict of str to int
+        Events of accelerators that trioflow cannot read, by category.
     start_ns, end_ns : array of int64 [events]
         Times [ns].
     """
@@ -98,6 +100,7 @@ class Profile:
         self.names: list[str] = []
         self.categories: list[str] = []
         self.details: list[dict[str, Any]] = []
+        self.foreign: dict[str, int] = {}
         self._columns: dict[str, array[int]] = {
             name: array("i" if name in _CODES else "q") for name in _COLUMNS
         }
@@ -209,8 +212,10 @@ def read_profile(path: str | Path) -> Profile:
                 problem = f"{raw!r:.40} is no event"
             elif "ph" not in raw:
                 continue
+            elif isinstance(error, KeyError):
+                problem = f"the event lacks {error}"
             else:
-                problem = f"bad event ({error!r})"
+                problem = f"the event {str(raw.get('name'))!r:.60} cannot be read: {error}"
             raise TraceError(
                 problem, file=path, place=f"traceEvents[{row}]", fix="capture it again"
             ) from None
@@ -233,6 +238,8 @@ class _Reader:
         }
         self._ids = [id_spellings(name) for name in _NUMBERS]
         self._modules = kineto_words("module")
+        self._annotations = kineto_words("annotation")
+        self._foreign = kineto_words("foreign_device")
         self._codes = [profile._columns[name].append for name in _CODES]
         self._numbers = [profile._columns[name].append for name in _NUMBERS]
         self._start = profile._columns["start_ns"].append
@@ -242,10 +249,13 @@ class _Reader:
         """Add one complete event, unless nobody reads its category."""
         category, spellings = self._known.get(raw.get("cat", ""), (None, ()))
         if category is None:
+            self._note_unread(raw)
             return
         name = raw["name"]
         if category == "python_function" and not name.startswith(self._modules):
             return
+        if category == "cpu_op" and name.startswith(self._annotations):
+            category = "user_annotation"  # before PyTorch 1.10 one category held both
         start, duration = raw["ts"], raw["dur"]
         scale = 1 if start.__class__ is int and start > _NANOSECONDS_SINCE_1970 else 1000
         start_ns, duration_ns = _to_ns(start, scale), _to_ns(duration, scale)
@@ -278,6 +288,12 @@ class _Reader:
         for add, number in zip(self._numbers, ids, strict=True):
             add(number)
 
+    def _note_unread(self, raw: dict[str, Any]) -> None:
+        """Count the events of devices that trioflow does not read."""
+        word = raw.get("cat")
+        if isinstance(word, str) and word.startswith(self._foreign):
+            self._profile.foreign[word] = self._profile.foreign.get(word, 0) + 1
+
     @staticmethod
     def _code(known: dict[str, int], words: list[str], word: str) -> int:
         """Return the number of a word, giving it one where it is new."""
@@ -309,7 +325,7 @@ def _check_shapes(details: dict[str, Any]) -> None:
     if not isinstance(shapes, list) or not isinstance(types, list):
         raise ValueError(f"{shapes!r:.40} and {types!r:.40} are no lists of shapes and types")
     if "shapes" in details and "types" in details and len(shapes) != len(types):
-        raise ValueError(f"{len(shapes)} shapes for {len(types)} types")
+        raise ValueError(f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}")
     if not all(isinstance(word, str) for word in types):
         raise ValueError(f"{types!r:.40} are no types")
     for shape in shapes:

@@ -34,12 +34,15 @@ class Observation:
         Operators whose tensors nothing tells.
     unjoined : list of str
         What could not be joined, a sentence each.
+    unmarked : bool
+        Whether the profile marks no step, so that all of it was taken as one.
     """
 
     operators: list[ObservedOperator]
     ready: list[ReadyGradient]
     without_tensors: int = 0
     unjoined: list[str] = field(default_factory=list)
+    unmarked: bool = False
 
 
 def observe_step(step: Step, links: Links | None) -> Observation:

@@ -49,6 +49,13 @@ def detail_spellings(category: str) -> tuple[tuple[str, str], ...]:
     return tuple((word, name) for name in kept for word in kineto["arguments"][name])
 
 
+@cache
+def vendors(what: str) -> Mapping[str, list[str]]:
+    """Return, by vendor, the words in its devices' names or the prefixes of its driver's calls."""
+    table: Mapping[str, list[str]] = load_fields()["vendors"][what]
+    return table
+
+
 def element_bytes(dtype: str) -> int | None:
     """Return the size of an element type as profiles name it [bytes]; None where unknown."""
     size: int | None = load_fields()["element_bytes"].get(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,6 +34,10 @@ from trioflow.units import NS_PER_US
 
 ROUNDING_NS = 2 * NS_PER_US
 """Profiles in whole microseconds round starts and ends: calls may seem to overlap by this much."""
+
+
+WHOLE = "the whole profile"
+"""Name of the span of a profile that marks no step."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,9 @@ def find_spans(profile: Profile) -> list[Span]:
 
     Steps are the annotated ones: trioflow's own, or those of a profiler that
     was told of steps (``ProfilerStep#3``). Without them a step ends with the
-    optimizer's annotation; without an optimizer the whole file is one step.
+    optimizer's annotation; without two of those the whole file is one step.
+    A marked step that holds no call (the profiler's last, begun and not run)
+    is left out.
 
     Raises
     ------
@@ -120,19 +127,52 @@ def find_spans(profile: Profile) -> list[Span]:
     for word in kineto_words("step"):
         found = profile.events(annotated & profile.is_named(word))
         if found:
-            return [Span(e.name, e.start_ns, e.end_ns) for e in found]
+            spans = [Span(e.name, e.start_ns, e.end_ns) for e in found]
+            return [span for span in spans if _holds_calls(profile, span)] or spans
     host = profile.is_category(*HOST)
     start_ns, end_ns = int(profile.start_ns[host].min()), int(profile.end_ns[host].max())
     ends = [
         e.end_ns for e in profile.events(annotated & profile.is_named(*kineto_words("optimizer_step")))
     ]  # fmt: skip
     if len(ends) < 2:
-        return [Span("the whole profile", start_ns, end_ns)]
+        return [Span(WHOLE, start_ns, end_ns)]
     # What lies before the first optimizer step may be half a step; from there on they are whole.
     return [
         Span(f"up to optimizer step {number}", before, after)
         for number, (before, after) in enumerate(pairwise(ends), 2)
     ]
+
+
+def _holds_calls(profile: Profile, span: Span) -> bool:
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    return bool(profile.is_category("cpu_op")[rows].any())
+
+
+def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
+    """Return how far apart the device ends one step and the next: the median [ns].
+
+    Returns
+    -------
+    float or None
+        None unless, from most steps to the next, the device still works on the
+        one when the host begins the other: elsewhere the host's annotations
+        tell the step time.
+    """
+    ends = [_last_kernel_end(profile, span) for span in spans]
+    apart = [
+        later - end
+        for (end, later), (_, following) in zip(pairwise(ends), pairwise(spans), strict=True)
+        if end is not None and later is not None and end > following.start_ns + ROUNDING_NS
+    ]
+    return float(np.median(apart)) if 2 * len(apart) > len(spans) - 1 > 0 else None
+
+
+def _last_kernel_end(profile: Profile, span: Span) -> int | None:
+    """Return when the device ended what a step launched [ns]; None where it launched nothing."""
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    rows = rows[profile.is_category(*LAUNCHES)[rows]]
+    started = profile.device_rows(np.unique(profile.column("correlation")[rows]))
+    return int(profile.end_ns[started].max()) if len(started) else None
 
 
 def load_step(profile: Profile, span: Span) -> Step:
@@ -159,10 +199,30 @@ def load_step(profile: Profile, span: Span) -> Step:
             event.parent = root
             root.children.append(event)
     root.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
+    if not any(name.startswith(kineto_words("backward")) for name in profile.names):
+        _enclose_nodes(root)
     step = Step(root, outermost_operators(root))
     step.messages = [e for e in during if e.name.startswith(later)]
     _join_device(profile, span, [e for e in host if e.category in LAUNCHES], step)
     return step
+
+
+def _enclose_nodes(root: Event) -> None:
+    """Give autograd's nodes the annotation that PyTorch writes around them from 1.10 on."""
+    for event in list(root.walk()):
+        above = event.parent
+        if above is None or not _NODE.search(event.name):
+            continue
+        outer = Event(
+            f"{kineto_words('backward')[0]}: {event.name}", "user_annotation", event.start_ns,
+            event.end_ns, event.thread, None, event.sequence_number, children=[event], parent=above,
+        )  # fmt: skip
+        above.children[above.children.index(event)] = outer
+        event.parent = outer
+
+
+_NODE = re.compile(r"^torch::autograd::|\wBackward\d*$")
+"""Autograd's nodes, which compute and accumulate gradients."""
 
 
 def _is_span(event: Event, span: Span) -> bool:

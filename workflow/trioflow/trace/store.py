@@ -23,6 +23,8 @@ REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
 STEP_TIME_SOURCES = {
     "un-profiled": "median of steps that ran without the profiler",
     "profiled": "the profiled step's own duration, the profiler's time included",
+    "device period": "from one profiled step's end to the next one's on the device, which runs"
+    " behind the host",
     "busy": "time in which the device was busy: no host time, no idle time",
     "repeated": "a captured step, one of its blocks repeated",
     "predicted": "the sum of operator times that a cost model gave",

@@ -10,18 +10,20 @@ import numpy as np
 
 from trioflow.errors import TraceError
 from trioflow.provenance import digest_file, stamp
-from trioflow.trace.agreement import list_doubts
+from trioflow.trace.agreement import count_rounds, list_doubts
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.event_shapes import check_types
 from trioflow.trace.execution_trace import Node, read_nodes
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.profiled_device import name_device
+from trioflow.trace.kernels import busy_ns
 from trioflow.trace.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.link import Links, link_nodes
 from trioflow.trace.merge import set_times
 from trioflow.trace.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profiler_fields import kineto_words, precision_of
-from trioflow.trace.steps import Span, Step, find_spans, load_step
+from trioflow.trace.steps import WHOLE, Span, Step, find_period_ns, find_spans, load_step
 from trioflow.trace.store import Trace
 from trioflow.trace.timing import StepTimes, median_times, times_of_step
 from trioflow.units import ns_to_s
@@ -68,6 +70,7 @@ def import_kineto(
     _check_tensors(step, links, nodes, profile, execution_trace)
     seen = observe_step(step, links)
     names, shapes = [e.name for e in step.operators], _shapes(step)
+    _check_marks(profile, spans, step, seen)
     sample = spans[:: -(-len(spans) // MOST_STEPS)]
     alike = (one for s in sample if _shapes(one := load_step(profile, s)) == shapes)
     times = median_times(alike, names) or times_of_step(step)
@@ -75,17 +78,18 @@ def import_kineto(
     source = profile.path
     warnings = _list_warnings(seen, sample, times, nodes is None)
     warnings += list_doubts(step, links, nodes)
+    step_ns, step_time_source = _find_step_time(profile, spans, step, times)
     facts = {
         **stamp(),
         "source": "Kineto" if nodes is None else "Kineto and execution trace",
         "workload": options.workload or source.name.partition(".")[0],
         "batch": int(options.need("batch", source, _find_batch(seen.operators))),
         "device": "cuda" if step.on_device else "cpu",
-        "device_name": str(options.need("gpu", source, _find_device(profile, step))),
+        "device_name": name_device(profile, step, options),
         "precision": str(options.need("precision", source, _find_precision(step, seen.operators))),
         "optimizer": options.optimizer or _find_optimizer(step),
-        "step_time_s": ns_to_s(times.total_ns),
-        "step_time_source": "profiled",
+        "step_time_s": ns_to_s(step_ns),
+        "step_time_source": step_time_source,
         "profiled_step_s": ns_to_s(times.total_ns),
         "profiled_steps": times.steps,
         "tail_s": ns_to_s(times.tail_ns),
@@ -170,22 +174,41 @@ def _check_tensors(
         )  # fmt: skip
 
 
+def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Observation) -> None:
+    """Say that a profile without steps is taken as one; refuse it where it repeats itself."""
+    if spans[0].name != WHOLE:
+        return
+    seen.unmarked = True
+    rounds = count_rounds(step)
+    updates = sum(e.name.startswith(kineto_words("optimizer_step")) for e in step.root.walk())
+    if rounds > 1 and not updates:
+        raise TraceError(
+            f"the profile marks no step and repeats the same calls {rounds} times: it holds several"
+            " steps", file=profile.path,
+            fix="profile with torch.profiler.schedule and call step(), or profile one step alone",
+        )  # fmt: skip
+
+
+def _find_step_time(
+    profile: Profile, spans: Sequence[Span], step: Step, times: StepTimes
+) -> tuple[float, str]:
+    """Return how long a step takes [ns], and by which clock (a key of ``STEP_TIME_SOURCES``).
+
+    The host's annotation tells it unless the device runs behind: then the time
+    between two steps' ends on the device does, or, of a single step, the time
+    that the device was busy.
+    """
+    period_ns = find_period_ns(profile, spans)
+    if period_ns is not None and period_ns > times.total_ns:
+        return period_ns, "device period"
+    busy = float(busy_ns(kernel for kernels in step.launched for kernel in kernels))
+    return (busy, "busy") if busy > times.total_ns else (times.total_ns, "profiled")
+
+
 def _find_batch(operators: Sequence[ObservedOperator]) -> int | None:
     """Return the samples of an image batch that the step begins with; None for anything else."""
     first = next((one.inputs for one in operators if one.inputs and one.kind == "compute"), [])
     return first[0].shape[0] if first and len(first[0].shape) == 4 else None
-
-
-def _find_device(profile: Profile, step: Step) -> str | None:
-    """Return the name of the device that the kernels ran on; None where the file has none."""
-    if not step.on_device:
-        return None
-    number = next(k.details.get("device", 0) for ks in step.launched for k in ks)
-    for properties in profile.header.get(kineto_words("devices")[0]) or []:
-        if isinstance(properties, dict) and properties.get("id") == number:
-            name = properties.get("name")
-            return str(name) if name else None
-    return None
 
 
 def _find_precision(step: Step, operators: Sequence[ObservedOperator]) -> str | None:
@@ -220,6 +243,8 @@ def _list_warnings(
 ) -> list[str]:
     """Return what the reader of a prediction must know."""
     said = list(seen.unjoined)
+    if seen.unmarked:
+        said.append("the profile marks no step: all of it is taken as one")
     if times.steps < len(spans):
         said.append(
             f"{len(spans) - times.steps} of {len(spans)} steps ran other operators or shapes:"
