@@ -84,7 +84,7 @@ BAD_PROFILES = {
     "[-8, 4] is no shape": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": [[-8, 4]]}
     ),
-    "2 shapes for 1 types": lambda p, g: event(p, "aten::relu")["args"].update(
+    "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": [[8, 4], [8, 4]]}
     ),
     "are no lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update(

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.trace.flops import count_flop
+from trioflow.trace.flops import count_flop, may_multiply
 from trioflow.trace.gradients import ReadyGradient, join_gradients, own_optimizer_operators
 from trioflow.trace.store import Trace, check_facts
 from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker
@@ -39,6 +39,8 @@ class ObservedOperator:
         Operations; None to count them from the name and the shapes.
     kernels, device_ns, cpu_ns
         As in ``tables.OPERATORS``.
+    kernel_names : frozenset of str
+        Names of its kernels, where the source has them.
     sequence_number, forward : int, optional
         Autograd's number, and the place of the forward operator that it differentiates.
     """
@@ -55,6 +57,7 @@ class ObservedOperator:
     kernels: int = 0
     device_ns: int = 0
     cpu_ns: int = 0
+    kernel_names: frozenset[str] = frozenset()
     sequence_number: int | None = None
     forward: int | None = None
 
@@ -107,6 +110,8 @@ def assemble_trace(
         warnings.append(f"{known - len(gradients)} of {known} parameters have no gradient here")
     if frame["flop"].any() and not frame["batch_read_bytes"].any():
         warnings.append(f"no input has {batch} samples: nothing is taken to grow with the batch")
+    uncounted = _tell_uncounted(operators, rows)
+    warnings += [uncounted] if uncounted else []
     told = {
         **facts,
         "gradients": gradients,
@@ -116,6 +121,32 @@ def assemble_trace(
         "warnings": warnings,
     }
     return Trace(frame, tracker.table(_owners(rows, tracker)), told)
+
+
+def _tell_uncounted(
+    operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Name the operators whose work no formula counts, with their share of the operators' time."""
+    computing = [
+        (one, row) for one, row in zip(operators, rows, strict=True) if one.kind == "compute"
+    ]
+    time_ns = sum(int(row["device_ns"]) for _, row in computing)
+    found: dict[str, tuple[int, int]] = {}
+    for one, row in computing:
+        timed = row["device_ns"] > 0 or not time_ns
+        if timed and not row["flop"] and may_multiply(one.name, one.kernel_names):
+            calls, spent_ns = found.get(one.name, (0, 0))
+            found[one.name] = calls + 1, spent_ns + int(row["device_ns"])
+    if not found:
+        return None
+    first = sorted(found, key=lambda name: (-found[name][1], name))[:3]
+    parts = [
+        f"{name} ({found[name][1] / time_ns:.1%} of the time)" if time_ns
+        else f"{name} ({found[name][0]} calls)"
+        for name in first
+    ]  # fmt: skip
+    more = f" and {len(found) - len(first)} more" if len(found) > len(first) else ""
+    return f"FLOPs are missing for want of a rule, shapes or constants: {', '.join(parts)}{more}"
 
 
 def _describe(

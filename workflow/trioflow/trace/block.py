@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from trioflow.errors import TraceError
@@ -329,11 +330,19 @@ class _Storages:
     def _pair(
         self, received: dict[int, set[Kind]], handed: dict[int, set[Kind]], phase: str
     ) -> dict[int, int]:
-        """Give each storage handed on the one received in its place: the latest made first."""
+        """Give each storage handed on the one received in its place: the latest made first.
+
+        One of the same shape, or else, in backward, of as many elements: a view
+        at the block's border runs nothing there, so the gradient has one shape
+        before it and another after it.
+        """
         pairs: dict[int, int] = {}
         order = sorted(received, key=lambda s: -1 if self.producer[s] is None else self.producer[s])
         for storage in sorted(handed, key=lambda s: self.producer[s], reverse=True):
-            fits = [s for s in order if s not in pairs and received[s] & handed[storage]]
+            left = [s for s in order if s not in pairs]
+            fits = [s for s in left if received[s] & handed[storage]]
+            if not fits and phase == "backward":
+                fits = [s for s in left if _sizes(received[s]) & _sizes(handed[storage])]
             if not fits:
                 shape = list(sorted(handed[storage])[0][0])
                 raise TraceError(
@@ -343,3 +352,8 @@ class _Storages:
                 )
             pairs[fits[-1]] = storage
         return pairs
+
+
+def _sizes(kinds: set[Kind]) -> set[tuple[int, str]]:
+    """Return the elements and types of some kinds of tensor."""
+    return {(prod(shape), dtype) for shape, dtype in kinds}

@@ -97,12 +97,21 @@ def _results(event: Event, inputs: list[list[int]]) -> list[list[int]]:
     if event.name.endswith("convolution_backward"):
         mask = constants[-1] if constants and isinstance(constants[-1], list) else [True, True]
         return [shape if wanted else [] for shape, wanted in zip(inputs[1:3], mask, strict=False)]
-    lists = [c for c in constants if isinstance(c, list)]
+    places = [place for place, c in enumerate(constants) if isinstance(c, list)][:3]
     shape, weight = inputs[:2]
     dimensions = len(shape) - 2
-    if len(lists) < 3 or any(len(c) != dimensions for c in lists[:3]):
+    if len(places) < 3 or any(len(constants[place]) != dimensions for place in places):
         return []
-    stride, padding, dilation = lists[:3]
+    stride, padding, dilation = (constants[place] for place in places)
+    after = constants[places[2] + 1 :]
+    if after and after[0] is True:  # transposed, then what is added to its result, then groups
+        added, groups = after[1:3]
+        sizes = [
+            (shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight[2 + d] - 1) + 1
+            + added[d]
+            for d in range(dimensions)
+        ]  # fmt: skip
+        return [[shape[0], weight[1] * groups, *sizes]]
     sizes = [
         (shape[2 + d] + 2 * padding[d] - dilation[d] * (weight[2 + d] - 1) - 1) // stride[d] + 1
         for d in range(dimensions)

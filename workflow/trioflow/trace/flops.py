@@ -7,8 +7,11 @@ count; element-wise work is bound by memory and counts as none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
+
+from trioflow.trace.profiler_fields import load_fields
 
 Shape = Sequence[int]
 Formula = Callable[[Sequence[Shape], Sequence[Shape]], int]
@@ -31,22 +34,77 @@ def _linear(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     return 2 * prod(inputs[0]) * inputs[1][0]
 
 
+def _is_transposed(large: Shape, small: Shape, weight: Shape) -> bool:
+    """Tell a transposed convolution by its weight, whose first dimension is then the input's.
+
+    Where input and result have as many channels both readings fit: then it is
+    transposed if the result (``large``) is larger than the input (``small``).
+    """
+    if large[1] == small[1] == weight[0]:
+        return prod(large[2:]) > prod(small[2:])
+    return weight[0] == small[1]
+
+
+def _transposed(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """2 x input elements x weight elements per input channel: each is scattered by its filters."""
+    return 2 * prod(inputs[0]) * prod(inputs[1][1:])
+
+
 def _convolution(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """2 x output elements x weight elements per output channel (groups included)."""
+    if _is_transposed(outputs[0], inputs[0], inputs[1]):
+        return _transposed(inputs, outputs)
     return 2 * prod(outputs[0]) * prod(inputs[1][1:])
 
 
 def _convolution_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Gradient of the input and of the weight: each as many as the forward; absent ones none."""
-    gradient, _, weight = inputs[:3]
+    gradient, given, weight = inputs[:3]
     wanted = sum(1 for shape in outputs[:2] if prod(shape) > 0 and len(shape) > 1)
-    return wanted * 2 * prod(gradient) * prod(weight[1:])
+    return wanted * _convolution([given, weight], [gradient])
+
+
+def _grouped(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Products of groups: each row of the left side, or column of the right one, is in one group.
+
+    A side of two dimensions holds all groups behind one another, one of three
+    a matrix a group; groups of rows, of columns or of the inner dimension are
+    together as large as that dimension.
+    """
+    left, right = inputs[:2]
+    return 2 * prod(left[1:] if len(left) > len(right) else left) * right[-1]
+
+
+def _recurrent(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """2 x steps x samples x elements of all weight matrices: each is applied once a step.
+
+    Of layers, directions, gates and projections alike; biases and states are
+    no matrices, packed sequences have one dimension for steps and samples.
+    """
+    steps = prod(inputs[0][:-1])
+    return 2 * steps * sum(prod(s) for s in inputs[1:] if len(s) == 2 and s[0] != steps)
+
+
+def _recurrent_layer(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count one layer in one direction: its two matrices follow its input."""
+    return _recurrent(inputs[:3], outputs)
+
+
+def _twice(forward: Formula) -> Formula:
+    """Gradients of the input and of the weights: twice the forward."""
+    return lambda inputs, outputs: 2 * forward(inputs, outputs)
 
 
 def _attention(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Scores and mixture: 2 x batch x heads x queries x keys x (head + value size)."""
     query, key, value = inputs[:3]
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _attention_of_rows(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count attention where heads follow positions: batch x positions x heads x size."""
+    batch, queries, heads, size = inputs[0]
+    return 2 * batch * heads * queries * inputs[1][1] * (size + inputs[2][3])
 
 
 def _attention_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -56,18 +114,41 @@ def _attention_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 
 
 FORMULAS: dict[str, Formula] = {
-    "aten::mm": _mm,
-    "aten::bmm": _mm,
-    "aten::matmul": _mm,
-    "aten::addmm": _addmm,
-    "aten::baddbmm": _addmm,
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _mm),
+    **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm"), _mm),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), _addmm),
+    **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
     "aten::linear": _linear,
-    "aten::conv1d": _convolution,
-    "aten::conv2d": _convolution,
-    "aten::conv3d": _convolution,
-    "aten::convolution": _convolution,
-    "aten::_convolution": _convolution,
+    **{f"aten::conv{d}d": _convolution for d in (1, 2, 3)},
+    **{f"aten::conv_transpose{d}d": _transposed for d in (1, 2, 3)},
+    **{
+        f"aten::{name}": _convolution
+        for name in (
+            "convolution",
+            "_convolution",
+            "convolution_overrideable",
+            "cudnn_convolution",
+            "cudnn_convolution_relu",
+            "miopen_convolution",
+            "mkldnn_convolution",
+            "_slow_conv2d_forward",
+            "_conv_depthwise2d",
+        )
+    },
+    "aten::cudnn_convolution_transpose": _transposed,
+    "aten::miopen_convolution_transpose": _transposed,
     "aten::convolution_backward": _convolution_backward,
+    **{
+        f"aten::{name}": _recurrent
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "_cudnn_rnn", "miopen_rnn")
+    },
+    "aten::mkldnn_rnn_layer": _recurrent_layer,
+    "aten::_cudnn_rnn_backward": _twice(_recurrent),
+    "aten::miopen_rnn_backward": _twice(_recurrent),
+    "aten::mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
+    "aten::_flash_attention_forward": _attention_of_rows,
+    "aten::_efficient_attention_forward": _attention_of_rows,
+    "flash_attn::_flash_attn_forward": _attention_of_rows,
     "aten::scaled_dot_product_attention": _attention,
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
@@ -97,3 +178,13 @@ def count_flop(name: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> 
         return formula(inputs, outputs)
     except (IndexError, ValueError):
         return None
+
+
+def may_multiply(name: str, kernels: Iterable[str] = ()) -> bool:
+    """Tell an operator whose work may be a product, by a word of its name or by its kernels'."""
+    words = load_fields()["products"]
+    parts = set(re.split(r"[^a-z0-9]+", name.rpartition("::")[2].lower()))
+    kernel = re.compile("|".join(words["kernels"]))
+    return not parts.isdisjoint(words["operators"]) or any(
+        kernel.search(one.lower()) for one in kernels
+    )

@@ -105,6 +105,12 @@ def is_communication(kernel: Event) -> bool:
     return any(word in function for word in kineto_words("collective_kernel"))
 
 
+def calls_collective(event: Event) -> bool:
+    """Tell a call that communicates, or is made by one that does."""
+    words = kineto_words("collective_operator")
+    return any(above.name.startswith(words) for above in (event, *event.ancestors()))
+
+
 def communication_streams(kernels: Iterable[tuple[Event, bool]]) -> set[str]:
     """Return the streams on which collectives run and nothing that an operator computes.
 

@@ -325,7 +325,9 @@ def _check_shapes(details: dict[str, Any]) -> None:
     if not isinstance(shapes, list) or not isinstance(types, list):
         raise ValueError(f"{shapes!r:.40} and {types!r:.40} are no lists of shapes and types")
     if "shapes" in details and "types" in details and len(shapes) != len(types):
-        raise ValueError(f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}")
+        raise ValueError(
+            f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}"
+        )
     if not all(isinstance(word, str) for word in types):
         raise ValueError(f"{types!r:.40} are no types")
     for shape in shapes:

@@ -62,6 +62,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
         phase, module = _place_in_model(event)
         one = ObservedOperator(_name(event, kernels), phase, module, kernels=len(kernels))
         one.kind = _kind(kernels, communicates)
+        one.kernel_names = frozenset(kernel.name for kernel in kernels)
         joined = event.category == "cpu_op"
         if links is None and joined:
             one.inputs, one.written = tensors_of_event(event, numbers), None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trioflow.errors import TraceError
 from trioflow.trace.kernels import (
     LAUNCHES,
+    calls_collective,
     communication_streams,
     index_kernels,
     is_communication,
@@ -275,7 +276,9 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
     known = profile.launched(LAUNCHES)
     step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
     after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
-    numbers_after = profile.column("correlation")[after & ~np.isin(profile.column("correlation"), known)]
+    numbers_after = profile.column("correlation")[
+        after & ~np.isin(profile.column("correlation"), known)
+    ]
     step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
     _check_device(launches, mine, step.unjoined, profile)
     kernels = index_kernels(mine)
@@ -295,11 +298,7 @@ def _is_earlier(number: int | None, launches: NDArray[np.int64]) -> bool:
 
 def _part_communication(step: Step) -> None:
     """Tell what communicates, and give what does so within a call that computes its own entry."""
-    words = kineto_words("collective_operator")
-    whole = [
-        any(above.name.startswith(words) for above in (event, *event.ancestors()))
-        for event in step.operators
-    ]
+    whole = [calls_collective(event) for event in step.operators]
     streams = communication_streams(
         (kernel, not named and event.category == "cpu_op")
         for event, kernels, named in zip(step.operators, step.launched, whole, strict=True)

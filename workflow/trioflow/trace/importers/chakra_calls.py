@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from trioflow.trace.execution_trace import Node
 from trioflow.trace.importers.chakra_nodes import ChakraNode
+from trioflow.trace.kernels import calls_collective, is_communication
 from trioflow.trace.kineto import STEP, Event, is_operator, outermost_operators
 from trioflow.trace.link import Links
 from trioflow.trace.profiler_fields import kineto_words
@@ -145,5 +146,8 @@ def _launch(calls: Calls, nodes: Sequence[ChakraNode], events: dict[int, Event])
         if not kernels and operator.category != _HOST:
             kernels = [replace(operator, end_ns=operator.start_ns)]  # a message takes no time
         step.launched.append(sorted(kernels, key=lambda e: (e.start_ns, e.end_ns)))
+        step.communicates.append(
+            bool(messages) or calls_collective(operator) or any(map(is_communication, kernels))
+        )
         if kernels and all(n.kind.startswith("MEM_") for n in mine if not n.on_cpu):
             calls.copies.add(place)
