@@ -371,3 +371,22 @@ def test_a_model_without_numbered_layers_cannot_be_repeated(tmp_path):
     path.with_suffix(".json").unlink()
     trace = import_neusight(path, ImportOptions(repeat_layers=1))
     assert phase_ms(trace)["forward"] == pytest.approx(OUTSIDE_MS["forward"] + LAYER_MS["forward"])
+
+
+def test_a_block_that_ends_in_a_view_follows_itself(tmp_path):
+    """A view runs nothing in backward: the gradient has one shape before it and another after."""
+    table = small_table()
+    flat = (BATCH * LENGTH, WIDTH)
+    names = [row[-1] for row in table.rows]
+    head = table.rows[names.index("head") :]
+    del table.rows[names.index("back") :]
+    table.tensor("call_method", "short", "view", ["words"], flat, (VIEW, 0.0, 0.0), "h.0")
+    table.tensor("call_function", "sum", "<built-in function add>", ["short", "product"], flat, (0.015, 0.02, 0.0), "h.0")  # fmt: skip
+    table.tensor("call_method", "back", "view", ["sum"], X, (VIEW, 0.0, 0.0), "h.0")
+    for row in head:
+        row[2] = row[2].replace("sum", "back")
+    table.rows += head
+    path = write_table(tmp_path / "NVIDIA_H100", table)
+    backward_ms = phase_ms(import_neusight(path, ImportOptions()))["backward"]
+    layer_ms = LAYER_MS["backward"] - 0.05 + 0.02  # an addition in the place of the dropout
+    assert backward_ms == pytest.approx(OUTSIDE_MS["backward"] + LAYERS * layer_ms)

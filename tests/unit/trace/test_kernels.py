@@ -3,25 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from profiled_events import event, load
 from trioflow.errors import TraceError
 from trioflow.trace.kernels import busy_ns, charge_kernels, span_ns
 from trioflow.trace.kineto import Event, read_profile
 from trioflow.trace.observe import observe_step
-from trioflow.trace.steps import find_spans, load_step
+from trioflow.trace.steps import find_spans
 from trioflow.trace.timing import times_of_step
-
-
-def event(name, category, ts, dur, tid=1, **arguments):
-    return {
-        "ph": "X", "name": name, "cat": category, "ts": ts, "dur": dur, "tid": tid, "args": arguments,
-    }  # fmt: skip
-
-
-def load(tmp_path, events, number=0):
-    path = tmp_path / "kineto.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    profile = read_profile(path)
-    return load_step(profile, find_spans(profile)[number])
 
 
 def kernel(start, end):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trioflow.errors import PlatformError, TraceError
-from trioflow.hardware.device_sheet import find_device
+from trioflow.errors import TraceError
+from trioflow.hardware.device_names import is_processor, read_name
+from trioflow.hardware.device_sheet import list_devices, load_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.kernels import LAUNCHES
 from trioflow.trace.kineto import DEVICE, Profile
@@ -37,10 +38,13 @@ def name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
         _check_processor(profile, options)
         return str(options.need("gpu", profile.path))
     found = _listed_name(profile, step)
-    if options.gpu is not None:
+    if options.gpu is None:
+        return str(options.need("gpu", profile.path, found))
+    if found is None or found in kineto_words("shared_device_name"):
         _check_vendor(profile, found, options.gpu)
-        if found in kineto_words("shared_device_name"):
-            found = None
+        return options.gpu
+    if read_name(found).fits(read_name(options.gpu)):
+        return found
     return str(options.need("gpu", profile.path, found))
 
 
@@ -76,20 +80,18 @@ def _check_processor(profile: Profile, options: ImportOptions) -> None:
 
 
 def _is_gpu(name: str) -> bool:
-    """Tell whether a name is a GPU's: it has a sheet, or a vendor's word for GPUs is in it."""
-    try:
-        find_device(name)
-    except PlatformError:
-        return _vendor_of([name]) is not None
-    return True
+    """Tell whether a name is a GPU's: of a product with a sheet, or with a vendor's word for GPUs."""
+    sheets = (load_device(device) for device in list_devices())
+    products = {read_name(one).product for sheet in sheets for one in sheet.driver_names}
+    return read_name(name).product in products or _vendor_of([name]) is not None
 
 
 def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
-    """Refuse a name of another vendor than the file's driver calls, or its device's name, show."""
+    """Refuse a processor, and a GPU of another vendor than the file's device or driver calls."""
     launched = profile.is_category(*LAUNCHES)
     calls = [profile.names[code] for code in set(profile.column("name")[launched].tolist())]
     seen = _vendor_of([found or ""]) or _vendor_of_calls(calls)
-    named = _vendor_of([given])
+    named = "a processor" if is_processor(given) else _vendor_of([given])
     if seen is not None and named is not None and seen != named:
         raise TraceError(
             f"the profile is of a device of {seen}, --gpu says {given}", file=profile.path,
