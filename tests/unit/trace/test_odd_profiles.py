@@ -66,7 +66,7 @@ def test_a_product_under_an_all_reduce_keeps_its_time(tmp_path):
     assert [one.kind for one in seen.operators] == ["collective", "compute"]
     assert (
         "1 operators communicate: the trace is of a parallel run (5 ms of communication,"
-        " 4 ms of it beside compute)" in seen.unjoined
+        " 4 ms of it beside compute)" in seen.notes
     )
 
 
@@ -153,9 +153,9 @@ def test_kernels_of_launches_before_the_first_recorded_one_are_left_out(tmp_path
     ])  # fmt: skip
     assert [k.correlation for k in step.earlier] == [40]
     assert times_of_step(step).device_ns.tolist() == [10_000, 5_000]
-    said = observe_step(step, None).unjoined
-    assert said[0] == "1 device events (5 us) without a launch in the profile"
-    assert said[1].startswith("1 device events (15 us) were launched before the profile began")
+    seen = observe_step(step, None)
+    assert seen.unjoined[0] == "1 device events (5 us) without a launch in the profile"
+    assert seen.notes[0].startswith("1 device events (15 us) were launched before the profile")
 
 
 # Steps

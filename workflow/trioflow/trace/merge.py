@@ -72,7 +72,8 @@ def merge_trace(folder: str | Path) -> Trace:
     seen = observe_step(step, links)
     _check_optimizer(environment, seen.operators, path)
     warnings = [
-        *environment.get("warnings", []), *seen.unjoined, *list_doubts(step, links, nodes)
+        *environment.get("warnings", []), *seen.unjoined, *seen.notes,
+        *list_doubts(step, links, nodes),
     ]  # fmt: skip
     times = _choose_times(folder, step, warnings)
     clean = times.without_overhead(environment["step_time_s"])

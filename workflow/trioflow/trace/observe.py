@@ -34,15 +34,15 @@ class Observation:
         Operators whose tensors nothing tells.
     unjoined : list of str
         What could not be joined, a sentence each.
-    unmarked : bool
-        Whether the profile marks no step, so that all of it was taken as one.
+    notes : list of str
+        What else the reader must know of what was read, a sentence each.
     """
 
     operators: list[ObservedOperator]
     ready: list[ReadyGradient]
     without_tensors: int = 0
     unjoined: list[str] = field(default_factory=list)
-    unmarked: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 def observe_step(step: Step, links: Links | None) -> Observation:
@@ -75,6 +75,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
     _join_backward(step.operators, found.operators)
     found.ready = find_ready(step.root, step.operators, [one.forward for one in found.operators])
     found.unjoined = _list_unjoined(step, found.without_tensors)
+    found.notes = _list_notes(step)
     return found
 
 
@@ -180,6 +181,16 @@ def _list_unjoined(step: Step, without_tensors: int) -> list[str]:
         if kernels:
             time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in kernels))
             said.append(f"{len(kernels)} device events ({format_time(time_s)}) {why}")
+    if without_tensors:
+        said.append(
+            f"{without_tensors} of {len(step.operators)} operators have no tensors recorded"
+        )
+    return said
+
+
+def _list_notes(step: Step) -> list[str]:
+    """Say what of a step is left out, and what of it is communication."""
+    said = []
     if step.earlier:
         time_s = ns_to_s(sum(k.end_ns - k.start_ns for k in step.earlier))
         said.append(
@@ -188,10 +199,6 @@ def _list_unjoined(step: Step, without_tensors: int) -> list[str]:
         )
     if any(step.communicates):
         said.append(_tell_communication(step))
-    if without_tensors:
-        said.append(
-            f"{without_tensors} of {len(step.operators)} operators have no tensors recorded"
-        )
     return said
 
 

@@ -167,7 +167,7 @@ def _read_calls(path: Path, nodes: list[ChakraNode], facts: dict[str, Any]) -> T
         for node in calls.messages.get(place, []):
             one.kind, one.device_ns, one.name = "collective", 0, _name_message(node)
             communication.append(_describe_message(node, place))
-    warnings = [*seen.unjoined, *list_overlaps(step.operators)]
+    warnings = [*seen.unjoined, *seen.notes, *list_overlaps(step.operators)]
     if calls.steps > 1:
         warnings.append(f"the file holds {calls.steps} steps: the last one is read")
     if not seen.operators:

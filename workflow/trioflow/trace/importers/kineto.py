@@ -178,7 +178,7 @@ def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Obse
     """Say that a profile without steps is taken as one; refuse it where it repeats itself."""
     if spans[0].name != WHOLE:
         return
-    seen.unmarked = True
+    seen.notes.append("the profile marks no step: all of it is taken as one")
     rounds = count_rounds(step)
     updates = sum(e.name.startswith(kineto_words("optimizer_step")) for e in step.root.walk())
     if rounds > 1 and not updates:
@@ -242,9 +242,7 @@ def _list_warnings(
     seen: Observation, spans: Sequence[Span], times: StepTimes, alone: bool
 ) -> list[str]:
     """Return what the reader of a prediction must know."""
-    said = list(seen.unjoined)
-    if seen.unmarked:
-        said.append("the profile marks no step: all of it is taken as one")
+    said = [*seen.unjoined, *seen.notes]
     if times.steps < len(spans):
         said.append(
             f"{len(spans) - times.steps} of {len(spans)} steps ran other operators or shapes:"
