@@ -83,7 +83,7 @@ def read_triosim_step(folder: Path) -> RecordedStep:
 
 def predict_printed(mirror: Path, name: str, ranks: int) -> float | None:
     step = read_triosim_step(mirror / VGG13)
-    plan = named_plan("ddp" if name == "dp" else name, ranks, 1 if name == "gpipe" else 0)
+    plan = named_plan("ddp" if name == "dp" else name, ranks, 1 if name == "gpipe" else None)
     if ranks == 1:
         plan = named_plan("single", 1)
     return predict_by_triosim(step, plan, BATCH * plan.data, overlap=name != "dp")

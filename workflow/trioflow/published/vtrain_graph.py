@@ -111,7 +111,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
             work.send_bytes = [times.send_bytes] * micro_batches
         stages.append(work)
     # PyTorch's 1F1B refuses fewer micro-batches than stages: the schedule is given instead.
-    accumulate, pieces = (micro_batches, 0) if pipeline == 1 else (1, micro_batches)
+    accumulate, pieces = (micro_batches, None) if pipeline == 1 else (1, micro_batches)
     plan = make_plan(data, tensor, pipeline, micro_batches=pieces, accumulate=accumulate)
     device_s = np.array(seconds)
     each = OperatorTimes(device_s, np.zeros_like(device_s), False)
