@@ -2,6 +2,7 @@
 #
 # make            set up .venv from envs/requirements.lock
 # make reproduce  capture, measure, predict, compare: ends with results/report/index.html
+# make resume     unlock what a killed run left (kill -9, no memory, no power), then go on with it
 # make test       the tests, without the slow tier; with it: make test TIER=
 # make lint       every check of form
 # make docs       write config/README.md and workflow/schemas/ again from their sources
@@ -12,7 +13,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce test lint docs bench publish clean
+.PHONY: setup reproduce resume test lint docs bench publish clean
 
 BIN := .venv/bin
 TIER := not slow
@@ -37,11 +38,13 @@ $(STAMP): envs/requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-reproduce: $(STAMP)
-	@$(BIN)/python workflow/unlock_stale.py
-	$(BIN)/snakemake --quiet reason $(ARGS)
+reproduce: resume
 	@$(MAKE) --no-print-directory $(RESULTS)/report/snakemake.html
 	@echo "report: $(RESULTS)/report/index.html; Snakemake's own: $(RESULTS)/report/snakemake.html"
+
+resume: $(STAMP)
+	@$(BIN)/python workflow/unlock_stale.py
+	$(BIN)/snakemake --quiet reason $(ARGS)
 
 # Snakemake's report shows what the workflow made: it is as old as the page that ends it.
 $(RESULTS)/report/snakemake.html: $(RESULTS)/report/index.html workflow/report/workflow.rst

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trioflow.errors import InputError
+from trioflow.input_files import check_values
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -39,6 +40,7 @@ def check_settings(
     from jsonschema import Draft202012Validator  # not there where one only captures
 
     filled = _fill(deepcopy(dict(settings)), schema)
+    check_values(filled, file)
     for error in Draft202012Validator(schema).iter_errors(filled):
         place = ".".join(str(step) for step in error.absolute_path)
         if error.validator == "additionalProperties":

@@ -6,6 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TextIO, cast
 
 from trioflow import __version__
 from trioflow.cli import answer, capture, inspect
@@ -17,11 +20,14 @@ from trioflow.cli.imports import add_import
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.pack import add_pack
 from trioflow.cli.search import add_search
+from trioflow.cli.text import PlainStream, escape_text
 from trioflow.costmodel.methods import AUTO, METHOD_NAMES
 from trioflow.errors import TrioflowError
 from trioflow.experiments import OPTIMIZERS, PRECISIONS
 from trioflow.prediction.breakdown import DEPTH, WAYS
 
+TRACEBACK = "TRIOFLOW_TRACEBACK"
+"""Variable of the environment that shows where an unforeseen error came from."""
 EXAMPLE = """example, with a trace that ships with trioflow:
   trioflow show gpt2-tiny-b8
   trioflow simulate gpt2-tiny-b8 --plan ddp --ranks 2 --platform cpu2-gloo
@@ -145,17 +151,51 @@ def _add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 2 for bad input."""
-    options = build_parser().parse_args(arguments)
+    """Run the command; return its exit status: 0, or 2 for bad input.
+
+    Control characters in names of files and of what they hold never reach the terminal.
+    """
+    with (
+        redirect_stdout(cast("TextIO", PlainStream(sys.stdout))),
+        redirect_stderr(cast("TextIO", PlainStream(sys.stderr))),
+    ):
+        return _run(build_parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run a command; errors become one sentence."""
     try:
         options.run(options)
         sys.stdout.flush()
     except TrioflowError as error:
-        print(f"trioflow: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a full disk, a folder that cannot be written
-        print(f"trioflow: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
-        return 2
+        return _refuse(f"{error.filename or 'output'}: {error.strerror}")
+    except MemoryError:
+        return _refuse("the memory does not suffice; ask for less, or use a machine with more")
+    except Exception as error:
+        files = list_own_files(options)
+        if not files or os.environ.get(TRACEBACK):
+            raise
+        return _refuse(
+            f"{' or '.join(files)}: something in it is not what it should be"
+            f" ({type(error).__name__}: {error}); compare it with docs/, or set {TRACEBACK}=1 and report what is shown"
+        )
     return 0
+
+
+def _refuse(problem: str) -> int:
+    print(f"trioflow: {escape_text(problem)}", file=sys.stderr)
+    return 2
+
+
+def list_own_files(options: argparse.Namespace) -> list[str]:
+    """Return the files and folders of the user's among a command's arguments, in their order."""
+    found = []
+    for value in vars(options).values():
+        for word in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(word, str) and "\0" not in word and Path(word).exists():
+                found.append(word)
+    return found

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+"""What moves a terminal's cursor, colours it or turns its text round; line ends and tabs do not."""
+
+
+def escape_text(text: str) -> str:
+    """Return text of a file in one line: what a terminal would obey is spelled out."""
+    return escape_control(text).replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def escape_control(text: str) -> str:
+    """Return text with control characters spelled out, its lines and tabs kept."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class PlainStream:
+    """A text stream on which control characters are spelled out, whoever writes them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, its control characters spelled out."""
+        return self._stream.write(escape_control(text))
+
+    def __getattr__(self, name: str) -> Any:
+        """Do all else as the stream does."""
+        return getattr(self._stream, name)
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Return rows as aligned columns; the first ``left`` columns are aligned left."""
-    cells = [list(head), *(list(row) for row in rows)]
+    cells = [[escape_text(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     lines = []
     for row in cells:
@@ -22,6 +52,6 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int =
 
 def format_facts(facts: Iterable[tuple[str, str]]) -> str:
     """Return names and values, one pair a line, the values aligned."""
-    pairs = [(name, value) for name, value in facts if value]
+    pairs = [(escape_text(name), escape_text(value)) for name, value in facts if value]
     width = max((len(name) for name, _ in pairs), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)

@@ -89,11 +89,12 @@ def explain_deadlock(program: Program, end_s: Floats) -> str:
         # and that one waits for something before it.
         index = int(exchanges.of_task[task])
         first, last = exchanges.first_members[index : index + 2]
-        return next(
+        partners = (
             (member, "its partner")
             for member in exchanges.members[first:last].tolist()
             if any(never[other] for other in predecessors[member])
         )
+        return next(partners, (task, "as its time is endless"))
 
     chain, task = {stuck[0]: 0}, stuck[0]
     while (task := blocker(task)[0]) not in chain:

@@ -31,6 +31,7 @@ from trioflow.hardware.machine import (
 )
 from trioflow.hardware.schema import validate_platform
 from trioflow.hardware.topologies.links import build_links, list_failed_links
+from trioflow.hardware.topologies.wiring import MOST_PARTS
 from trioflow.provenance import PACKAGE, atomic_path
 from trioflow.yaml_files import read_yaml
 
@@ -214,6 +215,11 @@ def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) 
         devices = content["nodes"] * content["ranks_per_node"]
     if devices is None:
         raise PlatformError("the key 'ranks' is missing", file=path, fix="add 'ranks'")
+    if max(ranks or 0, devices if isinstance(devices, int) else 0) > MOST_PARTS:
+        raise PlatformError(
+            f"{max(ranks or 0, devices if isinstance(devices, int) else 0)} ranks, {MOST_PARTS} are the most",
+            file=path, place="ranks", fix="ask for fewer",
+        )  # fmt: skip
     if ranks is not None and ranks < 1:
         raise PlatformError(f"{ranks} ranks were asked for", file=path, fix="ask for 1 or more")
     if devices == "any":

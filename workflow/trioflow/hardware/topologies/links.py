@@ -147,7 +147,10 @@ def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
     for number, link in enumerate(links):
         ends = (link.source, link.target)
         problem, fix = "", ""
-        if link.source == link.target:
+        if link.bandwidth_bytes_per_s < 1.0:
+            problem = f"{link.bandwidth_bytes_per_s} bytes/s from {link.source} to {link.target}"
+            fix = "write 1 byte/s or more, or list it under failed_links"
+        elif link.source == link.target:
             problem, fix = f"joins {link.source} to itself", "leave it out"
         elif ends in seen:
             problem = f"a second link from {link.source} to {link.target}"

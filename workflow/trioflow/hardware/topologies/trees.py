@@ -8,6 +8,7 @@ from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.wiring import (
     check_count,
+    check_links,
     check_positive,
     join,
     join_all,
@@ -72,6 +73,7 @@ def build_fat_tree(
             f"switches of {arity} ports make no fat tree of {ranks} ranks", place="arity",
             fix="write an even number whose cube is at least four times the ranks",
         )  # fmt: skip
+    check_links("arity", arity**3)
     half = arity // 2
     links = []
     for rank, node in enumerate(nodes):
@@ -147,6 +149,7 @@ def build_dragonfly(
             f"{routers} routers of {size} ranks have no place for {ranks}",
             place="ranks_per_router", fix=f"write {-(-ranks // routers)} or more",
         )  # fmt: skip
+    check_links("groups", groups * routers_per_group * routers_per_group + groups**2)
     links = []
     for rank, node in enumerate(nodes):
         links += join(node, f"router{rank // size}", bandwidth_bytes_per_s, latency_s)

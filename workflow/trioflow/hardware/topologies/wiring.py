@@ -12,6 +12,11 @@ from trioflow.hardware.machine import Link, is_rank_node, name_rank_node
 NodeBuilder = Callable[[int], list[Link]]
 """A builder whose parameters are chosen: it takes a number of ranks and returns links."""
 
+MOST_PARTS = 1 << 16
+"""Ranks, switches or ports of a network; more is taken for a mistake."""
+MOST_LINKS = 1 << 22
+"""Of a network that a builder makes, two for each pair of nodes joined."""
+
 
 def join(one: str, other: str, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join two nodes with a link each way.
@@ -62,16 +67,31 @@ def name_ranks(ranks: int, first: int = 0) -> list[str]:
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Refuse a parameter that is no whole number, or too small a one.
+    """Refuse a parameter that is no whole number, or one too small or too large.
 
     Raises
     ------
     PlatformError
         Names the parameter and its value.
     """
-    if value != int(value) or value < least:
+    if value != int(value) or not least <= value <= MOST_PARTS:
         raise PlatformError(
-            f"{value!r} does not do", place=name, fix=f"write a whole number of {least} or more"
+            f"{value!r} does not do", place=name,
+            fix=f"write a whole number from {least} to {MOST_PARTS}",
+        )  # fmt: skip
+
+
+def check_links(name: str, links: int) -> None:
+    """Refuse a parameter by which there would be more links than can be kept.
+
+    Raises
+    ------
+    PlatformError
+        Names the parameter and the links.
+    """
+    if links > MOST_LINKS:
+        raise PlatformError(
+            f"makes {links} links, {MOST_LINKS} are the most", place=name, fix="write less"
         )
 
 
