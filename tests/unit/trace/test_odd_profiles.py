@@ -6,6 +6,7 @@ import json
 
 import pytest
 from profiled_events import event, load
+from trioflow.cli.inspect import describe_trace
 from trioflow.errors import TraceError
 from trioflow.trace import link
 from trioflow.trace.importers.kineto import import_kineto
@@ -68,6 +69,18 @@ def test_a_product_under_an_all_reduce_keeps_its_time(tmp_path):
         "1 operators communicate: the trace is of a parallel run (5 ms of communication,"
         " 4 ms of it beside compute)" in seen.notes
     )
+
+
+def test_communication_is_a_class_of_its_own_in_what_is_shown(tmp_path):
+    trace = import_kineto(write(tmp_path, [
+        STEP, *launched("c10d::allreduce_", 1, 1), *launched("aten::mm", 20, 2),
+        event("ncclDevKernel_AllReduce", "kernel", 10, 50, 20, correlation=1),
+        event("gemm", "kernel", 20, 30, 7, correlation=2),
+    ]), None, SAID)  # fmt: skip
+    shown = {
+        row["operator_class"]: row["device_time_s"] for row in describe_trace(trace)["classes"]
+    }
+    assert shown == {"communication": pytest.approx(50e-6), "gemm": pytest.approx(30e-6)}
 
 
 def test_each_sort_is_charged_once_within_itself():

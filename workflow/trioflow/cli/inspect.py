@@ -28,6 +28,7 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
         ``tables.TRACES``.
     """
     operators = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
+    operators.loc[operators["kind"] == "collective", "operator_class"] = "communication"
     device_s = ns_to_s(float(operators["device_ns"].sum()))
     rows: list[dict[str, Any]] = []
     for phase in PHASES:
