@@ -11,6 +11,8 @@ from mutation_sources import FEW, SHARES, all_sources
 from mutations import CONTRADICTED, PLAUSIBLE, REFUSED, WARNED
 
 MIRROR = os.environ.get("TRIOFLOW_DATA_MIRROR")
+BUDGET = int(os.environ.get("TRIOFLOW_FUZZ", "1"))
+"""How many times the usual number of seeds the fast tier runs."""
 CAPTURED_MARGIN, CAPTURED_SPARE = 1.5, 5
 """A capture's times differ from session to session, and with them what fits between its calls."""
 
@@ -33,7 +35,8 @@ def run(sources, shares, folder):
 def test_damage_ends_in_a_sentence_or_in_a_trace_that_can_be_kept(captures, tmp_path):
     mirror = Path(MIRROR) if MIRROR else None
     sources = all_sources({"small CNN": captures["small CNN"]}, mirror)
-    outcomes = run(sources, FEW, tmp_path)
+    shares = {name: count * BUDGET for name, count in FEW.items()}
+    outcomes = run(sources, shares, tmp_path)
     counts = count(outcomes)
     refused = sum(verdicts[REFUSED] for verdicts in counts.values())
     assert 0.3 * len(outcomes) < refused < 0.9 * len(outcomes)
