@@ -41,7 +41,8 @@ def test_every_scenario_is_in_one_chunk_of_the_size_asked_for(sweep: Sweep) -> N
         assert sorted(numbers) == list(range(len(sweep.scenarios)))
         assert max(len(chunk.numbers) for chunk in chunks) <= size
         assert len({chunk.digest for chunk in chunks}) == len(chunks)
-        assert [find_chunk(sweep, chunk.digest, size) for chunk in chunks] == chunks
+        for chunk in chunks[:: 1 + len(chunks) // 20]:  # each is found by cutting all of them again
+            assert find_chunk(sweep, chunk.digest, size) == chunk
     assert cut_chunks(replace(sweep, chunk=7), 50) == cut_chunks(sweep, 7), (
         "its own size comes first"
     )
