@@ -8,7 +8,7 @@ from trioflow.errors import TraceError
 from trioflow.trace.kernels import busy_ns, charge_kernels, span_ns
 from trioflow.trace.kineto import Event, read_profile
 from trioflow.trace.observe import observe_step
-from trioflow.trace.steps import find_spans
+from trioflow.trace.step_spans import find_spans
 from trioflow.trace.timing import times_of_step
 
 

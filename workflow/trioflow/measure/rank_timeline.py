@@ -8,7 +8,8 @@ from typing import Any
 
 from trioflow.measure.marks import Look, find_clock_offset
 from trioflow.trace.kineto import Event, read_profile
-from trioflow.trace.steps import Step, find_spans, load_step
+from trioflow.trace.step_spans import find_spans
+from trioflow.trace.steps import Step, load_step
 from trioflow.units import ns_to_s
 
 _SPANS = ("gloo:", "nccl:")

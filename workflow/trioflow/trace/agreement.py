@@ -18,7 +18,8 @@ from trioflow.trace.kernels import LAUNCHES
 from trioflow.trace.kineto import ABSENT, HOST, Event, is_operator
 from trioflow.trace.link import Links
 from trioflow.trace.profiler_fields import kineto_words
-from trioflow.trace.steps import ROUNDING_NS, Step
+from trioflow.trace.step_spans import ROUNDING_NS
+from trioflow.trace.steps import Step
 
 _UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
 """What the profile gives in place of a single tensor's type."""

@@ -22,7 +22,8 @@ from trioflow.trace.execution_trace import read_nodes
 from trioflow.trace.kineto import STEP, read_profile
 from trioflow.trace.link import link_nodes
 from trioflow.trace.observe import coverage_of, observe_step
-from trioflow.trace.steps import Step, find_spans, load_step
+from trioflow.trace.step_spans import find_spans
+from trioflow.trace.steps import Step, load_step
 from trioflow.trace.store import Trace, check_facts, save_trace
 from trioflow.trace.timing import StepTimes, median_times, times_of_step
 from trioflow.units import ns_to_s

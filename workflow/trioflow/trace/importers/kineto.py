@@ -23,7 +23,8 @@ from trioflow.trace.link import Links, link_nodes
 from trioflow.trace.merge import set_times
 from trioflow.trace.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profiler_fields import kineto_words, precision_of
-from trioflow.trace.steps import WHOLE, Span, Step, find_period_ns, find_spans, load_step
+from trioflow.trace.step_spans import WHOLE, Span, find_period_ns, find_spans
+from trioflow.trace.steps import Step, load_step
 from trioflow.trace.store import Trace
 from trioflow.trace.timing import StepTimes, median_times, times_of_step
 from trioflow.units import ns_to_s
