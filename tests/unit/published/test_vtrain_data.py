@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trioflow.errors import InputError, TableError
+from trioflow.errors import TableError
 from trioflow.published.vtrain_data import (
     COLUMNS,
     FILE,
@@ -64,6 +64,9 @@ def test_all_reduces_lie_on_a_line_and_keep_the_last_bandwidth() -> None:
     assert CURVES.predict(1, np.array([1e6])) == pytest.approx([0.0])
 
 
-def test_what_was_not_measured_is_refused() -> None:
-    with pytest.raises(InputError, match="among 3 ranks"):
-        CURVES.predict(3, np.array([1e6]))
+def test_more_ranks_than_measured_are_extrapolated_and_less_certain() -> None:
+    most = max(CURVES.sizes_bytes)
+    size = np.array([1e6])
+    times = [float(CURVES.predict(ranks, size)[0]) for ranks in (most, 2 * most, 8 * most)]
+    assert times[0] < times[1] < times[2]
+    assert CURVES.widen(most) == CURVES.widen(2) == 1.0 < CURVES.widen(2 * most)

@@ -10,7 +10,7 @@ from trioflow.published.vtrain_fit import calibrate, leave_out
 from trioflow.published.vtrain_model import (
     FORMS,
     NAMES,
-    Form,
+    WAITS,
     StepModel,
     list_parameters,
     name_values,
@@ -41,9 +41,22 @@ def test_calibration_recovers_what_made_the_times(model: StepModel) -> None:
     assert found.values == pytest.approx(TRUTH, rel=0.02)
 
 
-def test_the_form_that_made_the_times_is_chosen(model: StepModel) -> None:
-    other = Form(recompute=True, wait=FORM.wait)
-    assert calibrate(model, np.arange(len(model.rows)), [other, FORM]).form == FORM
+def test_the_wait_that_made_the_times_is_chosen_and_recomputation_never_is(
+    model: StepModel,
+) -> None:
+    assert all(form.recompute for form in FORMS), "what a framework does is declared"
+    assert {form.wait for form in FORMS} == set(WAITS)
+    assert calibrate(model, np.arange(len(model.rows))).form == FORM
+
+
+def test_more_ranks_than_measured_have_wider_intervals(model: StepModel) -> None:
+    groups = np.asarray(model.rows.groupby("layers").ngroup())
+    wide = leave_out(replace(model, widen=2.0 * model.widen), groups, [FORM])
+    told = leave_out(model, groups, [FORM])
+    assert wide.predicted_s == pytest.approx(told.predicted_s)
+    assert np.log(wide.high_s / wide.predicted_s) == pytest.approx(
+        2 * np.log(told.high_s / told.predicted_s)
+    )
 
 
 def test_only_known_rows_are_looked_at(model: StepModel) -> None:

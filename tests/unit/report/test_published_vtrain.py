@@ -8,7 +8,6 @@ import pytest
 from trioflow.errors import InputError
 from trioflow.published.scores import score_published
 from trioflow.published.vtrain import (
-    AS_DOCUMENTED,
     NOTHING,
     PARAMETERS,
     TRIALS,
@@ -54,7 +53,7 @@ def write_inputs(folder: Path) -> list[Path]:
         write_table(make_cases(name), "published_cases", files[-1])
     rows = [
         (name, fold, "a form", p.name, p.start, p.unit, p.low, p.high, p.meaning)
-        for name, fold in ((WHOLE, NOTHING), (AS_DOCUMENTED, NOTHING), (GROUPS, "layers 4"))
+        for name, fold in ((WHOLE, NOTHING), (GROUPS, "layers 4"))
         for p in list_parameters()
     ]
     tables = {

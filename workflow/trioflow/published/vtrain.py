@@ -34,7 +34,6 @@ from trioflow.published.vtrain_data import (
 from trioflow.published.vtrain_fit import Judged, calibrate, leave_out
 from trioflow.published.vtrain_model import (
     DEVICE,
-    FORMS,
     Form,
     StepModel,
     list_parameters,
@@ -50,10 +49,10 @@ IN_PLACE = (1,)
 DRAWS, TENTH = 10, 10
 """Random tenths on which regression and parameters are fitted alike, seeds from 0."""
 CHANGES = "the file's times hold relations that no measurement does: sums of parts timed once, not runs; see the report"
-DOCUMENTED = Form(recompute=True)
-"""Upstream's sample configuration recomputes activations; no parameter says so otherwise."""
-WHOLE, AS_DOCUMENTED, NOTHING = "all rows", "all rows, blocks computed twice", "nothing"
-"""Names of fits on all rows, and of what they leave out."""
+DOCUMENTED = Form()
+"""Upstream's sample configuration recomputes activations."""
+WHOLE, NOTHING = "all rows", "nothing"
+"""Name of the fit on all rows, and of what it leaves out."""
 
 PARAMETERS = pa.schema([
     column("set", TEXT, "set of cases"),
@@ -187,7 +186,7 @@ def _case_rows(
         predicted_s=judged.predicted_s, low_s=judged.low_s, high_s=judged.high_s,
         confidence="interpolated" if name == GROUPS else "extrapolated",
         oracle_s=judged.anchored_s, regression_s=ridge_s,
-        learned_from="10 parameters and the form fitted on all rows but " + fold
+        learned_from="10 parameters and the wait's growth fitted on all rows but " + fold
         + "; all-reduces: the nccl-tests tables beside them; products: shipped table of single ones",
     )  # fmt: skip
     return frame.reindex(columns=tables.PUBLISHED_CASES.names)
@@ -216,13 +215,8 @@ def _list_parameters(
 
 def _list_fits(model: StepModel) -> list[pd.DataFrame]:
     """Return the parameters fitted on all rows: for reading, never for judging."""
-    everything = np.arange(len(model.rows))
-    documented = [form for form in FORMS if form.recompute == DOCUMENTED.recompute]
-    found = {
-        WHOLE: calibrate(model, everything),
-        AS_DOCUMENTED: calibrate(model, everything, documented),
-    }
-    return [_parameter_rows(name, NOTHING, fit.form, fit.values) for name, fit in found.items()]
+    fit = calibrate(model, np.arange(len(model.rows)))
+    return [_parameter_rows(WHOLE, NOTHING, fit.form, fit.values)]
 
 
 def _parameter_rows(name: str, fold: str, form: Form, values: Floats) -> pd.DataFrame:

@@ -7,6 +7,7 @@ J. Bang et al., "vTrain", MICRO 2024; repository VIA-Research/vTrain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from trioflow.costmodel.collectives import step_count, wire_factor
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, PublicTable
-from trioflow.errors import InputError, TableError
+from trioflow.errors import TableError
 from trioflow.units import ms_to_s, ns_to_s
 
 GROUPS, PLANS, UNCALIBRATED = "vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"
@@ -102,28 +104,32 @@ class AllReduceCurves:
     Notes
     -----
     Beyond the largest size its bandwidth holds on; below the smallest one its
-    time does, because latency is all that is left.
+    time does, because latency is all that is left. Among ranks that were not
+    measured the nearest fewer (else more) tell: as many bytes on the wire take as
+    long, the shortest time once for each step of the ring.
     """
 
     sizes_bytes: Mapping[int, Floats]
     times_s: Mapping[int, Floats]
 
     def predict(self, ranks: int, size_bytes: Floats) -> Floats:
-        """Return the times [s] of messages [bytes] among some ranks; nothing among one.
-
-        Raises
-        ------
-        InputError
-            When nothing was measured among so many ranks.
-        """
+        """Return the times [s] of messages [bytes] among some ranks; nothing among one."""
         size_bytes = np.asarray(size_bytes, np.float64)
         if ranks == 1:
             return np.zeros_like(size_bytes)
-        if ranks not in self.sizes_bytes:
-            raise InputError(f"no all-reduce among {ranks} ranks was measured")
-        sizes, times = self.sizes_bytes[ranks], self.times_s[ranks]
-        beyond = np.maximum(size_bytes / sizes[-1], 1.0)
-        return np.asarray(np.interp(size_bytes, sizes, times) * beyond, np.float64)
+        fewer = [known for known in self.sizes_bytes if known <= ranks]
+        known = max(fewer) if fewer else min(self.sizes_bytes)
+        sizes, times = self.sizes_bytes[known], self.times_s[known]
+        wire = wire_factor("all_reduce", ranks) / wire_factor("all_reduce", known)
+        steps = step_count("all_reduce", ranks) / step_count("all_reduce", known)
+        like = np.interp(size_bytes * wire, sizes, times)
+        like *= np.maximum(size_bytes * wire / sizes[-1], 1.0)
+        return np.asarray(like + times[0] * (steps - 1.0), np.float64)
+
+    def widen(self, ranks: int) -> float:
+        """Return how much wider an interval is, as a logarithm, by doublings beyond the measured ranks."""
+        most = max(self.sizes_bytes, default=ranks)
+        return max(1.0, math.log2(ranks) / math.log2(most)) if ranks > most else 1.0
 
 
 def all_reduce_tables() -> list[PublicTable]:

@@ -145,7 +145,8 @@ def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -
     -----
     The interval is that of residuals of rows which an inner loop left out of
     the fold's own fit, of the same tensor-parallel degree (the next lower one
-    that the fold knows).
+    that the fold knows); wider where an all-reduce joins more ranks than were
+    measured.
     """
     numbers = np.zeros((4, len(groups)))
     calibrations = {}
@@ -183,6 +184,7 @@ def _interval(
         alike = tensor[known] == (max(degrees) if degrees else tensor[known].min())
         residuals = logs[alike] if alike.sum() >= FEWEST else logs
         ends[:, tensor[left] == degree] = np.quantile(residuals, ENDS)[:, None]
+    ends *= model.widen[left]
     return np.exp(np.minimum(ends[0], 0.0)), np.exp(np.maximum(ends[1], 0.0))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -89,17 +88,19 @@ with the doublings of the ranks."""
 
 @dataclass(frozen=True)
 class Form:
-    """What is chosen inside a training fold beside the parameters.
+    """How a step is put together beside the parameters.
 
     Attributes
     ----------
     recompute : bool
-        Whether backward runs each block's forward again.
+        Whether backward runs each block's forward again. What a framework
+        does is declared, never fitted: upstream's sample configuration of
+        Megatron-DeepSpeed recomputes activations.
     wait : str
-        One of ``WAITS``.
+        One of ``WAITS``; chosen inside a training fold.
     """
 
-    recompute: bool = False
+    recompute: bool = True
     wait: str = WAITS[0]
 
     @property
@@ -109,7 +110,8 @@ class Form:
         return f"{again}, wait by {self.wait}"
 
 
-FORMS = tuple(Form(recompute, wait) for recompute, wait in product((False, True), WAITS))
+FORMS = tuple(Form(wait=wait) for wait in WAITS)
+"""Those that a fold chooses from: all recompute, as the runs do."""
 
 
 @dataclass
@@ -128,6 +130,9 @@ class StepModel:
         Tensor-parallel all-reduce of each shape's activations [s].
     parameters, gradient_s : ndarray
         Shape (rows, stages): parameters held, and their gradients' all-reduce [s].
+    widen : ndarray
+        Factor on the logarithmic interval of each row: above 1 where an
+        all-reduce joins more ranks than were measured.
     groups : list of (pipeline, micro_batches, rows)
         Rows that share a graph.
     """
@@ -138,17 +143,12 @@ class StepModel:
     reduce_s: Floats
     parameters: Floats
     gradient_s: Floats
+    widen: Floats
     groups: list[tuple[int, int, Any]]
 
     @classmethod
     def build(cls, rows: pd.DataFrame, reduces: AllReduceCurves) -> StepModel:
-        """Count the work of some rows and look up their all-reduces.
-
-        Raises
-        ------
-        InputError
-            When no all-reduce was measured among so many ranks.
-        """
+        """Count the work of some rows and look up their all-reduces."""
         rows = rows.reset_index(drop=True)
         shapes, shape_of = index_shapes(rows)
         work = tabulate_work(shapes, shipped_tensor_products()[DEVICE])
@@ -161,14 +161,16 @@ class StepModel:
             at = part.index.to_numpy()
             gradient_s[at] = reduces.predict(int(str(data)), HALF_BYTES * parameters[at])
         gradient_s[parameters == 0] = 0.0
-        return cls(rows, work, shape_of, reduce_s, parameters, gradient_s, _group(rows))
+        most = rows[["tensor", "data"]].max(axis=1)
+        widen = np.array([reduces.widen(int(ranks)) for ranks in most])
+        return cls(rows, work, shape_of, reduce_s, parameters, gradient_s, widen, _group(rows))
 
     def select(self, known: Any) -> StepModel:
         """Return the same of some rows alone, by their numbers."""
         rows = self.rows.iloc[known].reset_index(drop=True)
         return StepModel(
             rows, self.work, self.shape_of[known], self.reduce_s, self.parameters[known],
-            self.gradient_s[known], _group(rows),
+            self.gradient_s[known], self.widen[known], _group(rows),
         )  # fmt: skip
 
     def time_parts(self, values: Floats, form: Form) -> Floats:
