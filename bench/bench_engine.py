@@ -26,7 +26,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.step import build_graph
+from trioflow.prediction.assembly import build_graph
 from trioflow.trace.store import load_trace
 
 EVENTS_PER_S = 3e6

@@ -22,7 +22,7 @@ from rows import Row, list_rows
 from trioflow import tables
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.answer import predict
+from trioflow.prediction.assembly import predict
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.prediction.experiment import extrapolate_experiment
+from trioflow.prediction.assembly import extrapolate_experiment
 
 with log_job(snakemake.log[0]):
     extrapolate_experiment(

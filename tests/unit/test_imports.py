@@ -118,12 +118,12 @@ def test_imports_go_leftwards_only() -> None:
 
 
 ASSEMBLY = {"trioflow.parallel.extrapolate.extrapolate", "trioflow.costmodel.choices.choose_times"}
-"""What a plan's step is put together from: `prediction.step` alone calls it, everybody else `prediction`."""
+"""What a plan's step is put together from: `prediction.assembly` alone calls it, everybody else `prediction`."""
 
 
 def test_a_step_is_put_together_in_one_place() -> None:
     assembling = {short_name(path) for path in SOURCES if imported_names(path) & ASSEMBLY}
-    assert assembling == {"prediction/step"}
+    assert assembling == {"prediction/assembly"}
 
 
 def test_rules_that_predict_need_neither_pages_nor_the_command() -> None:

@@ -2,7 +2,7 @@
 
 What Python users call is in ``__all__``; docs/python.md shows it. Each name is imported when it is
 first used, so that ``trioflow --version`` and the rules load nothing that they do not need. A type
-checker sees the types where a name is imported from its home, such as ``trioflow.prediction.answer``:
+checker sees the types where a name is imported from its home, such as ``trioflow.prediction.assembly``:
 importing all homes here would make one circle of the whole library.
 """
 
@@ -24,7 +24,7 @@ _HOMES = {
     "load_trace": "trace.store",
     "make_plan": "parallel.plan",
     "named_plan": "parallel.plan",
-    "predict": "prediction.answer",
+    "predict": "prediction.assembly",
     "search": "sweeps.search",
 }
 """The module of each public name."""

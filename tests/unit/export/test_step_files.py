@@ -13,7 +13,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.export.step_files import write_simulation
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.parallel.plan import make_plan
-from trioflow.prediction.answer import predict
+from trioflow.prediction.assembly import predict
 from trioflow.trace.store import load_trace
 
 LINKS = (Link("rank0", "rank1", 1e9, 0.0), Link("rank1", "rank0", 1e9, 0.0))

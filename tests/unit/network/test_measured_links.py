@@ -12,8 +12,8 @@ from trioflow.costmodel.collectives import wire_factor
 from trioflow.hardware.machine import Platform, Routing
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
 from trioflow.network.measured_links import RelinkedCollectives, hold_to_links
+from trioflow.prediction.assembly import choose_collectives, doubt_collectives
 from trioflow.prediction.options import Options
-from trioflow.prediction.step import choose_collectives, doubt_collectives
 from trioflow.yaml_files import read_yaml
 
 LARGE_BYTES = 1 << 28

@@ -15,8 +15,7 @@ from trioflow.errors import InputError
 from trioflow.export.step_files import simulate_experiment
 from trioflow.parallel.extrapolate import phase_times
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.prediction.answer import predict
-from trioflow.prediction.experiment import extrapolate_experiment
+from trioflow.prediction.assembly import extrapolate_experiment, predict
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.provenance import PACKAGE, read_json, write_json
 from trioflow.sweeps.parameters import fill_values

@@ -19,7 +19,8 @@ from trioflow.errors import InputError
 from trioflow.export.counters import can_count_links
 from trioflow.export.step_files import write_step
 from trioflow.parallel.memory import find_fullest
-from trioflow.prediction.answer import Prediction, predict
+from trioflow.prediction.answer import Prediction
+from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import WAYS
 from trioflow.units import format_bytes, format_time
 

@@ -34,8 +34,8 @@ from trioflow.network.collectives import CollectiveCost, compute_wire_bytes
 from trioflow.network.measured_links import RelinkedCollectives
 from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.prediction.assembly import choose_collectives, doubt_collectives
 from trioflow.prediction.options import Options
-from trioflow.prediction.step import choose_collectives, doubt_collectives
 from trioflow.provenance import digest_file
 from trioflow.units import format_bytes, format_time
 

@@ -60,7 +60,7 @@ def run_export_chakra(options: argparse.Namespace) -> None:
     from trioflow.cli.choices import read_options
     from trioflow.experiments import Plan
     from trioflow.export.chakra import size_trace, write_chakra
-    from trioflow.prediction.step import build_graph, time_operators
+    from trioflow.prediction.assembly import build_graph, time_operators
 
     plan, platform, assumed = read_options(options)
     times = time_operators(options.trace, platform.device.name, assumed)

@@ -15,7 +15,7 @@ from trioflow.figures.families import find_family
 from trioflow.figures.figure_tables import SIMULATOR_TIMES
 from trioflow.figures.predictions import make_workshop
 from trioflow.prediction.answer import predict_step
-from trioflow.prediction.step import build_graph
+from trioflow.prediction.assembly import build_graph
 from trioflow.provenance import stamp
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.parameters import resolve_batch, resolve_plan

@@ -28,7 +28,7 @@ from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS, Plan
-from trioflow.prediction.step import build_graph
+from trioflow.prediction.assembly import build_graph
 from trioflow.provenance import read_json, write_json
 from trioflow.trace.store import Trace
 

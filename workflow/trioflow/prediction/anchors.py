@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trioflow.costmodel.choices import MEASURED
 from trioflow.engine.simulate import DEFAULTS, SimulationOptions, simulate
 from trioflow.engine.timeline import measure_concurrency
 from trioflow.errors import InputError
@@ -51,23 +50,6 @@ class SessionAnchor:
             }
             for busy, share in zip(self.busy, concurrency, strict=True)
         ]
-
-
-def find_session(workload: str) -> Path:
-    """Return the session that measured a workload in this folder.
-
-    Raises
-    ------
-    InputError
-        When there is none.
-    """
-    path = MEASURED / "measurements" / workload / "session.json"
-    if not path.exists():
-        raise InputError(
-            f"no session of {workload} was measured in this folder", file=path,
-            fix="run `make reproduce`, give the session's file, or leave the anchor out",
-        )  # fmt: skip
-    return path
 
 
 def read_session(

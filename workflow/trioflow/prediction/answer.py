@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from trioflow import __version__
 from trioflow.engine.certainty import CONFIDENCES
-from trioflow.experiments import Plan
-from trioflow.hardware.machine import Platform
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
-from trioflow.prediction.options import DEFAULTS, Options
-from trioflow.prediction.step import Simulated, Step, Traces, prepare_step
+from trioflow.prediction.step import Simulated, Step
 from trioflow.units import format_bytes, format_time
 
 _TIMES = (
@@ -220,39 +216,3 @@ def predict_step(step: Step) -> Prediction:
         As ``engine.simulate.simulate``.
     """
     return Prediction(step, step.simulate())
-
-
-def predict(
-    traces: Traces,
-    plan: Plan,
-    platform: Platform | str | Path,
-    *,
-    batch: int | None = None,
-    options: Options = DEFAULTS,
-    **changes: Any,
-) -> Prediction:
-    """Predict a training step: what ``trioflow simulate`` answers.
-
-    Parameters
-    ----------
-    traces : str, path, Trace, DeviceTimes or sequence of them
-        One step of the whole model on one rank, loaded or by name; further ones of the same
-        workload at other batches help where micro-batches are smaller.
-    plan : Plan
-        Degrees, schedule, micro-batches: ``named_plan("ddp", 8)``, ``make_plan(data=2, tensor=4)``.
-    platform : Platform, str or path
-        The machine, by name, by file or as an object with at least the plan's ranks.
-    batch : int, optional
-        Samples of the whole step; by default every replica runs the (first) trace's own batch.
-    options : Options, optional
-        Everything else that is assumed.
-    **changes
-        Fields of the options to change, such as ``cost_model="a100-pcie-80gb"``.
-
-    Raises
-    ------
-    TrioflowError
-        When anything of it does not fit: one sentence with the likely fix.
-    """
-    chosen = replace(options, **changes)
-    return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))

@@ -1,60 +1,21 @@
-"""An experiment of the workflow, predicted as ``trioflow simulate --anchor session`` predicts it.
+"""An experiment of the workflow, predicted from the files of its task graph and its session.
 
-The two jobs of an experiment meet in the folder of its task graph: what the operators' times rest
-on travels in the graph's metadata.
+Its number is that of ``trioflow simulate --anchor session``. What the operators' times rest on travels
+in the metadata of the graph, which ``assembly.extrapolate_experiment`` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trioflow.costmodel.collectives import load_collective_model
-from trioflow.experiments import Plan
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.task_graph import load_task_graph
 from trioflow.prediction.anchors import SessionAnchor, read_session
 from trioflow.prediction.options import SESSION, Options
-from trioflow.prediction.step import Step, build_graph, time_operators
-from trioflow.provenance import read_json
+from trioflow.prediction.step import Step
 from trioflow.trace.store import load_trace
-
-
-def extrapolate_experiment(
-    trace_folders: Sequence[str | Path],
-    operator_model: str | Path,
-    partition_file: str | Path,
-    platform: str | Path,
-    experiment: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    folder: str | Path,
-) -> None:
-    """Build the task graph of one experiment and write it into a folder.
-
-    Parameters
-    ----------
-    trace_folders : sequence of path
-        Traces of the workload, the one that plans start from first.
-    operator_model, partition_file, platform : path
-        Fitted operator model, stages and platform file.
-    experiment, plan : mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
-    folder : path
-        Where ``tasks.parquet`` and ``dependencies.parquet`` go.
-    """
-    chosen, machine = Plan(**plan), load_platform(Path(platform))
-    stages = read_json(partition_file)["stages"].get(str(chosen.stages))
-    options = Options(cost_model=str(operator_model), stages=stages)
-    times = time_operators(list(trace_folders), machine.device.name, options)
-    graph = build_graph(
-        times, chosen, batch=int(experiment["batch"]), host=machine.host, options=options
-    )
-    graph.metadata["experiment"] = experiment["experiment"]
-    graph.metadata["operator_times"] = {
-        "cost_model": times.model_text, "confidence": times.confidence, "warnings": times.warnings,
-    }  # fmt: skip
-    graph.save(folder)
 
 
 def load_experiment(
@@ -69,7 +30,7 @@ def load_experiment(
     Parameters
     ----------
     graph_folder : path
-        Task graph of ``extrapolate_experiment``.
+        Task graph of ``assembly.extrapolate_experiment``.
     platform, collectives, session : path
         Platform file, fitted collective model and ``session.json``.
     trace_folders : sequence of path

@@ -19,9 +19,10 @@ from trioflow.hardware.machine import Platform
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.reference import choose_reference
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.answer import Prediction, predict, predict_step
+from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.prediction.options import CLOSED_FORM, Options
-from trioflow.prediction.step import Step, prepare_step
+from trioflow.prediction.step import Step
 from trioflow.published.analytical import AnalyticalModel
 from trioflow.published.rows import PublishedRow
 from trioflow.published.source import PublishedSource

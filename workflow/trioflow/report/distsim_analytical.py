@@ -22,7 +22,7 @@ from trioflow.errors import InputError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
-from trioflow.prediction.answer import predict
+from trioflow.prediction.assembly import predict
 from trioflow.prediction.options import CLOSED_FORM
 from trioflow.provenance import read_json
 from trioflow.published.analytical import AnalyticalModel

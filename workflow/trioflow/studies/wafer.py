@@ -30,7 +30,7 @@ from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.prediction.step import build_graph
+from trioflow.prediction.assembly import build_graph
 from trioflow.provenance import stamp
 from trioflow.studies.contraction import contract_graph
 from trioflow.studies.study_tables import WAFER

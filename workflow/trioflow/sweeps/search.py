@@ -13,7 +13,7 @@ from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
-from trioflow.prediction.step import Traces, load_traces
+from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS

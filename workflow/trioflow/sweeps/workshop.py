@@ -24,15 +24,15 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.options import Options
-from trioflow.prediction.step import (
-    Step,
+from trioflow.prediction.assembly import (
     build_graph,
     choose_collectives,
     join_step,
     load_traces,
     time_operators,
 )
+from trioflow.prediction.options import Options
+from trioflow.prediction.step import Step
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
 from trioflow.trace.store import Trace

@@ -1,0 +1,335 @@
+"""How a plan's step is put together, once for all: times of operators, task graph, collectives, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trioflow.costmodel.choices import (
+    MEASURED,
+    choose_times,
+    find_collectives,
+    load_collectives,
+    load_named_platform,
+)
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.errors import InputError
+from trioflow.experiments import Plan
+from trioflow.hardware.machine import Platform
+from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
+from trioflow.network.collectives import CollectiveCost
+from trioflow.network.measured_links import hold_to_links
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.given import read_stages
+from trioflow.parallel.pipeline import BALANCES
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.anchors import read_session
+from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
+from trioflow.prediction.step import Step
+from trioflow.provenance import read_json
+from trioflow.trace.store import Trace, load_trace
+
+Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
+"""What a prediction starts from: a trace or its name, several of one workload at other batches, or
+traces that have the device's times already, with their cost model."""
+
+
+def predict(
+    traces: Traces,
+    plan: Plan,
+    platform: Platform | str | Path,
+    *,
+    batch: int | None = None,
+    options: Options = DEFAULTS,
+    **changes: Any,
+) -> Prediction:
+    """Predict a training step: what ``trioflow simulate`` answers.
+
+    Parameters
+    ----------
+    traces : str, path, Trace, DeviceTimes or sequence of them
+        One step of the whole model on one rank, loaded or by name; further ones of the same
+        workload at other batches help where micro-batches are smaller.
+    plan : Plan
+        Degrees, schedule, micro-batches: ``named_plan("ddp", 8)``, ``make_plan(data=2, tensor=4)``.
+    platform : Platform, str or path
+        The machine, by name, by file or as an object with at least the plan's ranks.
+    batch : int, optional
+        Samples of the whole step; by default every replica runs the (first) trace's own batch.
+    options : Options, optional
+        Everything else that is assumed.
+    **changes
+        Fields of the options to change, such as ``cost_model="a100-pcie-80gb"``.
+
+    Raises
+    ------
+    TrioflowError
+        When anything of it does not fit: one sentence with the likely fix.
+    """
+    chosen = replace(options, **changes)
+    return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
+
+
+def prepare_step(
+    traces: Traces,
+    plan: Plan,
+    platform: Platform | str | Path,
+    *,
+    batch: int | None = None,
+    options: Options = DEFAULTS,
+) -> Step:
+    """Put a plan's step together.
+
+    Parameters
+    ----------
+    traces : Traces
+        One step on one rank; further ones of the same workload at other batches help where
+        micro-batches are smaller.
+    plan : Plan
+        Degrees, schedule, micro-batches, bucket limits.
+    platform : Platform, str or path
+        The machine, by name, by file or as an object with at least the plan's ranks.
+    batch : int, optional
+        Samples of the whole step; by default every replica runs the (first) trace's own batch.
+    options : Options, optional
+        Everything else that is assumed.
+
+    Raises
+    ------
+    TrioflowError
+        When anything of it does not fit.
+    """
+    if not isinstance(platform, Platform):
+        platform = load_named_platform(str(platform), plan.ranks)
+    times = time_operators(traces, platform.device.name, options)
+    graph = build_graph(times, plan, batch=batch, host=platform.host, options=options)
+    return join_step(graph, times, platform, options)
+
+
+def join_step(
+    graph: TaskGraph, times: DeviceTimes, platform: Platform, options: Options = DEFAULTS
+) -> Step:
+    """Put a task graph together with the platform that runs it.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        Of ``build_graph``, with the platform's host costs.
+    times : DeviceTimes
+        What it was built from.
+    platform, options
+        As for ``prepare_step``.
+
+    Raises
+    ------
+    InputError
+        When there is no such model of collectives, or a session does not anchor the step.
+    """
+    collectives = choose_collectives(platform, options)
+    anchor = None
+    if options.anchor == SESSION:
+        path = options.session or find_session(str(graph.metadata["workload"]))
+        anchor = read_session(path, graph.metadata, times.traces, platform)
+    warnings = [*times.warnings, *_list_doubts(graph, platform, collectives, options)]
+    return Step(
+        graph, platform, collectives, times.traces, options, times.model_text, times.confidence,
+        tuple(warnings), anchor,
+    )  # fmt: skip
+
+
+def find_session(workload: str) -> Path:
+    """Return the session that measured a workload in this folder.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    """
+    path = MEASURED / "measurements" / workload / "session.json"
+    if not path.exists():
+        raise InputError(
+            f"no session of {workload} was measured in this folder", file=path,
+            fix="run `make reproduce`, give the session's file, or leave the anchor out",
+        )  # fmt: skip
+    return path
+
+
+def extrapolate_experiment(
+    trace_folders: Sequence[str | Path],
+    operator_model: str | Path,
+    partition_file: str | Path,
+    platform: str | Path,
+    experiment: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    folder: str | Path,
+) -> None:
+    """Build the task graph of one experiment and write it into a folder.
+
+    Parameters
+    ----------
+    trace_folders : sequence of path
+        Traces of the workload, the one that plans start from first.
+    operator_model, partition_file, platform : path
+        Fitted operator model, stages and platform file.
+    experiment, plan : mapping
+        Rows of ``experiments.tsv`` and ``plans.tsv``.
+    folder : path
+        Where ``tasks.parquet`` and ``dependencies.parquet`` go.
+    """
+    chosen, machine = Plan(**plan), load_platform(Path(platform))
+    stages = read_json(partition_file)["stages"].get(str(chosen.stages))
+    options = Options(cost_model=str(operator_model), stages=stages)
+    times = time_operators(list(trace_folders), machine.device.name, options)
+    graph = build_graph(
+        times, chosen, batch=int(experiment["batch"]), host=machine.host, options=options
+    )
+    graph.metadata["experiment"] = experiment["experiment"]
+    graph.metadata["operator_times"] = {
+        "cost_model": times.model_text, "confidence": times.confidence, "warnings": times.warnings,
+    }  # fmt: skip
+    graph.save(folder)
+
+
+def time_operators(
+    traces: Traces,
+    device_name: str,
+    options: Options = DEFAULTS,
+) -> DeviceTimes:
+    """Return traces with a device's times, and the operator model for it.
+
+    Raises
+    ------
+    InputError, TraceError
+        As ``costmodel.choices.choose_times``.
+    """
+    if isinstance(traces, DeviceTimes):
+        return traces
+    return choose_times(load_traces(traces), device_name, options.cost_model, options.override)
+
+
+def load_traces(traces: Traces) -> list[Trace]:
+    """Return traces, those given by name loaded.
+
+    Raises
+    ------
+    TraceError
+        As ``trace.store.load_trace``.
+    """
+    if isinstance(traces, DeviceTimes):
+        return traces.traces
+    several = [traces] if isinstance(traces, str | Path | Trace) else traces
+    return [one if isinstance(one, Trace) else load_trace(one) for one in several]
+
+
+def build_graph(
+    times: DeviceTimes,
+    plan: Plan,
+    *,
+    batch: int | None = None,
+    host: Mapping[str, float] | None = None,
+    options: Options = DEFAULTS,
+) -> TaskGraph:
+    """Return what every rank does in a plan's step.
+
+    Parameters
+    ----------
+    times : DeviceTimes
+        Traces with a device's times, and the model that rescales them.
+    plan, batch, options
+        As for ``prepare_step``.
+    host : mapping, optional
+        The platform's named host costs [s].
+
+    Raises
+    ------
+    PlanError
+        When the plan does not fit the model or the batch.
+    """
+    stages = options.stages
+    if isinstance(stages, str) and stages not in BALANCES:
+        stages = read_stages(stages)
+    return extrapolate(
+        times.traces, plan, times.model, batch=batch, host=host, stages=stages,
+        schedule=options.schedule, mode=options.mode, last_batch=options.last_batch,
+        anchoring=options.anchoring,
+    )  # fmt: skip
+
+
+def choose_collectives(
+    platform: Platform,
+    options: Options = DEFAULTS,
+    method: str | None = None,
+) -> CollectiveCost | None:
+    """Return the model of collectives, or None for the ring's closed form.
+
+    Parameters
+    ----------
+    platform : Platform
+        Takes its own measured ones, where there are any and the options name no others.
+    options : Options
+        ``collectives``.
+    method : str, optional
+        Way to predict them from what was measured.
+
+    Raises
+    ------
+    InputError
+        When there is no such model, or it cannot predict by the method.
+    """
+    given = options.collectives
+    if given == CLOSED_FORM:
+        return None
+    if given is not None and not isinstance(given, str | Path):
+        return given
+    path = find_collectives(platform, None if given is None else str(given))
+    if path is None:
+        return None
+    found = load_collectives(path, method)
+    return hold_to_links(found, platform) if _is_of(found, platform, options) else found
+
+
+def doubt_collectives(
+    collectives: CollectiveCost | None, platform: Platform, options: Options = DEFAULTS
+) -> list[str]:
+    """Return what to say of measured collectives whose machine, or its links, is another one."""
+    if collectives is None:
+        return []
+    doubts = [str(getattr(collectives, "warning", ""))]
+    if not _is_of(collectives, platform, options):
+        measured = getattr(collectives, "platform", options.collectives)
+        doubts.append(
+            f"the collectives given were measured on {measured}, and the platform is {platform.name}: "
+            "their times are taken as they are"
+        )
+    return [doubt for doubt in doubts if doubt]
+
+
+def _is_of(collectives: CollectiveCost, platform: Platform, options: Options) -> bool:
+    """Tell whether collectives are the platform's own, by the name that they were found or made under."""
+    given = options.collectives
+    if given is None or not isinstance(given, str | Path):
+        return True
+    names = (platform.name, platform.node_collectives)
+    return str(given) in names or getattr(collectives, "platform", None) in names
+
+
+def _list_doubts(
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None, options: Options
+) -> list[str]:
+    """Return what was never measured of links, collectives and host, where the step needs it."""
+    doubts: list[Any] = []
+    if graph.kinds & {"collective", "send"} and collectives is None:
+        doubts += [
+            f"no measured collectives for {platform.name}: ring closed form over its data-sheet links",
+            describe_unmeasured(platform),
+        ]
+    guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
+    if graph.metadata["plan"]["offload"] != "none" and guessed:
+        doubts.append(
+            f"rates of the host of {platform.name} were never measured: peaks of data sheets"
+        )
+    doubts += doubt_collectives(collectives, platform, options)
+    return [doubt for doubt in doubts if doubt]
