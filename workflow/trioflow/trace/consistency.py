@@ -159,9 +159,9 @@ def _operators_name_tensors(c: _Columns) -> Found | None:
 
 
 def _sizes_grow_with_the_batch(c: _Columns) -> Found | None:
-    dims = c.numbers("batch_dim")
+    dims, told = c.numbers("batch_dim"), c.operators["output_shapes"].tolist()
     for row in np.flatnonzero(dims >= 0).tolist():
-        shapes, dim = c.operators["output_shapes"].iloc[row], int(dims[row])
+        shapes, dim = told[row], int(dims[row])
         if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
             problem = f"dimension {dim} of {shapes!r:.60} is no multiple of the batch, {c.batch}"
             return "operators", f"row {row}, column batch_dim", problem
