@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz import SHARE
 from mutation_folders import EDITS, FOLDER, FolderBench
 from mutation_kinds import BYTES, Sheet
 from trioflow.errors import InputError
@@ -17,7 +17,7 @@ from trioflow.hardware.platform import SHIPPED, load_platform
 from trioflow.trace.pack import pack_trace, read_pack
 from trioflow.trace.store import load_trace
 
-BUDGET = int(os.environ.get("TRIOFLOW_FUZZ", "1"))
+BUDGET = max(1, int(SHARE))
 """How many times the usual number of seeds run."""
 ROOT = Path(__file__).parents[2]
 

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from fuzz import SHARE
 from mutation_report import REASONS, count, read_table, run_all
 from mutation_sources import FEW, SHARES, all_sources
 from mutations import CONTRADICTED, PLAUSIBLE, REFUSED, WARNED
 
 MIRROR = os.environ.get("TRIOFLOW_DATA_MIRROR")
-BUDGET = int(os.environ.get("TRIOFLOW_FUZZ", "1"))
+BUDGET = max(1, int(SHARE))
 """How many times the usual number of seeds the fast tier runs."""
 CAPTURED_MARGIN, CAPTURED_SPARE = 1.5, 5
 """A capture's times differ from session to session, and with them what fits between its calls."""

@@ -93,7 +93,10 @@ AFTER_TRACES = {
     ("edited", "expected"),
     [
         ("workflow/trioflow/report/page.py", {"report": 1}),
-        ("workflow/trioflow/network/fair_share.py", {"simulate": 3, "attribute": 1, "report": 1}),
+        (
+            "workflow/trioflow/network/fair_share.py",
+            {"extrapolate": 3, "simulate": 3, "attribute": 1, "report": 1},
+        ),
         ("workflow/trioflow/trace/merge.py", AFTER_TRACES),
         ("workflow/trioflow/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("workflow/trioflow/imports.py", {}),
