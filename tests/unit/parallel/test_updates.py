@@ -35,7 +35,9 @@ def forms():
 
     made = {}
     for form in FORMS:
-        made[form] = with_steady_times(capture_meta({**TRANSFORMER, "optimizer": form}, BATCH))
+        made[form] = with_steady_times(
+            capture_meta({**TRANSFORMER, "optimizer": form}, BATCH, target="cpu")
+        )
     return made
 
 

@@ -65,7 +65,9 @@ def run_capture(options: argparse.Namespace) -> None:
     row = choose_workload(options)
     folder = Path(options.output)
     print(f"capturing {row['workload']} at batch {options.batch} ...", file=sys.stderr)
-    trace = _capture(row, options.batch, options.device, folder / "raw")
+    if options.target and options.device != "meta":
+        raise InputError("--target goes with --device meta alone", fix="leave it out")
+    trace = _capture(row, options, folder / "raw")
     if depth is not None and depth > CAPTURED_BLOCKS:
         trace = repeat_layers(trace, depth)
     save_trace(trace, folder)
@@ -74,19 +76,19 @@ def run_capture(options: argparse.Namespace) -> None:
     print(f"next: trioflow show {folder}")
 
 
-def _capture(row: dict[str, Any], batch: int, device: str, raw: Path) -> Trace:
+def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Trace:
     """Return the trace of a step that ran, or of one on tensors without data."""
     for name, level in QUIET.items():
         os.environ.setdefault(name, level)
     try:
-        if device == "meta":
+        if options.device == "meta":
             from trioflow.trace.meta import capture_meta
 
-            return capture_meta(row, batch)
+            return capture_meta(row, options.batch, target=options.target or "cuda")
         from trioflow.trace.capture import capture_workload
     except ImportError as error:
         raise InputError(
             f"capture needs PyTorch ({error})", fix="install it: pip install 'trioflow[capture]'"
         ) from None
-    capture_workload(row, batch, raw, device=device)
+    capture_workload(row, options.batch, raw, device=options.device)
     return merge_trace(raw)

@@ -143,7 +143,12 @@ def _add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument(
         "--device", choices=["cpu", "cuda", "meta", "auto"], default="auto",
-        help="default: a GPU where present; meta: the operators without their times, for models that fit no device",
+        help="default: a GPU where present; meta: the operators that --target runs, without their times, for "
+        "models that fit no device",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", choices=["cuda", "cpu"],
+        help="with --device meta: whose operators (default: cuda, any GPU's of NVIDIA)",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from trioflow.provenance import stamp, write_json
 from trioflow.trace.capture import describe_model
 from trioflow.trace.fake_profile import NotingFakeMode, profile_fake_step
 from trioflow.trace.merge import merge_trace
+from trioflow.trace.optimizers import choose_optimizer
 from trioflow.trace.store import UNTIMED, Trace
 from trioflow.trace.training_step import TrainingStep
 from trioflow.trace.workloads import build_workload
 
+TARGETS = ("cuda", "cpu")
+"""Kinds of processor whose operators are captured."""
 DEVICE = "meta"
 """The fact ``device`` of such a trace."""
 _PLACE = torch.device("cpu")
@@ -30,7 +34,9 @@ _MEASURED = ("inputs", "profiled_step_s", "profiler_overhead", "span_s")
 """Facts of a profile that say nothing here."""
 
 
-def capture_meta(row: Mapping[str, Any], batch: int, *, seed: int = 0) -> Trace:
+def capture_meta(
+    row: Mapping[str, Any], batch: int, *, target: str = "cuda", seed: int = 0
+) -> Trace:
     """Return the operators of one training step without computing it.
 
     The same step as `trioflow.trace.capture.capture_workload`'s runs on fake
@@ -43,6 +49,8 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, seed: int = 0) -> Trace:
         Row of ``config/workloads.tsv`` or of the catalogue.
     batch : int
         Samples of the step.
+    target : str
+        What the operators are for: ``cuda`` for a GPU, ``cpu``.
     seed : int
         Seed of weights and data; only an error could tell.
 
@@ -56,29 +64,32 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, seed: int = 0) -> Trace:
     Raises
     ------
     InputError
-        When the batch is not positive, the row is unusable, or an operator
+        When the batch is not positive, the target unknown, the row unusable, or an operator
         needs the values of its tensors (a shape that depends on them).
 
     Notes
     -----
-    The graph is a CPU's: attention runs as its fused CPU operator, and an
-    optimizer left to PyTorch as a loop over parameters (``adamw-foreach`` in
-    the row is what a GPU runs). The graph as on a GPU would need fake tensors
-    on the device ``cuda``. PyTorch makes them without a GPU only where it was
-    built with CUDA; in a CPU build autograd finds no device guard for them and
-    ends the process.
+    The tensors lie on a CPU: fake ones on the device ``cuda`` need a PyTorch
+    that was built with it (in a CPU build autograd finds no device guard for
+    them and ends the process). For a GPU, what is left to PyTorch is chosen as
+    there: the optimizer runs over lists of tensors (``foreach``), and attention
+    is fused with dropout too, which a CPU computes step by step. Fused
+    attention keeps its name on a CPU (``..._for_cpu``); its work is the same.
 
     A number that the program asks of a tensor (``item``) is zero unless PyTorch
     knows it without computing; the trace's warnings count those.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")
+    if target not in TARGETS:
+        raise InputError(f"unknown target {target!r}", fix=f"use {' or '.join(TARGETS)}")
+    chosen = {**row, "optimizer": choose_optimizer(str(row["optimizer"]), target)}
     mode = NotingFakeMode()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         try:
-            workload = build_workload(row, seed, "meta")
-            with mode:
+            workload = build_workload(chosen, seed, "meta")
+            with mode, fused_attention() if target == "cuda" else nullcontext():
                 _move_to_fake(workload.model)
                 step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
                 step()  # makes the optimizer's states
@@ -94,9 +105,31 @@ def capture_meta(row: Mapping[str, Any], batch: int, *, seed: int = 0) -> Trace:
                 "and --device meta computes none",
                 fix="capture it on a device",
             ) from error
-        write_json(folder / "environment.json", _describe(row, batch, seed, mode) | model)
+        write_json(
+            folder / "environment.json",
+            _describe(row, batch, seed, mode) | model | {"target": target},
+        )
         trace = merge_trace(folder)
     return _without_times(trace)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has."""
+    functional = torch.nn.functional
+    attention = functional.scaled_dot_product_attention
+
+    def fused(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, **named: Any,
+    ) -> Any:  # fmt: skip
+        return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+
+    functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = attention
 
 
 def _move_to_fake(model: torch.nn.Module) -> None:

@@ -33,6 +33,15 @@ def check_optimizer(name: str, workload: str) -> str:
     return name
 
 
+def choose_optimizer(name: str, target: str) -> str:
+    """Return an optimizer in the form in which PyTorch runs it by itself on a kind of processor.
+
+    On a GPU that is one operator over lists of tensors, on a CPU a loop over
+    parameters (``torch.optim.optimizer._default_to_fused_or_foreach``).
+    """
+    return f"{name}-foreach" if target == "cuda" and "-" not in name else name
+
+
 def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Return an optimizer over some parameters.
 

@@ -2,7 +2,8 @@
 
 The profiler reuses tensor and storage ids once memory is freed, so identities
 hold only between two writes: every operator that returns memory that none of
-its inputs owns starts a new storage.
+its inputs owns starts a new storage. That may happen inside one operator: what
+it returns can lie where a passing result lay that autograd keeps something of.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Storage:
 
     producer: int | None
     producer_phase: str
-    made_from: list[tuple[int, tuple[int, ...]]] | None = None
+    made_from: list[tuple[_Storage, tuple[int, ...]]] | None = None
     shape: tuple[int, ...] = ()
     read_in: set[str] = field(default_factory=set)
     updated_in: set[str] = field(default_factory=set)
@@ -115,6 +116,7 @@ class TensorTracker:
         self.tensors: list[_Tensor] = []
         self.uses: list[OperatorTensors] = []
         self._live: dict[int, int] = {}
+        self._inside: dict[int, list[_Storage]] = {}
         self._made: set[tuple[int | None, int]] = set()
         self._known: dict[tuple[int, int, tuple[int, ...]], int] = {}
 
@@ -143,9 +145,10 @@ class TensorTracker:
             self._read(ref, use, op_id, written)
         owned = {ref.storage for ref in inputs}
         returned = {ref.storage for ref in outputs}
+        passing: dict[int, _Storage] = {}  # where later the operator's own result lies
         for inner in made_inside:
-            if inner.ref.storage not in owned and inner.ref.storage not in returned:
-                self._keep(inner, op_id, phase)
+            if inner.ref.storage not in owned:
+                self._keep(inner, op_id, phase, passing, inner.ref.storage in returned)
             self._made.add((self._live.get(inner.ref.storage), inner.ref.tensor))
         for ref in outputs:
             alias = ref.storage in owned
@@ -176,20 +179,36 @@ class TensorTracker:
             use.written.append(index)
         use.inputs.append(index)
 
-    def _keep(self, inner: MadeInside, op_id: int, phase: str) -> None:
-        """Start the storage of an enclosed operator's result, or note what was written into it."""
+    def _keep(
+        self, inner: MadeInside, op_id: int, phase: str, passing: dict[int, _Storage], passes: bool
+    ) -> None:
+        """Start the storage of an enclosed operator's result, or note what was written into it.
+
+        One that `passes`, as its id is the operator's result's in the end, is known to this
+        operator alone.
+        """
+
+        def find(storage: int) -> _Storage | None:
+            live = self._live.get(storage)
+            return passing.get(storage) or (None if live is None else self.storages[live])
+
         sources = [
-            (self._live[ref.storage], ref.shape)
+            (found, ref.shape)
             for ref in inner.sources
-            if ref.storage in self._live and ref.storage != inner.ref.storage
+            if ref.storage != inner.ref.storage and (found := find(ref.storage)) is not None
         ]
-        live = self._live.get(inner.ref.storage)
         if any(ref.storage == inner.ref.storage for ref in inner.sources):
-            if live is not None and self.storages[live].producer == op_id:
-                (self.storages[live].made_from or []).extend(sources)
+            made = find(inner.ref.storage)
+            if made is not None and made.producer == op_id:
+                (made.made_from or []).extend(sources)
+            return
+        made = _Storage(op_id, phase, sources, inner.ref.shape)
+        self._inside.setdefault(op_id, []).append(made)
+        if passes:
+            passing[inner.ref.storage] = made
             return
         self._live[inner.ref.storage] = len(self.storages)
-        self.storages.append(_Storage(op_id, phase, sources, inner.ref.shape))
+        self.storages.append(made)
 
     def moved(self, use: OperatorTensors) -> tuple[list[int], list[int]]:
         """Return the tensors whose bytes an operator reads and writes; a view moves none."""
@@ -231,7 +250,8 @@ class TensorTracker:
         last_forward = max(
             (i for i, use in enumerate(self.uses) if use.phase == "forward"), default=-1
         )
-        for storage in self.storages:
+        inner = (storage for found in self._inside.values() for storage in found)
+        for storage in (*self.storages, *inner):
             storage.category = storage.category or _categorise(storage, last_forward)
         for tensor in self.tensors:
             storage = self.storages[tensor.storage]
@@ -240,12 +260,8 @@ class TensorTracker:
         returned: dict[int | None, list[int]] = {}
         for index, tensor in enumerate(self.tensors):
             returned.setdefault(self.storages[tensor.storage].producer, []).append(index)
-        inside: dict[int | None, list[_Storage]] = {}
-        for storage in self.storages:
-            if storage.made_from is not None:
-                inside.setdefault(storage.producer, []).append(storage)
         for op_id, use in enumerate(self.uses):
-            for storage in inside.get(op_id, []):  # kept for backward without being returned
+            for storage in self._inside.get(op_id, []):  # kept for backward without being returned
                 storage.scales |= self._kept_grows(storage, batch)
             shapes = [self.tensors[i].shape for i in use.inputs if self.scales(i)]
             for index in returned.get(op_id, []):
@@ -255,7 +271,7 @@ class TensorTracker:
 
     def _kept_grows(self, storage: _Storage, batch: int) -> bool:
         """Tell whether an enclosed operator's result grows, given what it was made from."""
-        read = [shape for source, shape in storage.made_from or [] if self.storages[source].scales]
+        read = [shape for source, shape in storage.made_from or [] if source.scales]
         return storage.category in ("activation", "output") and _grows(storage.shape, read, batch)
 
     def table(self, owners: dict[int, str]) -> pd.DataFrame:

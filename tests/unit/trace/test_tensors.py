@@ -1,0 +1,37 @@
+"""Which memory is which: the profiler names freed memory's ids again."""
+
+from __future__ import annotations
+
+import pytest
+from trioflow.trace.tensors import MadeInside, TensorRef, TensorTracker
+
+BATCH = 2
+
+
+def tensor(number, storage, *shape):
+    return TensorRef(number, storage, 4, shape, "float", 0)
+
+
+@pytest.mark.parametrize("result", [20, 50], ids=["where the passing copy lay", "elsewhere"])
+def test_what_is_kept_follows_the_batch_wherever_the_result_comes_to_lie(result):
+    """Attention scales its keys, copies them for backward, and drops the scaled ones.
+
+    A result that then takes their place has their id (as once in some twenty captures).
+    """
+    keys = tensor(1, 10, BATCH, 8)
+    scaled, kept = tensor(2, 20, BATCH, 8), tensor(3, 30, BATCH, 8)
+    made = tensor(4, result, BATCH, 4)
+    tracker = TensorTracker()
+    inside = [
+        MadeInside(scaled, (keys,)), MadeInside(kept), MadeInside(kept, (kept, scaled)),
+        MadeInside(kept, (scaled,)), MadeInside(made, (kept,)),
+    ]  # fmt: skip
+    tracker.visit("aten::attention", "forward", [keys], [made], inside)
+    weight, gradient = tensor(5, 60, 8, 4), tensor(6, 70, 8, 4)
+    backward = tracker.visit("aten::mm", "backward", [kept, made], [gradient], [])
+    tracker.visit("aten::_fused_sgd_", "optimizer", [weight, gradient], [], [])
+    tracker.classify(BATCH)
+    assert [tracker.scales(index) for index in backward.inputs] == [True, True]
+    assert not tracker.scales(backward.outputs[0])
+    ids = tracker.table({})["storage_id"]
+    assert len(set(ids)) == 5  # keys, kept, result, gradient, weight
