@@ -10,10 +10,12 @@ import pytest
 from captured import capture_raw
 from hypothesis import given
 from hypothesis import strategies as st
+from same_model import ProportionalModel
 from trioflow.errors import PlanError
+from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.parameters import Parameter, find_gradients, list_parameters
-from trioflow.parallel.plan import make_plan
-from trioflow.parallel.sharding import build_units
+from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.sharding import build_units, describe_units
 from trioflow.parallel.tensor_split import TensorSplit
 from trioflow.parallel.updates import list_updates, split_updates
 from trioflow.parallel.zero_optimizer import partition_optimizer, partition_parameters
@@ -92,9 +94,23 @@ def test_a_unit_that_shares_a_parameter_is_left_to_the_root(tied_trace):
     assert {unit.name for unit in found} == {u["name"] for u in units[1:-1]} | {""}
 
 
-def test_a_model_without_units_is_one(transformer_trace):
-    (root,) = build_units(with_facts(transformer_trace, units=[]))
+def test_repeated_blocks_are_units_where_none_are_named(transformer_trace, cnn_trace):
+    nameless = with_facts(transformer_trace, units=[])
+    told, found = build_units(transformer_trace), build_units(nameless)
+    assert [u.name for u in found] == [u.name for u in told] == [*BLOCKS, ""]
+    assert found == told
+    assert describe_units(nameless) == "units: 2 x blocks.* + rest"
+    assert describe_units(with_facts(cnn_trace, units=[])).startswith("units: 2 x layer1.* + 2 x")
+    text = extrapolate(nameless, named_plan("fsdp", 2), ProportionalModel()).metadata["plan_text"]
+    assert text.endswith(", fsdp, units: 2 x blocks.* + rest")
+
+
+def test_a_model_without_blocks_is_one_unit_and_says_so(transformer_trace):
+    operators = transformer_trace.operators.assign(module="")
+    trace = replace(with_facts(transformer_trace, units=[]), operators=operators)
+    (root,) = build_units(trace)
     assert len(root.parameters) == len(transformer_trace.facts["parameters"])
+    assert describe_units(trace) == "units: the whole model at once"
 
 
 def test_a_unit_whose_input_has_no_gradient_is_reduced_at_the_end(transformer_trace):

@@ -35,3 +35,14 @@ def test_what_is_kept_follows_the_batch_wherever_the_result_comes_to_lie(result)
     assert not tracker.scales(backward.outputs[0])
     ids = tracker.table({})["storage_id"]
     assert len(set(ids)) == 5  # keys, kept, result, gradient, weight
+
+
+def test_a_number_that_the_program_wraps_is_not_the_result_whose_ids_it_has():
+    tracker = TensorTracker()
+    one, freed = tensor(1, 10, BATCH, 8), tensor(2, 20, BATCH, 8)
+    counter, number = tensor(3, 30), tensor(2, 20)
+    tracker.visit("aten::relu", "forward", [one], [freed], [])
+    use = tracker.visit("aten::add_", "forward", [counter, number], [counter], [])
+    tracker.visit("aten::relu", "forward", [one], [tensor(4, 40, BATCH, 8)], [])
+    tracker.classify(BATCH)
+    assert tracker.category(use.inputs[1]) == "input"

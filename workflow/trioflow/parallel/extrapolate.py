@@ -41,6 +41,7 @@ from trioflow.parallel.reference import Reference, choose_reference
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.replicas import build_replicas
 from trioflow.parallel.schedules import Schedule
+from trioflow.parallel.sharding import describe_units
 from trioflow.parallel.sizing import (
     predict_operator_times,
     resize_batch,
@@ -199,11 +200,12 @@ def _describe_step(
 ) -> dict[str, Any]:
     """Return what was asked for, what it starts from, and the baseline that shares out the work."""
     share = batch / int(given[0].facts["batch"]) / plan.ranks
+    gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     step_s = float(given[0].facts["step_time_s"])
     return {
         "workload": reference.trace.facts["workload"],
         "plan": asdict(plan),
-        "plan_text": f"{describe_plan(plan, batch)}{WORDS[mode]}",
+        "plan_text": f"{describe_plan(plan, batch)}{gathered}{WORDS[mode]}",
         "ranks": plan.ranks,
         "batch": batch,
         "traced_batches": sorted(reference.shares),

@@ -16,16 +16,23 @@ from trioflow.errors import PlanError
 from trioflow.trace.store import Trace
 
 LAYERS: Mapping[str, str] = {
-    "transformer.h.*.attn.c_attn": "column", "transformer.h.*.attn.c_proj": "row",
-    "transformer.h.*.mlp.c_fc": "column", "transformer.h.*.mlp.c_proj": "row",
-    **{f"bert.encoder.layer.*.attention.self.{part}": "column" for part in ("query", "key", "value")},
-    "bert.encoder.layer.*.attention.output.dense": "row",
-    "bert.encoder.layer.*.intermediate.dense": "column",
-    "bert.encoder.layer.*.output.dense": "row",
+    # GPT-2
+    "*.attn.c_attn": "column", "*.attn.c_proj": "row",
+    "*.mlp.c_fc": "column", "*.mlp.c_proj": "row",
+    # BERT; ViT, whose attention is a module inside a module
+    **{f"*.attention.self.{part}": "column" for part in ("query", "key", "value")},
+    **{f"*.attention.attention.{part}": "column" for part in ("query", "key", "value")},
+    "*.attention.output.dense": "row",
+    "*.intermediate.dense": "column", "*.output.dense": "row",
+    # Llama, Mistral, Qwen2; Whisper
+    **{f"*.{attention}.{part}_proj": "column" for attention in ("self_attn", "encoder_attn") for part in "qkv"},
+    "*.self_attn.o_proj": "row", "*.self_attn.out_proj": "row", "*.encoder_attn.out_proj": "row",
+    "*.mlp.gate_proj": "column", "*.mlp.up_proj": "column", "*.mlp.down_proj": "row",
+    "*.layers.*.fc1": "column", "*.layers.*.fc2": "row",
 }  # fmt: skip
-"""Modules of transformers' GPT-2 and BERT families."""
+"""Modules of transformers' models, by the names that their families share, of any size."""
 VOCABULARY: Mapping[str, str] = {
-    "transformer.wte": "row", "lm_head": "column",
+    "transformer.wte": "row", "*.embed_tokens": "row", "lm_head": "column", "proj_out": "column",
     "bert.embeddings.word_embeddings": "row", "cls.predictions.decoder": "column",
 }  # fmt: skip
 """Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""

@@ -14,8 +14,11 @@ PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -85,6 +88,9 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     A unit that shares a parameter with another one is left to the root: two
     units of ``fully_shard`` cannot own one parameter.
     """
+    if not pipeline_units(trace) and (found := find_units(trace)):
+        told = [{"name": name, "modules": modules} for name, modules in found.items()]
+        trace = replace(trace, facts={**trace.facts, "units": told})
     parameters, units = list_parameters(trace, tensor), pipeline_units(trace)
     owner = {p.name: _find_unit(p.name, units) for p in parameters}
     tied = find_tied(trace, assign_units(trace)) if units else []
@@ -106,6 +112,49 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
     return [*_in_order(made), _place_root(trace, rest)]
+
+
+@remembered
+def find_units(trace: Trace) -> dict[str, list[str]]:
+    """Return the units of a model that names none: its repeated blocks, and what lies before and behind.
+
+    Blocks are the numbered children of a module of which two in a row hold
+    parameters of the same names, inside modules of their own; blocks inside
+    blocks do not count. Nothing is found where the step's operators do not name them.
+    """
+    names = [p.name for p in list_parameters(trace)]
+    children: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        parts = name.split(".")
+        for place in (i for i, part in enumerate(parts[:-1]) if part.isdigit()):
+            block = ".".join(parts[: place + 1])
+            siblings = children.setdefault(".".join(parts[:place]), {})
+            siblings.setdefault(block, []).append(".".join(parts[place + 1 :]))
+    blocks: list[str] = []
+    for _, inside in sorted(children.items(), key=lambda item: item[0].count(".")):
+        alike = [set(held) for held in inside.values() if any("." in name for name in held)]
+        # The first of several often has a parameter more.
+        if any(one <= other or other <= one for one, other in pairwise(alike)):
+            blocks += [block for block in inside if not _is_inside(block, blocks)]
+    modules = dict.fromkeys(str(module) for module in trace.operators["module"])
+    if not blocks or not all(any(_is_inside(m, [block]) for m in modules) for block in blocks):
+        return {}
+    first = next(i for i, name in enumerate(names) if _is_inside(name, blocks))
+    before, behind = (
+        list(dict.fromkeys(n.rpartition(".")[0] for n in part if not _is_inside(n, blocks)))
+        for part in (names[:first], names[first:])
+    )
+    return {"before": before, **{block: [block] for block in blocks}, "behind": behind}
+
+
+def describe_units(trace: Trace) -> str:
+    """Return what is gathered together, such as ``units: 12 x transformer.h.* + rest``."""
+    names = [re.sub(r"\d+$", "*", unit.name) for unit in build_units(trace) if unit.name]
+    if not names:
+        return "units: the whole model at once"
+    counts = Counter(names)
+    kinds = [f"{count} x {name}" if count > 1 else name for name, count in counts.items()]
+    return f"units: {' + '.join([*kinds, 'rest'])}"
 
 
 def _find_unit(name: str, units: dict[str, list[str]]) -> int:

@@ -117,7 +117,7 @@ class TensorTracker:
         self.uses: list[OperatorTensors] = []
         self._live: dict[int, int] = {}
         self._inside: dict[int, list[_Storage]] = {}
-        self._made: set[tuple[int | None, int]] = set()
+        self._made: set[tuple[int | None, int, tuple[int, ...], str]] = set()
         self._known: dict[tuple[int, int, tuple[int, ...]], int] = {}
 
     def visit(
@@ -149,7 +149,7 @@ class TensorTracker:
         for inner in made_inside:
             if inner.ref.storage not in owned:
                 self._keep(inner, op_id, phase, passing, inner.ref.storage in returned)
-            self._made.add((self._live.get(inner.ref.storage), inner.ref.tensor))
+            self._made.add(self._identify(inner.ref))
         for ref in outputs:
             alias = ref.storage in owned
             if not alias and not any(
@@ -157,16 +157,20 @@ class TensorTracker:
             ):
                 self._live.pop(ref.storage, None)
             use.outputs.append(self._tensor(ref, op_id, op_id, phase))
-            self._made.add((self._live[ref.storage], ref.tensor))
+            self._made.add(self._identify(ref))
             use.aliases.append(alias)
         self.uses.append(use)
         return use
+
+    def _identify(self, ref: TensorRef) -> tuple[int | None, int, tuple[int, ...], str]:
+        """Return what tells a tensor from all others that are there; one of a freed id differs in shape."""
+        return self._live.get(ref.storage), ref.tensor, ref.shape, ref.dtype
 
     def _read(
         self, ref: TensorRef, use: OperatorTensors, op_id: int, written: frozenset[int]
     ) -> None:
         """Record one input of an operator."""
-        if ref.shape == () and (self._live.get(ref.storage), ref.tensor) not in self._made:
+        if ref.shape == () and self._identify(ref) not in self._made:
             # A number of the calling program, wrapped: its memory is in no operator's result.
             self._live.pop(ref.storage, None)
         index = self._tensor(ref, op_id, None, "")
