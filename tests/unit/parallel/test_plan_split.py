@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pandas as pd
 import pytest
 from trioflow.errors import PlanError
-from trioflow.parallel.megatron_names import LAYERS, VOCABULARY, split_like_megatron
+from trioflow.parallel.megatron_names import LAYERS, VOCABULARY, find_layers, split_like_megatron
 from trioflow.parallel.plan import check_plan, fit_vocabulary, make_plan, named_plan
 from trioflow.parallel.plan_split import prepare_split
+from trioflow.parallel.tensor_split import kind_of_module
 from trioflow.trace.store import Trace, load_trace
 
 
@@ -65,3 +69,40 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
     assert fit_vocabulary(
         make_plan(tensor=2, vocabulary_parallel=True), wordless
     ).vocabulary_parallel
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("Qwen2ForCausalLM", {}), ("MistralForCausalLM", {}), ("LlamaForCausalLM", {}),
+        ("ViTForImageClassification", {}),
+        ("WhisperForConditionalGeneration", {
+            "encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        }),
+    ],
+)  # fmt: skip
+def test_every_product_of_a_block_is_cut_by_its_name(model, sizes):
+    torch = pytest.importorskip("torch", reason="the models are PyTorch's")
+    pytest.importorskip("transformers", reason="the models come from transformers")
+    from trioflow.trace.transformers_models import _import_transformers
+
+    library = _import_transformers("test")
+    kind = getattr(library, model)
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    with torch.device("meta"):
+        built = kind(kind.config_class(**(sizes or small)))
+    modules = dict(built.named_modules())
+    trace = SimpleNamespace(operators=pd.DataFrame({"module": list(modules)}))
+    rules = find_layers(trace)
+    products = {
+        name: module for name, module in modules.items()
+        if isinstance(module, torch.nn.Linear) and any(part.isdigit() for part in name.split("."))
+    }  # fmt: skip
+    kinds = {name: kind_of_module(name, rules) for name in products}
+    assert products and set(kinds.values()) == {"column", "row"}, kinds
+    ends = ("o_proj", "out_proj", "down_proj", "fc2", "output.dense")
+    assert {n for n, found in kinds.items() if found == "row"} == {
+        n for n in kinds if n.endswith(ends)
+    }

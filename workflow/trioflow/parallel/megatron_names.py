@@ -25,8 +25,8 @@ LAYERS: Mapping[str, str] = {
     "*.attention.output.dense": "row",
     "*.intermediate.dense": "column", "*.output.dense": "row",
     # Llama, Mistral, Qwen2; Whisper
-    **{f"*.{attention}.{part}_proj": "column" for attention in ("self_attn", "encoder_attn") for part in "qkv"},
-    "*.self_attn.o_proj": "row", "*.self_attn.out_proj": "row", "*.encoder_attn.out_proj": "row",
+    **{f"*.{attention}.{part}_proj": "column" for attention in ("self_attn", "encoder_attn", "attention") for part in "qkv"},
+    "*.self_attn.o_proj": "row", "*.attention.o_proj": "row", "*.self_attn.out_proj": "row", "*.encoder_attn.out_proj": "row",
     "*.mlp.gate_proj": "column", "*.mlp.up_proj": "column", "*.mlp.down_proj": "row",
     "*.layers.*.fc1": "column", "*.layers.*.fc2": "row",
 }  # fmt: skip
