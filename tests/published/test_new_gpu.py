@@ -12,10 +12,12 @@ from trioflow import tables
 from trioflow.costmodel.new_gpu import new_gpu_interval, retime_trace
 from trioflow.costmodel.new_gpu_model import fit_new_gpu_model, load_new_gpu_model
 from trioflow.costmodel.validate_new_gpu import (
+    OTHER_BATCH,
     OTHER_SOFTWARE,
     RESNET50,
     RULES,
     SET,
+    SINGLE,
     validate_new_gpu,
 )
 from trioflow.costmodel.validation_scores import score_cases
@@ -127,3 +129,19 @@ def test_the_shipped_rule_is_rebuilt(mirror: Path) -> None:
         assert vars(exponents) == pytest.approx(vars(wanted), rel=1e-9, abs=1e-12), key
     for rule, band in shipped.steps.items():
         assert vars(band) == pytest.approx(vars(rebuilt.steps[rule]), rel=1e-9)
+    assert shipped.resized is not None and rebuilt.resized is not None
+    for name in ("half_log", "distance", "mean_absolute_error"):
+        wanted_value = getattr(rebuilt.resized, name)
+        assert getattr(shipped.resized, name) == pytest.approx(wanted_value, rel=1e-9), name
+
+
+def test_gpus_without_whole_models_and_other_batches_are_judged_too(judged: pd.DataFrame) -> None:
+    ours = judged[judged["model"] == "ours"]
+    single = ours[ours["group"] == SINGLE]
+    assert {"NVIDIA L4", "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB"} < set(single["device"])
+    batches = ours[ours["group"] == OTHER_BATCH]
+    assert len(batches) == 30 and batches["device"].nunique() == 4
+    inside = (batches["low_s"] <= batches["measured_s"]) & (
+        batches["measured_s"] <= batches["high_s"]
+    )
+    assert inside.mean() >= 0.8

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 from trioflow import tables
 from trioflow.costmodel.device_fit import DeviceLimits
+from trioflow.costmodel.new_gpu_data import BENCHMARKS
+from trioflow.costmodel.new_gpu_rules import Exponents, device_rates, expected_s, size_rows
+from trioflow.hardware.device_sheet import load_device
 
 from costmodel.synthetic import FakeTrace
 
@@ -76,3 +80,32 @@ def make_gpu_trace(width: int, batch: int, factor: float = 1.0) -> FakeTrace:
 def make_gpu_traces() -> list[FakeTrace]:
     """Return four models at three batches each."""
     return [make_gpu_trace(w, b) for w in (256, 512, 768, 1024) for b in (1, 3, 8)]
+
+
+LAW = Exponents(0.5, 15.0, 2e-5, 0.8, 0.0)
+LAW_DEVICES = ("a100-pcie-80gb", "v100-pcie-32gb", "h100-sxm", "l4", "t4", "p4")
+
+
+def law_rows(noise: float = 0.0) -> pd.DataFrame:
+    """Return square products on six GPUs that obey LAW, each reaching 90 % of what it can."""
+    random = np.random.default_rng(0)
+    sizes = [2**power for power in range(8, 14)] * 3
+    frame = pd.DataFrame(
+        {
+            "name": "aten::mm", "phase": "forward",
+            "flop": [2 * n**3 * (k + 1) for k, n in enumerate(sizes)],
+            "read_bytes": [8 * n * n for n in sizes], "write_bytes": [4 * n * n for n in sizes],
+            "device_ns": 1,
+        }
+    )  # fmt: skip
+    frames = []
+    for name in LAW_DEVICES:
+        rows = size_rows(frame)
+        data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(float)
+        rates = device_rates(rows, load_device(name), "fp32")
+        _, cost = expected_s(rows["flop"].to_numpy(float), data, rates, LAW)
+        time_s = cost / 0.9 * np.exp(noise * random.standard_normal(len(rows)))
+        frames.append(rows.assign(time_s=time_s, device=name))
+    return pd.concat(frames, ignore_index=True).assign(
+        workload=BENCHMARKS, case=BENCHMARKS, precision="fp32", floor_s=0.0, count=1
+    )

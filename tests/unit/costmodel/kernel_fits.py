@@ -14,9 +14,11 @@ from trioflow.costmodel.collective_points import thin
 from trioflow.costmodel.curves import FORMS, fit_curve
 from trioflow.costmodel.device_fit import fit_device_model
 from trioflow.costmodel.message_curve import fit_message_curve
+from trioflow.costmodel.new_gpu_data import pair_rows
+from trioflow.costmodel.new_gpu_fit import describe_pairs, fit_exponents
 from trioflow.costmodel.operators import METHODS, fit_operator_model
 
-from costmodel.gpu_synthetic import LIMITS, make_gpu_traces
+from costmodel.gpu_synthetic import LIMITS, law_rows, make_gpu_traces
 
 SIZES = 40
 
@@ -32,7 +34,8 @@ def digest_fits() -> str:
         for model in models:
             model.save(path)
             found.append(json.loads(path.read_text()) | {"provenance": None})
-    return json.dumps([found, _fit_curves(), _fit_collectives()])
+    laws = str(fit_exponents(describe_pairs(pair_rows(law_rows()))))
+    return json.dumps([found, _fit_curves(), _fit_collectives(), laws])
 
 
 def _noisy(times: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from costmodel.kernel_fits import digest_fits
 
 TESTS = Path(__file__).parents[2]
 KERNELS = ("Haswell", "Prescott")
-"""An AVX2 processor's, which AMD's share, and one without: nothing newer runs everywhere."""
+"""Of a processor with AVX2 (Intel's since 2013, AMD's Zen) and of one without; both run on any."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

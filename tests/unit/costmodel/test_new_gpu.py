@@ -32,17 +32,17 @@ from trioflow.costmodel.new_gpu_operators import derive_operator_model
 from trioflow.costmodel.new_gpu_rules import (
     RULES,
     Exponents,
-    device_rates,
-    expected_s,
     find_exponents,
-    size_rows,
+    reachable_share,
     wave_quantisation,
 )
 from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
 from trioflow.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.store import Trace, check_facts
 
+from costmodel.gpu_synthetic import law_rows
 from costmodel.synthetic import make_operators
 
 H100, A100, A40, V100 = (
@@ -197,35 +197,6 @@ def test_wrong_arguments_are_named() -> None:
         scale_trace(operators().drop(columns="phase"), H100, A40, precision="fp32", model=PLAIN)
 
 
-LAW = Exponents(0.5, 15.0, 2e-5, 0.8, 0.0)
-LAW_DEVICES = ("a100-pcie-80gb", "v100-pcie-32gb", "h100-sxm", "l4", "t4", "p4")
-
-
-def law_rows(noise: float = 0.0) -> pd.DataFrame:
-    """Return square products on six GPUs that obey LAW, each reaching 90 % of what it can."""
-    random = np.random.default_rng(0)
-    sizes = [2**power for power in range(8, 14)] * 3
-    frame = pd.DataFrame(
-        {
-            "name": "aten::mm", "phase": "forward",
-            "flop": [2 * n**3 * (k + 1) for k, n in enumerate(sizes)],
-            "read_bytes": [8 * n * n for n in sizes], "write_bytes": [4 * n * n for n in sizes],
-            "device_ns": 1,
-        }
-    )  # fmt: skip
-    frames = []
-    for name in LAW_DEVICES:
-        rows = size_rows(frame)
-        data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(float)
-        rates = device_rates(rows, load_device(name), "fp32")
-        _, cost = expected_s(rows["flop"].to_numpy(float), data, rates, LAW)
-        time_s = cost / 0.9 * np.exp(noise * random.standard_normal(len(rows)))
-        frames.append(rows.assign(time_s=time_s, device=name))
-    return pd.concat(frames, ignore_index=True).assign(
-        workload=BENCHMARKS, case=BENCHMARKS, precision="fp32", floor_s=0.0, count=1
-    )
-
-
 @pytest.fixture(scope="module")
 def law_pairs() -> pd.DataFrame:
     return describe_pairs(pair_rows(law_rows(noise=0.02)))
@@ -281,7 +252,7 @@ def test_a_model_survives_its_file(tmp_path: Any) -> None:
     model = load_new_gpu_model()
     model.save(tmp_path / "model.json")
     assert load_new_gpu_model(tmp_path / "model.json") == model
-    (tmp_path / "bad.json").write_text('{"kind": "new_gpu_model", "format": 1}')
+    (tmp_path / "bad.json").write_text('{"kind": "new_gpu_model", "format": 2}')
     with pytest.raises(InputError, match=r"bad\.json.*incomplete or damaged"):
         load_new_gpu_model(tmp_path / "bad.json")
     (tmp_path / "other.json").write_text('{"kind": "operator_cost_model"}')
@@ -312,7 +283,7 @@ def test_a_trace_becomes_another_gpu_s() -> None:
     assert told["label"] == "new GPU: NVIDIA A40 from NVIDIA H100 80GB HBM3"
     assert told["source_device"] == "NVIDIA H100 80GB HBM3" and told["rule"] == "ours"
     assert told["traced"]["measured_end_to_end_s"] == 1.0
-    assert "measured_end_to_end_s" not in moved.facts, "true of the traced GPU only"
+    assert moved.facts["measured_end_to_end_s"] > 2.0, "carried over as the operators are"
     assert moved.facts["warnings"][0] == "older"
     assert moved.facts["warnings"][-1].startswith(told["label"])
     low, high = new_gpu_interval(moved.facts)
@@ -324,6 +295,45 @@ def test_a_trace_becomes_another_gpu_s() -> None:
     assert (moved.operators["device_ns"] >= 0).all()
     assert trace.facts["device_name"] == "NVIDIA H100 80GB HBM3", "the given trace is untouched"
     check_facts(moved.facts)
+
+
+def test_operators_timed_one_by_one_are_anchored_on_a_new_gpu_too() -> None:
+    """A timer that shows 5 us where nothing runs is taken off before the step is carried over."""
+    plain, timed = gpu_trace(), gpu_trace(timer_floor_s=5e-6)
+    step_s = float(plain.operators["device_ns"].sum()) * 1e-9
+    plain.facts["measured_end_to_end_s"] = timed.facts["measured_end_to_end_s"] = step_s
+    timed.operators["device_ns"] += 5000 * (timed.operators["device_ns"] > 0)
+    for way in (TIMER, RATIO):
+        moved = retime_trace(timed, A40)
+        found = anchor_step(moved, way).apply(moved.operators["device_ns"].to_numpy() * 1e-9)
+        wanted = retime_trace(plain, A40).facts["measured_end_to_end_s"]
+        assert found.sum() == pytest.approx(wanted, rel=0.01)
+        assert moved.operators["device_ns"].sum() * 1e-9 > 1.001 * found.sum()
+
+
+def test_exponents_are_half_believed_beyond_what_was_fitted() -> None:
+    steep = Exponents(1.0, 15.0, 1e-8, 1.0, 0.0)
+    bounded = dataclasses.replace(steep, least_power=8.0)
+    power = np.array([2.0, 8.0, 12.0])
+    free, held = (reachable_share(power, law) for law in (steep, bounded))
+    assert held[1:] == pytest.approx(free[1:])
+    assert free[0] < held[0] < free[1]
+    assert held[0] == pytest.approx(reachable_share(np.array([4.0]), steep)[0])
+
+
+def test_another_batch_is_never_surer_than_on_gpus_left_out() -> None:
+    class Sure:
+        device_name = "NVIDIA H100 80GB HBM3"
+
+        def step_interval(self, kind: str, distance: float | None) -> tuple[float, float]:
+            return 0.98, 1.02
+
+    derived = derive_operator_model(Sure(), A40, precision="fp32")  # type: ignore[arg-type]
+    band = load_new_gpu_model().resized
+    assert band is not None and band.workloads >= 3 and band.steps >= 30
+    low, high = derived.step_interval("rescale", np.log(4.0))
+    assert high == pytest.approx(np.exp(band.half_at(np.log(4.0)))) and high > 1.1
+    assert low == pytest.approx(1 / high)
 
 
 def test_a_trace_of_the_same_gpu_is_itself() -> None:

@@ -14,7 +14,7 @@ for coefficients that must not be negative.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,10 @@ AS_GOOD = 1e-6
 """Columns that explain what is left within this of each other are equal: the first of them enters."""
 
 MOST_ROUNDS = 100
+STEP, CLOSE = 1e-5, 1e-9
+"""Of a derivative's difference, and of the parameters where a search ends."""
+DAMPING = (1e-3, 10.0, 1e8)
+"""Of a search's steps: at first, times this after a step that makes it worse, and the last."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -135,6 +139,66 @@ def solve_bounded(columns: Floats, target: Floats, low: Floats, high: Floats) ->
             found.append(solution)
             misses.append(_root(goal - _times(matrix, solution)))
     return found[choose_least(misses, 1 - NOTHING)]
+
+
+def minimise_soft(
+    misses: Callable[[Floats], Floats], start: Floats, low: Floats, high: Floats, scale: float
+) -> Floats:
+    """Return the parameters within limits that miss least, misses beyond a scale counting less.
+
+    Parameters
+    ----------
+    misses : callable
+        Residuals at some parameters; smooth.
+    start, low, high : ndarray
+        Of the parameters, each of the order of one.
+    scale : float
+        Where the loss turns from the square to the absolute value (soft L1).
+
+    Notes
+    -----
+    Levenberg's and Marquardt's damped, reweighted steps to where the gradient
+    vanishes, not to where the loss no longer falls, which is at half the digits.
+    """
+    values, damping = start, DAMPING[0]
+    left = misses(values)
+    for _ in range(MOST_ROUNDS):
+        roots = (1.0 + (left / scale) ** 2) ** -0.25
+        slopes = _slopes(misses, values) * roots[:, None]
+        pull = np.add.reduce(slopes * (left * roots)[:, None], axis=0)
+        held = ((values <= low) & (pull > 0)) | ((values >= high) & (pull < 0))
+        free = np.flatnonzero(~held)
+        step = np.zeros(len(values))
+        while len(free) and damping < DAMPING[2]:
+            sizes = np.sqrt(damping * np.add.reduce(slopes[:, free] ** 2, axis=0))
+            table = np.vstack([slopes[:, free], np.diag(sizes)])
+            step[free] = -solve(table, np.concatenate([left * roots, np.zeros(len(free))]))
+            tried = np.clip(values + step, low, high)
+            found = misses(tried)
+            if _soft(found, scale) <= _soft(left, scale) * (1 + AS_GOOD * CLOSE):
+                damping /= DAMPING[1]
+                break
+            damping *= DAMPING[1]
+        else:
+            return values
+        moved = float(np.abs(tried - values).max())
+        values, left = tried, found
+        if moved < CLOSE:
+            break
+    return values
+
+
+def _slopes(misses: Callable[[Floats], Floats], values: Floats) -> Floats:
+    columns = []
+    for place in range(len(values)):
+        step = np.zeros(len(values))
+        step[place] = STEP
+        columns.append((misses(values + step) - misses(values - step)) / (2 * STEP))
+    return np.column_stack(columns)
+
+
+def _soft(left: Floats, scale: float) -> float:
+    return float(np.add.reduce(np.sqrt(1.0 + (left / scale) ** 2) - 1.0))
 
 
 def solve(columns: Floats, target: Floats) -> Floats:

@@ -11,6 +11,7 @@ import pandas as pd
 from trioflow.costmodel.new_gpu_data import floor_of, shortest_time_s
 from trioflow.costmodel.new_gpu_model import NewGpuModel, load_new_gpu_model
 from trioflow.costmodel.new_gpu_rules import apply_rule, key_of, size_rows
+from trioflow.costmodel.step_anchor import anchor_step
 from trioflow.errors import InputError, TraceError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
 from trioflow.trace.store import UNTIMED, Trace
@@ -139,6 +140,25 @@ def scale_rows(
     )  # fmt: skip
 
 
+def carry_step(
+    trace: Trace, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
+    model: NewGpuModel,
+) -> pd.DataFrame:  # fmt: skip
+    """Predict the operators of a trace on another GPU as they run within the step.
+
+    Operators that were timed one by one are first brought to the step that
+    was measured around them (`anchor_step`), then carried over; the result is
+    as of :func:`scale_trace`.
+    """
+    anchor = anchor_step(trace)
+    within = anchor.apply(trace.operators["device_ns"].to_numpy(np.float64) * 1e-9)
+    timed = trace.operators.assign(device_ns=[s_to_ns(float(value)) for value in within])
+    floor_s = max(floor_of(trace) - anchor.timer_s, 0.0) * anchor.scale
+    return scale_trace(
+        timed, source, target, rule=rule, precision=precision, model=model, floor_s=floor_s
+    )
+
+
 def label_new_gpu(source: DeviceSheet, target: DeviceSheet) -> str:
     """Return the plain label of a prediction, such as ``new GPU: NVIDIA A40 from NVIDIA A100``."""
     return f"new GPU: {target.driver_name} from {source.driver_name}"
@@ -185,6 +205,8 @@ def retime_trace(
 
     Notes
     -----
+    A step that was measured around operators timed one by one is carried over
+    as ``measured_end_to_end_s`` (:func:`carry_step`), to anchor them there.
     Host times stay: another machine's processor is not known. The step's time
     changes as much as the device's time in operators does.
     """
@@ -205,6 +227,10 @@ def retime_trace(
     )  # fmt: skip
     operators = _retime_operators(trace.operators, predicted["time_s"])
     facts = _retime_facts(trace, operators)
+    if "measured_end_to_end_s" in trace.facts:
+        within = carry_step(trace, source, target, rule, str(precision), model)
+        facts["measured_end_to_end_s"] = float(within["time_s"].sum())
+        facts |= {k: trace.facts[k] for k in ("timer_floor_s",) if k in trace.facts}
     total_s = float(predicted["time_s"].sum())
     beyond_s = float(predicted.loc[predicted["extrapolated"].astype(bool), "time_s"].sum())
     low, high = model.step_interval(rule)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats, base_class
+from trioflow.costmodel.least_squares import minimise_soft, rounded
 from trioflow.costmodel.new_gpu_data import BENCHMARKS, TENSOR_BENCHMARKS
 from trioflow.costmodel.new_gpu_rules import (
     ANY,
@@ -34,6 +35,8 @@ everything at once, so that their ratio could be given to any of the exponents."
 START = np.array([0.3, np.log(15.0), np.log(1e-6), 0.7, 0.1])
 LOWEST = np.array([0.0, np.log(5.0), np.log(1e-8), 0.2, 0.0])
 HIGHEST = np.array([1.0, np.log(40.0), np.log(1e-3), 1.0, 1.0])
+DIGITS = 6
+"""Significant digits of a fitted exponent."""
 PRIOR_WEIGHT = 0.003
 """Pulls parameters that nothing in the data decides to where they start."""
 
@@ -112,8 +115,6 @@ def _is_enough(group: pd.DataFrame) -> bool:
 
 def _fit_one(group: pd.DataFrame) -> Exponents:
     """Fit one class."""
-    from scipy.optimize import least_squares
-
     flop = group["flop"].to_numpy(np.float64)
     data = (group["read_bytes"] + group["write_bytes"]).to_numpy(np.float64)
     before, after = (_rates(group, side) for side in SIDES)
@@ -130,15 +131,20 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
         error = np.log((floor + net * new / old) / measured)
         return np.concatenate([weights * error, PRIOR_WEIGHT * (values - START[free])])
 
-    found = least_squares(
-        residuals, START[free], bounds=(LOWEST[free], HIGHEST[free]),
-        loss="soft_l1", f_scale=LOSS_SCALE, x_scale=0.3, max_nfev=60,
-    )  # fmt: skip
-    exponents = _exponents(found.x, free)
+    found = minimise_soft(residuals, START[free], LOWEST[free], HIGHEST[free], LOSS_SCALE)
+    exponents = _exponents(found, free)
     rooflines = [expected_s(flop, data, rates, exponents)[0] for rates in (before, after)]
+    power, saturation, short_s, shape, waves = (
+        rounded(value, DIGITS)
+        for value in (
+            exponents.power, exponents.saturation, exponents.short_s, exponents.shape,
+            exponents.waves,
+        )
+    )  # fmt: skip
     return Exponents(
-        exponents.power, exponents.saturation, exponents.short_s, exponents.shape, exponents.waves,
-        len(group), float(np.min(rooflines)), float(np.max(rooflines)),
+        power, saturation, short_s, shape, waves, len(group),
+        rounded(float(np.min(rooflines)), DIGITS), rounded(float(np.max(rooflines)), DIGITS),
+        float(min(np.min(rates.power_per_rate) for rates in (before, after))),
     )  # fmt: skip
 
 
@@ -153,8 +159,9 @@ def _exponents(values: Floats, free: Positions) -> Exponents:
     """Return the exponents of the free parameters' values; the others adjust nothing."""
     full = np.array([CARRY_OVER.power, np.log(CARRY_OVER.saturation), 0.0, 0.0, CARRY_OVER.waves])
     full[free] = values
-    power, saturation, short, shape, waves = (float(value) for value in full)
-    return Exponents(power, float(np.exp(saturation)), float(np.exp(short)), shape, waves)
+    full[1:3] = np.exp(full[1:3])
+    power, saturation, short_s, shape, waves = full.tolist()
+    return Exponents(power, saturation, short_s, shape, waves)
 
 
 def _rates(group: pd.DataFrame, side: str) -> Rates:

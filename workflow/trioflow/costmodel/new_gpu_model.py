@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
+from trioflow.costmodel.intervals import StepBand
+from trioflow.costmodel.least_squares import rounded
 from trioflow.costmodel.model_file import read_content
 from trioflow.costmodel.new_gpu_data import (
     BENCHMARKS,
@@ -20,11 +22,16 @@ from trioflow.costmodel.new_gpu_data import (
     pair_rows,
     read_rows,
 )
-from trioflow.costmodel.new_gpu_fit import describe_pairs, fit_exponents, predict_held_out
+from trioflow.costmodel.new_gpu_fit import (
+    DIGITS,
+    describe_pairs,
+    fit_exponents,
+    predict_held_out,
+)
 from trioflow.costmodel.new_gpu_rules import ANY, RULES, Exponents
 from trioflow.provenance import PACKAGE, stamp, write_json
 
-KIND, FORMAT = "new_gpu_model", 1
+KIND, FORMAT = "new_gpu_model", 2
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"
 
 ENDS = (0.1, 0.9)
@@ -81,12 +88,15 @@ class NewGpuModel:
         By rule, of sums over a step.
     facts : mapping
         GPUs and workloads that it was fitted to.
+    resized : StepBand or None
+        Of steps recorded on a GPU that nobody saw, at another batch.
     """
 
     exponents: Mapping[str, Exponents]
     bands: Mapping[str, Mapping[str, NewGpuBand]]
     steps: Mapping[str, NewGpuBand]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    resized: StepBand | None = None
 
     def factors(self, rule: str, keys: Iterable[str]) -> tuple[Floats, Floats]:
         """Return the low and high factor of every row by its class."""
@@ -112,6 +122,7 @@ class NewGpuModel:
                     for rule, bands in self.bands.items()
                 },
                 "steps": {rule: asdict(band) for rule, band in self.steps.items()},
+                "resized": None if self.resized is None else self.resized.to_json(),
                 "facts": dict(self.facts),
                 "provenance": stamp(inputs),
             },
@@ -138,6 +149,7 @@ def _parse(content: dict[str, Any]) -> NewGpuModel:
         },
         {rule: NewGpuBand(**entry) for rule, entry in content["steps"].items()},
         dict(content["facts"]),
+        None if content["resized"] is None else StepBand(**content["resized"]),
     )
 
 
@@ -160,9 +172,13 @@ def fit_new_gpu_model(data_folder: str | Path) -> NewGpuModel:
     InputError
         When the data is not there.
     """
+    from trioflow.costmodel.new_gpu_resizing import fit_resizing, resize_steps
+
     pairs = describe_pairs(pair_rows(read_rows(data_folder, load_cases(data_folder))))
     held = {rule: predict_held_out(pairs, rule) for rule in RULES}
-    return NewGpuModel(fit_exponents(pairs), *summarise_residuals(held), describe_facts(pairs))
+    resized = fit_resizing(resize_steps(data_folder, pairs))
+    facts = describe_facts(pairs)
+    return NewGpuModel(fit_exponents(pairs), *summarise_residuals(held), facts, resized)
 
 
 def describe_facts(pairs: pd.DataFrame) -> dict[str, Any]:
@@ -198,9 +214,9 @@ def _operator_bands(frame: pd.DataFrame) -> dict[str, NewGpuBand]:
     for key, at in groups.items():
         if len(at) >= MIN_RESIDUALS:
             low, high = np.quantile(logs[at], ENDS)
-            error = float(np.mean(relative[at]))
+            error = rounded(float(np.mean(relative[at])), DIGITS)
             found[str(key)] = NewGpuBand(
-                min(float(low), 0.0), max(float(high), 0.0), len(at), error
+                min(rounded(low, DIGITS), 0.0), max(rounded(high, DIGITS), 0.0), len(at), error
             )
     return found
 
@@ -225,8 +241,9 @@ def _step_band(frame: pd.DataFrame) -> NewGpuBand:
     if errors.empty:
         return ASSUMED
     squares = (errors**2).groupby(level="chips").mean()
-    half = float(stdtrit(len(squares), ENDS[1])) * math.sqrt(float(squares.mean()))
-    return NewGpuBand(-half, half, len(squares), float(np.abs(np.expm1(-errors)).mean()))
+    half = rounded(float(stdtrit(len(squares), ENDS[1])) * math.sqrt(float(squares.mean())), DIGITS)
+    error = rounded(float(np.abs(np.expm1(-errors)).mean()), DIGITS)
+    return NewGpuBand(-half, half, len(squares), error)
 
 
 def _sum_errors(frame: pd.DataFrame) -> pd.Series[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,12 +109,14 @@ class NewGpuOperatorModel:
         """Return the 80 % interval of a step's compute, relative to its prediction.
 
         ``predict`` joins the base's interval with the rule's, as independent
-        factors. ``rescale`` is the base's own: recorded times that were carried
-        over to the target have the rule's interval in the facts of their trace.
+        factors. ``rescale`` is at least that of steps recorded on GPUs that
+        nobody saw and predicted at another batch; recorded times that were
+        carried over have the rule's interval in the facts of their trace.
         """
         interval = self.base.step_interval(kind, distance)
         if kind != "predict":
-            return interval
+            half = 0.0 if self.model.resized is None else self.model.resized.half_at(distance)
+            return min(interval[0], math.exp(-half)), max(interval[1], math.exp(half))
         return combine_intervals(interval, self.model.step_interval(self.rule))
 
     def step_interval_basis(self, kind: str = "rescale") -> str:

@@ -23,6 +23,10 @@ TENSOR_CLASSES = frozenset({"gemm", "convolution", "convolution_backward", "atte
 
 ANY = "*"
 TENSOR = ":tensor"
+BEYOND = 0.5
+"""Share of the logarithm that is believed below the least power per rate that was fitted: half-way
+between following an exponent to where no GPU was and stopping at the last one."""
+
 WAVE_TILE = 128.0
 """Rows and columns of the tile that waves are counted in: the commonest of the libraries' kernels."""
 
@@ -57,6 +61,9 @@ class Exponents:
         Pairs of measurements fitted.
     low_s, high_s : float
         Range of the roofline times fitted [s].
+    least_power : float
+        Least power per peak rate fitted [W/(Tflop/s)]; below it ``BEYOND`` of
+        the logarithm is believed.
     """
 
     power: float
@@ -67,6 +74,7 @@ class Exponents:
     rows: int = 0
     low_s: float = 0.0
     high_s: float = 0.0
+    least_power: float = 0.0
 
 
 CARRY_OVER = Exponents(0.0, 1.0, SHORTEST_S, 1.0, 0.0)
@@ -195,7 +203,9 @@ def roofline_s(flop: Floats, data_bytes: Floats, rates: Rates, exponents: Expone
 
 def reachable_share(power_per_rate: Floats, exponents: Exponents) -> Floats:
     """Return the share of the peak rate that the board's power allows, 0 to 1."""
-    lack = (exponents.saturation / power_per_rate) ** SHARPNESS
+    below = np.minimum(power_per_rate / max(exponents.least_power, SHORTEST_S), 1.0)
+    believed = power_per_rate / below ** (1.0 - BEYOND)
+    lack = (exponents.saturation / believed) ** SHARPNESS
     return np.asarray((1.0 + lack) ** (-exponents.power / SHARPNESS), np.float64)
 
 

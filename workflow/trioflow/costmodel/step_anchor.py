@@ -105,7 +105,7 @@ def describe_anchor(anchor: StepAnchor) -> list[str]:
     )
     return [
         f"the trace's operators were timed one by one: {taken} times {anchor.scale:.3f}, so that"
-        " they sum to its measured step (--anchor)"
+        " they sum to the step that was measured around them (--anchor)"
     ]
 
 

@@ -9,6 +9,7 @@ GPU: no pair of them exists.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,8 +20,9 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.costmodel.new_gpu import scale_rows, scale_trace
+from trioflow.costmodel.new_gpu import carry_step, scale_rows, scale_trace
 from trioflow.costmodel.new_gpu_data import (
+    BENCHMARKS,
     TENSOR_BENCHMARKS,
     Case,
     floor_of,
@@ -35,6 +37,7 @@ from trioflow.costmodel.new_gpu_fit import (
     predict_held_out,
 )
 from trioflow.costmodel.new_gpu_model import NewGpuModel, describe_facts, summarise_residuals
+from trioflow.costmodel.new_gpu_resizing import fit_resizing, resize_steps
 from trioflow.costmodel.new_gpu_rules import RULES, Exponents, apply_rule, size_rows
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.provenance import PACKAGE
@@ -46,7 +49,8 @@ THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
 RESNET50 = Path("sarchlab+triosim/sample_trace/trace2-h100-bs128/resnet50")
 RESNET50_DEVICE, RESNET50_BATCH = "NVIDIA H100 80GB HBM3", 128
 OTHER_SOFTWARE = "resnet50 throughput, other batch and software"
-TENSOR_PRODUCTS = "bf16 products"
+TENSOR_PRODUCTS, SINGLE = "bf16 products", "single operators"
+OTHER_BATCH = "another batch of a step recorded on the GPU"
 
 
 @dataclass
@@ -99,7 +103,9 @@ def validate_new_gpu(data_folder: str | Path) -> pd.DataFrame:
         rule, case, ordered pair of GPUs and quantity. Groups: ``train`` and
         ``inf`` (operator sums of the step; end to end beside the oracle, the
         target's measured operators), the same with ``forward`` and
-        ``backward``; ``bf16 products``; ResNet-50's throughput.
+        ``backward``; ``single operators`` and ``bf16 products``, a row for each
+        class; another batch of a step recorded on a GPU without a model (rule
+        ``ours``); ResNet-50's throughput.
 
     Raises
     ------
@@ -121,7 +127,8 @@ def validate_new_gpu(data_folder: str | Path) -> pd.DataFrame:
         model = folds.model(target.device.chip, target.workload)
         for rule in RULES:
             rows += _judge_case(source, sized[id(source)], target, rule, model)
-    rows += _judge_products(measured, folds)
+    rows += _judge_single(measured, folds)
+    rows += _judge_batches(data_folder, folds)
     rows += _judge_throughput(Path(data_folder), folds)
     return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
 
@@ -161,6 +168,7 @@ def _judge_case(
     total_s = float(there["device_ns"].sum()) * 1e-9
     whole_s = target.trace.facts.get("measured_end_to_end_s")
     if whole_s:
+        predicted = carry_step(source.trace, source.device, target.device, rule, precision, model)
         rows.append(
             _row(
                 rule, target.name, target.mode, source.device, target.device, "end_to_end",
@@ -187,24 +195,53 @@ def _row(
     }  # fmt: skip
 
 
-def _judge_products(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]:
-    """Return the rows of bf16 products: the sum over all sizes that two GPUs share."""
+def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]:
+    """Return the rows of operators measured one by one: sums of each class over shared sizes.
+
+    They reach GPUs that no whole model was measured on, among them the small
+    boards and those of an older or a newer generation.
+    """
     rows: list[dict[str, Any]] = []
-    products = measured[measured["workload"] == TENSOR_BENCHMARKS]
-    if products["device"].nunique() < 2:
-        return rows
-    pairs = pair_rows(products, most=0)
-    for (source_name, target_name), group in pairs.groupby(["source", "target"], sort=True):
-        source, target = load_device(str(source_name)), load_device(str(target_name))
-        model = folds.model(target.chip, None)
-        for rule in RULES:
-            predicted = _apply(rule, group, source, target, "bf16", model.exponents)
+    single = measured[measured["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))]
+    groups = {BENCHMARKS: (SINGLE, "fp32"), TENSOR_BENCHMARKS: (TENSOR_PRODUCTS, "bf16")}
+    for (workload, name), mine in single.groupby(["workload", "operator_class"], sort=True):
+        if mine["device"].nunique() < 2:
+            continue
+        group, precision = groups[str(workload)]
+        for (one, other), pair in pair_rows(mine, most=0).groupby(["source", "target"], sort=True):
+            source, target = load_device(str(one)), load_device(str(other))
+            model = folds.model(target.chip, None)
+            for rule in RULES:
+                predicted = _apply(rule, pair, source, target, precision, model.exponents)
+                rows.append(
+                    _row(
+                        rule, f"{len(pair)} x {name}", group, source, target, "operator_sum",
+                        float(pair["target_s"].sum()), predicted, model.step_interval(rule),
+                    )
+                )  # fmt: skip
+    return rows
+
+
+def _judge_batches(data_folder: str | Path, folds: _Folds) -> list[dict[str, Any]]:
+    """Return the rows of steps recorded on a GPU without a model, at another batch.
+
+    The interval of a chip's rows comes from the other chips'.
+    """
+    resized = resize_steps(data_folder, folds.pairs)
+    rows = []
+    for chip, mine in resized.groupby("chip", sort=True):
+        half = fit_resizing(resized[resized["chip"] != chip])
+        for row in mine.to_dict("records"):
+            predicted_s = float(row["held_out_s"])
+            width = half.half_at(math.log(predicted_s / float(row["recorded_s"])))
             rows.append(
-                _row(
-                    rule, f"{len(group)} products of matrices", TENSOR_PRODUCTS, source, target,
-                    "operator_sum", float(group["target_s"].sum()), predicted,
-                    model.step_interval(rule),
-                )
+                {
+                    "model": RULES[-1], "case": row["case"], "group": OTHER_BATCH,
+                    "device": row["device"], "source": f"itself, and the model of {row['source']}",
+                    "quantity": "operator_sum", "measured_s": float(row["time_s"]),
+                    "predicted_s": predicted_s, "low_s": predicted_s * math.exp(-width),
+                    "high_s": predicted_s * math.exp(width), "extrapolated": 1.0,
+                }
             )  # fmt: skip
     return rows
 
