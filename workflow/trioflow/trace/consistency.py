@@ -224,13 +224,16 @@ def _gradients_are_as_large_as_parameters(c: _Columns) -> Found | None:
 
 
 def _works_fit_to_tensors(c: _Columns) -> Found | None:
-    """Compare an operator's bytes with all that its tensors hold."""
-    sizes = c.tensor_bytes
+    """Compare an operator's bytes with all that its tensors hold; one in place may write its inputs."""
+    sizes, inputs = c.tensor_bytes, c.operators["input_ids"].tolist()
+    in_place = [str(name).endswith("_") for name in c.operators["name"]]
     for name, side in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
         moved, ids = c.numbers(name).tolist(), c.operators[side].tolist()
         for row, (said, one) in enumerate(zip(moved, ids, strict=True)):
-            if one and said > sum(sizes[i] for i in one):
-                problem = f"{said}, and its tensors hold {sum(sizes[i] for i in one)}"
+            writes_more = bool(one) and side == "output_ids" and in_place[row]
+            held = sum(sizes[i] for i in ({*one, *inputs[row]} if writes_more else one))
+            if one and said > held:
+                problem = f"{said}, and its tensors hold {held}"
                 return "operators", f"row {row}, column {name}", problem
     return None
 
