@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.methods import UNFITTED
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.overrides import load_overrides
@@ -129,7 +129,7 @@ def choose_times(
         holds no model or no times.
     """
     overrides = load_overrides(override) if override else None
-    models: dict[str, OperatorModel]
+    models: dict[str, RowModel]
     named = str(cost_model or "")
     if named in UNFITTED:
         return lend_recorded_times(traces, named, device_name, overrides)

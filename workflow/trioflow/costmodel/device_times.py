@@ -6,17 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trioflow.costmodel.half_precision import in_precision, product_precision
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.methods import make_unfitted_model
 from trioflow.costmodel.new_gpu import retime_trace
 from trioflow.costmodel.new_gpu_operators import derive_operator_model
 from trioflow.costmodel.overrides import Overrides, override_trace
-from trioflow.costmodel.tensor_products import HALF
+from trioflow.costmodel.step_precision import class_precision, in_precision
 from trioflow.costmodel.timed_trace import time_trace
-from trioflow.errors import InputError, PlatformError
+from trioflow.errors import InputError
 from trioflow.hardware.device_names import is_processor
-from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device
+from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device, find_sheet
 from trioflow.trace.store import UNTIMED, Trace
 
 EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
@@ -59,7 +58,7 @@ class DeviceTimes:
 def prepare_device_times(
     traces: Sequence[Trace],
     device_name: str,
-    models: Mapping[str, OperatorModel],
+    models: Mapping[str, RowModel],
     *,
     overrides: Overrides | None = None,
 ) -> DeviceTimes:
@@ -71,7 +70,7 @@ def prepare_device_times(
         One workload at one or several batches, all recorded or none.
     device_name : str
         Of the platform's device.
-    models : mapping of str to OperatorModel
+    models : mapping of str to RowModel
         The ones to choose from, by the name that they are shown under.
     overrides : Overrides, optional
         Operator times from elsewhere, at the sizes of the one trace.
@@ -114,7 +113,7 @@ def prepare_device_times(
     on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts["device"] == "cuda"
     found = choose_operator_model(models, traced if lent else device_name, precision, on_gpu)
     if untimed[0]:
-        fitted = product_precision(found.model)
+        fitted = class_precision(found.model, "gemm")
         if fitted not in (None, precision):
             found.doubt(
                 EXTRAPOLATED,
@@ -203,7 +202,7 @@ def _time(
 
 
 def choose_operator_model(
-    models: Mapping[str, OperatorModel], device_name: str, precision: str, on_gpu: bool
+    models: Mapping[str, RowModel], device_name: str, precision: str, on_gpu: bool
 ) -> DeviceTimes:
     """Return the model of a device, or what comes nearest; without traces yet.
 
@@ -223,8 +222,8 @@ def choose_operator_model(
         nearest = nearest_model(models, sheet, precision)
         if nearest is not None:
             source = find_device(_device(models[nearest]))
-            # Half precision is told by a table; what is carried over is the rest of the step.
-            carried = FALLBACK_PRECISION if precision in HALF else precision
+            # Products on tensor cores come from a table; what is carried over is the rest.
+            carried = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
             derived = derive_operator_model(models[nearest], sheet, precision=carried)
             model = in_precision(derived, sheet, precision)
             found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
@@ -254,7 +253,7 @@ def choose_operator_model(
 
 
 def nearest_model(
-    models: Mapping[str, OperatorModel], target: DeviceSheet, precision: str
+    models: Mapping[str, RowModel], target: DeviceSheet, precision: str
 ) -> str | None:
     """Return the name of the model whose GPU is nearest to a target; None without a GPU's model.
 
@@ -275,14 +274,6 @@ def nearest_model(
 
     near = {name: distance(sheet) for name, sheet in known.items() if sheet is not None}
     return min(near, key=near.__getitem__, default=None)
-
-
-def find_sheet(device_name: str) -> DeviceSheet | None:
-    """Return the sheet of a device, or None where there is none: a processor, say."""
-    try:
-        return find_device(device_name)
-    except PlatformError:
-        return None
 
 
 def _device(model: OperatorModel) -> str:

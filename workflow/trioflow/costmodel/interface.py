@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
 
+from trioflow.costmodel.features import Floats
 from trioflow.plugins import load_plugin
 
 ENTRY_POINTS = "trioflow.operator_models"
@@ -61,6 +62,15 @@ class OperatorModel(Protocol):
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
         """Write the model as JSON."""
+        ...
+
+
+@runtime_checkable
+class RowModel(OperatorModel, Protocol):
+    """A model of trioflow's own, from which others are derived: it looks at each row by itself."""
+
+    def row_times(self, rows: pd.DataFrame) -> Floats:
+        """Predict the time [s] of rows as ``operator_rows.sized_rows`` returns them."""
         ...
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.new_gpu import DEFAULT_RULE, label_new_gpu, scale_trace
+from trioflow.costmodel.new_gpu import DEFAULT_RULE, label_new_gpu, scale_rows, scale_trace
 from trioflow.costmodel.new_gpu_model import NewGpuModel, load_new_gpu_model
+from trioflow.costmodel.resizing import rescale_rows, resize_rows, with_times
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
 from trioflow.units import s_to_ns
@@ -28,7 +29,7 @@ class NewGpuOperatorModel:
 
     Attributes
     ----------
-    base : OperatorModel
+    base : RowModel
         Fitted on the source.
     source, target : DeviceSheet
         The two GPUs.
@@ -40,7 +41,7 @@ class NewGpuOperatorModel:
         The rule's exponents and intervals.
     """
 
-    base: OperatorModel
+    base: RowModel
     source: DeviceSheet
     target: DeviceSheet
     precision: str
@@ -76,8 +77,8 @@ class NewGpuOperatorModel:
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Predict operators of the target GPU at other sizes.
 
-        The source's model tells the change at the source; the rule carries
-        both ends of it over. Unchanged sizes keep their time.
+        The rule carries what the source's model says of both sizes over.
+        Unchanged sizes keep their time.
 
         Raises
         ------
@@ -86,22 +87,18 @@ class NewGpuOperatorModel:
             tables have different rows.
         """
         there = self.base.rescale(operators, target)
-        same = (operators[_SIZES].to_numpy() == target[_SIZES].to_numpy()).all(axis=1)
-        recorded = operators["device_ns"].to_numpy(np.float64) * 1e-9
-        before = self.base.predict(operators)["time_s"].to_numpy(np.float64)
-        after = self.base.predict(target)["time_s"].to_numpy(np.float64)
-        old, new = (
-            self._scale(frame, times)["time_s"].to_numpy(np.float64)
-            for frame, times in ((operators, before), (target, after))
+        time_s = rescale_rows(
+            resize_rows(operators, target, products=True), self.row_times, waves=False
         )
-        # How much the change differs between the GPUs.
-        usable = (np.minimum(before, after) > NOTHING_S) & (np.minimum(old, new) > NOTHING_S)
-        change = np.ones(len(operators))
-        change[usable] = new[usable] / old[usable] / (after[usable] / before[usable])
-        change[same] = 1.0
-        values = {name: there[name].to_numpy(np.float64) * change for name in _TIMES}
-        values["time_s"][same] = recorded[same]
-        return there.assign(**values)
+        return with_times(there, time_s)
+
+    def row_times(self, rows: pd.DataFrame) -> Floats:
+        """Predict the time [s] of rows as ``operator_rows.sized_rows`` returns them."""
+        timed = rows.assign(time_s=self.base.row_times(rows))
+        found = scale_rows(
+            timed, self.source, self.target, self.rule, self.precision, self.model, 0.0
+        )
+        return found["time_s"].to_numpy(np.float64)
 
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
@@ -145,10 +142,6 @@ class NewGpuOperatorModel:
         )  # fmt: skip
 
 
-_SIZES = ["flop", "read_bytes", "write_bytes"]
-_TIMES = ("time_s", "low_s", "high_s")
-
-
 def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:
     """Return the factor at one end of the product of two independent factors."""
     parts = []
@@ -161,7 +154,7 @@ def _join(first: pd.DataFrame, second: pd.DataFrame, end: str) -> Floats:
 
 
 def derive_operator_model(
-    base: OperatorModel,
+    base: RowModel,
     target: DeviceSheet | str,
     *,
     precision: str,
@@ -173,7 +166,7 @@ def derive_operator_model(
 
     Parameters
     ----------
-    base : OperatorModel
+    base : RowModel
         Fitted on the source.
     target : DeviceSheet or str
         The GPU asked for, or its driver's name.

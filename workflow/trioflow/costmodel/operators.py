@@ -17,9 +17,8 @@ from trioflow.costmodel.class_curves import (
     find_class,
     fit_class_curves,
     predict_rows,
-    rescale_times,
 )
-from trioflow.costmodel.features import FEATURES, Floats, feature_matrix
+from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.fit_table import class_errors, fit_table
 from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.intervals import (
@@ -34,12 +33,14 @@ from trioflow.costmodel.intervals import (
 from trioflow.costmodel.model_file import read_model, write_model
 from trioflow.costmodel.operator_rows import (
     collect_rows,
-    recorded_times,
     sized_rows,
     trace_names,
 )
-from trioflow.costmodel.products import PRODUCTS, scale_products
-from trioflow.errors import InputError, TableError
+from trioflow.costmodel.products import PRODUCTS
+from trioflow.costmodel.resizing import rescale_rows, resize_rows
+from trioflow.costmodel.rooflines import bound_times
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import find_sheet
 
 METHODS = {
     "regression": "linear",
@@ -99,7 +100,8 @@ class OperatorCostModel:
         DataFrame
             ``time_s``, ``low_s``, ``high_s`` [s] (80 % of held-out residuals)
             and ``extrapolated`` (a size outside the fitted range of its class,
-            or a class never fitted); index as ``operators``.
+            or a class never fitted); index as ``operators``. On a GPU with a
+            data sheet such rows stay inside its bounds (``rooflines``).
 
         Raises
         ------
@@ -107,9 +109,9 @@ class OperatorCostModel:
             When a column is missing or a size is out of range.
         """
         rows = sized_rows(operators, products=self.products)
-        time_s = predict_rows(self.curves, rows)
-        low, high = self._factors(self.predict_bands, rows, np.ones(len(rows)))
         outside = self._outside(rows, rows)
+        time_s = self._bounded(rows, self.row_times(rows), outside)
+        low, high = self._factors(self.predict_bands, rows, np.ones(len(rows)))
         return _prediction(operators.index, time_s, time_s * low, time_s * high, outside)
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
@@ -137,33 +139,25 @@ class OperatorCostModel:
 
         Notes
         -----
-        Recorded time x predict(target) / predict(recorded): what makes one
-        operator faster or slower than its class stays with it. The interval
+        Recorded time x predict(target) / predict(recorded), inside the bounds
+        of ``resizing.rescale_rows``: what makes one operator faster or slower
+        than its class stays with it. The interval
         grows in proportion with the logarithm of that ratio; its size comes
         from captures of one workload at two batches, predicted one from the
         other by models that did not see the workload.
         """
-        if not operators.index.equals(target.index):
-            raise TableError(
-                "recorded and target operators have different rows",
-                fix="give the same operators in the same order, with other sizes",
-            )
-        rows = sized_rows(operators, products=self.products)
-        resized = rows.copy()
-        resized[list(FEATURES)] = feature_matrix(target)
-        if self.products:
-            before, after = (frame[list(FEATURES)].to_numpy() for frame in (rows, resized))
-            resized[list(PRODUCTS)] = scale_products(rows[list(PRODUCTS)].to_numpy(), before, after)
-        recorded_s: Floats = np.asarray(recorded_times(operators), dtype=np.float64)
-        unchanged = (rows[list(FEATURES)] == resized[list(FEATURES)]).all(axis=1).to_numpy()
-        before, after = predict_rows(self.curves, rows), predict_rows(self.curves, resized)
-        time_s = rescale_times(recorded_s, before, after, unchanged)
-        distances = np.where(unchanged, 0.0, log_distance(before, after))
-        low, high = self._factors(self.rescale_bands, rows, distances)
+        sizing = resize_rows(operators, target, products=self.products)
+        time_s = rescale_rows(sizing, self.row_times)
+        distances = np.where(sizing.unchanged, 0.0, log_distance(sizing.recorded_s, time_s))
+        low, high = self._factors(self.rescale_bands, sizing.rows, distances)
         low_s, high_s = time_s * low, time_s * high
-        low_s[unchanged] = high_s[unchanged] = time_s[unchanged]
-        outside = self._outside(rows, resized) & ~unchanged
+        low_s[sizing.unchanged] = high_s[sizing.unchanged] = time_s[sizing.unchanged]
+        outside = self._outside(sizing.rows, sizing.resized) & ~sizing.unchanged
         return _prediction(operators.index, time_s, low_s, high_s, outside)
+
+    def row_times(self, rows: pd.DataFrame) -> Floats:
+        """Predict the time [s] of rows as ``operator_rows.sized_rows`` returns them."""
+        return predict_rows(self.curves, rows)
 
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None
@@ -208,6 +202,19 @@ class OperatorCostModel:
             Files it was fitted from; their digests are kept.
         """
         write_model(self, path, inputs)
+
+    def _bounded(self, rows: pd.DataFrame, time_s: Floats, outside: Any) -> Floats:
+        """Keep times outside the fitted range inside the bounds of the device's sheet, if it has one."""
+        sheet = find_sheet(self.device_name) if outside.any() else None
+        if sheet is None:
+            return time_s
+        beyond = rows[outside]
+        nothing = beyond.assign(**{name: 0.0 for name in (*FEATURES, *PRODUCTS) if name in rows})
+        precisions = dict(self.facts.get("precisions") or {})
+        launch_s = self.row_times(nothing)
+        result = time_s.copy()
+        result[outside] = bound_times(time_s[outside], launch_s, beyond, sheet, precisions)
+        return result
 
     def _step(self, kind: str) -> StepBand:
         if kind not in self.steps:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
 from trioflow.costmodel.new_gpu import new_gpu_interval
 from trioflow.costmodel.overrides import Overrides, apply_overrides
 from trioflow.trace.store import Trace
@@ -74,7 +75,8 @@ def time_trace(
     Notes
     -----
     The interval of the sum is the held-out error of whole steps that the model
-    predicted from shapes alone. On a GPU, what moves no byte (a view, say)
+    predicted from shapes alone, joined with that of the operators which nobody
+    measured alike: those err together. On a GPU, what moves no byte (a view, say)
     launches no kernel and takes no time. Host time is not part of it: what the
     device computes is a lower bound of the step where launches are slower.
     """
@@ -85,7 +87,7 @@ def time_trace(
     if overrides is not None:
         times = apply_overrides(trace.operators, times, overrides)
     total_s = float(times["time_s"].sum())
-    low, high = model.step_interval("predict")
+    low, high = combine_intervals(model.step_interval("predict"), _beyond(times, total_s))
     device_name = device_name or str(getattr(model, "device_name", "unknown"))
     operators = trace.operators.copy()
     nanoseconds = [s_to_ns(time_s) for time_s in times["time_s"]]
@@ -111,6 +113,16 @@ def time_trace(
         ],
     }  # fmt: skip
     return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
+
+
+def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
+    """Return the interval, relative to the sum, of all extrapolated operators at the same ends."""
+    beyond = times[times["extrapolated"].astype(bool)]
+    if not total_s or beyond.empty:
+        return 1.0, 1.0
+    below_s = float((beyond["time_s"] - beyond["low_s"]).sum())
+    above_s = float((beyond["high_s"] - beyond["time_s"]).sum())
+    return max(1.0 - below_s / total_s, 1.0 / WIDEST_FACTOR), 1.0 + above_s / total_s
 
 
 def times_interval(facts: Mapping[str, Any]) -> tuple[float, float]:

@@ -192,6 +192,14 @@ def find_device(name: str) -> DeviceSheet:
     raise _undescribed(name, [sheet.driver_name for sheet in sheets])
 
 
+def find_sheet(device_name: str) -> DeviceSheet | None:
+    """Return the sheet of a device, or None where there is none: a processor, say."""
+    try:
+        return find_device(device_name)
+    except PlatformError:
+        return None
+
+
 def _own_sheets() -> list[DeviceSheet]:
     """Return the user's sheets, sorted by their files' names."""
     return [_read(path) for path in sorted(OWN.glob("*.y*ml"))]

@@ -14,7 +14,7 @@ from trioflow.costmodel.choices import (
 )
 from trioflow.costmodel.device_fit import DeviceData, fit_device_data
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.published_data import PublishedDevice, load_published
 from trioflow.errors import InputError
@@ -50,7 +50,7 @@ class PublishedSource:
     _traces: dict[str, Trace] = field(default_factory=dict, repr=False)
     _devices: dict[str, PublishedDevice] = field(default_factory=dict, repr=False)
     _fit_data: dict[str, DeviceData] = field(default_factory=dict, repr=False)
-    _fitted: dict[tuple[str, str], OperatorModel] = field(default_factory=dict, repr=False)
+    _fitted: dict[tuple[str, str], RowModel] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(
@@ -106,7 +106,7 @@ class PublishedSource:
         self._fit_data.clear()
         self._devices[device.name] = device
 
-    def fit_without(self, device_name: str, workload: str) -> OperatorModel:
+    def fit_without(self, device_name: str, workload: str) -> RowModel:
         """Return the form of model that ships, fitted to a GPU's other workloads.
 
         The single operators of the workload's sizes are left out with it.
@@ -122,7 +122,7 @@ class PublishedSource:
         return self._fitted[key]
 
     @cached_property
-    def shipped_models(self) -> dict[str, OperatorModel]:
+    def shipped_models(self) -> dict[str, RowModel]:
         """The GPUs' models that ship, by their folder."""
         paths = sorted(SHIPPED_MODELS.glob("*/operators.json"))
         models = {path.parent.name: load_operator_model(path) for path in paths}

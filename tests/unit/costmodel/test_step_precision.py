@@ -9,9 +9,19 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from trioflow.costmodel import tensor_products
+from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_fit import fit_device_model
-from trioflow.costmodel.half_precision import HalfPrecisionModel, in_precision, product_precision
+from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.new_gpu_operators import derive_operator_model
+from trioflow.costmodel.operator_rows import sized_rows
+from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.rooflines import roofline_times
+from trioflow.costmodel.step_precision import (
+    PrecisionModel,
+    class_precision,
+    in_precision,
+    measured_convolutions,
+)
 from trioflow.costmodel.tensor_products import (
     fit_tensor_products,
     load_tensor_products,
@@ -21,11 +31,11 @@ from trioflow.costmodel.tensor_products import (
 )
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.errors import InputError
-from trioflow.hardware.device_sheet import load_device
+from trioflow.hardware.device_sheet import find_sheet, load_device
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
 
-RATE, BANDWIDTH, LAUNCH_S = 500e12, 2e12, 3e-6
+RATE, BANDWIDTH, LAUNCH_S = 250e12, 1.5e12, 3e-6
 A100 = "NVIDIA A100 80GB PCIe"
 
 
@@ -91,10 +101,10 @@ def test_shipped_tables_are_those_of_three_gpus():
 
 
 def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypatch):
-    monkeypatch.setattr("trioflow.costmodel.half_precision.shipped_tensor_products", lambda: tables)
+    monkeypatch.setattr("trioflow.costmodel.step_precision.shipped_tensor_products", lambda: tables)
     sheet = load_device("a100-sxm4-80gb")
     model = in_precision(a100, sheet, "bf16")
-    assert isinstance(model, HalfPrecisionModel)
+    assert isinstance(model, PrecisionModel)
     operators = make_step(1024, 8).assign(kind="compute")
     full, half = a100.predict(operators), model.predict(operators)
     linear = (operators["name"] == "aten::linear").to_numpy()
@@ -112,7 +122,7 @@ def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypat
 
 
 def test_recorded_times_are_rescaled_with_the_tables_shape(a100, tables, monkeypatch):
-    monkeypatch.setattr("trioflow.costmodel.half_precision.shipped_tensor_products", lambda: tables)
+    monkeypatch.setattr("trioflow.costmodel.step_precision.shipped_tensor_products", lambda: tables)
     model = in_precision(a100, load_device("a100-sxm4-80gb"), "fp16")
     one, two = (make_step(1024, batch).assign(kind="compute") for batch in (4, 8))
     target = one.copy()
@@ -130,16 +140,16 @@ def test_recorded_times_are_rescaled_with_the_tables_shape(a100, tables, monkeyp
 def test_full_precision_and_fitted_half_precision_stay(a100):
     sheet = load_device("a100-sxm4-80gb")
     assert in_precision(a100, sheet, "fp32") is a100
-    own = replace(a100, facts={**a100.facts, "precisions": {"gemm": "bf16"}})
+    own = replace(a100, facts={**a100.facts, "precisions": {"gemm": "bf16", "convolution": "fp16"}})
     assert in_precision(own, sheet, "bf16") is own
     assert in_precision(a100, load_device("p100-pcie-16gb"), "fp16") is a100
-    assert product_precision(in_precision(a100, sheet, "bf16")) == "bf16"
+    assert class_precision(in_precision(a100, sheet, "bf16"), "gemm") == "bf16"
 
 
 def test_another_gpu_takes_the_nearest_table_by_the_rule(a100):
     derived = derive_operator_model(a100, load_device("a40"), precision="fp32")
     model = in_precision(derived, load_device("a40"), "bf16")
-    assert isinstance(model, HalfPrecisionModel) and model.source == "a100-sxm4-80gb"
+    assert isinstance(model, PrecisionModel) and model.source == "a100-sxm4-80gb"
     operators = make_step(4096, 8).assign(kind="compute")
     linear = (operators["name"] == "aten::linear").to_numpy()
     here = model.predict(operators)["time_s"][linear].iloc[0]
@@ -158,3 +168,103 @@ def test_the_nearest_table_is_ones_own_then_the_chips():
     assert nearest_table(tables, "a100-pcie-40gb", "bf16") == "a100-sxm4-80gb"
     assert nearest_table(tables, "l4", "bf16") == "a100-sxm4-80gb"
     assert nearest_table([], "l4", "bf16") is None
+
+
+def make_convolutions(elem_bytes):
+    """Return 3 x 3 convolutions of an image batch, their gradients, and an element-wise operator."""
+    rows = []
+    for channels, side in ((64, 56), (256, 14)):
+        image, weight = [128, channels, side, side], [channels, channels, 3, 3]
+        elements, window = 128 * channels * side * side, channels * channels * 9
+        flop = 2 * elements * channels * 9
+        rows.append(
+            ("aten::conv2d", "forward", [image, weight], [image], flop, elements + window, elements)
+        )
+        rows.append(
+            ("aten::convolution_backward", "backward", [image, image, weight], [image, weight],
+             2 * flop, 2 * elements + window, elements + window)
+        )  # fmt: skip
+        rows.append(("aten::relu", "forward", [image], [image], elements, elements, elements))
+    names = ["name", "phase", "input_shapes", "output_shapes", "flop", "read_bytes", "write_bytes"]
+    frame = pd.DataFrame(rows, columns=names)
+    frame[["read_bytes", "write_bytes"]] *= elem_bytes
+    return frame.assign(module="m", op_id=range(len(frame)), kind="compute")
+
+
+@pytest.mark.parametrize("device", ["h100-sxm", "a100-sxm4-80gb", "v100-sxm2-32gb", "mi300x"])
+def test_convolutions_keep_their_own_share_of_the_roofline(device):
+    sheet, models = load_device(device), shipped()
+    model = choose_operator_model(models, sheet.driver_name, "fp16", on_gpu=True).model
+    operators = make_convolutions(2)
+    found = model.predict(operators)
+    rows = sized_rows(operators, products=True)
+    least = roofline_times(rows, sheet, "fp16")
+    convolution = operators["name"].str.contains("conv").to_numpy()
+    share = (least / found["time_s"].to_numpy())[convolution]
+    measured = measured_convolutions()
+    there = roofline_times(
+        sized_rows(make_convolutions(4), products=True), load_device("h100-sxm"), "tf32"
+    )
+    reached = (there / measured.predict(make_convolutions(4))["time_s"].to_numpy())[convolution]
+    assert (share <= 1 + 1e-9).all()
+    assert share == pytest.approx(reached, rel=0.35), "that of the convolutions on tensor cores"
+    width = found["high_s"] / found["low_s"]
+    assert (width[convolution] > 4).all(), "nobody measured them in half precision"
+    assert found["extrapolated"][convolution].all()
+    assert (found["time_s"].to_numpy() >= 0.999 * least)[~convolution].all(), "by their bytes"
+
+
+def test_tf32_is_a_precision_of_its_own():
+    models, operators = shipped(), make_step(4096, 8).assign(kind="compute")
+    linear = (operators["name"] == "aten::linear").to_numpy()
+    for device, slower in (("h100-sxm", 3.0), ("a100-pcie-80gb", 3.0), ("a40", 1.5)):
+        sheet = load_device(device)
+        full, tf32, half = (
+            choose_operator_model(models, sheet.driver_name, word, on_gpu=True).model.predict(
+                operators.assign(
+                    read_bytes=operators["read_bytes"] * size,
+                    write_bytes=operators["write_bytes"] * size,
+                )
+            )
+            for word, size in (("fp32", 2), ("tf32", 2), ("bf16", 1))
+        )
+        time_s = [frame["time_s"].to_numpy()[linear].sum() for frame in (full, tf32, half)]
+        assert time_s[0] > slower * time_s[1], device
+        assert time_s[1] / time_s[2] == pytest.approx(2.0, rel=0.15), (
+            "half the rate, twice the bytes"
+        )
+        assert (tf32["high_s"] / tf32["low_s"])[linear].min() > 4, "no product was measured in tf32"
+        assert tf32["extrapolated"][linear].all()
+    v100 = choose_operator_model(models, "Tesla V100-PCIE-32GB", "tf32", on_gpu=True).model
+    assert v100.method == "shipped", "its hardware has no tf32"
+
+
+def test_extrapolated_sizes_stay_inside_the_sheets_bounds():
+    """A class that nobody fitted: neither faster than its roofline nor lost far below it."""
+    models = shipped()
+    operators = pd.DataFrame(
+        {
+            "name": ["x::unknown", "aten::mm", "aten::topk", "aten::add"], "phase": "backward",
+            "flop": [10**15, 10**16, 0, 10], "read_bytes": [10**6, 10**8, 10**13, 40],
+            "write_bytes": [10**6, 10**8, 10**13, 40], "module": "m",
+            "input_shapes": [[[1]]] * 4, "output_shapes": [[[1]]] * 4,
+        }
+    )  # fmt: skip
+    for name, model in models.items():
+        sheet = find_sheet(model.device_name)
+        if sheet is None:
+            continue
+        found = model.predict(operators)
+        least = roofline_times(sized_rows(operators, products=True), sheet, "fp32")
+        assert found["extrapolated"].iloc[:3].all()
+        assert (found["time_s"].to_numpy() >= least * (1 - 1e-9))[:3].all(), name
+        assert (found["time_s"].to_numpy() <= 100 * least + 1e-3).all(), name
+        wild = replace(
+            model,
+            curves={key: replace(c, curve=c.curve.scaled(1e-6)) for key, c in model.curves.items()},
+        )
+        assert wild.predict(operators)["time_s"].to_numpy()[:3] == pytest.approx(least[:3])
+
+
+def shipped():
+    return {path.parent.name: load_operator_model(path) for path in list_models()}
