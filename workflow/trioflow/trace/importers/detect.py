@@ -64,6 +64,16 @@ def import_trace(
             f"a source of format {form} names no blocks that could be repeated", file=first,
             fix="leave --repeat-layers out",
         )  # fmt: skip
+    try:
+        return _import_from(form, paths, options)
+    except TraceError as error:
+        if error.file is not None:
+            raise
+        raise TraceError(error.problem, file=first, place=error.place, fix=error.fix) from None
+
+
+def _import_from(form: str, paths: Sequence[Path], options: ImportOptions) -> Trace:
+    first = paths[0]
     if form == "neusight":  # its depth is part of reading it
         from trioflow.trace.importers.neusight import import_neusight
 
