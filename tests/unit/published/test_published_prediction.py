@@ -8,10 +8,10 @@ from trioflow.costmodel.operators import load_operator_model
 from trioflow.costmodel.platform_collectives import load_platform_collectives
 from trioflow.costmodel.published_models import SHIPPED, shipped_operator_models
 from trioflow.hardware.platform import load_platform
-from trioflow.published.causes import CHANGES, explain_cases
+from trioflow.published.causes import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.published.growth import PROPORTIONAL, RESCALED, explain_growth
 from trioflow.published.judge import describe_learning
-from trioflow.published.prediction import PreparedCase, ScaledCollectives, Settings
+from trioflow.published.prediction import PreparedCase
 from trioflow.published.rows import PublishedRow
 from trioflow.trace.store import Trace, load_trace
 

@@ -23,8 +23,7 @@ from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
 from trioflow.provenance import write_json
-from trioflow.published.causes import CAUSES
-from trioflow.published.prediction import FULL, SERIAL, Settings
+from trioflow.published.causes import CAUSES, FULL, SERIAL, Settings
 from trioflow.report.attribution import (
     ATTRIBUTION,
     REMAINDER,

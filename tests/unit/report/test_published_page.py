@@ -13,8 +13,9 @@ from trioflow.errors import InputError
 from trioflow.published.causes import CAUSES
 from trioflow.published.growth import PROPORTIONAL, RESCALED
 from trioflow.published.judge import ANCHORS
+from trioflow.report.attribution_figures import draw_tornado, summarise_changes
 from trioflow.report.published_aims import DISCLOSED, list_disclosures
-from trioflow.report.published_figures import draw_cases, draw_tornado, summarise_changes
+from trioflow.report.published_figures import draw_cases
 from trioflow.report.published_growth import sum_growth
 from trioflow.report.published_page import build_published_page, read_cases
 from trioflow.report.published_readme import update_published, write_published_rows

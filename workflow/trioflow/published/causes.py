@@ -3,15 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pandas as pd
 import pyarrow as pa
 
-from trioflow.costmodel.step_anchor import NONE, RATIO
-from trioflow.published.prediction import FULL, SERIAL, Settings
+from trioflow.costmodel.choices import Collectives
+from trioflow.costmodel.collectives import CollectiveTime
+from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER
+from trioflow.hardware.machine import Platform
 from trioflow.table_columns import FLOAT, TEXT, column
+
+SERIAL, FULL = "none", "full"
+"""Overlap of collectives with compute, where a sensitivity sets it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a sensitivity changes; the prediction itself has none changed.
+
+    Attributes
+    ----------
+    anchor : str
+        One of ``step_anchor.WAYS``.
+    copies : float
+        Factor on copies into and out of gradient buckets.
+    vocabulary : bool
+        Whether tensor parallelism cuts embedding and head.
+    overlap : str
+        none: collectives wait for compute and compute for them. full: neither
+        waits. Empty: as the platform has it.
+    compute, bandwidth, latency : float
+        Factors on compute times, and on the bandwidth and the latency of
+        measured collectives.
+    method : str
+        Way to predict collectives; the platform's own where empty.
+    host, sharing : float
+        Factors on the host's costs of parallel plans, and on what ranks lose
+        by computing at the same time; of cases that have them.
+    """
+
+    anchor: str = TIMER
+    copies: float = 1.0
+    vocabulary: bool = True
+    overlap: str = ""
+    compute: float = 1.0
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    method: str = ""
+    host: float = 1.0
+    sharing: float = 1.0
+
+    def arrange(self, platform: Platform) -> Platform:
+        """Return a platform with the overlap of these settings."""
+        if not self.overlap:
+            return platform
+        return replace(platform, communication_on_compute_stream=self.overlap == SERIAL)
+
+
+@dataclass(frozen=True)
+class ScaledCollectives:
+    """Measured collectives with another bandwidth or latency.
+
+    Attributes
+    ----------
+    base : CollectiveCostModel or PlatformCollectives
+        As measured.
+    bandwidth, latency : float
+        Factors; a collective's latency is its time for an empty message.
+    """
+
+    base: Collectives
+    bandwidth: float
+    latency: float
+
+    def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
+        """Return the changed time of a collective, its interval in proportion."""
+        told = self.base.time_s(collective, ranks, message_bytes)
+        start_s = min(self.base.time_s(collective, ranks, 0).time_s, told.time_s)
+        time_s = start_s * self.latency + (told.time_s - start_s) / self.bandwidth
+        factor = time_s / told.time_s if told.time_s else 1.0
+        return CollectiveTime(time_s, told.low_s * factor, told.high_s * factor, told.confidence)
+
 
 CAUSES = pa.schema([
     column("set", TEXT, "set of cases"),

@@ -23,8 +23,9 @@ from trioflow.costmodel.step_residuals import (
 from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.schedules import is_schedule
 from trioflow.parallel.sizing import resize_batch
+from trioflow.published.causes import Settings
 from trioflow.published.measured import read_measured
-from trioflow.published.prediction import PreparedCase, Settings, prepare_case
+from trioflow.published.prediction import PreparedCase, prepare_case
 from trioflow.published.rows import PublishedRow, load_published_rows, rows_of_set
 from trioflow.published.scores import list_scaling
 from trioflow.published.source import PublishedSource, list_anchored_pairs, published_name

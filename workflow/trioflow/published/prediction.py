@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.choices import Collectives
-from trioflow.costmodel.collectives import CollectiveTime
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.platform_collectives import PlatformCollectives
 from trioflow.costmodel.step_anchor import NONE as UNANCHORED
-from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
+from trioflow.costmodel.step_anchor import RATIO, anchor_step
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.plan import micro_batch_sizes
@@ -24,83 +23,14 @@ from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.prediction.step import Step
 from trioflow.published.analytical import AnalyticalModel
+from trioflow.published.causes import ScaledCollectives, Settings
 from trioflow.published.rows import PublishedRow
 from trioflow.published.source import PublishedSource
 from trioflow.published.triosim_rules import predict_by_triosim, read_recorded_step
 from trioflow.trace.store import Trace
 
-SERIAL, FULL = "none", "full"
-"""Overlap of collectives with compute, where a sensitivity sets it."""
 LARGE_BYTES = 512 * 1024 * 1024
 """A message whose time is bandwidth alone: what the baseline's one bandwidth is read from [bytes]."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a sensitivity changes; the prediction itself has none changed.
-
-    Attributes
-    ----------
-    anchor : str
-        One of ``step_anchor.WAYS``.
-    copies : float
-        Factor on copies into and out of gradient buckets.
-    vocabulary : bool
-        Whether tensor parallelism cuts embedding and head.
-    overlap : str
-        none: collectives wait for compute and compute for them. full: neither
-        waits. Empty: as the platform has it.
-    compute, bandwidth, latency : float
-        Factors on compute times, and on the bandwidth and the latency of
-        measured collectives.
-    method : str
-        Way to predict collectives; the platform's own where empty.
-    host, sharing : float
-        Factors on the host's costs of parallel plans, and on what ranks lose
-        by computing at the same time; of cases that have them.
-    """
-
-    anchor: str = TIMER
-    copies: float = 1.0
-    vocabulary: bool = True
-    overlap: str = ""
-    compute: float = 1.0
-    bandwidth: float = 1.0
-    latency: float = 1.0
-    method: str = ""
-    host: float = 1.0
-    sharing: float = 1.0
-
-    def arrange(self, platform: Platform) -> Platform:
-        """Return a platform with the overlap of these settings."""
-        if not self.overlap:
-            return platform
-        return replace(platform, communication_on_compute_stream=self.overlap == SERIAL)
-
-
-@dataclass(frozen=True)
-class ScaledCollectives:
-    """Measured collectives with another bandwidth or latency.
-
-    Attributes
-    ----------
-    base : CollectiveCostModel or PlatformCollectives
-        As measured.
-    bandwidth, latency : float
-        Factors; a collective's latency is its time for an empty message.
-    """
-
-    base: Collectives
-    bandwidth: float
-    latency: float
-
-    def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
-        """Return the changed time of a collective, its interval in proportion."""
-        told = self.base.time_s(collective, ranks, message_bytes)
-        start_s = min(self.base.time_s(collective, ranks, 0).time_s, told.time_s)
-        time_s = start_s * self.latency + (told.time_s - start_s) / self.bandwidth
-        factor = time_s / told.time_s if told.time_s else 1.0
-        return CollectiveTime(time_s, told.low_s * factor, told.high_s * factor, told.confidence)
 
 
 @dataclass(frozen=True)

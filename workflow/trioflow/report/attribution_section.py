@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from trioflow.published.scores import OURS, SCORES, score_model
 from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
-from trioflow.report.attribution_figures import PARTS
-from trioflow.report.html import Cell, Column, render_list, render_paragraph, render_table
-from trioflow.report.published_figures import summarise_changes
-from trioflow.report.published_sections import render_changes, render_scores
-from trioflow.report.validation_cells import number_cell, percent_cell, signed_cell
+from trioflow.report.attribution_figures import PARTS, summarise_changes
+from trioflow.report.html import (
+    Cell,
+    Column,
+    render_details,
+    render_list,
+    render_paragraph,
+    render_table,
+)
+from trioflow.report.validation_cells import (
+    count_cell,
+    number_cell,
+    percent_cell,
+    signed_cell,
+)
 from trioflow.report.wording import write_percent
 
 ALL = "all experiments"
@@ -130,3 +142,60 @@ def render_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> str:
 
 def _meaning(name: str) -> str:
     return str(ATTRIBUTION.field(name).metadata[b"meaning"].decode())
+
+
+SCORE_TITLES = {
+    "mean_absolute_error": ("mean", "absolute error"),
+    "median_absolute_error": ("median", "absolute error"),
+    "worst_error": ("worst", "signed error"), "bias": ("bias", "signed mean"),
+    "mean_relative_width": ("width", "of the interval"),
+    "interval_score": ("score", "of the interval"), "pairs": ("pairs", "of plans"),
+    "ordered": ("ordered", "of pairs"), "rank_correlation": ("rank", "correlation"),
+    "scaling_cases": ("cases", "of scaling"), "scaling_error": ("scaling", "absolute error"),
+    "single_error": ("one GPU", "absolute error"),
+}  # fmt: skip
+"""Headings of scores in two lines; the glossary has the full names."""
+
+
+def render_scores(scores: pd.DataFrame, name: str) -> str:
+    """Return all scores of everyone who predicts a set."""
+    rows = scores[scores["set"] == name]
+    shown = [key for key in SCORES if key != "intervals" and rows[key].notna().any()]
+    shown = [key for key in shown if key not in ("pairs", "scaling_cases") or rows[key].any()]
+    columns = [
+        Column("model", "", "who predicts", number=False),
+        *(Column(*SCORE_TITLES.get(key, (key, "")), SCORES[key]) for key in shown),
+    ]
+    cells = []
+    for row in rows.to_dict("records"):
+        cells.append([Cell(str(row["model"])), *(score_cell(key, row[key]) for key in shown)])
+    return render_table(columns, cells, f"Scores of the set {name}")
+
+
+def score_cell(key: str, value: Any) -> Cell:
+    """Return the cell of one score, in its unit."""
+    if key in ("cases", "pairs", "scaling_cases"):
+        return count_cell(value)
+    if key in ("rank_correlation", "interval_score"):
+        return number_cell(value)
+    return signed_cell(value) if key in ("worst_error", "bias") else percent_cell(value)
+
+
+def render_changes(table: pd.DataFrame) -> str:
+    """Return what each change of a parameter does, as a table below the figure."""
+    columns = [
+        Column("parameter", "", "", number=False),
+        Column("changed", "", "how", number=False),
+        Column("cases", "", "cases that have it"),
+        Column("step", "mean change", "mean relative change of the predicted step"),
+        Column("error", "mean absolute", "mean absolute error with the change"),
+        Column("unchanged", "mean absolute", "mean absolute error of the same cases without it"),
+    ]
+    rows = [
+        [
+            Cell(str(row["parameter"])), Cell(str(row["setting"])), count_cell(row["cases"]),
+            signed_cell(row["change"]), percent_cell(row["error"]), percent_cell(row["base_error"]),
+        ]
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    return render_details("The same as a table", render_table(columns, rows, "Sensitivities"))

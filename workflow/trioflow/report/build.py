@@ -13,13 +13,12 @@ from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.provenance import stamp
 from trioflow.report import figures, style, timelines
-from trioflow.report.attribution_figures import draw_attribution
+from trioflow.report.attribution_figures import draw_attribution, draw_tornado
 from trioflow.report.attribution_section import ALL, summarise_live_changes
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import ReportInputs, load_report_inputs
 from trioflow.report.metrics import build_metrics_table
 from trioflow.report.page import write_page
-from trioflow.report.published_figures import draw_tornado
 from trioflow.report.wording import write_time
 
 

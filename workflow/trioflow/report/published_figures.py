@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from trioflow.errors import InputError
-from trioflow.published.causes import SENSITIVITY
 from trioflow.published.scores import MODELS, ORACLE, OURS
 from trioflow.report import style
 from trioflow.report.published_aims import PUBLISHED
@@ -143,94 +142,3 @@ def _draw_scatter(rows: pd.DataFrame) -> Figure:
             axes.set_xlabel("measured")
         panels[0].set_ylabel("error [%]")
     return figure
-
-
-def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
-    """Draw how far each parameter moves a set's predicted steps, and the error then.
-
-    Parameters
-    ----------
-    table : DataFrame
-        Columns ``parameter``, ``setting``, ``change`` (mean relative change of
-        the step), ``error`` (mean absolute error with it), ``base_error``
-        (without it, on the same cases) and ``cases``, the widest first.
-    name : str
-        The set.
-
-    Raises
-    ------
-    InputError
-        When nothing was changed.
-    """
-    if table.empty:
-        raise InputError(f"no sensitivity of the set {name!r} to draw")
-    parameters = list(dict.fromkeys(table["parameter"]))
-    with style.figure_style():
-        figure = style.new_figure(1.4 + 0.42 * len(parameters))
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-        for place, parameter in enumerate(parameters):
-            rows = table[table["parameter"] == parameter].to_dict("records")
-            for at, row in enumerate(rows):
-                colour = (style.SKY, style.ORANGE)[at % 2]
-                offset = place + (0.18 * (2 * at - 1) if len(rows) > 1 else 0.0)
-                left.barh(offset, 100 * row["change"], height=0.34, color=colour)
-                side = "left" if row["change"] >= 0 else "right"
-                left.annotate(
-                    row["setting"], (100 * row["change"], offset), xytext=(3 if side == "left" else -3, 0),
-                    textcoords="offset points", ha=side, va="center", fontsize=7.5,
-                )  # fmt: skip
-                right.plot(100 * row["error"], offset, marker="o", markersize=6, color=colour)
-                right.plot(
-                    100 * row["base_error"], offset, marker="|", markersize=9, color=style.INK
-                )
-        left.axvline(0, color=style.INK, linewidth=1)
-        left.margins(x=0.28)
-        left.set_yticks(range(len(parameters)), parameters)
-        left.set_ylim(len(parameters) - 0.4, -0.6)
-        right.set_xlim(left=0)
-        left.set_xlabel("mean change of the predicted step [%]")
-        right.set_xlabel("mean absolute error then [%]\n(stroke: unchanged)")
-        for axes in (left, right):
-            axes.grid(axis="y", visible=False)
-    return figure
-
-
-def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return what each change of a parameter does to a set.
-
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
-    causes : DataFrame
-        Columns of ``causes.CAUSES``.
-    name : str
-        The set.
-
-    Returns
-    -------
-    DataFrame
-        As :func:`draw_tornado` takes it.
-    """
-    chosen = causes[(causes["set"] == name) & (causes["role"] == SENSITIVITY)]
-    known = cases[cases["set"] == name][["case", "measured_s", "predicted_s"]]
-    if chosen.empty:
-        return pd.DataFrame(
-            columns=["parameter", "setting", "change", "error", "base_error", "cases"]
-        )
-    rows = chosen.merge(known, on="case")
-    rows = rows.assign(
-        change=rows["time_s"] / rows["predicted_s"] - 1.0,
-        error=(rows["time_s"] / rows["measured_s"] - 1.0).abs(),
-        base_error=(rows["predicted_s"] / rows["measured_s"] - 1.0).abs(),
-    )
-    grouped = rows.groupby(["parameter", "setting"], sort=False)
-    found = grouped[["change", "error", "base_error"]].mean().assign(cases=grouped.size())
-    found = found.reset_index()
-    widest = found.groupby("parameter")["change"].apply(lambda each: each.abs().max())
-    order = found["parameter"].map(widest)
-    return (
-        found.assign(order=-order)
-        .sort_values(["order", "parameter"], kind="stable", ignore_index=True)
-        .drop(columns="order")
-    )

@@ -17,6 +17,8 @@ from trioflow.published.judge import ANCHORS
 from trioflow.published.scores import SCORES, score_published
 from trioflow.report import published_sections as sections
 from trioflow.report import style
+from trioflow.report.attribution_figures import draw_tornado, summarise_changes
+from trioflow.report.attribution_section import render_changes, render_scores
 from trioflow.report.files_read import render_files_read
 from trioflow.report.glossary import render_tables
 from trioflow.report.html import (
@@ -28,12 +30,7 @@ from trioflow.report.html import (
     render_paragraph,
 )
 from trioflow.report.published_aims import SETS, SOURCE, describe_set, list_disclosures
-from trioflow.report.published_figures import (
-    MOST_NAMED,
-    draw_cases,
-    draw_tornado,
-    summarise_changes,
-)
+from trioflow.report.published_figures import MOST_NAMED, draw_cases
 from trioflow.report.published_growth import render_growth
 
 TITLE = "trioflow: public measurements of many GPUs"
@@ -213,7 +210,7 @@ def _render_set(
     caption = _POINTS_CAPTION if many else _CASES_CAPTION
     parts = [render_paragraph(text) for text in (words.judged, words.limits) if text]
     parts.append(render_figure(places[name], caption, f"Errors of the set {name}."))
-    parts += [sections.render_scores(scores, name), sections.render_scaling(cases, name)]
+    parts += [render_scores(scores, name), sections.render_scaling(cases, name)]
     parts.append(sections.render_cases(cases, name))
     parts += ["<h3>What the error is made of</h3>"] if (causes["set"] == name).any() else []
     parts.append(sections.render_causes(cases, causes, name))
@@ -221,5 +218,5 @@ def _render_set(
     if f"{name}-sensitivity" in places:
         address = places[f"{name}-sensitivity"]
         parts.append(render_figure(address, _TORNADO_CAPTION, f"Sensitivities of the set {name}."))
-        parts.append(sections.render_changes(summarise_changes(cases, causes, name)))
+        parts.append(render_changes(summarise_changes(cases, causes, name)))
     return "".join(parts)

@@ -9,6 +9,9 @@ import pandas as pd
 from trioflow.costmodel.step_anchor import WAYS
 from trioflow.published.causes import PART, REPLACED
 from trioflow.published.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
+from trioflow.report.attribution_section import (
+    score_cell,
+)
 from trioflow.report.html import (
     Cell,
     Column,
@@ -21,7 +24,6 @@ from trioflow.report.published_aims import PUBLISHED, describe_set
 from trioflow.report.published_figures import MOST_NAMED
 from trioflow.report.validation_cells import (
     count_cell,
-    number_cell,
     percent_cell,
     signed_cell,
     time_cell,
@@ -34,17 +36,6 @@ from trioflow.report.wording import (
     write_time,
 )
 
-_TITLES = {
-    "mean_absolute_error": ("mean", "absolute error"),
-    "median_absolute_error": ("median", "absolute error"),
-    "worst_error": ("worst", "signed error"), "bias": ("bias", "signed mean"),
-    "mean_relative_width": ("width", "of the interval"),
-    "interval_score": ("score", "of the interval"), "pairs": ("pairs", "of plans"),
-    "ordered": ("ordered", "of pairs"), "rank_correlation": ("rank", "correlation"),
-    "scaling_cases": ("cases", "of scaling"), "scaling_error": ("scaling", "absolute error"),
-    "single_error": ("one GPU", "absolute error"),
-}  # fmt: skip
-"""Headings of scores in two lines; the glossary has the full names."""
 _OTHERS = [model for model in MODELS if model not in (OURS, ORACLE)]
 
 
@@ -87,7 +78,7 @@ def render_summary(scores: pd.DataFrame) -> str:
                 Cell({True: "yes", False: "no", None: NOTHING}[reached]),
                 *(percent_cell(score_of(scores, name, m).get("mean_absolute_error")) for m in _OTHERS),
                 *(
-                    _score_cell(key, ours[key])
+                    score_cell(key, ours[key])
                     for key in (
                         "median_absolute_error", "worst_error", "bias", "ordered", "rank_correlation",
                         "coverage", "mean_relative_width", "interval_score",
@@ -107,29 +98,6 @@ def read_aim(scores: pd.DataFrame, name: str) -> tuple[str, bool | None]:
         text = f"scaling {write_percent(words.scaling_aim, 0)}"
         return text, bool(ours["scaling_error"] <= words.scaling_aim)
     return NOTHING, None
-
-
-def render_scores(scores: pd.DataFrame, name: str) -> str:
-    """Return all scores of everyone who predicts a set."""
-    rows = scores[scores["set"] == name]
-    shown = [key for key in SCORES if key != "intervals" and rows[key].notna().any()]
-    shown = [key for key in shown if key not in ("pairs", "scaling_cases") or rows[key].any()]
-    columns = [
-        Column("model", "", "who predicts", number=False),
-        *(Column(*_TITLES.get(key, (key, "")), SCORES[key]) for key in shown),
-    ]
-    cells = []
-    for row in rows.to_dict("records"):
-        cells.append([Cell(str(row["model"])), *(_score_cell(key, row[key]) for key in shown)])
-    return render_table(columns, cells, f"Scores of the set {name}")
-
-
-def _score_cell(key: str, value: Any) -> Cell:
-    if key in ("cases", "pairs", "scaling_cases"):
-        return count_cell(value)
-    if key in ("rank_correlation", "interval_score"):
-        return number_cell(value)
-    return signed_cell(value) if key in ("worst_error", "bias") else percent_cell(value)
 
 
 def render_cases(cases: pd.DataFrame, name: str) -> str:
@@ -266,26 +234,6 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     return render_paragraph(note) + render_table(
         columns, rows, "Parts of the step, and of the error"
     )
-
-
-def render_changes(table: pd.DataFrame) -> str:
-    """Return what each change of a parameter does, as a table below the figure."""
-    columns = [
-        Column("parameter", "", "", number=False),
-        Column("changed", "", "how", number=False),
-        Column("cases", "", "cases that have it"),
-        Column("step", "mean change", "mean relative change of the predicted step"),
-        Column("error", "mean absolute", "mean absolute error with the change"),
-        Column("unchanged", "mean absolute", "mean absolute error of the same cases without it"),
-    ]
-    rows = [
-        [
-            Cell(str(row["parameter"])), Cell(str(row["setting"])), count_cell(row["cases"]),
-            signed_cell(row["change"]), percent_cell(row["error"]), percent_cell(row["base_error"]),
-        ]
-        for row in table.to_dict("records")
-    ]  # fmt: skip
-    return render_details("The same as a table", render_table(columns, rows, "Sensitivities"))
 
 
 def render_papers(scores: pd.DataFrame) -> str:
