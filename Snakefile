@@ -35,12 +35,12 @@ include: "rules/measure.smk"
 include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
 include: "rules/report.smk"
-include: "rules/studies.smk"
-include: "rules/distsim.smk"
+include: "rules/reproductions/studies.smk"
+include: "rules/reproductions/distsim.smk"
 include: "rules/sweep.smk"
-include: "rules/validate.smk"
-include: "rules/published.smk"
-include: "rules/figures.smk"
+include: "rules/reproductions/validate.smk"
+include: "rules/reproductions/published.smk"
+include: "rules/reproductions/figures.smk"
 
 
 localrules:

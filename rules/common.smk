@@ -20,8 +20,8 @@ from trioflow.experiments import (
 )
 from trioflow.imports import required_modules
 from trioflow.provenance import digest_modules
-from trioflow.published.rows import load_published_rows
-from trioflow.published.vtrain_data import SETS as VTRAIN
+from trioflow.reproductions.published.rows import load_published_rows
+from trioflow.reproductions.vtrain.data import SETS as VTRAIN
 from trioflow.sweeps.listing import list_sweeps, plan_sweep
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])

@@ -1,7 +1,7 @@
 """Write the page of the cost models' validation."""
 
 from trioflow.job_log import log_job
-from trioflow.report.validation_page import build_validation_page
+from trioflow.reproductions.validation.page import build_validation_page
 
 with log_job(snakemake.log[0]):
     build_validation_page(

@@ -1,7 +1,7 @@
 """Write the page of public measured steps."""
 
 from trioflow.job_log import log_job
-from trioflow.report.published_page import build_published_page
+from trioflow.reproductions.published.page import build_published_page
 
 with log_job(snakemake.log[0]):
     build_published_page(

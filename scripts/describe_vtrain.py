@@ -1,7 +1,7 @@
 """Write the page of vTrain's iteration times."""
 
 from trioflow.job_log import log_job
-from trioflow.report.published_vtrain import build_vtrain_page
+from trioflow.reproductions.vtrain.page import build_vtrain_page
 
 with log_job(snakemake.log[0]):
     build_vtrain_page(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.diagnostics import diagnose_published
-from trioflow.costmodel.validation_tables import write_validation_table
 from trioflow.job_log import log_job
+from trioflow.reproductions.validation.diagnostics import diagnose_published
+from trioflow.reproductions.validation.tables import write_validation_table
 
 with log_job(snakemake.log[0]):
     operators, classes = diagnose_published(Path(snakemake.params.data))

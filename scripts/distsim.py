@@ -1,7 +1,7 @@
 """Compare recorded with simulated timelines, and write the page about it."""
 
 from trioflow.job_log import log_job
-from trioflow.report.distsim_page import build_distsim_page
+from trioflow.reproductions.distsim.page import build_distsim_page
 
 with log_job(snakemake.log[0]):
     build_distsim_page(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.studies.distsim_search import study_distsim_search
+from trioflow.reproductions.studies.distsim_search import study_distsim_search
 
 with log_job(snakemake.log[0]):
     study_distsim_search(snakemake.output.table, Path(snakemake.output.figure).with_suffix(""))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.studies.hop import study_hop
+from trioflow.reproductions.studies.hop import study_hop
 
 with log_job(snakemake.log[0]):
     study_hop(

@@ -2,7 +2,7 @@
 
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp, write_json
-from trioflow.published.judge import ANCHORS, judge_anchored_steps, measure_band
+from trioflow.reproductions.published.judge import ANCHORS, judge_anchored_steps, measure_band
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.validate_collectives import validate_collectives
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
+from trioflow.reproductions.validation.collectives import validate_collectives
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.validate_new_gpu import validate_new_gpu
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
+from trioflow.reproductions.validation.new_gpu import validate_new_gpu
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.studies.wafer import study_wafer
+from trioflow.reproductions.studies.wafer import study_wafer
 
 with log_job(snakemake.log[0]):
     study_wafer(snakemake.output.table, Path(snakemake.output.figure).with_suffix(""))

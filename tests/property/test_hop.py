@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.studies.hop_simulation import Edge, Floats, HopRun, HopSettings, simulate_hop
+from trioflow.reproductions.studies.hop_simulation import (
+    Edge,
+    Floats,
+    HopRun,
+    HopSettings,
+    simulate_hop,
+)
 
 
 @dataclass

@@ -14,12 +14,12 @@ from trioflow.costmodel.collective_methods import METHODS
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, read_public_samples
 from trioflow.costmodel.published_collectives import FILE, PLATFORMS, fit_published
-from trioflow.costmodel.validate_collectives import (
+from trioflow.datasets.catalogue import load_catalogue
+from trioflow.reproductions.validation.collectives import (
     describe_case,
     parse_case,
     validate_collectives,
 )
-from trioflow.datasets.catalogue import load_catalogue
 
 # As published: time [us] and bus bandwidth [GB/s] of half-precision all-reduces (A100: NCCL 2.27.3,
 # H100: the 2.29.2 table), and bus bandwidths of all-gather and reduce-scatter at 512 MiB.

@@ -11,7 +11,10 @@ import pytest
 from trioflow import tables
 from trioflow.costmodel.new_gpu import new_gpu_interval, retime_trace
 from trioflow.costmodel.new_gpu_model import fit_new_gpu_model, load_new_gpu_model
-from trioflow.costmodel.validate_new_gpu import (
+from trioflow.costmodel.scores import score_cases
+from trioflow.datasets.catalogue import load_catalogue
+from trioflow.hardware.device_sheet import find_device
+from trioflow.reproductions.validation.new_gpu import (
     OTHER_BATCH,
     OTHER_SOFTWARE,
     RESNET50,
@@ -20,9 +23,6 @@ from trioflow.costmodel.validate_new_gpu import (
     SINGLE,
     validate_new_gpu,
 )
-from trioflow.costmodel.validation_scores import score_cases
-from trioflow.datasets.catalogue import load_catalogue
-from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 

@@ -13,7 +13,6 @@ from trioflow import tables
 from trioflow.costmodel.baselines import ProportionalModel
 from trioflow.costmodel.benchmarks import TEST, TRAIN, load_benchmarks
 from trioflow.costmodel.device_fit import DeviceData, fit_device_data
-from trioflow.costmodel.diagnostics import diagnose_published
 from trioflow.costmodel.operator_cases import resize
 from trioflow.costmodel.operator_rows import sized_rows
 from trioflow.costmodel.operators import OperatorCostModel, load_operator_model
@@ -23,11 +22,12 @@ from trioflow.costmodel.published_models import (
     largest_difference,
     shipped_operator_models,
 )
-from trioflow.costmodel.validate_operators import validate_batch_change
-from trioflow.costmodel.validation_scores import score_cases
-from trioflow.costmodel.validation_tables import read_validation_table, write_validation_table
+from trioflow.costmodel.scores import score_cases
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.provenance import read_json
+from trioflow.reproductions.validation.diagnostics import diagnose_published
+from trioflow.reproductions.validation.operators import validate_batch_change
+from trioflow.reproductions.validation.tables import read_validation_table, write_validation_table
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
 DEVICES = {"a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"}

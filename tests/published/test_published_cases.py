@@ -12,7 +12,9 @@ from trioflow.costmodel.step_anchor import load_band
 from trioflow.costmodel.step_residuals import load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
-from trioflow.published.judge import (
+from trioflow.report.scores import list_scaling, score_published
+from trioflow.reproductions.published.aims import SETS
+from trioflow.reproductions.published.judge import (
     ANCHORS,
     find_band,
     judge_anchored_steps,
@@ -21,11 +23,9 @@ from trioflow.published.judge import (
     measure_band,
     prepare_set,
 )
-from trioflow.published.measured import read_measured
-from trioflow.published.rows import load_published_rows, rows_of_set
-from trioflow.published.scores import list_scaling, score_published
-from trioflow.published.triosim_rules import RecordedStep, predict_by_triosim
-from trioflow.report.published_aims import SETS
+from trioflow.reproductions.published.measured import read_measured
+from trioflow.reproductions.published.rows import load_published_rows, rows_of_set
+from trioflow.reproductions.published.triosim_rules import RecordedStep, predict_by_triosim
 from trioflow.tables import PUBLISHED_CASES
 from trioflow.trace.importers.triosim_tables import read_triosim
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.published.vtrain import IN_PLACE, LEFT_OUT, count_ordered, number_groups
-from trioflow.published.vtrain_baselines import leave_out_ridge
-from trioflow.published.vtrain_composition import check_composition
-from trioflow.published.vtrain_data import read_all_reduces, read_iteration_times
-from trioflow.published.vtrain_fit import Judged, leave_out
-from trioflow.published.vtrain_model import FORMS, StepModel
+from trioflow.reproductions.vtrain.baselines import leave_out_ridge
+from trioflow.reproductions.vtrain.composition import check_composition
+from trioflow.reproductions.vtrain.data import read_all_reduces, read_iteration_times
+from trioflow.reproductions.vtrain.fit import Judged, leave_out
+from trioflow.reproductions.vtrain.judge import IN_PLACE, LEFT_OUT, count_ordered, number_groups
+from trioflow.reproductions.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
 """Mean absolute error and share of pairs in order that each set must keep."""

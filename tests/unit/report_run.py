@@ -10,8 +10,8 @@ import pandas as pd
 from trioflow import tables
 from trioflow.costmodel.collectives import fit_collective_model
 from trioflow.provenance import write_json
-from trioflow.published.causes import CAUSES
 from trioflow.report.attribution import ATTRIBUTION, PROFILE
+from trioflow.report.causes import CAUSES
 
 PLANS = [
     {

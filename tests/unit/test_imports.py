@@ -43,12 +43,10 @@ ORDER = (
     ("export",),
     ("measure",),
     ("campaign",),
-    ("published",),
     ("report",),
     ("sweeps",),
-    ("studies",),
-    ("figures",),
     ("cli", "__main__"),
+    ("reproductions",),
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
@@ -131,7 +129,7 @@ def test_rules_that_predict_need_neither_pages_nor_the_command() -> None:
     scripts = PACKAGE.parents[1] / "scripts"
     for name in ("extrapolate", "simulate", "simulate_sweep"):
         rooms = {module.partition("/")[0] for module in required_modules(scripts / f"{name}.py")}
-        assert not rooms & {"report", "cli", "figures", "studies", "published"}, name
+        assert not rooms & {"report", "cli", "reproductions"}, name
 
 
 def test_torch_is_imported_by_capture_and_measure_only() -> None:

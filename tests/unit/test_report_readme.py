@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from report.validation_cases import make_cases
 from report_run import PLANS, experiments_of, write_run
-from trioflow.costmodel.validation_scores import score_cases
+from reproductions.validation.validation_cases import make_cases
+from trioflow.costmodel.scores import score_cases
 from trioflow.errors import InputError, TableError
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
-from trioflow.report.readme import (
+from trioflow.reproductions.readme import (
     ERRORS,
     SPEED,
     VALIDATION,
@@ -19,7 +19,7 @@ from trioflow.report.readme import (
     update_validation,
     write_errors_page,
 )
-from trioflow.report.speeds import COLUMNS, read_speeds, write_speeds
+from trioflow.reproductions.speeds import COLUMNS, read_speeds, write_speeds
 
 BEGIN, END = markers(ERRORS)
 SMALL = [("vgg11", 8, 0.3, 140, 28_000_000)]

@@ -45,13 +45,13 @@ def test_the_workflow_catalog_finds_what_it_asks_for() -> None:
     usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
     assert usage.keys() == {"mandatory-flags", "software-stack-deployment", "report"}
     assert usage["mandatory-flags"].keys() == {"desc", "flags"}
-    assert (ROOT / "Snakefile").exists() and list((ROOT / "rules").glob("*.smk"))
+    assert (ROOT / "Snakefile").exists() and list((ROOT / "rules").rglob("*.smk"))
     assert 'configfile: "config/config.yaml"' in (ROOT / "Snakefile").read_text()
     for name in ("config/config.yaml", "config/README.md", "LICENSE"):
         assert (ROOT / name).stat().st_size > 100, name
     readme = (ROOT / "README.md").read_text().lower()
     assert "snakemake" in readme and "workflow" in readme
-    text = "\n".join(path.read_text() for path in (ROOT / "rules").glob("*.smk"))
+    text = "\n".join(path.read_text() for path in (ROOT / "rules").rglob("*.smk"))
     jobs = [
         rule
         for rule in re.split(r"^\s*(?:rule|checkpoint)\b", text, flags=re.M)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from project_copy import ROOT, Project
-from trioflow.figures.catalogue import FIGURES, list_descriptions, list_figures
+from trioflow.reproductions.figures.catalogue import FIGURES, list_descriptions, list_figures
 
 NAMES = list_figures(list_descriptions(ROOT / "config/figures"), published=True)
 

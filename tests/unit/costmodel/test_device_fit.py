@@ -14,10 +14,10 @@ from trioflow.costmodel.device_fit import (
     fit_device_model,
     make_recipe,
 )
-from trioflow.costmodel.diagnostics import diagnose
 from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.validation_tables import OPERATORS
 from trioflow.errors import InputError
+from trioflow.reproductions.validation.diagnostics import diagnose
+from trioflow.reproductions.validation.tables import OPERATORS
 from trioflow.tables import to_arrow, validate
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_trace, make_gpu_traces, make_step

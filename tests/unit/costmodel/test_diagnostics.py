@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.costmodel.collectives import fit_collective_model
-from trioflow.costmodel.diagnostics import (
+from trioflow.costmodel.operators import OperatorCostModel, fit_operator_model
+from trioflow.errors import InputError
+from trioflow.reproductions.validation.diagnostics import (
     OPERATOR_COLUMNS,
     RESCALE_COLUMNS,
     collective_diagnostics,
@@ -14,8 +16,6 @@ from trioflow.costmodel.diagnostics import (
     operator_diagnostics,
     rescale_diagnostics,
 )
-from trioflow.costmodel.operators import OperatorCostModel, fit_operator_model
-from trioflow.errors import InputError
 
 from costmodel.synthetic import make_traces
 from costmodel.test_collectives import GLOO_NS, make_samples

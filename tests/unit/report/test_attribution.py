@@ -23,7 +23,6 @@ from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
 from trioflow.provenance import write_json
-from trioflow.published.causes import CAUSES, FULL, SERIAL, Settings
 from trioflow.report.attribution import (
     ATTRIBUTION,
     REMAINDER,
@@ -39,6 +38,7 @@ from trioflow.report.attribution_section import (
     score_experiments,
     summarise_live_changes,
 )
+from trioflow.report.causes import CAUSES, FULL, SERIAL, Settings
 from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP, LiveCase, share_host
 from trioflow.report.measured_parts import measure_parts
 from trioflow.trace.store import load_trace, save_trace

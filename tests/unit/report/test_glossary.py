@@ -43,7 +43,7 @@ def test_every_unit_has_a_meaning_and_only_units_that_are_used_are_told():
 def test_places_are_those_of_tables_that_rules_write():
     known = {*tables.SCHEMAS, *OWN_TABLES, "anchors"}
     assert set(FILES) <= known
-    rules = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
+    rules = "\n".join(path.read_text() for path in sorted((ROOT / "rules").rglob("*.smk")))
     for places in FILES.values():
         for place in places.split(", "):
             name = Path(place).name
@@ -58,7 +58,7 @@ def test_every_page_links_all_pages_with_the_command_that_makes_them():
         assert f'<a href="{page.file}">{escape(page.title)}</a>' in text
         assert f"<code>{page.command}</code>" in text
     assert len({page.file for page in PAGES}) == len(PAGES)
-    rules = "\n".join(path.read_text() for path in sorted((ROOT / "rules").glob("*.smk")))
+    rules = "\n".join(path.read_text() for path in sorted((ROOT / "rules").rglob("*.smk")))
     for page in PAGES:
         target = page.command.rpartition(" ")[2]
         assert target == "reproduce" or re.search(rf"\b{target}\b", rules), page.command

@@ -16,21 +16,20 @@ from typing import Any
 import pandas as pd
 import pytest
 from browser import Browser, run_driver
-from published.published_cases import make_cases
 from report_run import PLANS, WORKLOADS, experiments_of, write_run
+from reproductions.published.published_cases import make_cases
+from reproductions.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
+from reproductions.validation.validation_cases import write_files
 from trioflow import tables
 from trioflow.provenance import atomic_path
-from trioflow.published.causes import CAUSES
-from trioflow.published.judge import ANCHORS
 from trioflow.report.build import build_report
+from trioflow.report.causes import CAUSES
 from trioflow.report.html import Cell, Column, render_page, render_table
-from trioflow.report.published_page import build_published_page
 from trioflow.report.trace_page import build_trace_page
-from trioflow.report.validation_page import build_validation_page
+from trioflow.reproductions.published.judge import ANCHORS
+from trioflow.reproductions.published.page import build_published_page
+from trioflow.reproductions.validation.page import build_validation_page
 from trioflow.trace.store import save_trace
-
-from report.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
-from report.validation_cases import write_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.pages]
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.provenance import read_json, stamp
-from trioflow.published.causes import CAUSES, explain_cases
+from trioflow.report.causes import CAUSES, explain_cases
 from trioflow.report.errors import measured_steps
 from trioflow.report.live_case import COMPUTE, LiveCase
 from trioflow.report.measured_parts import MeasuredParts, measure_parts

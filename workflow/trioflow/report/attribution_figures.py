@@ -9,9 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from trioflow.errors import InputError
-from trioflow.published.causes import SENSITIVITY
 from trioflow.report import style
 from trioflow.report.attribution import REMAINDER
+from trioflow.report.causes import SENSITIVITY
 from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP
 from trioflow.report.wording import write_signed
 

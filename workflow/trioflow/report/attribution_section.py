@@ -6,9 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.published.scores import OURS, SCORES, score_model
 from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
 from trioflow.report.attribution_figures import PARTS, summarise_changes
+from trioflow.report.cells import (
+    count_cell,
+    number_cell,
+    percent_cell,
+    signed_cell,
+)
 from trioflow.report.html import (
     Cell,
     Column,
@@ -17,12 +22,7 @@ from trioflow.report.html import (
     render_paragraph,
     render_table,
 )
-from trioflow.report.validation_cells import (
-    count_cell,
-    number_cell,
-    percent_cell,
-    signed_cell,
-)
+from trioflow.report.scores import OURS, SCORES, score_model
 from trioflow.report.wording import write_percent
 
 ALL = "all experiments"

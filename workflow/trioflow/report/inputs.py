@@ -13,8 +13,8 @@ from trioflow import tables
 from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
 from trioflow.errors import InputError
 from trioflow.provenance import digest_file, read_json
-from trioflow.published.causes import CAUSES
 from trioflow.report.attribution import ATTRIBUTION
+from trioflow.report.causes import CAUSES
 
 TABLE_FILES = {
     "measurements.parquet": "measurements",

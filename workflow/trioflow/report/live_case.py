@@ -19,7 +19,7 @@ from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.experiment import load_experiment
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
-from trioflow.published.causes import FULL, SERIAL, ScaledCollectives, Settings
+from trioflow.report.causes import FULL, SERIAL, ScaledCollectives, Settings
 from trioflow.report.measured_parts import MeasuredParts
 from trioflow.tables import PHASES
 

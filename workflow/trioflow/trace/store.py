@@ -294,23 +294,19 @@ def pipeline_units(trace: Trace) -> dict[str, list[str]]:
 
 
 _PACKAGE = Path(__file__).parent.parent
-SHIPPED = (_PACKAGE / "data" / "traces", _PACKAGE / "studies" / "traces")
-"""Folders of the traces inside the package."""
+SHIPPED = _PACKAGE / "data" / "traces"
+"""Folder of the traces inside the package."""
 
 
 def shipped_traces() -> list[str]:
     """Return the names of the traces inside the package."""
-    return sorted(p.parent.name for folder in SHIPPED for p in folder.glob("*/trace.json"))
+    return sorted(path.parent.name for path in SHIPPED.glob("*/trace.json"))
 
 
 def find_trace(name: str | Path) -> Path:
     """Return the folder or the pack of a trace: a path that exists, or else a shipped one's folder."""
-    path = Path(name)
-    if not path.exists() and str(name) == path.name:
-        for folder in SHIPPED:
-            if (folder / path.name).exists():
-                return folder / path.name
-    return path
+    path, shipped = Path(name), SHIPPED / Path(name).name
+    return shipped if not path.exists() and str(name) == path.name and shipped.exists() else path
 
 
 def find_operators(name: str | Path) -> Path:

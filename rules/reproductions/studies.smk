@@ -1,0 +1,130 @@
+# Purpose: the case studies: 84 GPUs on a photonic wafer, decentralised training with Hop, and
+#          DistSim's search for a plan; and the page about all of them.
+# Inputs:  traces and cost models that ship with the library; nothing is measured
+# Outputs: results/studies/: wafer.parquet, hop.parquet, distsim_search.parquet, and figures as
+#          SVG and PNG; results/report/studies.html with the figures in studies/
+
+STUDY_FIGURES = ["wafer", "hop_speedup", "hop_bandwidth", "distsim_search"]
+
+
+rule wafer_study:
+    output:
+        table="<results>/studies/wafer.parquet",
+        figure=report(
+            "<results>/studies/wafer.svg",
+            caption="../../workflow/report/wafer.rst",
+            category="Case studies",
+            labels={"figure": "photonic wafer and electrical mesh"},
+        ),
+        picture="<results>/studies/wafer.png",
+    log:
+        "<logs>/wafer_study.log",
+    benchmark:
+        "<benchmarks>/wafer_study.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("wafer_study"),
+    message:
+        "84 GPUs on circuits and on a mesh"
+    script:
+        "../../scripts/wafer_study.py"
+
+
+rule hop_study:
+    output:
+        table="<results>/studies/hop.parquet",
+        speedup=report(
+            "<results>/studies/hop_speedup.svg",
+            caption="../../workflow/report/hop_speedup.rst",
+            category="Case studies",
+            labels={"figure": "Hop: speed-up by rule"},
+        ),
+        bandwidth=report(
+            "<results>/studies/hop_bandwidth.svg",
+            caption="../../workflow/report/hop_bandwidth.rst",
+            category="Case studies",
+            labels={"figure": "Hop: speed-up and bandwidth"},
+        ),
+        pictures=expand(
+            "<results>/studies/{figure}.png",
+            figure=["hop_speedup", "hop_bandwidth"],
+        ),
+    log:
+        "<logs>/hop_study.log",
+    benchmark:
+        "<benchmarks>/hop_study.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=15,
+    params:
+        library=library_digest("hop_study"),
+    message:
+        "decentralised training under Hop's rules"
+    script:
+        "../../scripts/hop_study.py"
+
+
+rule distsim_search_study:
+    output:
+        table="<results>/studies/distsim_search.parquet",
+        figure=report(
+            "<results>/studies/distsim_search.svg",
+            caption="../../workflow/report/distsim_search.rst",
+            category="Case studies",
+            labels={"figure": "DistSim's search for a plan"},
+        ),
+        picture="<results>/studies/distsim_search.png",
+    log:
+        "<logs>/distsim_search_study.log",
+    benchmark:
+        "<benchmarks>/distsim_search_study.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("distsim_search_study"),
+    message:
+        "15 plans of a 48-layer BERT on 16 GPUs"
+    script:
+        "../../scripts/distsim_search_study.py"
+
+
+rule describe_studies:
+    input:
+        tables=expand(
+            "<results>/studies/{study}.parquet",
+            study=["wafer", "hop", "distsim_search"],
+        ),
+        figures=expand("<results>/studies/{figure}.svg", figure=STUDY_FIGURES),
+    output:
+        page="<results>/report/studies.html",
+        figures=expand("<results>/report/studies/{figure}.svg", figure=STUDY_FIGURES),
+    log:
+        "<logs>/describe_studies.log",
+    benchmark:
+        "<benchmarks>/describe_studies.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        library=library_digest("describe_studies"),
+    message:
+        "write the page of case studies"
+    script:
+        "../../scripts/describe_studies.py"
+
+
+rule studies:
+    input:
+        "<results>/report/studies.html",
+    localrule: True

@@ -1,0 +1,158 @@
+# Purpose: judge every cost model on public measurements that it never saw, and show the result.
+# Inputs:  public data (results/data/)
+# Outputs: results/validation/<set>.parquet and diagnostics/;
+#          results/cost_models/published/new-gpu/model.json (what ships is this);
+#          results/report/cost_models.html, validation.parquet and figures in cost_models/
+
+
+rule validate_operators:
+    input:
+        published_operator_files,
+    output:
+        "<results>/validation/{operator_set}.parquet",
+    log:
+        "<logs>/validate_operators/{operator_set}.log",
+    benchmark:
+        "<benchmarks>/validate_operators/{operator_set}.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=30,
+    params:
+        library=library_digest("validate_operators"),
+        data=f"{config['results']}/data",
+    message:
+        "judge operator models: {wildcards.operator_set}"
+    script:
+        "../../scripts/validate_operators.py"
+
+
+rule validate_new_gpu:
+    input:
+        published_gpu_files,
+    output:
+        "<results>/validation/new-gpu.parquet",
+    log:
+        "<logs>/validate_new_gpu.log",
+    benchmark:
+        "<benchmarks>/validate_new_gpu.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=20,
+    params:
+        library=library_digest("validate_new_gpu"),
+        data=f"{config['results']}/data",
+    message:
+        "judge the rules for a new GPU on every pair of GPUs"
+    script:
+        "../../scripts/validate_new_gpu.py"
+
+
+rule validate_collectives:
+    input:
+        published_collective_files,
+    output:
+        "<results>/validation/collectives.parquet",
+    log:
+        "<logs>/validate_collectives.log",
+    benchmark:
+        "<benchmarks>/validate_collectives.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=20,
+    params:
+        library=library_digest("validate_collectives"),
+        data=f"{config['results']}/data",
+    message:
+        "judge collectives on messages and ranks left out"
+    script:
+        "../../scripts/validate_collectives.py"
+
+
+rule diagnose_operators:
+    input:
+        published_operator_files,
+    output:
+        operators="<results>/validation/diagnostics/operators.parquet",
+        classes="<results>/validation/diagnostics/classes.parquet",
+    log:
+        "<logs>/diagnose_operators.log",
+    benchmark:
+        "<benchmarks>/diagnose_operators.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=20,
+    params:
+        library=library_digest("diagnose_operators"),
+        data=f"{config['results']}/data",
+    message:
+        "look at each class of operators of every GPU"
+    script:
+        "../../scripts/diagnose_operators.py"
+
+
+rule fit_new_gpu:
+    input:
+        published_gpu_files,
+    output:
+        "<results>/cost_models/published/new-gpu/model.json",
+    log:
+        "<logs>/fit_new_gpu.log",
+    benchmark:
+        "<benchmarks>/fit_new_gpu.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=20,
+    params:
+        library=library_digest("fit_new_gpu"),
+        data=f"{config['results']}/data",
+    message:
+        "fit the rule for a new GPU"
+    script:
+        "../../scripts/fit_new_gpu.py"
+
+
+rule describe_cost_models:
+    input:
+        cases=expand("<results>/validation/{name}.parquet", name=VALIDATIONS),
+        operators="<results>/validation/diagnostics/operators.parquet",
+        classes="<results>/validation/diagnostics/classes.parquet",
+    output:
+        page="<results>/report/cost_models.html",
+        table="<results>/report/validation.parquet",
+        figures=expand(
+            "<results>/report/cost_models/{name}.{suffix}",
+            name=[*VALIDATIONS, *PUBLISHED_DEVICES],
+            suffix=["svg", "png"],
+        ),
+    log:
+        "<logs>/describe_cost_models.log",
+    benchmark:
+        "<benchmarks>/describe_cost_models.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    params:
+        library=library_digest("describe_cost_models"),
+    message:
+        "put every cost model beside the measurements"
+    script:
+        "../../scripts/describe_cost_models.py"
+
+
+rule validation:
+    input:
+        "<results>/report/cost_models.html",
+        "<results>/cost_models/published/new-gpu/model.json",
+    localrule: True

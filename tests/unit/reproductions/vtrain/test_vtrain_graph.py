@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from trioflow.costmodel.collectives import CollectiveTime
+from trioflow.engine.simulate import simulate
+from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
+from trioflow.parallel.schedule_table import BACKWARD, FORWARD
+from trioflow.parallel.schedules import build_schedule
+from trioflow.reproductions.vtrain.graph import MESSAGE, build_step, formula_of, order_megatron
+from trioflow.reproductions.vtrain.model import FORMS, StepModel, list_parameters, name_values
+from vtrain_rows import REDUCES, make_rows
+
+STEPS = [(p, m) for p in (1, 2, 4) for m in (1, 2, 4, 8)]
+
+
+def test_the_order_is_pytorchs_where_pytorch_has_one() -> None:
+    assert order_megatron(4, 8).rows == build_schedule("1f1b", 4, 8).rows
+
+
+def test_fewer_micro_batches_than_stages_are_each_run_once() -> None:
+    for rank, row in enumerate(order_megatron(4, 2).rows):
+        kinds = Counter((action.kind, action.micro_batch) for action in row if action)
+        assert kinds == Counter((kind, i) for kind in (FORWARD, BACKWARD) for i in range(2))
+        assert row[0].stage == rank
+
+
+@pytest.mark.parametrize(("pipeline", "micro_batches"), STEPS)
+def test_equal_stages_without_messages_take_the_closed_form(
+    pipeline: int, micro_batches: int
+) -> None:
+    formula = formula_of(pipeline, micro_batches)
+    each = {"forward": 1.0, "backward": 2.0, "update": 0.25, MESSAGE: 0.0}
+    times = np.array([[each[name.rstrip("0123456789")]] for name in formula.columns])
+    assert formula.evaluate(times) == pytest.approx([(micro_batches + pipeline - 1) * 3 + 0.25])
+
+
+def connect(ranks: int) -> Platform:
+    nodes = [name_rank_node(rank) for rank in range(ranks)]
+    links = tuple(Link(a, b, 1e12, 0.0) for a in nodes for b in nodes if a != b)
+    return Platform("test", Device("test", "gpu", 1, {}), ranks, links)
+
+
+class Cost:
+    """All-reduces from the curves, messages at one rate."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def time_s(self, collective: str, ranks: int, message_bytes: int) -> CollectiveTime:
+        time_s = message_bytes / self.rate
+        if collective == "all_reduce":
+            time_s = float(REDUCES.predict(ranks, np.array([message_bytes]))[0])
+        return CollectiveTime(time_s, time_s, time_s, "measured")
+
+
+def test_the_formula_is_the_engine_to_a_billionth() -> None:
+    plans = ((1, 1, 1), (1, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4), (2, 2, 2), (1, 2, 4))
+    rows = make_rows(hidden=(512,), layers=(4, 8), plans=plans, micro_batch=(1, 4))
+    model = StepModel.build(rows, REDUCES)
+    start = np.array([parameter.start for parameter in list_parameters()])
+    assert len(rows) >= 50
+    for form in FORMS[:1]:
+        told = model.predict(start, form)
+        for row, sizes in enumerate(rows.itertuples(index=False)):
+            values = name_values(start)
+            graph = build_step(
+                model.stage_times(row, values, form), sizes.micro_batches, sizes.data, sizes.tensor
+            )
+            platform, cost = connect(sizes.gpus), Cost(values["message_rate"])
+            result = simulate(graph, platform, cost, network="contention_free", engine="reference")
+            assert result.summary["step_time_s"] == pytest.approx(told[row], rel=1e-9), sizes

@@ -1,0 +1,166 @@
+"""Scores of public cases: errors, intervals, order of plans, scaling; for us and for others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.scores import SCORES as VALIDATION_SCORES
+from trioflow.costmodel.scores import score_cases
+
+OURS, ORACLE = "trioflow", "oracle"
+MODELS: Mapping[str, str] = {
+    OURS: "predicted_s", ORACLE: "oracle_s", "TrioSim's public rules": "triosim_s",
+    "analytical": "analytical_s", "regression": "regression_s",
+}  # fmt: skip
+"""Who predicts, and the column that holds it."""
+APART = 0.05
+"""Plans whose measured times differ by less are no order to get right."""
+TOGETHER = ("set", "workload", "source_gpu", "platform", "ranks", "batch", "mode")
+"""Cases that agree in these were measured under different plans of one question."""
+OF_ONE_MACHINE = ("set", "workload", "platform")
+
+SCORES: Mapping[str, str] = {
+    **{name: VALIDATION_SCORES[name] for name in (
+        "cases", "mean_absolute_error", "median_absolute_error", "worst_error", "bias", "intervals",
+        "coverage", "mean_relative_width", "interval_score",
+    )},
+    "pairs": f"pairs of plans of one workload, batch and number of GPUs, measured more than {APART:.0%} apart",
+    "ordered": "share of these pairs in the measured order",
+    "rank_correlation": "pairs in the measured order less pairs in the wrong one, over all: 1 is the measured order, -1 its reverse",
+    "scaling_cases": "cases on several GPUs whose single GPU was measured too",
+    "scaling_error": "mean absolute error of the throughput of a GPU relative to that of one GPU alone",
+    "single_error": "mean absolute error of the cases on one GPU",
+}  # fmt: skip
+"""Meaning of every score; an error is predicted over measured less one."""
+
+
+def score_published(cases: pd.DataFrame) -> pd.DataFrame:
+    """Score every set and everyone who predicts it.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        Columns of ``tables.PUBLISHED_CASES``.
+
+    Returns
+    -------
+    DataFrame
+        ``set``, ``model`` and ``SCORES``; a row for each set and each of
+        ``MODELS`` that predicts any of its cases, sets in the order of the
+        cases. Scores that do not apply are missing.
+    """
+    found = []
+    for name in dict.fromkeys(cases["set"]):
+        mine = cases[cases["set"] == name]
+        for model, told in MODELS.items():
+            known = mine[mine[told].notna()]
+            if len(known):
+                found.append({"set": name, "model": model, **score_model(known, model, told)})
+    return pd.DataFrame(found, columns=["set", "model", *SCORES])
+
+
+def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float]:
+    """Return the ``SCORES`` of one model on one set.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        Columns of ``tables.PUBLISHED_CASES``, baselines that are not asked
+        about left out; of ``low_s`` and ``high_s`` only ours are scored.
+    model : str
+        Who predicts.
+    column : str
+        Column that holds what it predicts [s].
+    """
+    ends: pd.Series | float = np.nan
+    rows = cases.assign(
+        model=model, predicted_s=cases[column], quantity="step", device="", oracle_s=np.nan,
+        extrapolated=np.nan,
+    )  # fmt: skip
+    if model != OURS:
+        rows = rows.assign(low_s=ends, high_s=ends)
+    told = score_cases(rows, ["set"]).iloc[0].to_dict()
+    right, wrong = _count_pairs(cases, column)
+    scaling = list_scaling(cases, column)
+    alone = cases[cases["ranks"] == 1]
+    single = (alone[column] / alone["measured_s"] - 1.0).abs().mean() if len(alone) else np.nan
+    pairs = right + wrong
+    return {
+        **{name: told[name] for name in SCORES if name in told},
+        "pairs": pairs,
+        "ordered": right / pairs if pairs else np.nan,
+        "rank_correlation": (right - wrong) / pairs if pairs else np.nan,
+        "scaling_cases": len(scaling),
+        "scaling_error": float(scaling["error"].abs().mean()) if len(scaling) else np.nan,
+        "single_error": float(single),
+    }
+
+
+def list_plan_pairs(cases: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield two cases of different plans of one question whose measured times are apart.
+
+    Cases belong together when they agree in ``TOGETHER``; a measured step that
+    is predicted from several traces takes part with each prediction.
+    """
+    for _, group in cases.groupby(list(TOGETHER), sort=False):
+        rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
+        for one, other in itertools.combinations(rows, 2):
+            apart = abs(one["measured_s"] / other["measured_s"] - 1.0) > APART
+            if apart and one["plan"] != other["plan"]:
+                yield one, other
+
+
+def _count_pairs(cases: pd.DataFrame, column: str) -> tuple[int, int]:
+    """Return how many pairs of plans a model puts in the measured order, and how many not."""
+    right = wrong = 0
+    for one, other in list_plan_pairs(cases):
+        agree = (one[column] - other[column]) * (one["measured_s"] - other["measured_s"]) > 0
+        right, wrong = right + agree, wrong + (not agree)
+    return int(right), int(wrong)
+
+
+def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFrame:
+    """Return how throughput scales with GPUs, measured and predicted.
+
+    Parameters
+    ----------
+    cases : DataFrame
+        Columns of ``tables.PUBLISHED_CASES``.
+    column : str
+        Who predicts.
+
+    Returns
+    -------
+    DataFrame
+        A row for each case on several GPUs whose single GPU stands there with
+        the same batch a GPU: ``set``, ``case``, ``ranks``, ``measured`` and
+        ``predicted`` (samples a second and GPU over those of one GPU),
+        ``error``.
+    """
+    found = []
+    for _, group in cases.groupby(list(OF_ONE_MACHINE), sort=False):
+        alone = group[group["ranks"] == 1].to_dict("records")
+        for row in group[group["ranks"] > 1].to_dict("records"):
+            base = [one for one in alone if one["batch"] * row["ranks"] == row["batch"]]
+            if len(base) != 1:
+                continue
+            single = base[0]
+            measured = float(single["measured_s"] / row["measured_s"])
+            predicted = float(single[column] / row[column])
+            found.append(
+                (
+                    row["set"],
+                    row["case"],
+                    int(row["ranks"]),
+                    measured,
+                    predicted,
+                    predicted / measured - 1.0,
+                )
+            )
+    names: Sequence[str] = ("set", "case", "ranks", "measured", "predicted", "error")
+    return pd.DataFrame(found, columns=list(names))

@@ -1,0 +1,1 @@
+"""Other papers and public measurements: judged cases, pages, figures and studies; the core never imports it."""

@@ -1,0 +1,1 @@
+"""DistSim's evaluation on this project's own runs."""

@@ -1,0 +1,102 @@
+"""What the TrioSim paper reports beside its figures: facts with their source, of cases that are not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trioflow.reproductions.figures.families import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
+
+SOURCE = "TrioSim (ISCA 2025), the averages told with its figures 6 to 11"
+PAPER = "paper, other cases"
+"""How every reference line is marked."""
+
+
+@dataclass(frozen=True)
+class PaperAverage:
+    """A mean absolute error that the paper reports.
+
+    Attributes
+    ----------
+    figure : str
+        Counterpart of the figure that it belongs to.
+    cases : str
+        What it averages.
+    error : float
+        Mean absolute error.
+    families : tuple of str
+        Kinds of plans beside which it is drawn.
+    chip : str
+        Word in the device's name; empty for none.
+    ranks, chunks : int
+        Ranks, and chunks of the pipeline; 0 where they do not matter.
+    carried : bool, optional
+        Whether traces of other GPUs were carried over; None where they were not told apart.
+    """
+
+    figure: str
+    cases: str
+    error: float
+    families: tuple[str, ...]
+    chip: str = ""
+    ranks: int = 0
+    chunks: int = 0
+    carried: bool | None = None
+
+
+PAPER_AVERAGES = (
+    PaperAverage("fig06", "A40, batch 128 to 256", 0.0110, (SINGLE,), "A40"),
+    PaperAverage("fig06", "A100, batch 128 to 256", 0.0325, (SINGLE,), "A100"),
+    PaperAverage("fig07", "DataParallel, 2 A40", 0.0739, (DATA_PARALLEL,), "A40"),
+    PaperAverage("fig08", "DDP, 2 A40", 0.0291, (DDP,), "A40", 2),
+    PaperAverage("fig08", "DDP, 4 A100", 0.0273, (DDP,), "A100", 4),
+    PaperAverage("fig09", "TP, 2 A40, busy time", 0.0454, (TENSOR,), "A40", 2),
+    PaperAverage("fig09", "TP, 4 A100, busy time", 0.1124, (TENSOR,), "A100", 4),
+    PaperAverage("fig10", "2 A100, 1 chunk", 0.0682, (PIPELINE,), "A100", 2, 1),
+    PaperAverage("fig10", "2 A100, 2 chunks", 0.0658, (PIPELINE,), "A100", 2, 2),
+    PaperAverage("fig10", "2 A100, 4 chunks", 0.1510, (PIPELINE,), "A100", 2, 4),
+    PaperAverage("fig10", "4 A100, 1 chunk", 0.0514, (PIPELINE,), "A100", 4, 1),
+    PaperAverage("fig10", "4 A100, 2 chunks", 0.0896, (PIPELINE,), "A100", 4, 2),
+    PaperAverage("fig10", "4 A100, 4 chunks", 0.0818, (PIPELINE,), "A100", 4, 4),
+    PaperAverage("fig11", "8 H100 from A40, A100: DDP", 0.0909, (SINGLE, DDP), carried=True),
+    PaperAverage("fig11", "8 H100 from A40, A100: TP", 0.0907, (TENSOR,), carried=True),
+    PaperAverage("fig11", "8 H100 from A40, A100: PP, 1 chunk", 0.0565, (PIPELINE,), chunks=1, carried=True),
+    PaperAverage("fig11", "8 H100 from A40, A100: PP, 2 chunks", 0.1628, (PIPELINE,), chunks=2, carried=True),
+    PaperAverage("fig11", "8 H100 from an H100: DDP", 0.0669, (SINGLE, DDP), carried=False),
+    PaperAverage("fig11", "8 H100 from an H100: TP", 0.0909, (TENSOR,), carried=False),
+    PaperAverage("fig11", "8 H100 from an H100: PP, 1 chunk", 0.0420, (PIPELINE,), chunks=1, carried=False),
+    PaperAverage("fig11", "8 H100 from an H100: PP, 2 chunks", 0.1376, (PIPELINE,), chunks=2, carried=False),
+)  # fmt: skip
+"""Averages over the paper's own models, on its own machines; none is of a case that is drawn here."""
+
+
+def find_averages(row: Mapping[str, Any]) -> list[PaperAverage]:
+    """Return the averages to draw beside a row of ``figure_tables.EVIDENCE``.
+
+    Notes
+    -----
+    Figure and kind of plan must agree. Chunks, GPU, ranks and whether a
+    trace was carried over narrow the choice, in this order, where any of the
+    averages agrees; where none does, all of them stay.
+    """
+    found = [
+        one for one in PAPER_AVERAGES
+        if one.figure == row["figure"] and row["family"] in one.families
+    ]  # fmt: skip
+    # A trace without times belongs to no GPU: it is carried to any.
+    carried = row["source_gpu"] != row["device"]
+    for agrees in (
+        lambda one: one.chunks == row["micro_batches"],
+        lambda one: bool(one.chip) and one.chip in str(row["device"]),
+        lambda one: one.ranks == row["ranks"],
+        lambda one: one.carried == carried,
+    ):
+        narrowed = [one for one in found if agrees(one)]
+        found = narrowed or found
+    return found
+
+
+def tell_averages(row: Mapping[str, Any]) -> str:
+    """Return them in words."""
+    return "; ".join(f"{one.cases}: {100 * one.error:.2f} %" for one in find_averages(row))

@@ -1,0 +1,189 @@
+"""The data of a figure, from the tables that its rule names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from trioflow import tables
+from trioflow.errors import InputError
+from trioflow.reproductions.figures import catalogue
+from trioflow.reproductions.figures.averages import tell_averages
+from trioflow.reproductions.figures.catalogue import Figure
+from trioflow.reproductions.figures.figure_tables import (
+    EVIDENCE,
+    ONLY_SIMULATED,
+    SHARES,
+    SIMULATOR_TIMES,
+)
+from trioflow.reproductions.figures.live_rows import list_live_rows, read_live_errors, use_busy_time
+from trioflow.reproductions.figures.predictions import BUSY, STEP, list_predicted_rows
+from trioflow.reproductions.figures.public_rows import list_published_rows, list_validation_rows
+from trioflow.reproductions.figures.shares import list_live_shares, list_predicted_shares
+from trioflow.reproductions.studies.study_tables import HOP, WAFER
+
+Files = Mapping[str, Sequence[str]]
+"""Files by the name of the rule's input: errors, profiles, timelines, predictions, validation,
+published, study, times."""
+SCHEMAS: dict[str, pa.Schema] = {
+    catalogue.ERRORS: EVIDENCE, catalogue.ORDER: EVIDENCE, catalogue.SHARES: SHARES,
+    catalogue.SPEED: SIMULATOR_TIMES, catalogue.WAFER: WAFER, catalogue.HOP: HOP,
+}  # fmt: skip
+"""Table of each form of figure."""
+LIVE = "gloo on this CPU"
+
+
+def build_figure_data(
+    name: str, files: Files, plans: Sequence[Mapping[str, Any]] = ()
+) -> pd.DataFrame:
+    """Return what a figure draws, columns of ``SCHEMAS`` of its form.
+
+    Parameters
+    ----------
+    name : str
+        Figure, with ``catalogue.PREFIX`` where public data belong to it.
+    files : mapping of str to sequence of str
+        See ``Files``.
+    plans : sequence of mapping
+        Rows of ``plans.tsv``, for runs of this machine.
+
+    Raises
+    ------
+    InputError
+        When the figure is unknown, or a set that it needs has no row; the
+        sentence names the figure and the set.
+    TableError
+        When a file breaks its schema.
+    """
+    figure = catalogue.find_figure(name)
+    try:
+        if figure.form in (catalogue.ERRORS, catalogue.ORDER):
+            return _build_evidence(figure, name, files, plans)
+        if figure.form == catalogue.SHARES:
+            return _build_shares(figure, files, plans)
+        kind = "times" if figure.form == catalogue.SPEED else "study"
+        frame = tables.read_table(_take_one(files, kind), kind, schema=SCHEMAS[figure.form])
+        if frame.empty:
+            raise InputError("no row", file=_take_one(files, kind), fix="make the table again")
+        return frame
+    except InputError as error:
+        raise type(error)(
+            f"{name}: {error.problem}", file=error.file, place=error.place, fix=error.fix
+        ) from None
+
+
+def _build_evidence(
+    figure: Figure, name: str, files: Files, plans: Sequence[Mapping[str, Any]]
+) -> pd.DataFrame:
+    rows: list[dict[str, Any]] = []
+    if figure.live:
+        errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
+        live = list_live_rows(errors, LIVE, figure.live_label)
+        if figure.busy:
+            live = use_busy_time(live, _read_profiles(files), _read_timelines(files))
+        rows += live
+    if name.startswith(catalogue.PREFIX):
+        rows += _list_public(figure, files)
+    if figure.scenarios:
+        quantity = BUSY if figure.busy else STEP
+        rows += list_predicted_rows(
+            files.get("predictions", []),
+            quantity=quantity,
+            label=figure.label,
+            series=figure.series,
+        )
+    told = [{"figure": figure.name, **row} for row in rows]
+    # Beside what was only simulated they are drawn where the figure measures nothing.
+    measured = {row["evidence"] for row in rows} - {ONLY_SIMULATED}
+    drawn = measured or {ONLY_SIMULATED}
+    told = [
+        {**row, "paper": tell_averages(row) if row["evidence"] in drawn else ""} for row in told
+    ]
+    return pd.DataFrame(told, columns=EVIDENCE.names)
+
+
+def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
+    """Return the rows of public measurements."""
+    rows = []
+    for set_name in figure.validation:
+        matching = [f for f in files.get("validation", []) if Path(f).stem == set_name]
+        if not matching:
+            raise InputError(f"the set {set_name} is missing", fix="run `snakemake validation`")
+        rows += list_validation_rows(matching[0], set_name)
+    if figure.published:
+        found = list_published_rows(files.get("published", []), figure.families)
+        if figure.form == catalogue.ORDER:
+            found = keep_rivals(found)
+        rows += found
+    return rows
+
+
+def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cases of which the same training was measured under several plans.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    """
+    keys = [(row["panel"], row["workload"], row["device"], row["ranks"]) for row in rows]
+    plans: dict[tuple[Any, ...], set[str]] = {}
+    for key, row in zip(keys, rows, strict=True):
+        plans.setdefault(key, set()).add(row["plan"])
+    found = [
+        {**row, "label": row["workload"], "series": _tell_plan(row)}
+        for key, row in zip(keys, rows, strict=True)
+        if len(plans[key]) > 1
+    ]
+    if not found:
+        raise InputError("no public training was measured under several plans")
+    return found
+
+
+def _tell_plan(row: Mapping[str, Any]) -> str:
+    """Return a public case's kind of plan, as ``families.name_plan`` tells a live one's."""
+    chunks = row["micro_batches"]
+    return (
+        f"{row['family']}, {chunks} chunk{'s' if chunks > 1 else ''}" if chunks else row["family"]
+    )
+
+
+def _build_shares(figure: Figure, files: Files, plans: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    errors = read_live_errors(_take_one(files, "errors"), plans, figure.families)
+    rows = list_live_shares(errors, _read_profiles(files))
+    rows += sorted(
+        list_predicted_shares(files.get("predictions", [])), key=lambda row: str(row["case"])
+    )
+    return pd.DataFrame([{"figure": figure.name, **row} for row in rows], columns=SHARES.names)
+
+
+def _take_one(files: Files, kind: str) -> str:
+    """Return the only file of a kind.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    """
+    found = list(files.get(kind, []))
+    if not found:
+        raise InputError(f"no file of its {kind}", fix="start the figure by its workflow target")
+    return found[0]
+
+
+def _read_profiles(files: Files) -> pd.DataFrame:
+    """Return the profiles of real steps, all workloads."""
+    frames = [tables.read_table(file, "rank_timelines") for file in files.get("profiles", [])]
+    return pd.concat(frames, ignore_index=True) if frames else tables.empty("rank_timelines")
+
+
+def _read_timelines(files: Files) -> dict[str, pd.DataFrame]:
+    """Return the predicted timelines by experiment, which is the name of a file's folder."""
+    return {
+        Path(file).parent.name: tables.read_table(file, "timeline")
+        for file in files.get("timelines", [])
+    }

@@ -1,0 +1,256 @@
+"""The counterparts of the paper's figures: what each shows and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trioflow.errors import InputError
+from trioflow.reproductions.figures.families import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
+from trioflow.sweeps.chunks import list_chunk_files
+from trioflow.sweeps.description import load_sweep
+from trioflow.sweeps.listing import list_sweeps
+
+PREFIX = "published-"
+"""Before the name of a figure that public measurements and public traces are added to."""
+SUFFIXES = ("pdf", "svg", "png", "parquet")
+
+ERRORS, ORDER, SHARES, SPEED, WAFER, HOP = "errors", "order", "shares", "speed", "wafer", "hop"
+"""Forms: errors of predictions; measured and predicted times of rival plans; parts of a step; times of
+the simulator; and the two case studies."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes
+    ----------
+    name : str
+        Name of its target and files.
+    title : str
+        What it shows, in a line.
+    paper : str
+        What the paper's figure shows.
+    limit : str
+        Where it stops being true.
+    form : str
+        How it is built and drawn.
+    families : tuple of str
+        Kinds of plans that it compares.
+    live : bool
+        Whether runs of this machine are its counterpart.
+    profiles : bool
+        Whether it needs profiles of real steps and predicted timelines.
+    scenarios : str
+        Description in ``config/figures`` that is predicted for it; empty for none.
+    validation : tuple of str
+        Sets of the validation that hold public measurements of it.
+    published : bool
+        Whether public multi-GPU cases hold measurements of it.
+    busy : bool
+        Whether times are those in which any rank computes or moves data.
+    live_label, label, series : str
+        What a line of measured experiments, and a line and a colour of predictions, is called.
+    study : str
+        Table of a case study under ``studies``; empty for none.
+    """
+
+    name: str
+    title: str
+    paper: str
+    limit: str
+    form: str = ERRORS
+    families: tuple[str, ...] = ()
+    live: bool = False
+    profiles: bool = False
+    scenarios: str = ""
+    validation: tuple[str, ...] = ()
+    published: bool = False
+    busy: bool = False
+    live_label: str = "{workload}"
+    label: str = "{trace}"
+    series: str = "{told}"
+    study: str = ""
+
+
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            "fig06", "One GPU, another batch", "one GPU predicted at batch 256 from a trace at batch 128",
+            "Live cases are a CPU's; those of GPUs are transformers and one CNN, not the paper's models.",
+            families=(SINGLE,), live=True, scenarios="fig06", validation=("batch-change",),
+            live_label="{workload} at {batch}", label="{trace} at {batch}", series="{gpu}",
+        ),
+        Figure(
+            "fig07", "DataParallel on two A40 over PCIe", "DataParallel on P1",
+            "DataParallel was measured nowhere that is public, and needs GPUs: there is no error to show.",
+            families=(DATA_PARALLEL,), scenarios="fig07", series="{gpus}",
+        ),
+        Figure(
+            "fig08", "Distributed data parallelism", "DistributedDataParallel on P1 and P2",
+            "Live cases are two CPU processes over gloo; public ones are scaling of one CNN and one GPT-2.",
+            families=(DDP,), live=True, scenarios="fig08", published=True, series="{gpus}",
+        ),
+        Figure(
+            "fig09", "Tensor parallelism, in busy time", "tensor parallelism on P1 and P2, counting only time in which a GPU is "
+            "busy or data moves",
+            "The measured busy time is the measured step times the busy share of one profiled step; public cases are "
+            "whole steps, whose idle time is not told.",
+            families=(TENSOR,), live=True, profiles=True, scenarios="fig09", published=True, busy=True,
+            series="{gpus}",
+        ),
+        Figure(
+            "fig10", "Pipeline parallelism in chunks", "pipelines on 2 and 4 A100 with 1, 2 and 4 chunks",
+            "Whether the paper's pipelines computed forward again is not known; here they do not.",
+            families=(PIPELINE,), live=True, scenarios="fig10", published=True, label="{trace}, {ranks} GPUs",
+        ),
+        Figure(
+            "fig11", "A GPU that was not traced", "8 H100 (P3) predicted from traces of an A40, an A100 and an H100",
+            "Public measurements of a new GPU are of one GPU; those of several GPUs are ResNet-50's, with other batch and "
+            "software. The shipped traces hold sizes, no times: they stand for no traced GPU.",
+            families=(SINGLE, DDP, TENSOR, PIPELINE), scenarios="fig11", validation=("new-gpu",), published=True,
+        ),
+        Figure(
+            "fig12", "Which plan is fastest", "DDP, tensor and pipeline parallelism on 4 GPUs, 128 samples in all, 64 a "
+            "micro-batch",
+            "Live plans have different batches, so times are those of a sample.",
+            form=ORDER, families=(DDP, TENSOR, PIPELINE), live=True, scenarios="fig12", published=True,
+        ),
+        Figure(
+            "fig13", "Where a step goes", "shares of computation and communication",
+            "A measured collective includes waiting for the other rank, which a predicted one does not; profiles slow a step.",
+            form=SHARES, families=(DDP, TENSOR, PIPELINE), live=True, profiles=True, scenarios="fig12",
+        ),
+        Figure(
+            "fig14", "How long a simulation takes", "run time of the simulator",
+            "Times of the machine that drew the figure, in one warm process; extrapolating the trace comes on top (build_s).",
+            form=SPEED, scenarios="fig12",
+        ),
+        Figure(
+            "fig15", "84 GPUs on a wafer", "a photonic network against an electrical mesh on 84 GPUs",
+            "The bandwidth of the mesh's links is not published, so it is swept; see docs/studies.md.",
+            form=WAFER, study="wafer",
+        ),
+        Figure(
+            "fig16", "Hop: one backup worker", "speed-up of backup workers on a ring-based and a double-ring graph, 8 random "
+            "slow-downs",
+            "The draws are ours and the paper's speed-ups are not at hand, so they are not compared.",
+            form=HOP, study="hop",
+        ),
+    )
+}  # fmt: skip
+"""In the paper's order."""
+
+
+def find_figure(name: str) -> Figure:
+    """Return a figure by the name of its target, with or without ``PREFIX``.
+
+    Raises
+    ------
+    InputError
+        When there is no such figure.
+    """
+    figure = FIGURES.get(name.removeprefix(PREFIX))
+    if figure is None:
+        raise InputError(f"no figure {name!r}", fix=f"name one of {', '.join(FIGURES)}")
+    return figure
+
+
+def list_figures(descriptions: dict[str, str], *, published: bool) -> list[str]:
+    """Return the names of all figures; with public data those that gain something have ``PREFIX``.
+
+    Parameters
+    ----------
+    descriptions : dict of str to str
+        From :func:`list_descriptions`.
+    published : bool
+        Whether public data are used.
+    """
+    return [
+        f"{PREFIX}{name}" if published and gains(figure, descriptions) else name
+        for name, figure in FIGURES.items()
+    ]
+
+
+def gains(figure: Figure, descriptions: dict[str, str]) -> bool:
+    """Tell whether public data add something to a figure."""
+    adds = f"{PREFIX}{figure.scenarios}" in descriptions and figure.form != SPEED
+    return bool(figure.validation) or figure.published or adds
+
+
+def list_descriptions(folder: str | Path) -> dict[str, str]:
+    """Return the scenario descriptions by name; none where there is no such folder."""
+    return list_sweeps(folder)
+
+
+def list_scenario_files(description: str | Path) -> list[str]:
+    """Return the files that the scenarios of a description need, those that ship apart."""
+    sweep = load_sweep(description)
+    return list_chunk_files(sweep, range(len(sweep.scenarios)))
+
+
+def find_descriptions(name: str, descriptions: dict[str, str]) -> list[str]:
+    """Return the names of the descriptions that a figure's predictions come from.
+
+    Raises
+    ------
+    InputError
+        When the figure's own description is missing.
+    """
+    figure = find_figure(name)
+    if not figure.scenarios:
+        return []
+    if figure.scenarios not in descriptions:
+        raise InputError(
+            f"the figure {figure.name} has no description {figure.scenarios}.yaml",
+            fix="copy it from config/figures of trioflow",
+        )
+    added = f"{PREFIX}{figure.scenarios}"
+    return [
+        figure.scenarios,
+        *([added] if name.startswith(PREFIX) and added in descriptions else []),
+    ]
+
+
+def list_inputs(
+    name: str, descriptions: dict[str, str], workloads: Sequence[str], experiments: Sequence[str],
+    published_sets: Sequence[str],
+) -> dict[str, list[str]]:  # fmt: skip
+    """Return the files that a figure is built from, below the folder of results, by their kind.
+
+    Parameters
+    ----------
+    name : str
+        Figure, with ``PREFIX`` where public data belong to it.
+    descriptions : dict of str to str
+        From :func:`list_descriptions`.
+    workloads, experiments : sequence of str
+        Workloads that are measured, and experiments.
+    published_sets : sequence of str
+        Sets of public multi-GPU cases.
+
+    Raises
+    ------
+    InputError
+        When there is no such figure, or its description is missing.
+    """
+    figure = find_figure(name)
+    found = {"errors": ["report/error.parquet"]} if figure.live else {}
+    if figure.profiles:
+        found["profiles"] = [f"measurements/{one}/rank_timelines.parquet" for one in workloads]
+        found["timelines"] = [f"timelines/{one}/timeline.parquet" for one in experiments]
+    needed = find_descriptions(name, descriptions)
+    if figure.form == SPEED:
+        found["times"] = ["figures/simulator_times.parquet"]
+    elif needed:
+        found["predictions"] = [f"figures/predictions/{one}.parquet" for one in needed]
+    if figure.study:
+        found["study"] = [f"studies/{figure.study}.parquet"]
+    if name.startswith(PREFIX):
+        found["validation"] = [f"validation/{one}.parquet" for one in figure.validation]
+        public = published_sets if figure.published else []
+        found["published"] = [f"published/{one}.parquet" for one in public]
+    return {kind: files for kind, files in found.items() if files}

@@ -1,0 +1,216 @@
+"""Figures of shares, of the simulator's times, and of the two case studies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure as Drawing
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from trioflow.report import style
+from trioflow.reproductions.figures.catalogue import Figure
+from trioflow.reproductions.figures.column_style import (
+    align_titles,
+    column_style,
+    new_column_figure,
+)
+from trioflow.reproductions.figures.figure_tables import (
+    EVIDENCE_KINDS,
+    MEASURED_HERE,
+    ONLY_SIMULATED,
+)
+from trioflow.reproductions.figures.points import (
+    DASHES,
+    LINE_IN,
+    Point,
+    choose_looks,
+    count_lines,
+    draw_points,
+    list_handles,
+    spread_logarithmic,
+)
+from trioflow.reproductions.figures.shares import MEASURED
+from trioflow.reproductions.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, SLOWED
+from trioflow.reproductions.studies.wafer import PAPER_SHARE
+from trioflow.tables import records
+
+_PARTS = {
+    "compute_share": ("compute", style.BLUE),
+    "communication_share": ("communication, not hidden", style.ORANGE),
+    "idle_share": ("waiting", "#D9D9D9"),
+}
+
+
+def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw where each step goes: columns of ``figure_tables.SHARES``.
+
+    Measured bars stand above the predicted ones of the same case.
+    """
+    kinds = [kind for kind in EVIDENCE_KINDS if (rows["evidence"] == kind).any()]
+    counts = [int((rows["evidence"] == kind).sum()) for kind in kinds]
+    with column_style():
+        # Two bars share a label where one was measured.
+        heights = [
+            (0.1 if kind == MEASURED_HERE else LINE_IN) * count
+            for kind, count in zip(kinds, counts, strict=True)
+        ]
+        drawing = new_column_figure(sum(heights) + 0.4 * len(kinds) + 0.45)
+        grid = drawing.subplots(len(kinds), 1, sharex=True, squeeze=False, height_ratios=heights)
+        for axes, kind in zip(grid.ravel(), kinds, strict=True):
+            _draw_bars(axes, records(rows[rows["evidence"] == kind]))
+            note = ": measured above predicted" if kind == MEASURED_HERE else ""
+            axes.set_title(f"{kind.upper()}{note}")
+        grid[-1][0].set_xlabel("part of the step [%]", labelpad=1.5)
+        handles = [Patch(color=colour, label=name) for name, colour in _PARTS.values()]
+        if MEASURED_HERE in kinds:
+            handles.append(Patch(facecolor="white", edgecolor=style.INK, label="measured"))
+        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        align_titles(drawing, grid.ravel())
+    return drawing
+
+
+def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+    ticks: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        left = 0.0
+        for name, (_, colour) in _PARTS.items():
+            width = 100 * row[name]
+            axes.barh(place, width, left=left, height=0.78, color=colour, linewidth=0)
+            left += width
+        if row["told_by"] == MEASURED:
+            axes.barh(
+                place, 100, height=0.78, fill=False, edgecolor=style.INK, linewidth=0.7, zorder=3
+            )
+        ticks.setdefault(row["label"], []).append(place)
+    places = [sum(each) / len(each) for each in ticks.values()]
+    axes.set_yticks(places, list(ticks))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 100)
+    axes.grid(axis="y", visible=False)
+
+
+def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw the simulator's times: columns of ``figure_tables.SIMULATOR_TIMES``."""
+    points = [
+        Point(row["trace"], row["family"], row["wall_s"], row["wall_low_s"], row["wall_high_s"])
+        for row in records(rows)
+    ]
+    looks = choose_looks([point.series for point in points])
+    repeats = int(rows["repeats"].max())
+    with column_style():
+        drawing = new_column_figure(LINE_IN * count_lines(points) + 0.95)
+        axes = drawing.subplots()
+        draw_points(axes, points, looks)
+        spread_logarithmic(axes, points)
+        style.show_seconds(axes.xaxis)
+        axes.set_title(
+            f"{MEASURED_HERE.upper()} (the simulator)\nmedian and range of {repeats} runs; {_tell_events(rows)}"
+        )
+        axes.set_xlabel("time to simulate one step", labelpad=1.5)
+        handles = [one for one in list_handles(looks, [points]) if "%" not in str(one.get_label())]
+        drawing.legend(handles=handles, loc="outside lower left", ncols=4, borderpad=0)
+        align_titles(drawing, [axes])
+    return drawing
+
+
+def _tell_events(rows: pd.DataFrame) -> str:
+    rate = float(rows["events"].sum() / rows["wall_s"].sum())
+    return f"{rate / 1e6:.1f} million events/s" if rate >= 1e5 else f"{rate:.0f} events/s"
+
+
+def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw the wafer study, a line a case: columns of ``study_tables.WAFER``.
+
+    Steps are in units of the step on a network that takes no time; the bar
+    spans the mesh's bandwidths, circuits bundle all ports of the sweep's
+    largest bundle.
+    """
+    points = list_wafer_points(rows)
+    looks = choose_looks([point.series for point in points])
+    with column_style():
+        drawing = new_column_figure(LINE_IN * count_lines(points) + 1.2)
+        axes = drawing.subplots()
+        draw_points(axes, points, looks)
+        spread_logarithmic(axes, [*points, Point("", "", 1 / (1 - PAPER_SHARE))])
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.axvline(1 / (1 - PAPER_SHARE), color=style.INK, linestyle=DASHES, linewidth=0.9)
+        axes.set_title(f"{ONLY_SIMULATED.upper()} (workload, samples a GPU)")
+        axes.set_xlabel("step / step on a network that takes no time", labelpad=1.5)
+        handles = list_handles(looks, [[p for p in points if p.low is None]])
+        handles.append(
+            Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3, label="mesh, links swept")
+        )
+        handles.append(Line2D(
+            [], [], color=style.INK, linestyle=DASHES, linewidth=0.9,
+            label=f"paper: {100 * PAPER_SHARE:.2f} % network",
+        ))  # fmt: skip
+        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+        align_titles(drawing, [axes])
+    return drawing
+
+
+def list_wafer_points(rows: pd.DataFrame) -> list[Point]:
+    """Return the dots of the wafer study: mesh and circuits of every case."""
+    middle = _find_middle_bandwidth(rows)
+    mesh_name = f"mesh of {middle / 1e9:g} GB/s a link"
+    widest = rows["ports_per_circuit"].max()
+    told = rows.assign(slower=rows["step_s"] / rows["ideal_s"])
+    points = []
+    for keys, case in told.groupby(["workload", "plan", "samples_per_replica"], sort=False):
+        workload, plan, samples = keys
+        label = f"{workload}, {samples}\n{plan}"
+        mesh = case[case["sweep"] == "link"]
+        dot = float(mesh.loc[mesh["link_bandwidth_bytes_per_s"] == middle, "slower"].min())
+        low, high = float(mesh["slower"].min()), float(mesh["slower"].max())
+        points.append(Point(label, mesh_name, dot, low, high))
+        for row in records(case[case["ports_per_circuit"] == widest]):
+            points.append(Point(label, f"circuits, {row['variant']}", row["slower"]))
+    return points
+
+
+def _find_middle_bandwidth(rows: pd.DataFrame) -> float:
+    """Return the middle of the swept bandwidths [bytes/s], at which the dot of the mesh stands."""
+    swept = sorted(set(rows[rows["sweep"] == "link"]["link_bandwidth_bytes_per_s"]))
+    return float(swept[len(swept) // 2])
+
+
+def draw_hop(figure: Figure, rows: pd.DataFrame) -> Drawing:
+    """Draw the speed-up of one backup worker for each draw of slow-downs: columns of ``study_tables.HOP``."""
+    chosen = rows[
+        (rows["bandwidth_bytes_per_s"] == SHOWN_BANDWIDTH_BYTES_PER_S)
+        & (rows["backup_workers"] == 1) & (rows["max_jump"] == 1)
+    ]  # fmt: skip
+    chosen = chosen[chosen["max_gap"] == chosen["max_gap"].max()]
+    graphs = list(dict.fromkeys(chosen["graph"]))
+    seeds = sorted(set(chosen["seed"]))
+    with column_style():
+        drawing = new_column_figure(0.78 * len(SLOWED) + 0.6)
+        grid = drawing.subplots(len(SLOWED), 1, sharex=True, squeeze=False).ravel()
+        for axes, slowed in zip(grid, SLOWED, strict=True):
+            part = chosen[chosen["slowed"] == slowed]
+            for at, graph in enumerate(graphs):
+                mine = part[part["graph"] == graph].sort_values("seed")
+                width = 0.8 / len(graphs)
+                places = mine["seed"] + (at - (len(graphs) - 1) / 2) * width
+                axes.bar(
+                    places, mine["speedup"] - 1, width, bottom=1, color=style.SERIES_COLOURS[at]
+                )
+            axes.axhline(1, color=style.INK, linewidth=0.8)
+            top = max(1.1, float(part["speedup"].max()))
+            axes.set_ylim(min(0.97, float(part["speedup"].min())), 1 + 1.12 * (top - 1))
+            axes.set_title(f"slow {slowed}", fontweight="normal", pad=2)
+            axes.grid(axis="x", visible=False)
+        grid[-1].set_xticks(seeds, [str(seed) for seed in seeds])
+        grid[-1].set_xlabel("draw of random slow-downs (seed)", labelpad=1.5)
+        drawing.supylabel("speed-up over no backup worker", fontsize=7.5)
+        drawing.suptitle(
+            f"{ONLY_SIMULATED.upper()} ({8 * SHOWN_BANDWIDTH_BYTES_PER_S / 1e9:.0f} Gb/s)",
+            fontsize=7.5, fontweight="bold", x=0.012, ha="left",
+        )  # fmt: skip
+        handles = [
+            Patch(color=style.SERIES_COLOURS[at], label=graph) for at, graph in enumerate(graphs)
+        ]
+        drawing.legend(handles=handles, loc="outside lower left", ncols=2, borderpad=0)
+    return drawing

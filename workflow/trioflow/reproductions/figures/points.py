@@ -1,0 +1,186 @@
+"""Panels of lines and dots: a line for each case, a colour for each series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from trioflow.report import style
+from trioflow.reproductions.figures.averages import PAPER
+
+LINE_IN = 0.132
+"""Height of a line of text [inch]."""
+DASHES = (0, (3, 1.5))
+_COLOURS = (*style.SERIES_COLOURS, style.INK, style.GREY)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One dot.
+
+    Attributes
+    ----------
+    label, series : str
+        Its line and its colour.
+    x : float or None
+        Its place; None for a case that has none.
+    low, high : float or None
+        Ends of its bar.
+    measured : float or None
+        Place of an empty diamond beside it.
+    papers : tuple of (float, float)
+        Pairs of places of dashed strokes.
+    """
+
+    label: str
+    series: str
+    x: float | None
+    low: float | None = None
+    high: float | None = None
+    measured: float | None = None
+    papers: tuple[tuple[float, float], ...] = field(default=())
+
+
+def choose_looks(series: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return colour and marker of each series, in the order of their first appearance."""
+    names = list(dict.fromkeys(series))
+    return {
+        name: (_COLOURS[at % len(_COLOURS)], style.MARKERS[at % len(style.MARKERS)])
+        for at, name in enumerate(names)
+    }
+
+
+def count_lines(points: Sequence[Point]) -> float:
+    """Return the height of a panel's contents in lines of text."""
+    labels = dict.fromkeys(point.label for point in points)
+    return float(sum(_slots(points, label) for label in labels))
+
+
+def _slots(points: Sequence[Point], label: str) -> float:
+    """Return the lines of text that a label takes: more for many series."""
+    series = {point.series for point in points if point.label == label}
+    return max(1.0, 0.6 * len(series) + 0.1)
+
+
+def draw_points(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> None:
+    """Draw a panel.
+
+    Parameters
+    ----------
+    axes : Axes
+        Where to.
+    points : sequence of Point
+        Lines in the order of their labels' first appearance, from the top.
+    looks : mapping of str to (str, str)
+        From :func:`choose_looks`.
+    """
+    ticks, edges, top = {}, [], 0.0
+    for label in dict.fromkeys(point.label for point in points):
+        height = _slots(points, label)
+        mine = [point for point in points if point.label == label]
+        names = [name for name in looks if name in {point.series for point in mine}]
+        for at, name in enumerate(names):
+            step = height / len(names)
+            for point in (one for one in mine if one.series == name):
+                _draw_point(axes, point, top + (at + 0.5) * step, step, looks[name])
+        ticks[label] = top + height / 2
+        top += height
+        edges.append(top)
+    axes.set_yticks(list(ticks.values()), list(ticks))
+    axes.set_ylim(top, 0.0)
+    axes.hlines(
+        edges[:-1], 0, 1, transform=axes.get_yaxis_transform(), color="#EEEEEE", linewidth=0.5,
+        zorder=0,
+    )  # fmt: skip
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_point(
+    axes: Any, point: Point, place: float, height: float, look: tuple[str, str]
+) -> None:
+    colour, marker = look
+    if point.x is None:
+        axes.plot(
+            0.02, place, marker="x", markersize=3.6, markeredgewidth=1.1, color=colour, clip_on=False,
+            transform=axes.get_yaxis_transform(), zorder=4,
+        )  # fmt: skip
+        return
+    if point.low is not None and point.high is not None:
+        axes.hlines(place, point.low, point.high, color=colour, alpha=0.35, linewidth=3.0, zorder=2)
+    for pair in point.papers:
+        axes.vlines(
+            pair, place - height / 2, place + height / 2, color=style.INK, linestyle=DASHES,
+            linewidth=0.9, zorder=3,
+        )  # fmt: skip
+    axes.plot(point.x, place, marker=marker, markersize=3.6, color=colour, zorder=5)
+    if point.measured is not None:
+        axes.plot(
+            point.measured, place, marker="d", markersize=4.2, markerfacecolor="white",
+            markeredgecolor=style.INK, markeredgewidth=0.8, zorder=6,
+        )  # fmt: skip
+
+
+def spread_logarithmic(axes: Any, points: Sequence[Point]) -> None:
+    """Make the x axis logarithmic, with ticks that stay apart and room for every mark."""
+    values = [
+        value
+        for point in points
+        for value in (point.x, point.low, point.high, point.measured)
+        if value is not None and value > 0
+    ]
+    if not values:
+        return
+    low, high = min(values), max(values)
+    margin = max(1.06, (high / low) ** 0.04)
+    axes.set_xscale("log")
+    axes.set_xlim(low / margin, high * margin)
+    style.spread_ticks(axes.xaxis, low / margin, high * margin, most=4)
+
+
+def spread_symmetric(axes: Any, points: Sequence[Point]) -> None:
+    """Make the x axis reach equally far to both sides of zero, and draw zero."""
+    values = [abs(point.x) for point in points if point.x is not None]
+    values += [abs(place) for point in points for pair in point.papers for place in pair]
+    reach = 1.12 * max(values, default=1.0) or 1.0
+    axes.set_xlim(-reach, reach)
+    axes.axvline(0.0, color=style.INK, linewidth=0.8, zorder=1)
+
+
+def list_handles(
+    looks: Mapping[str, tuple[str, str]], groups: Sequence[Sequence[Point]]
+) -> list[Line2D]:
+    """Return the legend of what some panels hold."""
+    points = [point for group in groups for point in group]
+    handles = [
+        Line2D([], [], linestyle="none", marker=marker, markersize=3.6, color=colour, label=name)
+        for name, (colour, marker) in looks.items()
+        if name and len(looks) > 1
+    ]
+    if any(point.low is not None for point in points):
+        bar = Line2D([], [], color=style.GREY, alpha=0.6, linewidth=3.0, label="80 % interval")
+        handles.append(bar)
+    if any(point.measured is not None for point in points):
+        handles.append(Line2D(
+            [], [], linestyle="none", marker="d", markersize=4.2, markerfacecolor="white",
+            markeredgecolor=style.INK, label="measured",
+        ))  # fmt: skip
+    if any(point.papers for point in points):
+        handles.append(
+            Line2D([], [], color=style.INK, linestyle=DASHES, linewidth=0.9, label=PAPER)
+        )
+    if any(point.x is None for point in points):
+        handles.append(Line2D(
+            [], [], linestyle="none", marker="x", markersize=3.6, color=style.GREY,
+            label="does not fit, or cannot be done",
+        ))  # fmt: skip
+    return handles
+
+
+def mean_absolute(points: Sequence[Point]) -> float:
+    """Return the mean distance of dots from zero."""
+    return float(np.mean([abs(point.x) for point in points if point.x is not None]))

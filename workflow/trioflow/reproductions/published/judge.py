@@ -1,0 +1,262 @@
+"""Public measured steps beside predictions of them, and beside what others would predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from trioflow import tables
+from trioflow.costmodel.step_anchor import NONE, TIMER, WAYS, judge_anchors
+from trioflow.costmodel.step_residuals import (
+    ALONE,
+    BATCH,
+    COLLECTIVES,
+    PIPELINE,
+    StepResidual,
+    spell_workload,
+)
+from trioflow.hardware.device_sheet import find_device
+from trioflow.parallel.schedules import is_schedule
+from trioflow.parallel.sizing import resize_batch
+from trioflow.report.causes import Settings
+from trioflow.report.scores import list_scaling
+from trioflow.reproductions.published.measured import read_measured
+from trioflow.reproductions.published.prediction import PreparedCase, prepare_case
+from trioflow.reproductions.published.rows import PublishedRow, load_published_rows, rows_of_set
+from trioflow.reproductions.published.source import (
+    PublishedSource,
+    list_anchored_pairs,
+    published_name,
+)
+from trioflow.table_columns import FLOAT, INT, TEXT, column
+
+ANCHORS = pa.schema([
+    column("device", TEXT, "GPU"),
+    column("workload", TEXT, "model"),
+    column("mode", TEXT, "train or inf"),
+    column("source_batch", INT, "samples of the recorded step"),
+    column("target_batch", INT, "samples of the predicted step"),
+    column("measured_s", FLOAT, "the target's measured step", "s"),
+    *(column(f"{way}_s", FLOAT, f"the step by the anchor {way}, from the source's operators", "s") for way in WAYS),
+])  # fmt: skip
+"""Single-GPU steps told by operators of another batch, by each way to anchor; never the judged rows."""
+
+MISSED = 0.2
+"""Share of cases that an interval leaves outside."""
+FEWEST = 8
+"""Single-GPU steps that an interval of the anchor needs."""
+
+
+def judge_anchored_steps(
+    data_folder: str | Path, imports_file: str | Path, table: str | Path
+) -> pd.DataFrame:
+    """Judge the ways to anchor on single-GPU steps of every GPU.
+
+    Parameters
+    ----------
+    data_folder : path
+        Retrieved data or a mirror of it.
+    imports_file, table : path
+        ``imports.tsv`` and ``published.tsv``.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``ANCHORS``: every ordered pair of batches of one model on one
+        GPU, its operators rescaled by a model that did not see the workload.
+    """
+    from trioflow.costmodel.published_data import load_published
+
+    source = PublishedSource.read(data_folder, imports_file, table)
+    rows: list[dict[str, Any]] = []
+    for device in load_published(data_folder):
+        source.keep_device(device)
+        for one, other in list_anchored_pairs(device):
+            model = source.fit_without(device.name, str(one.facts["workload"]))
+            factor = int(other.facts["batch"]) / int(one.facts["batch"])
+            told = judge_anchors(one, other, model, resize_batch(one.operators, factor))
+            rows.append(
+                {
+                    "device": device.name, "workload": str(one.facts["workload"]),
+                    "mode": str(one.facts["mode"]), "source_batch": int(one.facts["batch"]),
+                    "target_batch": int(other.facts["batch"]), "measured_s": told["measured_s"],
+                    **{f"{way}_s": told[way] for way in WAYS},
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows, columns=ANCHORS.names)
+
+
+def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
+    """Return the 80 % interval of a whole step told by its operators, relative to the prediction.
+
+    Parameters
+    ----------
+    anchors : DataFrame
+        Columns ``ANCHORS``.
+    workload : str
+        Left out.
+    way : str
+        One of ``step_anchor.WAYS``.
+
+    Returns
+    -------
+    low, high : float
+        The errors' quantiles, on either side of 1; 1 and 1 where fewer than
+        ``FEWEST`` steps of other workloads were judged.
+    """
+    others = anchors[anchors["workload"] != workload]
+    if len(others) < FEWEST:
+        return (1.0, 1.0)
+    ratio = np.log(others["measured_s"] / others[f"{way}_s"])
+    low, high = np.quantile(ratio, [MISSED / 2, 1 - MISSED / 2])
+    return float(np.exp(min(low, 0.0))), float(np.exp(max(high, 0.0)))
+
+
+def measure_band(anchors: pd.DataFrame) -> dict[str, Any]:
+    """Return the file of the interval that ships: as `find_band`, over all workloads."""
+    low, high = find_band(anchors, "")
+    return {"low": low, "high": high, "steps": len(anchors), "share_inside": 1 - MISSED}
+
+
+def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResidual]:
+    """Return how far public steps were off that leave what was recorded, by what they leave.
+
+    Parameters
+    ----------
+    anchors : DataFrame
+        Columns ``ANCHORS``: another batch, from operators anchored at their own step and alone.
+    cases : DataFrame
+        Columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU tell what ranks add; where
+        the same batch a GPU was measured on one GPU, what they add to that one.
+    """
+    found = []
+    for row in anchors.to_dict("records"):
+        told = f"{row['device']}, {row['mode']}, {row['source_batch']} to {row['target_batch']}"
+        for way, anchor in ((BATCH, TIMER), (ALONE, NONE)):
+            error = row[f"{anchor}_s"] / row["measured_s"] - 1
+            workload = spell_workload(row["workload"])
+            found.append(StepResidual(way, "cuda", workload, told, 1, error))
+    scaled = list_scaling(cases)
+    errors = dict(zip(scaled["case"], 1 / (1 + scaled["error"]) - 1, strict=True))
+    for row in cases[cases["ranks"] > 1].to_dict("records"):
+        error = errors.get(row["case"], row["predicted_s"] / row["measured_s"] - 1)
+        way = way_of_plan(row["plan"])
+        workload = spell_workload(row["workload"])
+        found.append(StepResidual(way, "cuda", workload, row["case"], int(row["ranks"]), error))
+    return found
+
+
+def way_of_plan(name: str) -> str:
+    """Return what a plan of several ranks adds to one rank's step, by the plan's name."""
+    word = name.rstrip("0123456789").partition("-m")[0].rstrip("0123456789")
+    return PIPELINE if is_schedule(word) else COLLECTIVES
+
+
+def prepare_set(
+    name: str,
+    data_folder: str | Path,
+    imports_file: str | Path,
+    table: str | Path,
+    anchors: pd.DataFrame,
+) -> tuple[PublishedSource, list[PreparedCase]]:
+    """Return the cases of a set, ready to be predicted.
+
+    Raises
+    ------
+    TrioflowError
+        When the table, a file or a combination is wrong.
+    """
+    rows = rows_of_set(load_published_rows(table), name, table)
+    source = PublishedSource.read(data_folder, imports_file, table)
+    cases = []
+    for row in rows:
+        trace = source.read_trace(row.traces[0])
+        # Without a step of its own, a trace's operators are all that is known of the step.
+        way = TIMER if "measured_end_to_end_s" in trace.facts else NONE
+        band = find_band(anchors, published_name(trace), way)
+        cases.append(prepare_case(row, source, band=band))
+    return source, cases
+
+
+def judge_cases(source: PublishedSource, cases: Sequence[PreparedCase]) -> pd.DataFrame:
+    """Return the table ``published_cases`` of some prepared cases."""
+    rows = [_judge(case, source, cases) for case in cases]
+    frame = pd.DataFrame(rows, columns=tables.PUBLISHED_CASES.names)
+    numbers = [f.name for f in tables.PUBLISHED_CASES if f.type == FLOAT]
+    return frame.astype(dict.fromkeys(numbers, "float64"))
+
+
+def _judge(
+    case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
+) -> dict[str, Any]:
+    """Return the row of one case."""
+    row, told = case.row, case.predict()
+    measured = read_measured(row, source.data_folder)
+    gpu = find_device(str(source.read_trace(row.traces[0]).facts["device_name"]))
+    return {
+        "set": row.set, "case": row.case, "workload": row.workload, "source_gpu": gpu.driver_name,
+        "platform": f"{case.platform.name}, {case.platform.device.name}", "ranks": row.ranks,
+        "plan": row.plan_name, "batch": row.batch, "mode": row.mode,
+        "measured_s": measured.time_s, "source": measured.source, "spread": measured.spread,
+        "predicted_s": told.step_time_s, "low_s": told.low_s, "high_s": told.high_s,
+        "confidence": told.confidence, "oracle_s": predict_oracle(case, source, siblings),
+        "triosim_s": case.predict_like_triosim(), "analytical_s": case.predict_analytically(),
+        "regression_s": None, "learned_from": describe_learning(case), "changes": row.changes,
+    }  # fmt: skip
+
+
+def predict_oracle(
+    case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
+) -> float | None:
+    """Return the prediction with measured compute [s]; None where nobody measured it.
+
+    A plan without tensor parallelism computes whole operators: a trace of the
+    measured GPU at the rank's own batch holds their times, and the whole step
+    of one GPU their sum. Without such a trace, the measured step of one GPU at
+    the same batch tells replicas' compute as one factor.
+    """
+    row, plan = case.row, case.row.made_plan
+    if plan.tensor > 1:
+        return None
+    rows = [one.row for one in siblings]
+    names = {name for one in rows if one.workload == row.workload for name in one.traces}
+    for name in sorted(names):
+        trace = source.read_trace(name)
+        same = find_device(str(trace.facts["device_name"])).name == row.gpu
+        if same and int(trace.facts["batch"]) == case.rank_batch:
+            if (name,) == row.traces:
+                return case.predict().step_time_s
+            return prepare_case(row, source, traces=(name,)).predict().step_time_s
+    alone = next((one for one in siblings if _is_alone(one.row, row)), None)
+    if alone is None or plan.data == 1:
+        return None
+    measured_s = read_measured(alone.row, source.data_folder).time_s
+    return case.predict_changed(Settings(compute=measured_s / alone.predict().step_time_s))
+
+
+def _is_alone(one: PublishedRow, row: PublishedRow) -> bool:
+    """Tell whether a row is one GPU of another, at the same batch a GPU."""
+    keys = ("workload", "platform", "gpu", "mode", "traces")
+    same = all(getattr(one, key) == getattr(row, key) for key in keys)
+    return same and one.ranks == 1 and one.batch * row.ranks == row.batch
+
+
+def describe_learning(case: PreparedCase) -> str:
+    """Say what was fitted on what for a case."""
+    reference = case.reference.facts
+    parts = [
+        f"operators: {case.times.model_text}; the traced GPU's model without {case.row.workload}"
+    ]
+    if case.times.confidence == "measured" and "measured_end_to_end_s" in reference:
+        parts.append(f"step of one GPU at batch {reference['batch']} given")
+    if case.row.ranks > 1:
+        name = "ring over the platform's nominal links"
+        if case.collectives is not None:
+            name = f"{getattr(case.collectives, 'platform', case.platform.name)}, public nccl-tests tables"
+        parts.append(f"collectives: {name}")
+    return "; ".join(parts)

@@ -1,0 +1,222 @@
+"""The page of public cases: measured steps of many GPUs beside predictions of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from trioflow import __version__, tables
+from trioflow.errors import InputError
+from trioflow.provenance import atomic_path
+from trioflow.report import style
+from trioflow.report.attribution_figures import draw_tornado, summarise_changes
+from trioflow.report.attribution_section import render_changes, render_scores
+from trioflow.report.causes import CAUSES
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
+from trioflow.report.html import (
+    render_definitions,
+    render_figure,
+    render_links,
+    render_list,
+    render_page,
+    render_paragraph,
+)
+from trioflow.report.scores import SCORES, score_published
+from trioflow.reproductions.published import sections
+from trioflow.reproductions.published.aims import SETS, SOURCE, describe_set, list_disclosures
+from trioflow.reproductions.published.figures import MOST_NAMED, draw_cases
+from trioflow.reproductions.published.growth_section import render_growth
+from trioflow.reproductions.published.judge import ANCHORS
+
+TITLE = "trioflow: public measurements of many GPUs"
+FIGURES = "published"
+"""Folder of the figures beside the page."""
+
+_CASES_CAPTION = (
+    "Errors of every case: a dot for trioflow with its 80 % interval, marks for the others; on the left near zero, "
+    "on the right all of them. Measured: the steps of the source. Dashed strokes are averages that papers report for "
+    "such plans on other cases; intervals are cut at the panel's edge. Limit: a few cases of one source say little about others."
+)
+_POINTS_CAPTION = (
+    "Errors of every case over its measured step, everyone in a panel of their own; the mean absolute error stands above. "
+    "Measured: the steps of the source. Limit: one source's machines and models."
+)
+_TORNADO_CAPTION = (
+    "What a change of one parameter does to the set: left the mean change of the predicted step, right the mean "
+    "absolute error then. Simulated only; averaged over the cases that have the parameter."
+)
+_GLOSSARY = {
+    "error": "predicted over measured less one",
+    "interval": "holds the measured step in 80 % of cases if errors behave as on the data left out of the fits",
+    "oracle": "the prediction with measured compute in place of predicted compute, where it was measured: in a trace at "
+    "a rank's own batch, or as the whole step of one GPU",
+    "TrioSim's public rules": "recorded times in proportion to the batch; all-reduce as bytes over one bandwidth (here the platform's, for a "
+    "large message); data parallelism hides it; tensor parallelism divides products and convolutions; stages of equal operator count. "
+    "The trace is the same as ours, carried over to the judged GPU where it is another. Which operators its transformer traces "
+    "mark for division is not published: products and convolutions that read a parameter, as in its VGG-13 trace",
+    "analytical": "work over peak rate plus bytes over bandwidth for each operator, links at their data-sheet rates",
+    "regression": "a plain regression on other cases of the set, without any simulator",
+    "confidence": "the worst of what operators and collectives rest on: measured, interpolated, extrapolated, uncalibrated",
+}  # fmt: skip
+
+
+def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
+    """Return the cases of several files as one table, sets in the order of the page.
+
+    Raises
+    ------
+    InputError
+        When there is no case, or a case stands twice.
+    TableError
+        When a file breaks the schema.
+    """
+    frames = [tables.read_table(file, "published_cases") for file in files]
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        raise InputError("no public case to report", fix="run `snakemake published`")
+    cases = pd.concat(frames, ignore_index=True)
+    twice = cases.duplicated(["set", "case"])
+    if twice.any():
+        row = cases[twice].iloc[0]
+        raise InputError(f"the case {row['case']!r} of the set {row['set']!r} stands twice")
+    order = {name: at for at, name in enumerate([*SETS, *sorted(set(cases["set"]) - set(SETS))])}
+    return cases.sort_values(
+        "set", key=lambda names: names.map(order), kind="stable", ignore_index=True
+    )
+
+
+def build_published_page(
+    case_files: Sequence[str | Path],
+    cause_files: Sequence[str | Path],
+    anchor_file: str | Path,
+    page: str | Path,
+    table: str | Path,
+) -> pd.DataFrame:
+    """Write the page, its figures and all cases as one table.
+
+    Parameters
+    ----------
+    case_files, cause_files : sequence of path
+        Parquet files of ``tables.PUBLISHED_CASES`` and ``causes.CAUSES``.
+    anchor_file : path
+        Parquet file of ``judge.ANCHORS``.
+    page, table : path
+        HTML page and Parquet file (``tables.PUBLISHED_CASES``) to write.
+        Figures go into ``published`` beside the page: ``<set>`` and
+        ``<set>-sensitivity`` as SVG and PNG.
+
+    Returns
+    -------
+    DataFrame
+        The scores of every set and model.
+
+    Raises
+    ------
+    InputError
+        When there is no case. Nothing is written then.
+    TableError
+        When a file breaks its schema.
+    """
+    cases = read_cases(case_files)
+    found = [tables.read_table(file, "causes", schema=CAUSES) for file in cause_files]
+    causes = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=CAUSES.names)
+    anchors = tables.read_table(anchor_file, "anchors", schema=ANCHORS)
+    scores = score_published(cases)
+    places = _draw(cases, causes, Path(page).parent / FIGURES)
+    files = [*case_files, *cause_files, anchor_file]
+    text = _render(cases, causes, anchors, scores, places, files)
+    tables.write_table(cases, "published_cases", table, {"files": [str(f) for f in case_files]})
+    with atomic_path(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return scores
+
+
+def _draw(cases: pd.DataFrame, causes: pd.DataFrame, folder: Path) -> dict[str, str]:
+    """Draw every figure, then move all of them; return the address of each from the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
+        for name in dict.fromkeys(cases["set"]):
+            style.save_figure(draw_cases(cases, name), Path(draft) / name)
+            names.append(name)
+            changes = summarise_changes(cases, causes, name)
+            if len(changes):
+                names.append(f"{name}-sensitivity")
+                style.save_figure(draw_tornado(changes, name), Path(draft) / names[-1])
+        for file in sorted(Path(draft).iterdir()):
+            file.replace(folder / file.name)
+    return {name: f"{folder.name}/{name}.svg" for name in names}
+
+
+def _render(
+    cases: pd.DataFrame, causes: pd.DataFrame, anchors: pd.DataFrame, scores: pd.DataFrame,
+    places: dict[str, str], files: Sequence[str | Path],
+) -> str:  # fmt: skip
+    """Return the page."""
+    parts = {
+        "summary": ("Sets, aims and what was reached", sections.render_summary(scores)),
+        "papers": ("What papers report", sections.render_papers(scores)),
+    }
+    chosen = list_disclosures(set(cases["set"]))
+    if chosen:
+        parts["disclosed"] = ("What was settled after results were seen", render_list(chosen))
+    for name in dict.fromkeys(cases["set"]):
+        body = _render_set(cases, causes, scores, name, places)
+        parts[name] = (describe_set(name).title, body)
+    parts["anchors"] = ("Operators timed alone, and their step", sections.render_anchors(anchors))
+    parts["glossary"] = ("Glossary", _render_glossary())
+    parts["provenance"] = ("Where the numbers come from", render_files_read(files))
+    body = "\n".join(
+        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
+        for name, (title, text) in parts.items()
+    )
+    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
+    contents = render_links(links, "Contents")
+    lead = render_paragraph(_describe(cases), "headline")
+    return render_page(
+        TITLE,
+        f"<header><h1>{escape(TITLE)}</h1>\n{lead}\n{contents}</header>\n<main>\n{body}\n</main>\n"
+        f"<footer>Made by trioflow {escape(__version__)}; aims from {escape(SOURCE)}. Every measured value's file stands below its set's cases.</footer>",
+    )
+
+
+def _render_glossary() -> str:
+    scores = ((name.replace("_", " "), meaning) for name, meaning in SCORES.items())
+    return render_definitions([*_GLOSSARY.items(), *scores]) + render_tables(
+        {"published_cases": tables.PUBLISHED_CASES, "causes": CAUSES, "anchors": ANCHORS}
+    )
+
+
+def _describe(cases: pd.DataFrame) -> str:
+    values = cases[["source", "workload", "plan", "ranks", "batch", "measured_s"]].drop_duplicates()
+    return (
+        f"{len(cases)} predictions of {len(values)} public measured steps in {cases['set'].nunique()} sets; all that the data "
+        "holds of each set, none left out. Error is predicted over measured less one, as it is: no parameter was fitted on a "
+        "row that it is judged on, and what was learned from what stands beside every set."
+    )
+
+
+def _render_set(
+    cases: pd.DataFrame, causes: pd.DataFrame, scores: pd.DataFrame, name: str,
+    places: dict[str, str],
+) -> str:  # fmt: skip
+    words = describe_set(name)
+    many = int((cases["set"] == name).sum()) > MOST_NAMED
+    caption = _POINTS_CAPTION if many else _CASES_CAPTION
+    parts = [render_paragraph(text) for text in (words.judged, words.limits) if text]
+    parts.append(render_figure(places[name], caption, f"Errors of the set {name}."))
+    parts += [render_scores(scores, name), sections.render_scaling(cases, name)]
+    parts.append(sections.render_cases(cases, name))
+    parts += ["<h3>What the error is made of</h3>"] if (causes["set"] == name).any() else []
+    parts.append(sections.render_causes(cases, causes, name))
+    parts.append(render_growth(cases, causes, name))
+    if f"{name}-sensitivity" in places:
+        address = places[f"{name}-sensitivity"]
+        parts.append(render_figure(address, _TORNADO_CAPTION, f"Sensitivities of the set {name}."))
+        parts.append(render_changes(summarise_changes(cases, causes, name)))
+    return "".join(parts)

@@ -1,0 +1,269 @@
+"""Hop on ring-based and double-ring graphs: what backup workers and their kin gain.
+
+The case study of the TrioSim paper, and the rest of Hop's protocol beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow import tables
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Link
+from trioflow.hardware.topologies.rings import build_double_ring, build_ring
+from trioflow.provenance import stamp
+from trioflow.reproductions.studies.hop_simulation import (
+    Edge,
+    Floats,
+    HopRun,
+    HopSettings,
+    simulate_hop,
+)
+from trioflow.reproductions.studies.study_tables import HOP
+from trioflow.reproductions.studies.traced_step import list_inputs, load_timed_trace
+from trioflow.units import ns_to_s
+
+TRACE = "vgg11-b128"
+"""VGG-11, batch 128; TrioSim paper, Hop case."""
+WORKERS = 8
+SEEDS = tuple(range(8))
+"""Eight random slow-downs, as in the paper; the draws are ours."""
+SLOWEST = 10.0
+"""A factor is drawn evenly between 1 and this; TrioSim paper, Hop case."""
+ITERATIONS = 100
+LATENCY_S = 5e-6
+"""From the end of a sending to the arrival: assumed, and nothing beside the sendings."""
+BANDWIDTHS_BYTES_PER_S = (1.25e9, 5e9, 12.5e9, 50e9)
+"""10, 40, 100 and 400 Gb/s; which one the paper took is not known here."""
+SHOWN_BANDWIDTH_BYTES_PER_S = 12.5e9
+GRAPHS = ("ring-based", "double-ring")
+SLOWED = ("sending", "links", "GPUs", "moments")
+"""What a worker's factor slows: all that it sends; its links both ways; its computation; or every
+single computation by a factor of its own with the probability 1 / workers."""
+STANDARD = "standard"
+VARIANTS: Mapping[str, HopSettings] = {
+    STANDARD: HopSettings(),
+    "backup 1": HopSettings(backup_workers=1),
+    "backup 1, gap 2": HopSettings(backup_workers=1, max_gap=2),
+    "staleness 2": HopSettings(staleness=2),
+    "staleness 5": HopSettings(staleness=5),
+    "backup 1, skip": HopSettings(backup_workers=1, max_jump=8),
+    "staleness 5, skip": HopSettings(staleness=5, max_jump=8),
+}
+
+
+@dataclass(frozen=True)
+class HopWork:
+    """What one iteration is, where nothing is slowed.
+
+    Attributes
+    ----------
+    compute_s : float
+        Computation of an iteration [s].
+    update_bytes : int
+        One update: all gradients [bytes].
+    batch : int
+        Samples of an iteration of one worker.
+    """
+
+    compute_s: float
+    update_bytes: int
+    batch: int
+
+
+def load_work(trace: str = TRACE) -> HopWork:
+    """Return the work of an iteration of a traced workload, at predicted times."""
+    timed = load_timed_trace(trace).traces[0]
+    update_bytes = sum(int(gradient["size_bytes"]) for gradient in timed.facts["gradients"])
+    compute_s = ns_to_s(float(timed.operators["device_ns"].sum()))
+    return HopWork(compute_s, update_bytes, int(timed.facts["batch"]))
+
+
+def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:
+    """Return who sends to whom: ring-based, or two such rings joined worker to worker.
+
+    Raises
+    ------
+    SimulationError
+        When the graph is unknown.
+
+    Notes
+    -----
+    Ring-based: a ring, both ways, and an edge from each worker to the most
+    distant one (TrioSim paper, Hop case).
+    """
+    links: Sequence[Link]
+    if graph == "ring-based":
+        links = build_ring(workers, 1.0, 0.0, chords=True)
+    elif graph == "double-ring":
+        links = build_double_ring(workers, 1.0, 0.0, chords=True)
+    else:
+        raise SimulationError(f"Hop: no graph is called {graph!r}; known are {', '.join(GRAPHS)}")
+    return [(_read_rank(link.source), _read_rank(link.target)) for link in links]
+
+
+def _read_rank(node: str) -> int:
+    return int(node.removeprefix("rank"))
+
+
+def draw_times(
+    work: HopWork,
+    edges: Sequence[Edge],
+    slowed: str,
+    seed: int,
+    *,
+    bandwidth_bytes_per_s: float,
+    workers: int = WORKERS,
+    iterations: int = ITERATIONS,
+) -> tuple[dict[Edge, float], Floats]:
+    """Draw slow-downs and return the times that follow from them.
+
+    Parameters
+    ----------
+    work : HopWork
+        An iteration where nothing is slowed.
+    edges : sequence of (int, int)
+        Senders and receivers.
+    slowed : str
+        One of ``SLOWED``.
+    seed : int
+        Equal seeds give equal factors, whatever the graph and the bandwidth.
+    bandwidth_bytes_per_s : float
+        Bandwidth of a link that is not slowed [bytes/s].
+    workers, iterations : int
+        Extent.
+
+    Returns
+    -------
+    dict, ndarray of float
+        Time of an update on each edge [s]; compute times
+        [workers, iterations] [s].
+
+    Raises
+    ------
+    SimulationError
+        When nothing is called ``slowed``.
+    """
+    generator = np.random.default_rng(seed)
+    factors = generator.uniform(1.0, SLOWEST, workers)
+    sending = dict.fromkeys(edges, work.update_bytes / bandwidth_bytes_per_s)
+    compute = np.full((workers, iterations), work.compute_s)
+    if slowed == "sending":
+        sending = {edge: time_s * factors[edge[0]] for edge, time_s in sending.items()}
+    elif slowed == "links":
+        sending = {edge: time_s * max(factors[list(edge)]) for edge, time_s in sending.items()}
+    elif slowed == "GPUs":
+        compute = compute * factors[:, np.newaxis]
+    elif slowed == "moments":
+        compute = compute * _draw_moments(generator, compute.shape)
+    else:
+        raise SimulationError(f"Hop: nothing is called {slowed!r}; known are {', '.join(SLOWED)}")
+    return {edge: float(time_s) for edge, time_s in sending.items()}, compute
+
+
+def _draw_moments(generator: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """Draw a factor for each iteration; most are 1."""
+    hit = generator.random(shape) < 1 / shape[0]
+    return np.where(hit, generator.uniform(1.0, SLOWEST, shape), 1.0)
+
+
+def sweep_hop(
+    work: HopWork,
+    bandwidths_bytes_per_s: Sequence[float] = BANDWIDTHS_BYTES_PER_S,
+    seeds: Sequence[int] = SEEDS,
+    iterations: int = ITERATIONS,
+) -> pd.DataFrame:
+    """Run every graph, slow-down, seed, bandwidth and variant.
+
+    Parameters
+    ----------
+    work : HopWork
+        An iteration where nothing is slowed.
+    bandwidths_bytes_per_s, seeds : sequence
+        What is swept; bandwidths of links that are not slowed [bytes/s].
+    iterations : int
+        Iterations that every worker finishes.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``study_tables.HOP``.
+    """
+    rows = []
+    for graph in GRAPHS:
+        edges = build_graph(graph)
+        for slowed in SLOWED:
+            for bandwidth in bandwidths_bytes_per_s:
+                for seed in seeds:
+                    times = draw_times(
+                        work, edges, slowed, seed, bandwidth_bytes_per_s=bandwidth,
+                        iterations=iterations,
+                    )  # fmt: skip
+                    about = {
+                        "graph": graph, "slowed": slowed, "seed": seed,
+                        "bandwidth_bytes_per_s": bandwidth,
+                    }  # fmt: skip
+                    rows += [about | row for row in _run_variants(work, *times)]
+    return pd.DataFrame(rows)
+
+
+def _run_variants(
+    work: HopWork, sending_s: Mapping[Edge, float], compute_s: Floats
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    standard_s = 0.0
+    for variant, settings in VARIANTS.items():
+        run = simulate_hop(sending_s, compute_s, settings, latency_s=LATENCY_S)
+        standard_s = standard_s or run.time_s
+        rows.append({"variant": variant, **_describe(run, settings, work, standard_s)})
+    return rows
+
+
+def _describe(
+    run: HopRun, settings: HopSettings, work: HopWork, standard_s: float
+) -> dict[str, Any]:
+    iterations = run.start_s.shape[1]
+    computed = int(run.computed.sum())
+    return {
+        "backup_workers": settings.backup_workers,
+        "staleness": settings.staleness,
+        "max_gap": settings.max_gap,
+        "max_jump": settings.max_jump,
+        "iterations": iterations,
+        "time_s": run.time_s,
+        "iteration_s": run.time_s / iterations,
+        "samples_per_s": computed * work.batch / run.time_s,
+        "speedup": standard_s / run.time_s,
+        "computed_share": computed / run.start_s.size,
+        "dropped": run.dropped,
+        "largest_gap": run.largest_gap,
+        "largest_staleness": run.largest_staleness,
+    }
+
+
+def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> None:
+    """Run the study and write its table and its figures, each as SVG and PNG.
+
+    Parameters
+    ----------
+    table : path
+        Parquet file of ``study_tables.HOP``.
+    speedup, bandwidth : path
+        Figures, without suffix.
+    """
+    from trioflow.report.style import save_figure
+    from trioflow.reproductions.studies.hop_figures import draw_bandwidths, draw_speedups
+
+    rows = sweep_hop(load_work())
+    tables.write_table(
+        rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(SEEDS)), HOP
+    )
+    save_figure(draw_speedups(rows, SHOWN_BANDWIDTH_BYTES_PER_S), speedup)
+    save_figure(draw_bandwidths(rows), bandwidth)

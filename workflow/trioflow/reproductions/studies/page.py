@@ -1,0 +1,159 @@
+"""The page of case studies: what the simulator says where nothing was measured."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+
+from trioflow import __version__, tables
+from trioflow.errors import InputError
+from trioflow.provenance import atomic_path, digest_file
+from trioflow.report.html import (
+    Cell,
+    Column,
+    render_details,
+    render_figure,
+    render_links,
+    render_page,
+    render_paragraph,
+    render_table,
+)
+from trioflow.report.wording import count_words, join_words
+from trioflow.reproductions.studies.page_sections import render_distsim, render_hop, render_wafer
+from trioflow.reproductions.studies.study_captions import CAPTIONS, caption_text
+from trioflow.reproductions.studies.study_tables import HOP, WAFER
+
+TITLE = "trioflow: case studies"
+FIGURES = "studies"
+"""Folder of the figures beside the page."""
+
+
+class Study(NamedTuple):
+    """A case study: its heading, its table's schema, its figures, and the words before and after them."""
+
+    title: str
+    schema: pa.Schema
+    figures: tuple[str, ...]
+    render: Callable[[pd.DataFrame], tuple[str, str]]
+
+
+STUDIES: Mapping[str, Study] = {
+    "wafer": Study("84 GPUs on a photonic wafer", WAFER, ("wafer",), render_wafer),
+    "hop": Study(
+        "Hop: decentralised training", HOP, ("hop_speedup", "hop_bandwidth"), render_hop
+    ),
+    "distsim_search": Study(
+        "DistSim's search for a plan", tables.SCHEMAS["sweep_results"], ("distsim_search",), render_distsim
+    ),
+}  # fmt: skip
+"""By the name of the table."""
+
+
+def build_study_page(folder: str | Path, page: str | Path) -> None:
+    """Write the page of all case studies, and copy their figures beside it.
+
+    Parameters
+    ----------
+    folder : path
+        Where the studies left their tables, ``<study>.parquet``, and their
+        figures as SVG.
+    page : path
+        HTML page to write; figures go into ``studies`` beside it.
+
+    Raises
+    ------
+    TableError
+        When a table is missing or breaks its schema. Nothing is written then.
+    InputError
+        When a table is empty, or a figure is missing.
+    """
+    source, target = Path(folder), Path(page)
+    found = {name: _read(source, name) for name in STUDIES}
+    parts = {name: study.render(found[name]) for name, study in STUDIES.items()}
+    for study in STUDIES.values():
+        for figure in study.figures:
+            _copy(source / f"{figure}.svg", target.parent / FIGURES / f"{figure}.svg")
+    text = _render(found, parts, source)
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _read(folder: Path, name: str) -> pd.DataFrame:
+    path = folder / f"{name}.parquet"
+    rows = tables.read_table(path, name, STUDIES[name].schema)
+    if rows.empty:
+        raise InputError("the study has no rows", file=path, fix="run `snakemake studies` again")
+    for figure in STUDIES[name].figures:
+        if not (folder / f"{figure}.svg").is_file():
+            raise InputError(
+                "no such figure", file=folder / f"{figure}.svg", fix="run `snakemake studies` again"
+            )
+    return rows
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_path(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def _render(
+    found: Mapping[str, pd.DataFrame], parts: Mapping[str, tuple[str, str]], folder: Path
+) -> str:
+    """Return the page."""
+    runs = join_words(
+        f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in found.items()
+    )
+    lead = render_paragraph(
+        "Nothing on this page was measured here. Operator times are predicted from shapes, networks and protocols are "
+        f"simulated: {runs}. What papers report is cited as such, and nothing was fitted to it.",
+        "headline",
+    )
+    titles = {name: study.title for name, study in STUDIES.items()} | {
+        "provenance": "Where the numbers come from"
+    }
+    bodies = {name: words + _figures(name) + text for name, (words, text) in parts.items()}
+    bodies["provenance"] = _render_provenance(found, folder)
+    body = "\n".join(
+        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{bodies[name]}</section>'
+        for name, title in titles.items()
+    )
+    contents = render_links(titles.items(), "Contents")
+    return render_page(
+        TITLE,
+        f"<header><h1>{escape(TITLE)}</h1>\n{lead}\n{contents}</header>\n<main>\n{body}\n</main>\n"
+        f"<footer>Made by trioflow {escape(__version__)}.</footer>",
+    )
+
+
+def _figures(name: str) -> str:
+    return "".join(
+        render_figure(f"{FIGURES}/{figure}.svg", caption_text(figure), CAPTIONS[figure][0])
+        for figure in STUDIES[name].figures
+    )
+
+
+def _render_provenance(found: Mapping[str, pd.DataFrame], folder: Path) -> str:
+    """Return the tables of the studies and what they rest on, by name and digest."""
+    words = (
+        "Every number above is computed from the tables of the studies, which `snakemake studies` makes from traces and cost "
+        "models that ship with the library."
+    )
+    columns = [
+        Column("file", "", "folder and name", number=False),
+        Column("SHA-256", "first 16 digits", "digest of the content", number=False),
+        Column("read by", number=False),
+    ]
+    lines = []
+    for name, rows in found.items():
+        table = folder / f"{name}.parquet"
+        lines.append([Cell(table.name), Cell(digest_file(table)[:16]), Cell("this page")])
+        for path, digest in sorted(rows.attrs.get("inputs", {}).items()):
+            lines.append([Cell(path), Cell(digest), Cell(name)])
+    files = render_details(f"{len(lines)} files", render_table(columns, lines, "Files read"))
+    return render_paragraph(words) + files

@@ -1,0 +1,1 @@
+"""Cost models judged on public measurements that they never saw."""

@@ -1,0 +1,230 @@
+"""The page of cost models: every model on every measured case, from models that never saw it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from trioflow import __version__, tables
+from trioflow.costmodel.scores import SCORES, score_cases
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import find_device
+from trioflow.provenance import atomic_path
+from trioflow.report import style
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
+from trioflow.report.html import (
+    render_definitions,
+    render_figure,
+    render_links,
+    render_page,
+    render_paragraph,
+)
+from trioflow.reproductions.validation import sections, verdict
+from trioflow.reproductions.validation.aims import SETS
+from trioflow.reproductions.validation.figures import draw_diagnosis, draw_set
+from trioflow.reproductions.validation.tables import read_validation_table, write_validation_table
+
+TITLE = "trioflow: cost models against measurements"
+GROUPING = ("set", "quantity", "group", "model")
+FIGURES = "cost_models"
+"""Folder of the figures beside the page; the report of a run clears ``figures``."""
+
+_SET_CAPTION = (
+    "Mean absolute error of every model in every group of the set. A line joins the best and the worst "
+    "model; the upright stroke is the oracle, the small triangle the aim. Limit: a mean over few cases says "
+    "little about one that is not among them."
+)
+_CLASS_CAPTION = (
+    "The classes of operators that take most of the time, each in two panels. Left, the prediction of a "
+    "model that did not see the workload over the measured time; right, its error over the size that "
+    "drives the class. A point is a distinct operator of a step. Limit: R\u00b2 is that of the fit to all "
+    "workloads; the points are held out."
+)
+
+
+def read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
+    """Return the cases of several files as one table.
+
+    Raises
+    ------
+    InputError
+        When there is none, or a set is unknown.
+    TableError
+        When a file breaks the schema.
+    """
+    frames = [tables.read_table(file, "validation") for file in files]
+    if not frames or all(frame.empty for frame in frames):
+        raise InputError("no validation case to report", fix="run `snakemake validation`")
+    cases = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    unknown = sorted(set(cases["set"]) - set(SETS))
+    if unknown:
+        raise InputError(f"no set of cases is called {unknown[0]!r}", fix=f"use {', '.join(SETS)}")
+    return _drop_repeats(cases)
+
+
+def _drop_repeats(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases without those of a phase that is the whole step: they say the same again."""
+    key = ["set", "model", "case", "device", "source", "quantity", "measured_s", "predicted_s"]
+    whole = cases["group"].str.partition(" ")[0]
+    phases = cases["group"].isin(
+        [f"{mode} {phase}" for mode in set(whole) for phase in tables.PHASES]
+    )
+    steps = cases.loc[~phases, [*key, "group"]].rename(columns={"group": "whole"})
+    marked = cases.assign(whole=whole).merge(
+        steps, on=[*key, "whole"], how="left", indicator="step"
+    )
+    repeats = phases.to_numpy() & (marked["step"] == "both").to_numpy()
+    return cases[~repeats].reset_index(drop=True)
+
+
+def build_validation_page(
+    files: Sequence[str | Path],
+    diagnoses: tuple[str | Path, str | Path],
+    page: str | Path,
+    table: str | Path,
+) -> pd.DataFrame:
+    """Write the page, its figures and the table of scores.
+
+    Parameters
+    ----------
+    files : sequence of path
+        Parquet files of ``tables.VALIDATION``.
+    diagnoses : tuple of path
+        Parquet files of ``validation_tables.OPERATORS`` and ``CLASSES``.
+    page, table : path
+        HTML page and Parquet file (``validation_tables.SUMMARY``) to write.
+        Figures go into ``cost_models`` beside the page, one for each set and
+        one for each GPU, named after its sheet.
+
+    Returns
+    -------
+    DataFrame
+        The scores, within a group the best mean absolute error first.
+
+    Raises
+    ------
+    InputError
+        When there is no case, or a set is unknown. Nothing is written then.
+    TableError
+        When a file breaks its schema.
+    """
+    cases = read_validation(files)
+    operators, classes = (
+        read_validation_table(file, name)
+        for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
+    )
+    summary = _order(score_cases(cases, GROUPING))
+    places = _draw(summary, operators, classes, Path(page).parent / FIGURES)
+    text = _render(cases, summary, classes, places, [*files, *diagnoses])
+    write_validation_table(summary, "summary", table, [*files, *diagnoses])
+    with atomic_path(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return summary
+
+
+def _order(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return scores of whole steps before those of operators, in a group the best first."""
+    rank = scores["quantity"].map({"operator_sum": 0, "end_to_end": 1}).fillna(2)
+    order = ["set", "rank", "quantity", "group", "mean_absolute_error", "model"]
+    return scores.assign(rank=rank).sort_values(order, ignore_index=True).drop(columns="rank")
+
+
+def _draw(
+    summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame, folder: Path
+) -> dict[str, str]:
+    """Draw every figure, then move all of them; return the address of each from the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {}
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
+        for name in _sets(summary):
+            style.save_figure(draw_set(summary, name), Path(draft) / name)
+            names[name] = name
+        for device in _devices(classes):
+            figure = draw_diagnosis(operators, classes, device)
+            names[device] = find_device(device).name
+            style.save_figure(figure, Path(draft) / names[device])
+        for file in sorted(Path(draft).iterdir()):
+            file.replace(folder / file.name)
+    return {key: f"{folder.name}/{name}.svg" for key, name in names.items()}
+
+
+def _sets(summary: pd.DataFrame) -> list[str]:
+    present = set(summary["set"])
+    return [name for name in SETS if name in present]
+
+
+def _devices(classes: pd.DataFrame) -> list[str]:
+    return sorted({str(name) for name in classes["device"]})
+
+
+def _render(
+    cases: pd.DataFrame, summary: pd.DataFrame, classes: pd.DataFrame, places: dict[str, str],
+    files: Sequence[str | Path],
+) -> str:  # fmt: skip
+    """Return the page."""
+    parts = {
+        "aims": ("Aims, and what was reached", verdict.render_aims(summary, cases)),
+        "misses": ("Where an aim is missed", verdict.render_misses(summary, cases)),
+        "knowledge": ("Which data judged which model", sections.render_knowledge()),
+    }
+    for name in _sets(summary):
+        parts[name] = (SETS[name].title, _render_set(cases, summary, name, places[name]))
+    parts["classes"] = (
+        "Classes of operators",
+        "".join(_render_device(classes, device, places[device]) for device in _devices(classes)),
+    )
+    parts["glossary"] = (
+        "Glossary",
+        render_definitions(SCORES.items()) + render_tables({"validation": tables.VALIDATION}),
+    )
+    parts["provenance"] = ("Where the numbers come from", render_files_read(files))
+    body = "\n".join(
+        f'<section id="{name}"><h2>{escape(title)}</h2>\n{text}</section>'
+        for name, (title, text) in parts.items()
+    )
+    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
+    contents = render_links(links, "Contents")
+    return render_page(
+        TITLE,
+        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(_describe(cases, summary), 'headline')}\n"
+        f"{contents}</header>\n<main>\n{body}\n</main>\n"
+        f"<footer>Made by trioflow {escape(__version__)}.</footer>",
+    )
+
+
+def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:
+    measured = cases[["set", "quantity", "group", "case", "device", "source"]].drop_duplicates()
+    return (
+        f"{len(cases)} predictions of {len(measured)} measured values by {summary['model'].nunique()} "
+        f"models, in {len(_sets(summary))} sets: every case of the public measurements that each set "
+        "names, none left out, from models that never saw it. Error is predicted over measured less one; "
+        "what trioflow uses and every baseline stand in the same tables."
+    )
+
+
+def _render_set(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str) -> str:
+    spread = sections.render_spread(cases, name)
+    note = (
+        f"The cases of single operators and messages are too many for a page; all of them, of every model, "
+        f"lie in validation/{name}.parquet beside the report's folder."
+    )
+    return (
+        render_paragraph(f"{SETS[name].judged} {SETS[name].known}")
+        + render_figure(place, _SET_CAPTION, f"Errors of every model on the set {name}.")
+        + sections.render_scores(summary, name)
+        + (render_paragraph(note) + spread if spread else "")
+        + sections.render_cases(cases, name)
+    )
+
+
+def _render_device(classes: pd.DataFrame, device: str, place: str) -> str:
+    return (
+        f"<h3>{escape(device)}</h3>"
+        + render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
+        + sections.render_classes(classes, device)
+    )

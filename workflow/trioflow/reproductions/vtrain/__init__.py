@@ -1,0 +1,1 @@
+"""vTrain's iteration times on A100s."""

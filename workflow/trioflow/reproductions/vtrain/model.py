@@ -1,0 +1,301 @@
+"""A step of Megatron on A100s from ten physical parameters and the schedule's own graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.tensor_products import shipped_tensor_products
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import DeviceSheet, load_device
+from trioflow.reproductions.vtrain.data import AllReduceCurves
+from trioflow.reproductions.vtrain.graph import StageTimes, formula_of
+from trioflow.reproductions.vtrain.work import (
+    HALF_BYTES,
+    PARTS,
+    WorkTable,
+    count_parameters,
+    index_shapes,
+    tabulate_work,
+)
+
+DEVICE = "a100-sxm4-80gb"
+"""Sheet of the GPU, and shipped table of its products; the file says no more than A100."""
+UPDATE_BYTES = 28
+"""Moved for each parameter by Adam in mixed precision: weight and both moments in single precision
+read and written, gradient read and weight written in half precision [bytes]."""
+SHARPNESS = 16.0
+"""How sharply the slower of host and device takes over: the norm that joins them."""
+SOCKET_RANKS = 4
+"""GPUs of one processor of the host: larger tensor groups join both."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number that is fitted.
+
+    Attributes
+    ----------
+    name, unit, meaning : str
+        What it is.
+    start : float
+        Where every fit starts: a data sheet's or a usual value.
+    low, high : float
+        Limits that physics sets.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    start: float
+    low: float
+    high: float
+
+
+def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
+    """Return the ten parameters, in the order of a vector of their values."""
+    sheet = load_device(DEVICE) if sheet is None else sheet
+    peak, memory = sheet.peak("fp16"), sheet.memory_bandwidth_bytes_per_s
+    table = shipped_tensor_products()[DEVICE]
+    fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
+    return (
+        Parameter("product_time", "1", "time of matrix products over the shipped table's", 1.0, fastest, 3.0),
+        Parameter("memory_rate", "bytes/s", "rate of everything in a block, embedding or loss that is no product",
+                  0.7 * memory, 0.1 * memory, memory),
+        Parameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
+        Parameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
+        Parameter("host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3),
+        Parameter("host_sockets_s", "s", f"further host time of a launch in a tensor-parallel group of more than {SOCKET_RANKS}",
+                  2e-6, 1e-8, 1e-3),
+        Parameter("reduce_wait_s", "s", "wait at a tensor-parallel all-reduce beyond the measured one's time", 5e-5, 1e-8, 1e-2),
+        Parameter("head_time", "1", "time of products with the vocabulary on one tensor-parallel rank over the shipped table's",
+                  1.0, fastest, 20.0),
+        Parameter("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
+        Parameter("update_rate", "bytes/s", f"optimizer, {UPDATE_BYTES} bytes a parameter", 0.7 * memory, 0.1 * memory, memory),
+    )  # fmt: skip
+
+
+NAMES = tuple(parameter.name for parameter in list_parameters())
+WAITS = ("share", "doublings")
+"""How the wait at an all-reduce grows with the group: with the share of data that others hold, or
+with the doublings of the ranks."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a step is put together beside the parameters.
+
+    Attributes
+    ----------
+    recompute : bool
+        Whether backward runs each block's forward again. What a framework
+        does is declared, never fitted: upstream's sample configuration of
+        Megatron-DeepSpeed recomputes activations.
+    wait : str
+        One of ``WAITS``; chosen inside a training fold.
+    """
+
+    recompute: bool = True
+    wait: str = WAITS[0]
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        again = "recomputed forward" if self.recompute else "no recomputed forward"
+        return f"{again}, wait by {self.wait}"
+
+
+FORMS = tuple(Form(wait=wait) for wait in WAITS)
+"""Those that a fold chooses from: all recompute, as the runs do."""
+
+
+@dataclass
+class StepModel:
+    """Everything of some rows that does not depend on the parameters.
+
+    Attributes
+    ----------
+    rows : DataFrame
+        As ``vtrain_data.read_iteration_times`` returns them.
+    work : WorkTable
+        What the distinct shapes compute.
+    shape_of : ndarray
+        Shape of each row.
+    reduce_s : ndarray
+        Tensor-parallel all-reduce of each shape's activations [s].
+    parameters, gradient_s : ndarray
+        Shape (rows, stages): parameters held, and their gradients' all-reduce [s].
+    widen : ndarray
+        Factor on the logarithmic interval of each row: above 1 where an
+        all-reduce joins more ranks than were measured.
+    groups : list of (pipeline, micro_batches, rows)
+        Rows that share a graph.
+    """
+
+    rows: pd.DataFrame
+    work: WorkTable
+    shape_of: Any
+    reduce_s: Floats
+    parameters: Floats
+    gradient_s: Floats
+    widen: Floats
+    groups: list[tuple[int, int, Any]]
+
+    @classmethod
+    def build(cls, rows: pd.DataFrame, reduces: AllReduceCurves) -> StepModel:
+        """Count the work of some rows and look up their all-reduces."""
+        rows = rows.reset_index(drop=True)
+        shapes, shape_of = index_shapes(rows)
+        work = tabulate_work(shapes, shipped_tensor_products()[DEVICE])
+        reduce_s = np.array(
+            [reduces.predict(s.tensor, np.array([s.activation_bytes]))[0] for s in shapes]
+        )
+        parameters = count_parameters(rows)
+        gradient_s = np.zeros_like(parameters)
+        for data, part in rows.groupby("data"):
+            at = part.index.to_numpy()
+            gradient_s[at] = reduces.predict(int(str(data)), HALF_BYTES * parameters[at])
+        gradient_s[parameters == 0] = 0.0
+        most = rows[["tensor", "data"]].max(axis=1)
+        widen = np.array([reduces.widen(int(ranks)) for ranks in most])
+        return cls(rows, work, shape_of, reduce_s, parameters, gradient_s, widen, _group(rows))
+
+    def select(self, known: Any) -> StepModel:
+        """Return the same of some rows alone, by their numbers."""
+        rows = self.rows.iloc[known].reset_index(drop=True)
+        return StepModel(
+            rows, self.work, self.shape_of[known], self.reduce_s, self.parameters[known],
+            self.gradient_s[known], self.widen[known], _group(rows),
+        )  # fmt: skip
+
+    def time_parts(self, values: Floats, form: Form) -> Floats:
+        """Return the time of each shape's parts for one micro-batch [s].
+
+        Parameters
+        ----------
+        values : ndarray
+            Shape (vectors, parameters): several vectors of parameters at once.
+        form : Form
+            What backward runs, and how waits grow.
+
+        Returns
+        -------
+        ndarray
+            Shape (vectors, shapes, parts).
+        """
+        value = {name: values[:, [number], None] for number, name in enumerate(NAMES)}
+        work, tensor = self.work, np.array([float(s.tensor) for s in self.work.shapes])[:, None]
+        growth = 1.0 - 1.0 / tensor if form.wait == WAITS[0] else np.log2(tensor)
+        head = np.array([part.startswith("head") for part in PARTS])[None, :] & (tensor == 1)
+        products_s = work.product_s * np.where(head, value["head_time"], value["product_time"])
+        waits_s = work.all_reduces * (self.reduce_s[:, None] + value["reduce_wait_s"] * growth)
+        device_s = (
+            work.launches * value["launch_gap_s"] + products_s
+            + work.moved_bytes / value["memory_rate"] + waits_s
+        )  # fmt: skip
+        launch_s = (
+            value["host_launch_s"] + value["host_tensor_s"] * (tensor > 1)
+            + value["host_sockets_s"] * (tensor > SOCKET_RANKS)
+        )  # fmt: skip
+        host_s = work.launches * launch_s
+        slower = np.maximum(device_s, host_s)
+        other = np.minimum(device_s, host_s) / slower
+        parts_s = np.asarray(slower * (1.0 + other**SHARPNESS) ** (1.0 / SHARPNESS))
+        if form.recompute:
+            parts_s[..., PARTS.index("block_backward")] += parts_s[
+                ..., PARTS.index("block_forward")
+            ]
+        return parts_s
+
+    def _stage_columns(self, values: Floats, parts_s: Floats, pipeline: int, at: Any) -> Floats:
+        """Return the times of ``StepFormula.columns`` for some rows, (columns, vectors, rows) [s]."""
+        parts = dict(zip(PARTS, np.moveaxis(parts_s, 2, 0), strict=True))
+        shape = self.shape_of[at]
+        blocks = self.rows["layers"].to_numpy(np.float64)[at] / pipeline
+        update_rate = values[:, [NAMES.index("update_rate")]]
+        columns = []
+        for stage in range(pipeline):
+            for direction in ("forward", "backward"):
+                time_s = parts[f"block_{direction}"][:, shape] * blocks
+                if stage == 0:
+                    time_s = time_s + parts[f"embedding_{direction}"][:, shape]
+                if stage == pipeline - 1:
+                    time_s = time_s + parts[f"head_{direction}"][:, shape]
+                columns.append(time_s)
+            moved = UPDATE_BYTES * self.parameters[at, stage]
+            columns.append(self.gradient_s[at, stage] + moved / update_rate)
+        sent = np.array([s.activation_bytes for s in self.work.shapes])[shape]
+        columns.append(sent / values[:, [NAMES.index("message_rate")]])
+        return np.stack(columns)
+
+    def predict(self, values: Floats, form: Form) -> Floats:
+        """Return the step of every row [s].
+
+        Parameters
+        ----------
+        values : ndarray
+            Shape (parameters,) or (vectors, parameters), in the order of
+            ``NAMES``.
+        form : Form
+            What was chosen.
+
+        Returns
+        -------
+        ndarray
+            Shape (rows,) or (vectors, rows).
+        """
+        several = np.atleast_2d(values)
+        parts_s = self.time_parts(several, form)
+        found = np.zeros((len(several), len(self.rows)))
+        for pipeline, micro_batches, at in self.groups:
+            columns = self._stage_columns(several, parts_s, pipeline, at)
+            found[:, at] = formula_of(pipeline, micro_batches).evaluate(columns)
+        return found if np.ndim(values) == 2 else found[0]
+
+    def stage_times(self, row: int, values: Mapping[str, float], form: Form) -> StageTimes:
+        """Return one row's stages for ``vtrain_graph.build_step``: the twin of ``predict``."""
+        vector = np.array([[values[name] for name in NAMES]])
+        parts = dict(zip(PARTS, self.time_parts(vector, form)[0, self.shape_of[row]], strict=True))
+        pipeline = int(self.rows["pipeline"].iloc[row])
+        blocks = int(self.rows["layers"].iloc[row]) // pipeline
+        times: dict[str, list[list[float]]] = {"forward": [], "backward": []}
+        for direction, found in times.items():
+            for stage in range(pipeline):
+                operators = [parts[f"block_{direction}"]] * blocks
+                ends = [parts[f"embedding_{direction}"]] * (stage == 0)
+                head = [parts[f"head_{direction}"]] * (stage == pipeline - 1)
+                ordered = [*ends, *operators, *head]
+                found.append(
+                    [float(t) for t in (ordered if direction == "forward" else ordered[::-1])]
+                )
+        held = self.parameters[row, :pipeline]
+        return StageTimes(
+            times["forward"], times["backward"],
+            [float(UPDATE_BYTES * count / values["update_rate"]) for count in held],
+            [int(HALF_BYTES * count) for count in held],
+            int(self.work.shapes[self.shape_of[row]].activation_bytes),
+        )  # fmt: skip
+
+
+def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:
+    pairs = rows[["pipeline", "micro_batches"]].to_numpy(np.int64)
+    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+    return [(int(p), int(m), np.flatnonzero(which == at)) for at, (p, m) in enumerate(distinct)]
+
+
+def name_values(values: Floats) -> dict[str, float]:
+    """Return a vector of parameters by their names.
+
+    Raises
+    ------
+    InputError
+        When it has another length.
+    """
+    if len(values) != len(NAMES):
+        raise InputError(f"{len(values)} values for {len(NAMES)} parameters")
+    return dict(zip(NAMES, (float(v) for v in values), strict=True))

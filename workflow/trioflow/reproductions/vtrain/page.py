@@ -1,0 +1,157 @@
+"""The page of vTrain's iteration times: what they are, what was fitted on what, and the errors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from trioflow import __version__, tables
+from trioflow.errors import InputError
+from trioflow.provenance import atomic_path
+from trioflow.report import style
+from trioflow.report.files_read import render_files_read
+from trioflow.report.glossary import render_tables
+from trioflow.report.html import render_definitions, render_figure, render_links, render_page
+from trioflow.report.scores import SCORES, score_published
+from trioflow.reproductions.vtrain import sections
+from trioflow.reproductions.vtrain.composition import CHECKS
+from trioflow.reproductions.vtrain.data import GROUPS
+from trioflow.reproductions.vtrain.figures import (
+    draw_blocks,
+    draw_degrees,
+    draw_predictions,
+    measure_blocks,
+    read_sizes,
+)
+from trioflow.reproductions.vtrain.judge import PARAMETERS, TRIALS
+
+TITLE = "trioflow: vTrain's iteration times on A100s"
+FIGURES = "published_vtrain"
+"""Folder of the figures beside the page."""
+_FIGURE_WORDS = {
+    "predictions": (
+        "Left: predicted over told times, each predicted by parameters fitted without its hidden size and depth. Right: "
+        "their errors. A point is a row of the file; sideways spread has no meaning. Limit: 1,440 rows hold 32 different blocks, so "
+        "errors come in clusters.",
+        "Predicted over told times and errors by tensor degree.",
+    ),
+    "degrees": (
+        "Mean absolute error by degree and micro-batch, whole (hidden size, layers) left out. Anchored: the same with each "
+        "block's time as other depths tell it. Limit: degrees are not crossed evenly (8 GPUs at most).",
+        "Mean absolute error by degree.",
+    ),
+    "blocks": (
+        "What a further block adds to a micro-batch: points from the file (differences between 24 and 12 layers), lines "
+        "predicted by folds that left those depths out. More samples should not take less time, yet points fall with the micro-batch: one profile a "
+        "shape, whose scatter no smooth model follows. This sets the error.",
+        "Time of a block over the micro-batch, file and prediction.",
+    ),
+}  # fmt: skip
+
+
+def build_vtrain_page(
+    case_files: Sequence[str | Path],
+    parameter_file: str | Path,
+    trial_file: str | Path,
+    check_file: str | Path,
+    page: str | Path,
+) -> pd.DataFrame:
+    """Write the page and its figures.
+
+    Parameters
+    ----------
+    case_files : sequence of path
+        Parquet files of ``tables.PUBLISHED_CASES``, vTrain's three sets.
+    parameter_file, trial_file, check_file : path
+        Parquet files of ``vtrain.PARAMETERS``, ``vtrain.TRIALS`` and
+        ``vtrain_composition.CHECKS``.
+    page : path
+        HTML page to write; figures go into ``published_vtrain`` beside it.
+
+    Returns
+    -------
+    DataFrame
+        The scores of every set and model.
+
+    Raises
+    ------
+    InputError
+        When a set is missing. Nothing is written then.
+    TableError
+        When a file breaks its schema.
+    """
+    cases = pd.concat(
+        [tables.read_table(file, "published_cases") for file in case_files], ignore_index=True
+    )
+    missing = [name for name in sections.SETS if name not in set(cases["set"])]
+    if missing:
+        raise InputError(f"no case of the set {missing[0]!r}", fix="run `snakemake published`")
+    parameters = tables.read_table(parameter_file, "parameters", PARAMETERS)
+    trials = tables.read_table(trial_file, "trials", TRIALS)
+    checks = tables.read_table(check_file, "checks", CHECKS)
+    sized = read_sizes(cases)
+    scores = score_published(cases)
+    places = _draw(sized[sized["set"] == GROUPS], Path(page).parent / FIGURES)
+    files = [*case_files, parameter_file, trial_file, check_file]
+    text = _render(sized, scores, parameters, trials, checks, places, files)
+    with atomic_path(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return scores
+
+
+def _draw(cases: pd.DataFrame, folder: Path) -> dict[str, str]:
+    """Draw every figure, then move all of them; return the address of each from the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "predictions": draw_predictions(cases), "degrees": draw_degrees(cases),
+        "blocks": draw_blocks(measure_blocks(cases)),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
+        for name, figure in figures.items():
+            style.save_figure(figure, Path(draft) / name)
+        for file in sorted(Path(draft).iterdir()):
+            file.replace(folder / file.name)
+    return {name: f"{folder.name}/{name}.svg" for name in figures}
+
+
+def _render(
+    cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame, trials: pd.DataFrame,
+    checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
+) -> str:  # fmt: skip
+    figures = {name: render_figure(places[name], *_FIGURE_WORDS[name]) for name in places}
+    parts = {
+        "summary": (
+            "What was reached",
+            sections.render_summary(scores, checks) + figures["predictions"],
+        ),
+        "file": ("What the file holds", sections.render_checks(checks)),
+        "scores": ("Scores", sections.render_scores(scores) + sections.render_trials(trials)),
+        "degrees": ("Errors by degree", figures["degrees"] + sections.render_degrees(cases)),
+        "limits": (
+            "What limits the accuracy",
+            figures["blocks"] + sections.render_limits(cases, scores),
+        ),
+        "parameters": ("What was fitted on what", sections.render_parameters(parameters)),
+        "glossary": (
+            "Glossary",
+            render_definitions((name.replace("_", " "), text) for name, text in SCORES.items())
+            + render_tables({"published_cases": tables.PUBLISHED_CASES}),
+        ),
+        "provenance": ("Where the numbers come from", render_files_read(files)),
+    }
+    body = "\n".join(
+        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
+        for name, (title, text) in parts.items()
+    )
+    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
+    contents = render_links(links, "Contents")
+    return render_page(
+        TITLE,
+        f"<header><h1>{escape(TITLE)}</h1>\n{contents}</header>\n<main>\n{body}\n</main>\n"
+        f"<footer>Made by trioflow {escape(__version__)} from {escape(cases['source'].iloc[0])} and the "
+        "all-reduces beside it.</footer>",
+    )
