@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +14,9 @@ from trioflow.parallel.memory import find_fullest, tabulate_memory
 from trioflow.parallel.memory_profile import HeldMemory, Lifetimes, profile_rank
 from trioflow.parallel.memory_storages import StorageTable
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.prediction.assembly import prepare_step
+from trioflow.trace.repeat import repeat_layers
+from trioflow.trace.store import find_trace, load_trace
 
 MODEL = ProportionalModel()
 
@@ -155,3 +160,31 @@ def test_a_stage_has_buffers_for_every_micro_batch(transformer_trace):
     for micro_batches in (2, 4):
         told, sent = message(micro_batches)
         assert told == sent  # gradients come back as large as activations went
+
+
+def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
+    """Closed forms of 1F1B on a GPT of four blocks under autocast, one block a rank."""
+    trace = repeat_layers(load_trace(find_trace("gpt-145b-b1")), 4)
+    sequence, hidden, vocabulary = (
+        int(trace.facts["row"][k]) for k in ("sequence", "hidden", "vocabulary")
+    )
+
+    def held(micro_batches, category, recompute):
+        plan = make_plan(
+            pipeline=4, schedule="1f1b", micro_batches=micro_batches, recompute=recompute
+        )
+        step = prepare_step(trace, plan, "dgx-a100", batch=micro_batches)
+        memory = {one["ranks"][0]: one["categories"] for one in step.graph.metadata["memory"]}
+        return [memory[rank].get(category, 0) for rank in range(4)]
+
+    few, many = (held(count, "activation", "none") for count in (8, 16))
+    assert few[:3] == many[:3], "four, three and two micro-batches in flight, however many follow"
+    blocks = few[1] - few[2]
+    embedded = 4 * 4 * sequence * hidden  # what the embedding made, of four micro-batches
+    assert many[0] - many[1] == pytest.approx(blocks + embedded, rel=1e-3), "one more a rank"
+    again = held(8, "activation", "full")
+    assert again[1] - again[2] == 4 * sequence * hidden, "of each block its fp32 input is kept"
+    # PyTorch's last stage returns the results of all micro-batches; Megatron's does not.
+    assert many[3] - few[3] == 8 * 2 * sequence * vocabulary
+    parameters = sum(prod(one["shape"]) for one in trace.facts["parameters"])
+    assert sum(held(8, "optimizer_state", "full")) == pytest.approx(8 * parameters, rel=1e-6)
