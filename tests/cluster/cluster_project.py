@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "workflow"))
 
-from project_copy import Project, copy_project  # noqa: E402
+from project_copy import PATIENCE_S, Project, copy_project  # noqa: E402
 
 __all__ = ["ROOT", "ClusterProject", "copy_project"]
 
@@ -24,3 +25,12 @@ class ClusterProject(Project):
     def environment(self) -> dict[str, str]:
         known = super().environment
         return {**known, "PYTHONPATH": f"{known['PYTHONPATH']}:{self.executors}"}
+
+    def snakemake(self, *arguments: str, status: int = 0) -> str:
+        """Run Snakemake in a process of its own: executors are found when it is imported."""
+        run = subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert run.returncode == status, run.stdout
+        return run.stdout
