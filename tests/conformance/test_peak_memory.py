@@ -32,7 +32,7 @@ CASES = [
     ),
     pytest.param("cnn_trace", CNN, named_plan("fsdp", 2), id="cnn-fsdp", marks=pytest.mark.slow),
     pytest.param(
-        "transformer_trace", TRANSFORMER, named_plan("tp", 2), id="transformer-tp",
+        "transformer_trace", TRANSFORMER, named_plan("tp-layers", 2), id="transformer-tp",
         marks=pytest.mark.slow,
     ),
 ]  # fmt: skip
