@@ -145,12 +145,18 @@ class LiveCase:
         ).step_time_s  # fmt: skip
 
     def _share(self, sharing: float) -> list[Factors]:
-        """Return the factors with what ranks lose by computing at once changed."""
+        """Return the factors with what ranks lose by computing at once changed, never below none.
+
+        In noisy sessions a step among busy ranks may have been far faster than alone.
+        """
         if sharing == 1.0:
             return self.factors
         quiet = self.anchor.quiet
         return [
-            {phase: quiet[phase] + sharing * (mine[phase] - quiet[phase]) for phase in PHASES}
+            {
+                phase: max(0.0, quiet[phase] + sharing * (mine[phase] - quiet[phase]))
+                for phase in PHASES
+            }
             for mine in self.factors
         ]
 
