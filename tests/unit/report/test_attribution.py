@@ -208,6 +208,12 @@ def test_a_change_moves_the_step_the_right_way(slower, faster):
     assert case.predict_changed(Settings()) == case.predict().step_time_s
 
 
+def test_ranks_that_were_far_faster_together_than_alone_give_no_negative_times():
+    case = make_case("beside", SERIAL_MACHINE)
+    fast = {phase: 0.1 * factor for phase, factor in case.anchor.quiet.items()}
+    assert replace(case, factors=[fast, fast]).predict_changed(Settings(sharing=2.0)) > 0
+
+
 def test_only_what_an_experiment_has_is_changed():
     told = explain_live({"a": make_case("blocking", name="a"), "b": make_case("single", name="b")})
     changed = told[told["role"] == "sensitivity"].groupby("case")["parameter"].agg(set)
