@@ -99,10 +99,13 @@ Made = tuple[bytes, str, str]
 Maker = Callable[[random.Random, Sheet], "Made | None"]
 
 
-def mutate(chance: random.Random, sheets: dict[str, Sheet], weights: dict[str, float]) -> Mutation:
-    """Change one thing in one of some files."""
+def mutate(
+    chance: random.Random, sheets: dict[str, Sheet], weights: dict[str, float], whole: bool = False
+) -> Mutation:
+    """Change one thing in one of some files; or, of a ``whole`` run, all its entries alike."""
     from mutation_chakra import CHAKRA
     from mutation_profiles import FACTS, GRAPH, PROFILE
+    from mutation_runs import RUN
     from mutation_tables import TABLE
 
     kinds: dict[str, dict[str, Maker]] = {
@@ -112,7 +115,9 @@ def mutate(chance: random.Random, sheets: dict[str, Sheet], weights: dict[str, f
     for _ in range(1000):
         name = chance.choices(names, [weights.get(n, 1.0) for n in names])[0]
         sheet = sheets[name]
-        known = BYTES if chance.random() < 0.12 else kinds[sheet.form]
+        known = (RUN if whole else kinds)[sheet.form]
+        if not whole and chance.random() < 0.12:
+            known = BYTES
         kind = chance.choice(list(known))
         made = known[kind](chance, sheet)
         if made is not None and made[0] != sheet.content:

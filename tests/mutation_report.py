@@ -153,7 +153,8 @@ def describe(counts: dict[tuple[str, str, str], Counter[str]], sources: int) -> 
         "",
         f"Written by `tests/mutation_report.py`, which ran {total.total():,} seeded mutations of {sources}"
         f" sources, {real:,} of them of real traces (captures of the session and public data). Each changes",
-        "one thing in one file and imports it; the seeds of a source are 0, 1, 2 and so on, and its",
+        "one thing in one file (of a whole run: all of its communication, marks, device events, categories",
+        "or devices alike) and imports it; the seeds of a source are 0, 1, 2 and so on, and its",
         "name and a seed make the same mutation again. Captured profiles differ a little from session to",
         "session. Every import ended in one of these ways and in no other:",
         "",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import triosim_files
+from mutation_runs import parallel_files
 from mutations import Source
 from small_step import small_step
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
@@ -34,7 +37,26 @@ def small_sources() -> list[Source]:
         _converted("a small GPU step, converted", profile, graph, SMALL, gpu="a GPU"),
         _exported("a small GPU step, exported", pair, SMALL),
         Source("small tables", "triosim", tables, ["t"], H100),
+        *_whole_runs(_parallel_sources()),
     ]  # fmt: skip
+
+
+def _parallel_sources() -> Iterator[Source]:
+    """Yield a parallel run, with and without the execution trace; ``--gpu`` names its device."""
+    pair = parallel_files(PROFILE, GRAPH)
+    said = replace(SMALL, gpu="NVIDIA H100 80GB HBM3")
+    yield Source("small parallel steps", "kineto with execution trace", pair, list(pair), said)
+    yield Source("small parallel steps, profile alone", "kineto alone", {PROFILE: pair[PROFILE]},
+                 [PROFILE], said)  # fmt: skip
+
+
+def _whole_runs(sources: Iterable[Source]) -> list[Source]:
+    """Return the profiles again, to be changed as whole runs."""
+    return [
+        replace(one, name=f"{one.name}, whole", whole=True)
+        for one in sources
+        if one.importer.startswith("kineto")
+    ]
 
 
 def captured_sources(name: str, folder: Path) -> list[Source]:
@@ -42,13 +64,14 @@ def captured_sources(name: str, folder: Path) -> list[Source]:
     files = _read_folder(folder, "raw")
     pair = {n: files[f"raw/{n}.gz"] for n in (PROFILE, GRAPH)}
     profile, graph = (json.loads(gzip.decompress(content)) for content in pair.values())
-    return [
+    sources = [
         Source(f"{name}, folder", "capture", files, ["raw"], ImportOptions(), "capture"),
         Source(f"{name}, pair", "kineto with execution trace", pair, list(pair), CPU),
         Source(f"{name}, profile alone", "kineto alone", {PROFILE: pair[PROFILE]}, [PROFILE], CPU),
         _converted(f"{name}, converted", profile, graph, CPU),
         _exported(f"{name}, exported", pair, CPU),
     ]
+    return [*sources, *_whole_runs(sources)]
 
 
 def public_sources(mirror: Path) -> list[Source]:
@@ -62,6 +85,7 @@ def public_sources(mirror: Path) -> list[Source]:
         Source("VGG-13 on an H100, profile alone", "kineto alone", {profile: raw[profile]},
                [profile], ImportOptions(batch=512)),
     ]  # fmt: skip
+    sources += _whole_runs(sources)
     for model in ("vgg13", "resnet50"):
         held = catalogue.held_files(mirror, [f"triosim/{model}-h100-b128"])
         files = {f"{model}/{path.name}": path.read_bytes() for path in held}
@@ -160,12 +184,12 @@ def _set_times(message: Any, event: dict[str, Any] | None, begin: float) -> None
 GROUPS = ("public", "captured", "small")
 SHARES = {
     "capture": 80, "kineto with execution trace": 150, "kineto alone": 150, "chakra": 120,
-    "triosim": 600, "neusight": 90, "small": 150,
+    "triosim": 600, "neusight": 90, "small": 150, "whole": 20, "small, whole": 120,
 }  # fmt: skip
 """Mutations of one source in the whole suite, by its importer."""
 FEW = {
     "capture": 6, "kineto with execution trace": 12, "kineto alone": 8, "chakra": 8,
-    "triosim": 20, "neusight": 2, "small": 35,
+    "triosim": 20, "neusight": 2, "small": 35, "whole": 2, "small, whole": 40,
 }  # fmt: skip
 """Those in the fast tier."""
 
@@ -182,4 +206,6 @@ def all_sources(captures: dict[str, Path], mirror: Path | None) -> list[tuple[st
 
 def seeds_of(group: str, source: Source, shares: dict[str, int]) -> range:
     """Return the seeds that a source runs."""
+    if source.whole:
+        return range(shares["small, whole" if group == "small" else "whole"])
     return range(shares["small" if group == "small" else source.importer])

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mutation_kinds import Mutation, Sheet, mutate
+from mutation_kinds import NUMBER, Mutation, Sheet, mutate
 from trioflow.errors import TrioflowError
 from trioflow.tables import PHASES
 from trioflow.trace.importers.detect import import_trace
@@ -49,6 +49,9 @@ class Source:
         Paths that the importer is given.
     weights : dict
         How likely a file is chosen, where not as likely as the others.
+    whole : bool
+        Whether a mutation changes a whole run (``mutation_runs``): then a
+        warning counts only where its words, not just its numbers, are new.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Source:
     options: ImportOptions
     form: str | None = None
     weights: dict[str, float] = field(default_factory=dict)
+    whole: bool = False
 
     @cached_property
     def sheets(self) -> dict[str, Sheet]:
@@ -112,6 +116,9 @@ def totals(trace: Trace) -> dict[str, Any]:
     parameters = tensors[tensors["category"] == "parameter"]
     found["parameters"] = parameters["storage_id"].nunique()
     found["gradients"] = len(trace.facts["gradients"])
+    moves = operators["kind"] == "collective"
+    found["collectives"] = int(moves.sum())
+    found["communication_ns"] = int(operators["device_ns"][moves].sum())
     counts = Counter(operators["phase"])
     found |= {phase: counts[phase] for phase in PHASES}
     found |= {
@@ -129,7 +136,7 @@ class Bench:
         source.write(self.folder)
         before = source.load(self.folder)
         self.totals = totals(before)
-        self.warnings = set(before.facts["warnings"])
+        self.warnings = self._warnings(before)
 
     def run(self, seed: int) -> Outcome:
         """Make one mutation, import what it left, and tell what that came to.
@@ -142,7 +149,7 @@ class Bench:
             read back, or in an output although it was refused.
         """
         chance = random.Random(f"{self.source.name}/{seed}")
-        mutation = mutate(chance, self.source.sheets, self.source.weights)
+        mutation = mutate(chance, self.source.sheets, self.source.weights, self.source.whole)
         path = self.folder / mutation.file
         path.write_bytes(mutation.content)
         try:
@@ -178,7 +185,7 @@ class Bench:
             for name, old in self.totals.items()
             if not _same(old, after[name])
         )
-        fresh = set(loaded.facts["warnings"]) - self.warnings
+        fresh = self._warnings(loaded) - self.warnings
         if not changes:
             verdict = UNCHANGED
         elif fresh:
@@ -187,6 +194,12 @@ class Bench:
             verdict = CONTRADICTED if mutation.evidence else PLAUSIBLE
         text = "; ".join(sorted(fresh)) if verdict == WARNED else ""
         return Outcome(*said, verdict, mutation.note, mutation.evidence, text, changes)
+
+    def _warnings(self, trace: Trace) -> set[str]:
+        said = set(trace.facts["warnings"])
+        if not self.source.whole:
+            return said
+        return {NUMBER.sub("N", one.partition(" (first:")[0]) for one in said}
 
     def _check_refusal(self, text: str) -> None:
         if self.output.exists():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fuzz import SHARE
 from mutation_report import REASONS, count, read_table, run_all
+from mutation_runs import RUN
 from mutation_sources import FEW, SHARES, all_sources
 from mutations import CONTRADICTED, PLAUSIBLE, REFUSED, WARNED
 
@@ -42,6 +43,7 @@ def test_damage_ends_in_a_sentence_or_in_a_trace_that_can_be_kept(captures, tmp_
     refused = sum(verdicts[REFUSED] for verdicts in counts.values())
     assert 0.3 * len(outcomes) < refused < 0.9 * len(outcomes)
     assert sum(verdicts[WARNED] for verdicts in counts.values()) > 5
+    assert {kind for kinds in RUN.values() for kind in kinds} <= {kind for _, _, kind in counts}
 
 
 @pytest.mark.slow

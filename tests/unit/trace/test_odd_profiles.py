@@ -129,6 +129,17 @@ def test_a_call_that_computes_and_communicates_is_two_entries(tmp_path):
     assert times_of_step(step).device_ns.tolist() == [30_000, 40_000]
 
 
+@pytest.mark.parametrize(("name", "doubted"), [("mover", True), ("ncclDevKernel", False)])
+def test_a_kernel_beside_another_streams_is_doubted_unless_it_communicates(tmp_path, name, doubted):
+    trace = import_kineto(write(tmp_path, [
+        STEP, *launched("mine::move", 1, 1), *launched("aten::mm", 20, 2),
+        event(name, "kernel", 10, 50, 20, correlation=1, stream=20),
+        event("gemm", "kernel", 30, 40, 7, correlation=2, stream=7),
+    ]), None, SAID)  # fmt: skip
+    said = "1 kernels start while one of another stream runs"
+    assert any(said in one for one in trace.facts["warnings"]) is doubted
+
+
 def test_what_runs_between_collectives_on_their_stream_is_theirs(tmp_path):
     def kinds(stream):
         step = load(tmp_path, [
@@ -226,6 +237,29 @@ def test_old_categories_mark_steps_and_backward_too(tmp_path):
     assert trace.operators["phase"].tolist() == ["forward", "backward", "optimizer"]
     assert trace.operators["forward_op_id"].dropna().tolist() == [0]
     assert not any("autograd's nodes" in w for w in trace.facts["warnings"])
+
+
+def test_steps_that_lost_kernels_tell_no_time_of_them(tmp_path):
+    events = steps()
+    for n in range(3):
+        events += launched("aten::relu", n * 100 + 50, n + 11)
+        events.append(event("relu", "kernel", n * 150 + 146, 3, 7, correlation=n + 11))
+    lost = [e for e in events if e["name"] != "gemm" or e["args"]["correlation"] == 3]
+    trace = import_kineto(write(tmp_path, lost), None, SAID)
+    assert trace.operators["device_ns"].tolist() == [140_000, 3_000]
+    assert any(
+        "2 of 3 steps ran other operators, shapes or kernels" in one
+        for one in trace.facts["warnings"]
+    )
+
+
+def test_it_is_said_that_the_optimizer_told_the_steps_apart(tmp_path):
+    marked = steps()
+    for one in marked:
+        if one["name"].startswith("ProfilerStep"):
+            one.update(name="Optimizer.step#SGD.step", ts=one["ts"] + 90, dur=5)
+    said = import_kineto(write(tmp_path, marked), None, SAID).facts["warnings"]
+    assert "the profile marks no step: one lasts from optimizer step to optimizer step" in said
 
 
 UNMARKED = "the profile marks no step: all of it is taken as one"

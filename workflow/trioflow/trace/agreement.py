@@ -135,7 +135,33 @@ def _doubt_device(step: Step) -> list[str]:
     )
     if step.stray:
         doubts.append(f"{step.stray} kernels after the step have no launch: some may be the step's")
-    return doubts + _doubt_streams(kernels, {e.correlation: e for e in calls})
+    rows = zip(step.launched, step.communicates, strict=True)
+    computing = [k for ks, moves in rows if not moves for k in ks if k.category == "kernel"]
+    return [
+        *doubts,
+        *_doubt_streams(kernels, {e.correlation: e for e in calls}),
+        *_doubt_beside(computing),
+    ]
+
+
+def _doubt_beside(kernels: Iterable[Event]) -> list[str]:
+    """Doubt kernels beside those of another stream: communication goes by names not known here."""
+    beside: list[str] = []
+    last: Event | None = None
+    for kernel in sorted(kernels, key=lambda k: (k.start_ns, k.end_ns)):
+        if (
+            last is not None
+            and kernel.start_ns < last.end_ns - ROUNDING_NS
+            and kernel.details.get("stream") != last.details.get("stream")
+        ):
+            beside.append(kernel.name)
+        if last is None or kernel.end_ns > last.end_ns:
+            last = kernel
+    return _say(
+        beside,
+        "kernels start while one of another stream runs, and count as computing although they or"
+        " that one may communicate",
+    )
 
 
 def _doubt_streams(kernels: Sequence[Event], launches: Mapping[int | None, Event]) -> list[str]:

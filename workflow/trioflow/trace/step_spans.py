@@ -20,6 +20,8 @@ ROUNDING_NS = 2 * NS_PER_US
 
 WHOLE = "the whole profile"
 """Name of the span of a profile that marks no step."""
+BY_OPTIMIZER = "up to optimizer step"
+"""How the spans are named of a profile whose optimizer steps alone tell its steps apart."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def find_spans(profile: Profile) -> list[Span]:
         return [Span(WHOLE, start_ns, end_ns)]
     # What lies before the first optimizer step may be half a step; from there on they are whole.
     return [
-        Span(f"up to optimizer step {number}", before, after)
+        Span(f"{BY_OPTIMIZER} {number}", before, after)
         for number, (before, after) in enumerate(pairwise(ends), 2)
     ]
 

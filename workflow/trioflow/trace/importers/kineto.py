@@ -23,7 +23,7 @@ from trioflow.trace.link import Links, link_nodes
 from trioflow.trace.merge import set_times
 from trioflow.trace.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profiler_fields import kineto_words, precision_of
-from trioflow.trace.step_spans import WHOLE, Span, find_period_ns, find_spans
+from trioflow.trace.step_spans import BY_OPTIMIZER, WHOLE, Span, find_period_ns, find_spans
 from trioflow.trace.steps import Step, load_step
 from trioflow.trace.store import Trace
 from trioflow.trace.timing import StepTimes, median_times, times_of_step
@@ -70,25 +70,16 @@ def import_kineto(
     step, links = _choose_step(profile, spans, nodes)
     _check_tensors(step, links, nodes, profile, execution_trace)
     seen = observe_step(step, links)
-    names, shapes = [e.name for e in step.operators], _shapes(step)
     _check_marks(profile, spans, step, seen)
     sample = spans[:: -(-len(spans) // MOST_STEPS)]
-    alike = (one for s in sample if _shapes(one := load_step(profile, s)) == shapes)
-    times = median_times(alike, names) or times_of_step(step)
+    times = _find_times(profile, sample, step)
     set_times(seen.operators, times)
-    source = profile.path
     warnings = _list_warnings(seen, sample, times, nodes is None)
     warnings += list_doubts(step, links, nodes)
     step_ns, step_time_source = _find_step_time(profile, spans, step, times)
     facts = {
-        **stamp(),
+        **_describe_run(profile, step, seen, options),
         "source": "Kineto" if nodes is None else "Kineto and execution trace",
-        "workload": options.workload or source.name.partition(".")[0],
-        "batch": int(options.need("batch", source, _find_batch(seen.operators))),
-        "device": "cuda" if step.on_device else "cpu",
-        "device_name": name_device(profile, step, options),
-        "precision": str(options.need("precision", source, _find_precision(step, seen.operators))),
-        "optimizer": options.optimizer or _find_optimizer(step),
         "step_time_s": ns_to_s(step_ns),
         "step_time_source": step_time_source,
         "profiled_step_s": ns_to_s(times.total_ns),
@@ -97,19 +88,46 @@ def import_kineto(
         "inputs": {
             Path(p).name: digest_file(p)[:16] for p in (kineto, execution_trace) if p is not None
         },
-        "operators_without_tensors": seen.without_tensors,
-        "unjoined": seen.unjoined,
         "warnings": warnings,
-        **coverage_of(step),
     }
     trace = assemble_trace(seen.operators, facts, ready=seen.ready)
-    check_trace(trace, source if execution_trace is None else execution_trace)
+    check_trace(trace, profile.path if execution_trace is None else execution_trace)
     return trace
 
 
-def _shapes(step: Step) -> list[Any]:
-    """Return the shapes of a step's operators, as far as the profile holds them."""
-    return [e.details.get("shapes") for e in step.operators]
+def _describe_run(
+    profile: Profile, step: Step, seen: Observation, options: ImportOptions
+) -> dict[str, Any]:
+    """Return the facts of what ran: the files' own, and where they are silent the options'."""
+    source = profile.path
+    return {
+        **stamp(),
+        "workload": options.workload or source.name.partition(".")[0],
+        "batch": int(options.need("batch", source, _find_batch(seen.operators))),
+        "device": "cuda" if step.on_device else "cpu",
+        "device_name": name_device(profile, step, options),
+        "precision": str(options.need("precision", source, _find_precision(step, seen.operators))),
+        "optimizer": options.optimizer or _find_optimizer(step),
+        "operators_without_tensors": seen.without_tensors,
+        "unjoined": seen.unjoined,
+        **coverage_of(step),
+    }
+
+
+def _find_times(profile: Profile, sample: Sequence[Span], step: Step) -> StepTimes:
+    """Return medians over the steps that ran what the described one did; at least its own times."""
+    names, calls = [e.name for e in step.operators], _calls(step)
+    alike = (one for span in sample if _calls(one := load_step(profile, span)) == calls)
+    return median_times(alike, names) or times_of_step(step)
+
+
+def _calls(step: Step) -> list[Any]:
+    """Return the shapes of a step's operators, as far as known, and whether each launched kernels.
+
+    A step that lost kernels tells no time of those that launched them.
+    """
+    rows = zip(step.operators, step.launched, strict=True)
+    return [(e.details.get("shapes"), bool(kernels)) for e, kernels in rows]
 
 
 def _choose_step(
@@ -176,7 +194,11 @@ def _check_tensors(
 
 
 def _check_marks(profile: Profile, spans: Sequence[Span], step: Step, seen: Observation) -> None:
-    """Say that a profile without steps is taken as one; refuse it where it repeats itself."""
+    """Say how a profile without marked steps is taken; refuse one that repeats itself."""
+    if spans[0].name.startswith(BY_OPTIMIZER):
+        seen.notes.append(
+            "the profile marks no step: one lasts from optimizer step to optimizer step"
+        )
     if spans[0].name != WHOLE:
         return
     seen.notes.append("the profile marks no step: all of it is taken as one")
@@ -246,7 +268,7 @@ def _list_warnings(
     said = [*seen.unjoined, *seen.notes]
     if times.steps < len(spans):
         said.append(
-            f"{len(spans) - times.steps} of {len(spans)} steps ran other operators or shapes:"
+            f"{len(spans) - times.steps} of {len(spans)} steps ran other operators, shapes or kernels:"
             " what a step does may depend on its data"
         )
     if alone:
