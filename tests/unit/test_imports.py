@@ -28,6 +28,7 @@ ORDER = (
         "machine_memory",
         "plan_row",
         "plugins",
+        "precision_recipes",
         "settings",
         "workload_words",
         "yaml_files",

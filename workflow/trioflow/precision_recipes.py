@@ -1,0 +1,108 @@
+"""Precision recipes: in which number formats a framework holds, computes, exchanges and updates.
+
+A step's *arithmetic* (fp32, tf32, bf16, fp16) says how fast its products are;
+its *recipe* says besides what lies in memory and what goes over the network.
+
+References
+----------
+PyTorch ``torch.autocast``; ``torch.distributed.fsdp.MixedPrecisionPolicy``;
+Megatron Core, "Distributed Optimizer" (bf16 weights with fp32 gradients: 18
+bytes a parameter, 6 + 12/d distributed).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trioflow.errors import InputError
+
+
+@dataclass(frozen=True)
+class PrecisionRecipe:
+    """The number formats of a training step, in bytes of an element.
+
+    Attributes
+    ----------
+    name : str
+        The word that users give.
+    arithmetic : str
+        Format of products and activations: fp32, tf32, bf16 or fp16.
+    parameter_bytes : int
+        Of a weight as forward and backward read it.
+    gradient_bytes : int
+        Of a gradient as it is kept, added up over micro-batches and read by
+        the optimizer (a main gradient, where there is one).
+    main_parameter_bytes : int
+        Of the copy of a weight that the optimizer updates beside the one that
+        forward reads; 0 where they are the same.
+    state_bytes : int
+        Of each of the optimizer's states of a parameter.
+    gather_bytes : int
+        Of a weight as it is gathered from those who share it.
+    reduce_bytes : int
+        Of a gradient as it is exchanged.
+    """
+
+    name: str
+    arithmetic: str
+    parameter_bytes: int = 4
+    gradient_bytes: int = 4
+    main_parameter_bytes: int = 0
+    state_bytes: int = 4
+    gather_bytes: int = 4
+    reduce_bytes: int = 4
+
+    @property
+    def casts_model(self) -> bool:
+        """Whether the model itself is in half precision; autocast leaves its weights alone."""
+        return self.parameter_bytes < 4
+
+    def describe(self) -> str:
+        """Return the recipe in words."""
+        size = {2: "half", 4: "fp32"}
+        if not self.casts_model:
+            plain = "" if self.name == self.arithmetic else f"{self.arithmetic} "
+            words = "" if self.arithmetic in ("fp32", "tf32") else ": autocast over fp32 weights"
+            return f"{plain}{self.name}{words}"
+        weights = f"{self.arithmetic} weights"
+        if self.main_parameter_bytes:
+            weights += f" and {size[self.main_parameter_bytes]} main weights"
+        kept = size[self.gradient_bytes].replace("half", self.arithmetic)
+        state = size[self.state_bytes].replace("half", self.arithmetic)
+        return f"{self.name}: {weights}, {kept} gradients, {state} optimizer state"
+
+
+_PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", "fp16"))
+_MAIN = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        *_PLAIN,
+        PrecisionRecipe("fsdp2-mixed", "bf16", **_MAIN),
+        PrecisionRecipe("megatron-bf16", "bf16", **_MAIN),
+        PrecisionRecipe(
+            "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,
+            gather_bytes=2, reduce_bytes=2,
+        ),
+    )
+}  # fmt: skip
+"""By name; fp32, tf32, bf16 and fp16 keep everything in single precision, the last two compute by autocast."""
+AUTOCAST = {"autocast": "bf16"}
+"""Other words for some of them."""
+RECIPE_NAMES = (*RECIPES, *AUTOCAST)
+
+
+def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
+    """Return a recipe by its name.
+
+    Raises
+    ------
+    InputError
+        When there is none of this name.
+    """
+    found = RECIPES.get(AUTOCAST.get(name, name))
+    if found is None:
+        raise InputError(
+            f"{place}: unknown precision {name!r}", fix=f"use one of {', '.join(RECIPE_NAMES)}"
+        )
+    return found
