@@ -18,7 +18,10 @@ def platform() -> Platform:
 def test_one_platform_has_one_planner_for_each_end_of_an_interval(platform: Platform) -> None:
     first = keep_planner(platform, None, "time_s")
     assert keep_planner(platform, None, "time_s") is first
-    assert keep_planner(platform, None, "low_s") is not first
+    low = keep_planner(platform, None, "low_s")
+    assert low is not first
+    assert low.router is first.router, "no bound changes a route: each is found once"
+    assert low.build("all_reduce", 8, (0, 1)).shape is first.build("all_reduce", 8, (0, 1)).shape
     assert keep_planner(load_platform("a100x4-nvlink", 2), None, "time_s") is not first
     assert keep_planner(platform, None, "time_s") is first
 

@@ -108,11 +108,15 @@ def keep_planner(
     Finding routes takes longer than simulating a folded graph does. A planner
     only remembers what it would find again, so that sharing it changes nothing.
     """
-    key = (id(platform), id(collectives), bound)
     made_from = (platform, collectives)
-    planner: CollectivePlanner = _keep(
-        _kept, MOST_KEPT, key, made_from, lambda: CollectivePlanner(platform, collectives, bound)
-    )
+
+    def make() -> CollectivePlanner:
+        if bound == "time_s":
+            return CollectivePlanner(platform, collectives, bound)
+        return keep_planner(platform, collectives, "time_s").rebound(bound)
+
+    key = (id(platform), id(collectives), bound)
+    planner: CollectivePlanner = _keep(_kept, MOST_KEPT, key, made_from, make)
     return planner
 
 

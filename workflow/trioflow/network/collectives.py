@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -196,6 +197,12 @@ class CollectivePlanner:
             self._across = NodeGroups(platform, cost, self.router)
         self._known: dict[tuple[str, int, tuple[int, ...]], CollectiveFlows] = {}
         self._shapes: dict[tuple[str, tuple[int, ...]], FlowShape] = {}
+
+    def rebound(self, bound: Bound) -> CollectivePlanner:
+        """Return a planner of another bound that shares the routes, which no bound changes."""
+        other = copy(self)
+        other._bound, other._known = bound, {}
+        return other
 
     def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows:
         """Return the flows of one collective.
