@@ -13,8 +13,8 @@ from rows import Row, time_s
 from trioflow.costmodel.operators import fit_operator_model
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.kineto import read_profile
-from trioflow.trace.merge import merge_trace
+from trioflow.trace.profile.kineto import read_profile
+from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import load_trace
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.trace.capture import capture_workload
+from trioflow.trace.capture.workload import capture_workload
 
 with log_job(snakemake.log[0]):
     capture_workload(

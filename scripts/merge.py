@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.trace.merge import merge_trace_folder
+from trioflow.trace.profile.merge import merge_trace_folder
 
 with log_job(snakemake.log[0]):
     merge_trace_folder(

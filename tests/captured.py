@@ -20,7 +20,7 @@ BATCH = 4
 
 def capture_raw(row: dict[str, Any], folder: Path, batch: int = BATCH) -> Path:
     """Capture a workload quickly; the times are too few to mean anything."""
-    from trioflow.trace.capture import capture_workload
+    from trioflow.trace.capture.workload import capture_workload
 
     capture_workload(row, batch, folder, device="cpu", warm_up=1, timed_steps=2, profiled_steps=2)
     return folder

@@ -65,7 +65,7 @@ def raw_cnn(tmp_path_factory):
 @pytest.fixture(scope="session")
 def transformer_trace(raw_transformer):
     """Trace of a small transformer."""
-    from trioflow.trace.merge import merge_trace
+    from trioflow.trace.profile.merge import merge_trace
 
     return merge_trace(raw_transformer)
 
@@ -73,7 +73,7 @@ def transformer_trace(raw_transformer):
 @pytest.fixture(scope="session")
 def bert_trace(tmp_path_factory):
     """Trace of a small BERT-like transformer."""
-    from trioflow.trace.merge import merge_trace
+    from trioflow.trace.profile.merge import merge_trace
 
     return merge_trace(_make_raw(BERT, tmp_path_factory))
 
@@ -81,6 +81,6 @@ def bert_trace(tmp_path_factory):
 @pytest.fixture(scope="session")
 def cnn_trace(raw_cnn):
     """Trace of a small CNN."""
-    from trioflow.trace.merge import merge_trace
+    from trioflow.trace.profile.merge import merge_trace
 
     return merge_trace(raw_cnn)

@@ -135,7 +135,12 @@ def _converted(
     name: str, profile: dict[str, Any], graph: dict[str, Any], options: ImportOptions, gpu: str = ""
 ) -> Source:
     """Return a Chakra file as PyTorch's converter writes it: calls, and the kernels they launch."""
-    from trioflow.trace.chakra_messages import add_attribute, new_metadata, new_node, write_messages
+    from trioflow.trace.importers.chakra_messages import (
+        add_attribute,
+        new_metadata,
+        new_node,
+        write_messages,
+    )
 
     timed = [e for e in profile["traceEvents"] if e.get("ph") == "X" and "args" in e]
     begin = min(e["ts"] for e in timed) - 1

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.profiler import ProfilerActivity, profile
-from trioflow.trace.workloads import build_workload
+from trioflow.trace.workloads.build import build_workload
 
 CLASSES = {
     "gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",

@@ -27,8 +27,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.profiler import ProfilerActivity, profile, record_function
-from trioflow.trace.training_step import TrainingStep
-from trioflow.trace.workloads import build_workload
+from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.workloads.build import build_workload
 
 ELEM_BYTES = {"float": 4, "long int": 8}
 CALLED = {

@@ -9,7 +9,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.parallel.sharded import FINDS_OVERFLOW, FLAG_BYTES
 from trioflow.tables import records
-from trioflow.trace.merge import merge_trace
+from trioflow.trace.profile.merge import merge_trace
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 

@@ -53,8 +53,8 @@ def list_operators(step):
 
 
 def run_real(row, kind, monkeypatch):
-    from trioflow.trace.training_step import TrainingStep
-    from trioflow.trace.workloads import build_workload
+    from trioflow.trace.capture.training_step import TrainingStep
+    from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(row)
     model = wrap_units(workload) if kind == "full" else workload.model
@@ -101,8 +101,8 @@ def test_operators_and_their_order_are_the_real_step_s(
 def test_what_a_checkpoint_leaves_out_is_not_computed(transformer_trace):
     """The products that the real step runs are the generated ones: one a block fewer than all."""
     from torch.utils._python_dispatch import TorchDispatchMode
-    from trioflow.trace.training_step import TrainingStep
-    from trioflow.trace.workloads import build_workload
+    from trioflow.trace.capture.training_step import TrainingStep
+    from trioflow.trace.workloads.build import build_workload
 
     class Products(TorchDispatchMode):
         count = 0

@@ -119,7 +119,7 @@ class Noted(torch.nn.DataParallel):
 def test_data_parallel_asks_for_what_the_graph_does(
     row, trace, devices, batch, monkeypatch, request, compare
 ):
-    from trioflow.trace.workloads import build_workload
+    from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(row, device="meta")
     model = Noted(workload.model, devices, monkeypatch)

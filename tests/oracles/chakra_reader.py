@@ -11,7 +11,7 @@ from trioflow.errors import TraceError
 from trioflow.export.chakra import OWN, OWN_COLUMNS
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import read_json
-from trioflow.trace.chakra_messages import COMM_TYPES, read_attributes, read_messages
+from trioflow.trace.importers.chakra_messages import COMM_TYPES, read_attributes, read_messages
 from trioflow.units import NS_PER_US, ns_to_s
 
 

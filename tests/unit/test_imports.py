@@ -51,21 +51,19 @@ ORDER = (
 )
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
-    "trace/capture",
-    "trace/rank_process",
-    "trace/training_step",
-    "trace/workloads",
-    "trace/transformer",
-    "trace/torchvision_compat",
-    "trace/recipe",
-    "trace/precision",
-    "trace/optimizers",
-    "trace/torchvision_models",
-    "trace/transformers_models",
-    "trace/transformers_stages",
-    "trace/user_model",
-    "trace/fake_profile",
-    "trace/meta",
+    "trace/capture/fake_profile",
+    "trace/capture/meta",
+    "trace/capture/rank_process",
+    "trace/capture/training_step",
+    "trace/capture/workload",
+    "trace/workloads/build",
+    "trace/workloads/optimizers",
+    "trace/workloads/precision",
+    "trace/workloads/recipe",
+    "trace/workloads/torchvision_models",
+    "trace/workloads/transformer",
+    "trace/workloads/transformers_models",
+    "trace/workloads/user_model",
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py"))
 
@@ -178,7 +176,7 @@ def test_required_modules_follow_imports_through_packages_and_functions(tmp_path
 
 def test_modules_that_run_as_processes_of_their_own_are_required_too() -> None:
     found = required_modules(PACKAGE.parents[1] / "scripts/measure.py")
-    assert {"measure/worker", "measure/host_costs", "trace/workloads"} <= set(found)
+    assert {"measure/worker", "measure/host_costs", "trace/workloads/build"} <= set(found)
 
 
 def test_a_script_that_needs_nothing_of_the_library_requires_nothing(tmp_path: Path) -> None:

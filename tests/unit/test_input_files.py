@@ -23,11 +23,11 @@ from trioflow.parallel.given import read_stages
 from trioflow.parallel.schedule_text import read_schedule
 from trioflow.provenance import atomic_path, read_json
 from trioflow.sweeps.description import load_sweep
-from trioflow.trace.chakra_messages import read_messages
+from trioflow.trace.importers.chakra_messages import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.json_stream import MOST_EXPANSION, ListStream
 from trioflow.trace.pack import read_pack
+from trioflow.trace.profile.json_stream import MOST_EXPANSION, ListStream
 from trioflow.yaml_files import LARGEST_BYTES, read_yaml
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -152,7 +152,7 @@ def test_a_profile_that_unpacks_without_end_is_refused(
 ) -> None:
     import gzip
 
-    from trioflow.trace import json_stream
+    from trioflow.trace.profile import json_stream
 
     monkeypatch.setattr(json_stream, "CHUNK", 1 << 12)
     monkeypatch.setattr(json_stream, "LONGEST", 1 << 12)

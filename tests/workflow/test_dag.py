@@ -97,7 +97,7 @@ AFTER_TRACES = {
             "workflow/trioflow/network/fair_share.py",
             {"extrapolate": 3, "simulate": 3, "attribute": 1, "report": 1},
         ),
-        ("workflow/trioflow/trace/merge.py", AFTER_TRACES),
+        ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
         ("workflow/trioflow/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("workflow/trioflow/imports.py", {}),
         ("workflow/unlock_stale.py", {}),

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from trioflow.campaign.unpacking import read_items, read_sweeps, unpack_campaign
-from trioflow.trace.merge import merge_trace
+from trioflow.trace.profile.merge import merge_trace
 
 torch = pytest.importorskip("torch", reason="captures need torch (extra [capture])")
 

@@ -9,7 +9,7 @@ from trioflow.campaign.schemas import to_parquet
 from trioflow.campaign.state import Result, State
 from trioflow.campaign.unpacking import unpack_campaign
 from trioflow.errors import InputError
-from trioflow.trace.merge import RAW_FILES, merge_trace
+from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 
 
 @pytest.mark.parametrize("fixture", ["raw_transformer", "raw_cnn"])

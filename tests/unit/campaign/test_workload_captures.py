@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from captured import TRANSFORMER
 from trioflow.campaign.compaction import unpack_content
-from trioflow.trace.merge import RAW_FILES
+from trioflow.trace.profile.merge import RAW_FILES
 
 torch = pytest.importorskip("torch", reason="captures need torch (extra [capture])")
 

@@ -17,7 +17,7 @@ MODEL = ProportionalModel()
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory):
     """Traces of small models, captured once each."""
-    from trioflow.trace.merge import merge_trace
+    from trioflow.trace.profile.merge import merge_trace
 
     pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
     known = {}

@@ -40,7 +40,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def tied_trace(tmp_path_factory):
     pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
-    from trioflow.trace.merge import merge_trace
+    from trioflow.trace.profile.merge import merge_trace
 
     row = {
         "workload": "test-tied", "family": "user", "model": "tied_model:make",

@@ -19,7 +19,7 @@ ACTIVATION = 4 * TOKENS * HIDDEN
 @pytest.fixture(scope="module")
 def tied_trace(tmp_path_factory):
     """Trace of a small model whose head reads the token embedding's weight."""
-    from trioflow.trace.merge import merge_trace
+    from trioflow.trace.profile.merge import merge_trace
 
     pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
     row = {

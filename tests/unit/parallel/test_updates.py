@@ -31,7 +31,7 @@ PLANS = {
 @pytest.fixture(scope="module")
 def forms():
     """One step with its optimizer as a loop over parameters, over lists of them, and in one call."""
-    from trioflow.trace.meta import capture_meta
+    from trioflow.trace.capture.meta import capture_meta
 
     made = {}
     for form in FORMS:

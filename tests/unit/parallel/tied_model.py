@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from trioflow.trace.recipe import Recipe
+from trioflow.trace.workloads.recipe import Recipe
 
 WIDTH, WORDS = 32, 128
 

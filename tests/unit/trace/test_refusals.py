@@ -16,7 +16,7 @@ from trioflow.cli import main
 from trioflow.errors import TableError, TraceError, TrioflowError
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.merge import merge_trace
+from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import Trace, save_trace
 
 SAID = ImportOptions(batch=8, precision="fp32")
@@ -292,7 +292,7 @@ def _tables(folder):
 
 
 def _chakra(folder):
-    from trioflow.trace.chakra_messages import new_metadata, new_node, write_messages
+    from trioflow.trace.importers.chakra_messages import new_metadata, new_node, write_messages
 
     waits = new_node(1, "x", "COMP_NODE")
     waits.data_deps.append(1)

@@ -11,7 +11,7 @@ from same_step import assert_same_step, category_bytes
 from trioflow.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.trace.merge import merge_trace
+from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_block, repeat_layers
 from trioflow.trace.store import Trace, load_trace, save_trace
 

@@ -114,7 +114,7 @@ def _campaign(options: argparse.Namespace, words: list[str], until_s: float) -> 
     """Run the campaign, and start anew in this process's place where the device was lost."""
     try:
         from trioflow.campaign.call import CallSettings, DeviceLost, run_call
-        from trioflow.trace.capture import choose_device
+        from trioflow.trace.capture.workload import choose_device
     except ImportError as error:
         raise InputError(
             f"a package that captures need is missing ({error.name or error})",

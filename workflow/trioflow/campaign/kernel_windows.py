@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trioflow.trace.kernels import LAUNCHES
-from trioflow.trace.kineto import DEVICE
+from trioflow.trace.profile.kernels import LAUNCHES
+from trioflow.trace.profile.kineto import DEVICE
 from trioflow.units import us_to_ns
 
 

@@ -17,7 +17,7 @@ from trioflow.campaign.operations import Work, build_case, list_work
 from trioflow.campaign.runner import is_out_of_memory
 from trioflow.campaign.state import Result
 from trioflow.campaign.stopwatch import CudaStopwatch, HostStopwatch, make_stopwatch
-from trioflow.trace.precision import single_precision
+from trioflow.trace.workloads.precision import single_precision
 
 DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,

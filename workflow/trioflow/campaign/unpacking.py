@@ -24,7 +24,7 @@ def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
     folder : path
         Where the campaign's Parquet files lie.
     target : path
-        Where the folders go; each can be read by ``trace.merge.merge_trace``.
+        Where the folders go; each can be read by ``trace.profile.merge.merge_trace``.
 
     Returns
     -------

@@ -12,10 +12,10 @@ import torch
 from trioflow.campaign.compaction import pack_raw, read_raw
 from trioflow.campaign.state import Result
 from trioflow.provenance import read_json, write_json
-from trioflow.trace.capture import capture_workload
-from trioflow.trace.kineto import DEVICE
-from trioflow.trace.merge import RAW_FILES
-from trioflow.trace.workloads import build_workload
+from trioflow.trace.capture.workload import capture_workload
+from trioflow.trace.profile.kineto import DEVICE
+from trioflow.trace.profile.merge import RAW_FILES
+from trioflow.trace.workloads.build import build_workload
 from trioflow.units import format_bytes
 
 STEPS = {"warm_up": 5, "timed_steps": 15, "profiled_steps": 5}

@@ -11,11 +11,16 @@ from typing import Any
 
 from trioflow.errors import InputError
 from trioflow.experiments import Workload, load_workloads
-from trioflow.trace.catalog import CATALOG, change_workload, find_workload, name_user_model
-from trioflow.trace.merge import merge_trace
+from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, save_trace
 from trioflow.trace.summary import describe_step, summarise_trace
+from trioflow.trace.workloads.catalog import (
+    CATALOG,
+    change_workload,
+    find_workload,
+    name_user_model,
+)
 
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
 CAPTURED_BLOCKS = 2
@@ -82,10 +87,10 @@ def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Tra
         os.environ.setdefault(name, level)
     try:
         if options.device == "meta":
-            from trioflow.trace.meta import capture_meta
+            from trioflow.trace.capture.meta import capture_meta
 
             return capture_meta(row, options.batch, target=options.target or "cuda")
-        from trioflow.trace.capture import capture_workload
+        from trioflow.trace.capture.workload import capture_workload
     except ImportError as error:
         raise InputError(
             f"capture needs PyTorch ({error})", fix="install it: pip install 'trioflow[capture]'"

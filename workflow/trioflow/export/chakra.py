@@ -21,7 +21,7 @@ from trioflow.parallel.sizing import resize_batch
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import atomic_path
 from trioflow.tables import records
-from trioflow.trace.chakra_messages import (
+from trioflow.trace.importers.chakra_messages import (
     COMM_TYPES,
     add_attribute,
     new_metadata,

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from trioflow.measure.marks import Mark, StepMarks
-from trioflow.trace.training_step import TrainingStep, call_model
-from trioflow.trace.workloads import Workload
+from trioflow.trace.capture.training_step import TrainingStep, call_model
+from trioflow.trace.workloads.build import Workload
 
 
 class AccumulatingStep(TrainingStep):

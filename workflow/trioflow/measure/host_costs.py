@@ -25,7 +25,7 @@ from trioflow.measure.collective_sweep import (
     time_collective,
     time_repeats,
 )
-from trioflow.trace.workloads import Workload
+from trioflow.trace.workloads.build import Workload
 from trioflow.units import ns_to_s
 
 WIDTH, TOKENS, REPEATS, LAYERS = 16, 4, 8, 8

@@ -23,8 +23,8 @@ from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS
 from trioflow.measure.accumulation import AccumulatingStep
 from trioflow.measure.marks import StepMarks
-from trioflow.trace.training_step import TrainingStep
-from trioflow.trace.workloads import Workload
+from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.workloads.build import Workload
 
 Step = Callable[[], None]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -232,7 +232,7 @@ def _make_step(job: Mapping[str, Any], device: Any) -> Any:
     import torch
 
     from trioflow.measure.parallel_steps import make_parallel_step
-    from trioflow.trace.workloads import build_workload
+    from trioflow.trace.workloads.build import build_workload
 
     workload = build_workload(job["row"])
     workload.model.to(device)

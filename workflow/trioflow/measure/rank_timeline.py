@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.measure.marks import Look, find_clock_offset
-from trioflow.trace.kineto import Event, read_profile
-from trioflow.trace.step_spans import find_spans
-from trioflow.trace.steps import Step, load_step
+from trioflow.trace.profile.kineto import Event, read_profile
+from trioflow.trace.profile.step_spans import find_spans
+from trioflow.trace.profile.steps import Step, load_step
 from trioflow.units import ns_to_s
 
 _SPANS = ("gloo:", "nccl:")

@@ -27,7 +27,7 @@ from trioflow.measure.records import (
     relate_marks,
 )
 from trioflow.provenance import host_environment, read_json, stamp, write_json
-from trioflow.trace.exclusive import exclusive_measurement
+from trioflow.trace.capture.exclusive import exclusive_measurement
 from trioflow.units import ns_to_s
 
 TIMEOUT_S = 3600.0
@@ -99,7 +99,7 @@ def measure_workload(
     MeasurementError
         When a rank fails, there are too few GPUs, or another measurement runs.
     """
-    from trioflow.trace.capture import choose_device
+    from trioflow.trace.capture.workload import choose_device
 
     device = choose_device(device)
     by_name = {str(plan["plan"]): dict(plan) for plan in plans}

@@ -24,11 +24,11 @@ from trioflow.measure.parallel_steps import Step, make_parallel_step
 from trioflow.measure.rank_timeline import build_rank_timelines
 from trioflow.measure.records import assign_marks
 from trioflow.provenance import read_json, write_json
-from trioflow.trace.capture import device_name
-from trioflow.trace.kineto import STEP
-from trioflow.trace.rank_process import keep_freed_memory, pinned_to
-from trioflow.trace.training_step import TrainingStep
-from trioflow.trace.workloads import build_workload
+from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
+from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.capture.workload import device_name
+from trioflow.trace.profile.kineto import STEP
+from trioflow.trace.workloads.build import build_workload
 
 PROFILED_ROUNDS = 3
 """Profiled steps that are kept of each experiment, or as many as the session has rounds."""

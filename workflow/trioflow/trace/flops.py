@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
-from trioflow.trace.profiler_fields import load_fields
+from trioflow.trace.profile.profiler_fields import load_fields
 
 Shape = Sequence[int]
 Formula = Callable[[Sequence[Shape], Sequence[Shape]], int]

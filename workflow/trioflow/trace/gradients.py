@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from trioflow.trace.kineto import Event
 from trioflow.trace.tensors import TensorTracker
-
-_NODE = "torch::autograd::AccumulateGrad"
-_ACCUMULATE = f"autograd::engine::evaluate_function: {_NODE}"
 
 
 class ReadyGradient(NamedTuple):
@@ -19,40 +14,6 @@ class ReadyGradient(NamedTuple):
 
     op_id: int
     shape: tuple[int, ...] | None = None
-
-
-def find_ready(step: Event, uses: list[Event], forward: list[int | None]) -> list[ReadyGradient]:
-    """Return, for each gradient that autograd accumulates, the operator after which it is ready.
-
-    Autograd hands a gradient to its parameter right after the operator that
-    made it. What accumulation itself runs (a detach, an addition) makes none.
-
-    Parameters
-    ----------
-    step : Event
-        The profiled step, with children.
-    uses : list of Event
-        Its outermost operators.
-    forward : list of int or None
-        For each of them, the forward operator that it differentiates.
-    """
-    makers = [i for i, joined in enumerate(forward) if joined is not None]
-    starts = [uses[i].start_ns for i in makers]
-    found = []
-    for event in step.walk():
-        place = bisect_left(starts, event.start_ns) if event.name == _ACCUMULATE else 0
-        if place:
-            found.append(ReadyGradient(makers[place - 1], _accumulated_shape(event)))
-    return found
-
-
-def _accumulated_shape(event: Event) -> tuple[int, ...] | None:
-    """Return the shape of the gradient that an accumulation was given, where profiled."""
-    for inner in event.children:
-        shapes = inner.details.get("shapes")
-        if inner.name == _NODE and isinstance(shapes, list) and shapes:
-            return tuple(shapes[0])
-    return None
 
 
 def join_gradients(

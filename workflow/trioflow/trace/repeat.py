@@ -11,14 +11,15 @@ DNN training", CF 2023: profile each distinct event once.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from trioflow.errors import TraceError
-from trioflow.trace.block import find_block
-from trioflow.trace.layers import find_layers
-from trioflow.trace.repeat_facts import repeat_facts
+from trioflow.tables import records
+from trioflow.trace.block import BlockName, Row, find_block
 from trioflow.trace.repeat_tables import Repetition
-from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.store import UNTIMED, Trace, pipeline_units
 from trioflow.units import ns_to_s
 
 
@@ -128,3 +129,272 @@ def _grow_step(facts: dict[str, Any], added_ns: dict[str, int]) -> dict[str, Any
     # The repeats keep their relative spread, which is what is read of them.
     times = [float(t) * after_s / before_s for t in facts.get("step_times_s") or []]
     return {"step_time_s": after_s, "step_times_s": times, "step_time_source": "repeated"}
+
+
+Entry = dict[str, Any]
+T = TypeVar("T")
+
+
+class Places(Protocol):
+    """Where the operators and storages of the captured trace went."""
+
+    def find_op(self, op_id: int, copy: int) -> int:
+        """Return the new number of an operator."""
+
+    def find_storage(self, storage: int, copy: int) -> int:
+        """Return the new number of a storage, or -1."""
+
+
+def repeat_facts(
+    facts: Mapping[str, Any], name: BlockName, copies: int, places: Places
+) -> dict[str, Any]:
+    """Return the facts with the block's part of each repeated.
+
+    Parameters
+    ----------
+    facts : mapping
+        Facts of the captured trace.
+    name : BlockName
+        The block.
+    copies : int
+        Its occurrences.
+    places : Places
+        Where operators and storages went.
+    """
+    changed = dict(facts)
+    for key in ("parameters", "buffers"):
+        if key in facts:
+            changed[key] = _repeat_named(facts[key], name, copies)
+    if "units" in facts:
+        changed["units"] = _repeat_units(facts["units"], name, copies)
+    if "tensor_split" in facts:
+        changed["tensor_split"] = _repeat_patterns(facts["tensor_split"], name, copies)
+    changed["gradients"] = _repeat_gradients(facts, name, copies, places)
+    row = dict(facts.get("row", {}))
+    if str(row.get("layers", "")).isdecimal():
+        row["layers"] = str(int(row["layers"]) + copies - 1)
+        changed["row"] = row
+    # What was measured of the shallow model holds for no other.
+    changed = {key: value for key, value in changed.items() if not key.startswith("peak_")}
+    changed["repeated"] = [
+        *facts.get("repeated", []),
+        {"block": name.path, "copies": copies},
+    ]
+    return changed
+
+
+def _repeat_runs(
+    entries: Iterable[T], inside: Callable[[T], bool], make: Callable[[T, int], T], copies: int
+) -> list[T]:
+    """Repeat each run of entries inside the block in place; `make` renames one for a copy."""
+    result: list[T] = []
+    run: list[T] = []
+    for entry in entries:
+        if inside(entry):
+            run.append(entry)
+            continue
+        result += [make(one, copy) for copy in range(copies if run else 0) for one in run]
+        run = []
+        result.append(make(entry, 0))
+    return result + [make(one, copy) for copy in range(copies) for one in run]
+
+
+def _repeat_named(entries: Iterable[Entry], name: BlockName, copies: int) -> list[Entry]:
+    """Repeat the block's parameters or buffers, in the model's order."""
+    return _repeat_runs(
+        entries,
+        lambda entry: name.holds(entry["name"]),
+        lambda entry, copy: {**entry, "name": name.renumber(entry["name"], copy, copies)},
+        copies,
+    )
+
+
+def _repeat_units(units: Iterable[Entry], name: BlockName, copies: int) -> list[Entry]:
+    """Repeat the unit that is the block, or the block among a unit's modules."""
+
+    def rename(unit: Entry, copy: int) -> Entry:
+        modules = _repeat_runs(
+            unit["modules"], name.holds, lambda m, c: name.renumber(m, c, copies), copies
+        )
+        if whole(unit):
+            modules = [name.renumber(module, copy, copies) for module in unit["modules"]]
+        title = name.renumber(unit["name"], copy, copies)
+        if title == unit["name"] and copy:
+            title = f"{title}, copy {copy}"
+        return {**unit, "name": title, "modules": modules}
+
+    def whole(unit: Entry) -> bool:
+        return bool(unit["modules"]) and all(name.holds(m) for m in unit["modules"])
+
+    return _repeat_runs(units, whole, rename, copies)
+
+
+def _repeat_patterns(rules: Mapping[str, str], name: BlockName, copies: int) -> dict[str, str]:
+    """Repeat rules that name the block's own modules; a pattern such as ``blocks.*`` fits all."""
+    items = _repeat_runs(
+        rules.items(),
+        lambda item: name.holds(item[0]),
+        lambda item, copy: (name.renumber(item[0], copy, copies), item[1]),
+        copies,
+    )
+    return dict(items)
+
+
+def _repeat_gradients(
+    facts: Mapping[str, Any], name: BlockName, copies: int, places: Places
+) -> list[Entry]:
+    """Repeat the block's gradients: deepest copy first, as backward makes them ready."""
+    gradients = list(facts.get("gradients", []))
+    known = facts.get("parameters") or []
+    mine = [i for i, p in enumerate(known) if name.holds(p["name"])] or [
+        g["index"] for g in gradients if name.holds(g["name"]) and g.get("index", -1) >= 0
+    ]
+
+    def place(index: int, inside: bool, copy: int) -> int:
+        if index < 0 or not mine or index < min(mine):
+            return index
+        return index + len(mine) * (copy if inside else copies - 1)
+
+    result: list[Entry] = []
+    for entry in gradients:
+        inside = name.holds(entry["name"])
+        for copy in reversed(range(copies if inside else 1)):
+            changed = dict(entry)
+            for key in ("name", "module"):
+                changed[key] = name.renumber(entry[key], copy, copies)
+            changed["ready_after_op_id"] = places.find_op(entry["ready_after_op_id"], copy)
+            if "index" in entry:
+                changed["index"] = place(entry["index"], inside, copy)
+            for key in ("parameter_storage_id", "gradient_storage_id"):
+                if key in entry:
+                    changed[key] = places.find_storage(entry[key], copy)
+            result.append(changed)
+    return sorted(result, key=lambda entry: int(entry["ready_after_op_id"]))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks that follow one another.
+
+    Attributes
+    ----------
+    names : tuple of BlockName
+        The blocks in order.
+    repeated : str
+        Path of the one whose copies stand for further layers.
+    """
+
+    names: tuple[BlockName, ...]
+    repeated: str
+
+    @property
+    def count(self) -> int:
+        """Number of blocks."""
+        return len(self.names)
+
+    @property
+    def text(self) -> str:
+        """First and last block, for messages."""
+        return " to ".join(dict.fromkeys((self.names[0].path, self.names[-1].path)))
+
+
+def find_layers(trace: Trace) -> list[Stack]:
+    """Return the stacks of blocks that a model's number of layers counts.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the model.
+
+    Returns
+    -------
+    list of Stack
+        The only stack; of several, those whose depth is the workload row's
+        number of layers.
+
+    Raises
+    ------
+    TraceError
+        When there is none, several and nothing tells which, or the blocks of a
+        stack differ so that none stands for the others.
+    """
+    stacks = _find_stacks(trace)
+    if not stacks:
+        raise TraceError(
+            "the model has no repeated block: none of its units or modules are numbered in a row",
+            fix="name one for trioflow.trace.repeat.repeat_block",
+        )
+    if len(stacks) > 1:
+        layers = str(trace.facts.get("row", {}).get("layers", ""))
+        counted = [names for names in stacks if str(len(names)) == layers]
+        if not counted:
+            found = ", ".join(f"{len(n)} of {n[0].prefix}" for n in stacks)
+            raise TraceError(
+                f"the model has several stacks of blocks ({found}) and nothing tells which to repeat",
+                fix="name one block for trioflow.trace.repeat.repeat_block",
+            )
+        stacks = counted
+    rows = records(trace.operators)
+    return [Stack(tuple(names), _choose(rows, names).path) for names in stacks]
+
+
+def _find_stacks(trace: Trace) -> list[list[BlockName]]:
+    """Return the runs of consecutive numbers, one a prefix, in order of appearance."""
+    units = pipeline_units(trace)
+    if units:
+        paths: Iterable[str] = [modules[0] for modules in units.values() if len(modules) == 1]
+    else:
+        paths = [_outermost_number(module) for module in dict.fromkeys(trace.operators["module"])]
+    found: dict[str, list[BlockName]] = {}
+    for path in dict.fromkeys(paths):
+        if path.rpartition(".")[2].isdecimal():
+            name = BlockName.parse(path)
+            found.setdefault(name.prefix, []).append(name)
+    return [
+        names
+        for names in found.values()
+        if [n.number for n in names] == list(range(names[0].number, names[0].number + len(names)))
+        and (len(names) > 1 or names[0].number == 0)
+    ]
+
+
+def _outermost_number(module: str) -> str:
+    """Return a module's path up to its first number; nothing where it has none."""
+    parts = module.split(".")
+    for place, part in enumerate(parts):
+        if part.isdecimal():
+            return ".".join(parts[: place + 1])
+    return ""
+
+
+def _choose(rows: list[Row], names: list[BlockName]) -> BlockName:
+    """Return the block that stands for further ones: the last that another one equals."""
+    made = [_signature(rows, name) for name in names]
+    if len(set(made[1:])) <= 1 and (len(made) != 2 or made[0] == made[1]):
+        return names[-1]
+    inner = made[1:-1]
+    if len(set(inner)) == 1 and (len(inner) > 1 or inner[0] == made[0]):
+        return names[-2]
+    place = next(i for i, one in enumerate(made) if one != made[0])
+    raise TraceError(
+        f"blocks {names[0].path} and {names[place].path} run different operators, "
+        "so none stands for the others",
+        fix="capture at least 4 layers if only the first and the last differ, "
+        "or name one block for trioflow.trace.repeat.repeat_block",
+    )
+
+
+def _signature(rows: list[Row], name: BlockName) -> tuple[tuple[object, ...], ...]:
+    """Return what a block runs: names, phases, shapes and work of its operators."""
+    return tuple(
+        (
+            row["name"],
+            row["phase"],
+            row["module"][len(name.path) :],
+            str(row["input_shapes"]),
+            str(row["output_shapes"]),
+            row["flop"],
+        )
+        for row in rows
+        if row["phase"] != "optimizer" and name.holds(row["module"])
+    )

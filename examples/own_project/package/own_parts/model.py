@@ -41,7 +41,7 @@ class Mixer(nn.Module):
 
 
 class Recipe(NamedTuple):
-    """What trioflow asks of a model: see ``trioflow.trace.user_model``."""
+    """What trioflow asks of a model: see ``trioflow.trace.workloads.user_model``."""
 
     model: nn.Module
 

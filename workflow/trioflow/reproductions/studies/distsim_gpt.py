@@ -21,9 +21,9 @@ from trioflow.experiments import load_workloads
 from trioflow.sweeps.chunk_job import make_frame
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import Workshop
-from trioflow.trace.catalog import CATALOG
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, load_trace, save_trace
+from trioflow.trace.workloads.catalog import CATALOG
 
 WORKLOAD, PLATFORM = "gpt-145b", "dgx-a100"
 TENSOR, PIPELINE, DATA = 8, 16, 1

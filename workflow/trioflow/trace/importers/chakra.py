@@ -16,18 +16,18 @@ from trioflow.errors import TraceError
 from trioflow.experiments import PRECISIONS
 from trioflow.provenance import stamp
 from trioflow.tables import PHASES
-from trioflow.trace.agreement import list_overlaps
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.importers.chakra_calls import has_calls, read_calls
+from trioflow.trace.importers.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
 from trioflow.trace.importers.chakra_nodes import OWN, ChakraNode, read_chakra_nodes
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.merge import set_times
-from trioflow.trace.observe import coverage_of, observe_step
+from trioflow.trace.profile.agreement import list_overlaps
+from trioflow.trace.profile.merge import set_times
+from trioflow.trace.profile.observe import coverage_of, observe_step
+from trioflow.trace.profile.timing import times_of_step
 from trioflow.trace.store import UNTIMED, Trace
-from trioflow.trace.timing import times_of_step
 from trioflow.units import ns_to_s, us_to_ns
 
 _COMM_NAMES = {number: name for name, number in COMM_TYPES.items()}

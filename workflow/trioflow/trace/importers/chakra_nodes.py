@@ -16,8 +16,8 @@ from typing import Any
 
 from trioflow.errors import TraceError
 from trioflow.tables import CATEGORIES
-from trioflow.trace.chakra_messages import NODE_TYPES, read_attributes, read_messages
-from trioflow.trace.profiler_fields import element_bytes
+from trioflow.trace.importers.chakra_messages import NODE_TYPES, read_attributes, read_messages
+from trioflow.trace.profile.profiler_fields import element_bytes
 from trioflow.trace.tensors import TensorRef
 
 OWN = "trioflow."

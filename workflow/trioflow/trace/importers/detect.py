@@ -12,7 +12,7 @@ from trioflow.experiments import NOTHING
 from trioflow.input_files import check_file
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.merge import RAW_FILES, merge_trace
+from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 

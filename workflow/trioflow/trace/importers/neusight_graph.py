@@ -13,17 +13,19 @@ from typing import Any
 
 from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.flops import count_flop
-from trioflow.trace.importers.neusight_names import (
+from trioflow.trace.importers.neusight_tables import (
     CONTAINERS,
     CONVERSIONS,
+    DTYPES,
     IDENTITY_MODULES,
     MODULES,
     OPERATORS,
     VIEWS,
+    FxNode,
+    TimerFloor,
     backward_operator,
     saved_for_backward,
 )
-from trioflow.trace.importers.neusight_tables import DTYPES, FxNode, TimerFloor
 from trioflow.trace.tensors import TensorRef
 
 ParameterShapes = Callable[[FxNode, tuple[int, ...]], dict[str, tuple[int, ...]]]

@@ -21,12 +21,12 @@ from trioflow.experiments import PRECISIONS
 from trioflow.hardware.device_names import is_processor
 from trioflow.provenance import stamp
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
-from trioflow.trace.autograd_nodes import count_node_flop
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim_autograd import (
     NodeTensors,
+    count_node_flop,
     find_arguments,
     find_parameters,
     join_forward,

@@ -1,0 +1,521 @@
+"""Traces from Chakra files: trioflow's own, those of PyTorch's converter, those of generators, broken ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import chakra_wire as wire
+import pytest
+from captured import with_steady_times
+from same_model import ProportionalModel
+from trioflow.errors import InputError, TraceError
+from trioflow.export.chakra import size_trace, write_chakra
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.pipeline import partition
+from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.trace.importers.chakra import import_chakra, recognise
+from trioflow.trace.importers.chakra_messages import (
+    add_attribute,
+    new_metadata,
+    new_node,
+    write_messages,
+)
+from trioflow.trace.importers.kineto import import_kineto
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.store import load_trace, save_trace
+
+OPTIONS = ImportOptions(gpu="chip", batch=4, precision="fp32")
+KINDS = {bool: "bool_val", int: "int64_val", str: "string_val"}
+WORK = ("flop", "read_bytes", "write_bytes", "batch_flop")
+SAME = ("name", "phase", "kind", *WORK, "input_shapes", "output_shapes", "dtype")
+
+
+def make(
+    node_id, name="work", kind="COMP_NODE", ctrl=(), data=(), start=0, time=0, io=None, **attrs
+):
+    node = new_node(node_id, name, kind)
+    node.ctrl_deps.extend(ctrl)
+    node.data_deps.extend(data)
+    if start:
+        node.start_time_micros = start
+    if time:
+        node.duration_micros = time
+    for side, (values, shapes, types) in (io or {}).items():
+        info = getattr(node, side)
+        info.values, info.shapes, info.types = str(values), str(shapes), str(types)
+    for key, value in attrs.items():
+        add_attribute(node, key, KINDS[type(value)], value)
+    return node
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(*nodes, options=OPTIONS):
+        write_messages(tmp_path / "x.0.et", [new_metadata(), *nodes])
+        return import_chakra(tmp_path / "x.0.et", options)
+
+    return load
+
+
+def columns(trace, *names):
+    return {name: trace.operators[name].tolist() for name in names}
+
+
+def write_own(trace, folder):
+    graph = extrapolate(trace, make_plan(), ProportionalModel())
+    source = size_trace([trace], make_plan(), graph.metadata["batch"])
+    return write_chakra(graph, folder / "step", source)[0]
+
+
+@pytest.fixture(scope="module")
+def own_file(transformer_trace, tmp_path_factory):
+    return write_own(transformer_trace, tmp_path_factory.mktemp("own"))
+
+
+def test_the_traced_step_comes_back_from_trioflows_own_file(own_file, transformer_trace, tmp_path):
+    assert recognise(own_file)
+    trace = import_chakra(own_file, ImportOptions())
+    assert columns(trace, *SAME) == columns(transformer_trace, *SAME)
+    assert trace.facts["batch"] == 4
+    for fact in ("workload", "device", "device_name", "precision", "units", "tensor_split"):
+        assert trace.facts[fact] == transformer_trace.facts[fact], fact
+    step_s = transformer_trace.facts["step_time_s"]
+    assert trace.facts["step_time_s"] == pytest.approx(step_s, abs=2e-6)
+    for side in ("device_ns", "cpu_ns"):
+        apart_ns = (trace.operators[side] - transformer_trace.operators[side]).abs()
+        assert apart_ns.max() <= 1001 and apart_ns.mean() < 500
+    names = [[g["name"] for g in t.facts["gradients"]] for t in (trace, transformer_trace)]
+    assert names[0] == names[1] and len(names[0]) > 10
+    save_trace(trace, tmp_path / "trace")
+    assert columns(load_trace(tmp_path / "trace"), *SAME) == columns(trace, *SAME)
+
+
+def test_a_trace_from_a_file_can_be_planned_like_the_one_it_came_from(transformer_trace, tmp_path):
+    transformer_trace = with_steady_times(transformer_trace)
+    trace = import_chakra(write_own(transformer_trace, tmp_path), ImportOptions())
+    for plan in (named_plan("ddp", 2), named_plan("tp", 2), named_plan("gpipe", 2)):
+        stages = partition(transformer_trace, plan.pipeline)
+        ours, theirs = (
+            extrapolate(t, plan, ProportionalModel(), stages=stages).tasks
+            for t in (trace, transformer_trace)
+        )
+        messages = [
+            t.loc[t["message_bytes"].notna(), ["rank", "kind", "name", "message_bytes"]]
+            for t in (ours, theirs)
+        ]
+        assert messages[0].values.tolist() == messages[1].values.tolist()
+        times = [t["duration_s"].sum() for t in (ours, theirs)]
+        assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+@pytest.mark.parametrize("plan", ["ddp", "tp", "gpipe"])
+def test_one_rank_of_a_plan_is_a_trace_too(plan, transformer_trace, tmp_path):
+    chosen = named_plan(plan, 2)
+    graph = extrapolate(transformer_trace, chosen, ProportionalModel())
+    source = size_trace([transformer_trace], chosen, graph.metadata["batch"])
+    file = write_chakra(graph, tmp_path / "x", source)[1]
+    trace = import_chakra(file, ImportOptions())
+    tasks = graph.tasks[graph.tasks["rank"] == 1]
+    messages = tasks[tasks["message_bytes"].notna()]
+    told = trace.facts["communication"]
+    assert [m["comm_size_bytes"] for m in told] == messages["message_bytes"].tolist()
+    assert [m["name"] for m in told] == [n.split()[0] for n in messages["name"]]
+    rows = trace.operators.loc[[m["op_id"] for m in told]]
+    assert set(rows["kind"]) == {"collective"} and rows["device_ns"].sum() == 0
+    assert trace.facts["step_time_s"] == pytest.approx(tasks["duration_s"].sum(), abs=2e-6)
+    runs = tasks.loc[tasks["op_id"].notna() & (tasks["kind"] == "compute"), "op_id"].astype(int)
+    assert trace.operators["flop"].sum() == source.operators["flop"].loc[runs].sum() > 0
+    assert any("communicate" in warning for warning in trace.facts["warnings"])
+
+
+def convert(raw, path):
+    """Write a captured profile as PyTorch's converter does: callers in ctrl_deps, lists as Python."""
+    with gzip.open(raw / "execution_trace.json.gz") as stream:
+        nodes = json.load(stream)["nodes"]
+    with gzip.open(raw / "kineto.json.gz") as stream:
+        events = {
+            e["args"]["Record function id"]: e
+            for e in json.load(stream)["traceEvents"]
+            if "Record function id" in e.get("args", {})
+        }
+    begin = min(e["ts"] for e in events.values()) - 1
+    known = {n["id"] for n in nodes}
+    found = []
+    for raw_node in sorted(nodes, key=lambda n: n["id"]):
+        attrs = {a["name"]: a["value"] for a in raw_node["attrs"]}
+        event = events.get(attrs["rf_id"]) if attrs["rf_id"] else None
+        start = int(event["ts"] - begin) if event else 0
+        time = int(event["ts"] + event["dur"] - begin) - start if event else 0
+        parent = [raw_node["ctrl_deps"]] if raw_node["ctrl_deps"] in known else []
+        ctrl = [p for p in parent if p != raw_node["id"]]
+        io = {
+            side: [raw_node[side][key] for key in ("values", "shapes", "types")]
+            for side in ("inputs", "outputs")
+        }
+        found.append(
+            make(
+                raw_node["id"], raw_node["name"], ctrl=ctrl, data=ctrl, start=start, time=time,
+                io=io, is_cpu_op=True, seq_id=attrs["seq_id"], op_schema=attrs["op_schema"],
+                rf_id=attrs["rf_id"],
+            )
+        )  # fmt: skip
+    write_messages(path, [new_metadata(), *found])
+
+
+@pytest.mark.parametrize("raw", ["raw_transformer", "raw_cnn"])
+def test_a_converted_profile_is_the_profile(raw, request, tmp_path):
+    folder = request.getfixturevalue(raw)
+    convert(folder, tmp_path / "x.et")
+    assert recognise(tmp_path / "x.et")
+    ours = import_chakra(tmp_path / "x.et", OPTIONS)
+    theirs = import_kineto(folder / "kineto.json.gz", folder / "execution_trace.json.gz", OPTIONS)
+    assert len(ours.operators) > 100
+    for name in (*SAME, "batch_read_bytes", "input_ids", "output_ids", "module"):
+        assert columns(ours, name) == columns(theirs, name), name
+    joined = [t.operators["forward_op_id"].fillna(-1).tolist() for t in (ours, theirs)]
+    assert joined[0] == joined[1] and max(joined[0]) > 0
+    assert ours.facts["gradients"] == theirs.facts["gradients"]
+    assert ours.facts["step_time_s"] == pytest.approx(theirs.facts["step_time_s"], abs=5e-6)
+    apart = (ours.operators["device_ns"] - theirs.operators["device_ns"]).abs()
+    assert apart.max() <= 1000
+    assert ours.facts["step_time_source"] == "profiled"
+
+
+def tensor(number, shape):
+    size = 1
+    for part in shape:
+        size *= part
+    return [number, number, 0, size, 4, "cuda:0"]
+
+
+def matmul(left, right, out, **sides):
+    values = [tensor(*left), tensor(*right)]
+    return {
+        "inputs": (values, [list(left[1]), list(right[1])], ["Tensor(float)"] * 2),
+        "outputs": ([tensor(*out)], [list(out[1])], ["Tensor(float)"]),
+    }
+
+
+def gpu_nodes():
+    """A linear layer, its gradient's all-reduce and a copy, on one device with two streams."""
+    cpu = {"is_cpu_op": True}
+    gpu = {"is_cpu_op": False}
+    big, weight, small, out = (1, (4, 8)), (2, (16, 8)), (4, (8, 16)), (3, (4, 16))
+    return [
+        make(1, "ProfilerStep#1", start=10, time=1000, **cpu),
+        make(2, "aten::linear", ctrl=[1], start=20, time=100, io=matmul(big, weight, out), **cpu),
+        make(3, "aten::mm", ctrl=[2], start=30, time=50, io=matmul(big, small, out), **cpu),
+        make(4, "gemm_kernel", ctrl=[3], data=[3], start=200, time=300, stream=7, **gpu),
+        make(5, "aten::relu", ctrl=[1], start=130, time=20, **cpu),
+        make(6, "relu_kernel", ctrl=[5], data=[5, 4], start=500, time=40, stream=7, **gpu),
+        make(7, "c10d::allreduce_", ctrl=[1], start=160, time=20, **cpu),
+        make(
+            8, "ncclDevKernel_AllReduce", "COMM_COLL_NODE", ctrl=[7], data=[7], start=510, time=400,
+            stream=13, comm_type=0, comm_size=4096, pg_name="3", **gpu,
+        ),
+        make(9, "Optimizer.step#SGD.step", ctrl=[1], start=190, time=100, **cpu),
+        make(10, "aten::add_", ctrl=[9], start=200, time=20, **cpu),
+        make(11, "add_kernel", ctrl=[10], data=[10], start=920, time=10, stream=7, **gpu),
+        make(
+            13, "ncclDevKernel_SendRecv", "COMM_SEND_NODE", start=905, time=90, stream=13,
+            comm_size=8, comm_dst=1, **gpu,
+        ),
+        make(12, "fill", "MEM_STORE_NODE", start=930, time=7, stream=7, **gpu),
+    ]  # fmt: skip
+
+
+def test_kernels_belong_to_the_operator_that_launched_them(load):
+    trace = load(*gpu_nodes())
+    rows = columns(trace, "name", "phase", "kind", "device_ns", "kernels", "flop")
+    assert rows["name"] == [
+        "aten::linear", "aten::relu", "all_reduce", "aten::add_", "send", "kernel::fill"
+    ]  # fmt: skip
+    assert rows["phase"] == ["forward", "forward", "forward", "optimizer", "forward", "forward"]
+    assert rows["kind"] == ["compute", "compute", "collective", "compute", "collective", "memcpy"]
+    assert rows["device_ns"] == [300_000, 40_000, 0, 10_000, 0, 7_000]
+    assert rows["kernels"] == [1, 1, 0, 1, 1, 1]
+    assert rows["flop"][0] == 2 * 4 * 8 * 16
+    assert trace.facts["device"] == "cuda" and trace.facts["optimizer"] == "unknown"
+    assert trace.facts["communication"] == [
+        {"op_id": 2, "name": "all_reduce", "comm_size_bytes": 4096, "group": "3"},
+        {"op_id": 4, "name": "send", "comm_size_bytes": 8, "group": ""},
+    ]
+
+
+def test_the_last_of_several_steps_is_read(load):
+    first = gpu_nodes()
+    later = []
+    for node in gpu_nodes():
+        node.id += 100
+        node.start_time_micros += 2000
+        for deps in (node.ctrl_deps, node.data_deps):
+            deps[:] = [d + 100 for d in deps]
+        later.append(node)
+    later[1].name = "aten::matmul"
+    trace = load(*first, *later)
+    assert trace.operators["name"].tolist()[:2] == ["aten::matmul", "aten::relu"]
+    assert "the file holds 2 steps: the last one is read" in trace.facts["warnings"]
+
+
+def test_a_step_without_a_duration_is_none(load):
+    nodes = gpu_nodes()
+    nodes[0].duration_micros = 0
+    assert len(load(*nodes).operators) == 6
+
+
+def test_a_generated_graph_is_read_node_by_node(load):
+    trace = load(
+        make(0, "layer 0", time=10, num_ops=1000, tensor_size=64, is_cpu_op=False),
+        make(
+            2, "grad sum", "COMM_COLL_NODE", data=[1], comm_type=7, comm_size=256, is_cpu_op=False
+        ),
+        make(1, "layer 0 backward", data=[0], time=20, num_ops=2000, is_cpu_op=False),
+        make(3, "load", "MEM_LOAD_NODE", data=[2], time=5, tensor_size=128, is_cpu_op=False),
+        make(4, "to rank 1", "COMM_SEND_NODE", data=[3], comm_size=9, comm_dst=1, is_cpu_op=False),
+    )
+    rows = columns(trace, "name", "phase", "kind", "device_ns", *WORK)
+    assert rows["name"] == ["layer 0", "layer 0 backward", "reduce_scatter", "load", "send"]
+    assert rows["phase"] == ["forward", "backward", "forward", "forward", "forward"]
+    assert rows["kind"] == ["compute", "compute", "collective", "memcpy", "collective"]
+    assert rows["device_ns"] == [10_000, 20_000, 0, 5_000, 0]
+    assert rows["flop"] == rows["batch_flop"] == [1000, 2000, 0, 0, 0]
+    assert rows["read_bytes"] == [64, 0, 0, 128, 0] and rows["write_bytes"] == [0, 0, 0, 128, 0]
+    assert trace.facts["step_time_s"] == pytest.approx(35e-6)
+    assert trace.facts["step_time_source"] == "busy"
+    assert [m["comm_size_bytes"] for m in trace.facts["communication"]] == [256, 9]
+    assert any("grow with the batch" in warning for warning in trace.facts["warnings"])
+
+
+def test_a_graph_without_times_is_a_trace_without_times(load):
+    trace = load(make(0, num_ops=5, is_cpu_op=False), make(1, data=[0], num_ops=5, is_cpu_op=False))
+    assert trace.facts["step_time_source"] == "none" and trace.facts["step_time_s"] == 0
+    assert trace.operators["flop"].tolist() == [5, 5]
+
+
+def test_host_nodes_are_host_time_before_the_device(tmp_path):
+    builder = TaskGraphBuilder()
+    for name in ("aten::mm", "aten::add"):
+        launch = builder.add(0, "host", "host", f"launch {name}", duration_s=5e-6)
+        builder.add(0, "compute", "compute", name, duration_s=7e-6, after=[launch])
+    builder.add(0, "compute", "host", "host: end of step", duration_s=3e-6)
+    trace = import_chakra(write_chakra(builder.build(), tmp_path / "x")[0], OPTIONS)
+    rows = columns(trace, "name", "device_ns", "cpu_ns")
+    assert rows == {
+        "name": ["aten::mm", "aten::add"], "device_ns": [7000] * 2, "cpu_ns": [5000] * 2
+    }  # fmt: skip
+    assert trace.facts["tail_s"] == pytest.approx(3e-6)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [str, json.dumps, lambda v: str(v).replace("0.5", "nan")],
+    ids=["python", "json", "nan"],
+)
+def test_tensors_are_read_as_python_or_json_writes_them(write, load):
+    values = [[tensor(1, (2, 3)), tensor(2, (3,))], 0.5, "text"]
+    node = make(0, "aten::cat", is_cpu_op=False)
+    node.inputs.values = write(values)
+    node.inputs.shapes = write([[[2, 3], [3]], [], []])
+    node.inputs.types = write(["GenericList[Tensor(float),Tensor(float)]", "Double", "String"])
+    assert load(node).operators["input_shapes"].tolist() == [[[2, 3], [3]]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ImportOptions(gpu="chip", precision="fp32"),
+            "does not say the batch; give it with --batch",
+        ),
+        (ImportOptions(batch=4, precision="fp32"), "--gpu"),
+        (ImportOptions(batch=4, gpu="chip"), "--precision"),
+        (ImportOptions(batch=4, gpu="chip", precision="fp3"), "unknown precision 'fp3'"),
+    ],
+)
+def test_what_the_file_does_not_say_is_asked_for(options, words, load):
+    with pytest.raises(TraceError) as error:
+        load(make(0, time=1, is_cpu_op=False), options=options)
+    assert words in str(error.value)
+
+
+def shaped(**sides):
+    full = {"values": "[[1, 1, 0, 6, 4, '']]", "shapes": "[[2, 3]]", "types": "['Tensor(float)']"}
+    node = make(7, is_cpu_op=False, time=1)
+    for key, text in (full | sides).items():
+        setattr(node.inputs, key, text)
+    return node
+
+
+BAD = {
+    "node id 7 occurs twice": [make(7), make(7)],
+    "node 7 'work': it depends on node 9, which is not in the file": [make(7, data=[9])],
+    "node 7 'work': it waits, in a circle, for itself": [make(7, ctrl=[7])],
+    "in a circle": [make(5), make(6, data=[8, 5]), make(7, ctrl=[6]), make(8, data=[7])],
+    "node 7, message 1, byte 8: 0 is no type of node": [make(7, kind="INVALID_NODE")],
+    "duration_micros is negative (-5)": [make(7, time=(1 << 64) - 5)],
+    "start_time_micros is negative (-1)": [make(7, start=(1 << 64) - 1)],
+    "node 8 'work': it starts 2000000000000 microseconds after node 7": [
+        make(7, start=1),
+        make(8, start=2 * 10**12 + 1),
+    ],
+    "4611686018427387904 of 'work' is more than any step": [
+        make(n, num_ops=1 << 62) for n in range(3)
+    ],
+    "fits no memory": [shaped(shapes=str([[1 << 40, 1 << 40]]))],
+    "are no time of a node": [make(7, time=1 << 60)],
+    "node 7 'work': num_ops is -1": [make(7, num_ops=-1)],
+    "node 7 'work': num_ops is 'many'": [make(7, num_ops="many")],
+    "node 7 'sum': comm_type is 12": [make(7, "sum", "COMM_COLL_NODE", comm_type=12)],
+    "node 7 'sum': comm_type is None": [make(7, "sum", "COMM_COLL_NODE")],
+    "the file holds no operator": [make(7, kind="METADATA_NODE")],
+    "node 7 'work': its inputs are no list of tensors": [shaped(values="[[")],
+    "'{}' is no list": [shaped(values="{}")],
+    "unknown element type 'floot'": [shaped(types="['Tensor(floot)']")],
+    "8 bytes for an element of type float": [shaped(values="[[1, 1, 0, 6, 8, '']]")],
+    "of shape [2, -3] is no tensor": [shaped(shapes="[[2, -3]]")],
+    "argument 2 is shorter": [shaped(types="[]", shapes="[[1], [2]]", values="[1, 2]")],
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_a_bad_graph_is_refused_by_node(words, load):
+    with pytest.raises(TraceError) as error:
+        load(*BAD[words])
+    text = str(error.value)
+    assert "x.0.et" in text and "\n" not in text
+    if "argument" not in words:
+        assert words in text
+
+
+def test_calls_nested_beyond_reason_are_refused(load):
+    with pytest.raises(TraceError, match="more than 400 calls enclose it"):
+        load(
+            *(
+                make(n, "aten::x", ctrl=[n - 1] if n else [], start=1, is_cpu_op=True)
+                for n in range(2000)
+            )
+        )
+
+
+def test_other_files_are_not_recognised(tmp_path):
+    texts = [b"", b"{}", b'{"traceEvents": []}', b"a,b\n1,2\n", bytes(range(256)), b"\x00" * 50]
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.json"
+        path.write_bytes(text)
+        assert not recognise(path), text
+    assert not recognise(tmp_path) and not recognise(tmp_path / "none")
+
+
+def survive(path, data):
+    """Import some bytes; tell whether they were taken."""
+    path.write_bytes(data)
+    try:
+        import_chakra(path, OPTIONS)
+    except (TraceError, InputError):
+        return False
+    return True
+
+
+def test_a_file_cut_anywhere_is_refused_unless_between_messages(load, tmp_path):
+    load(*gpu_nodes())
+    data = (tmp_path / "x.0.et").read_bytes()
+    ends = {0}
+    for message in wire.messages(tmp_path / "x.0.et"):
+        ends.add(max(ends) + len(wire.varint(len(message))) + len(message))
+    places = {*range(0, len(data), 3), *ends}
+    taken = {end for end in places if survive(tmp_path / "y.et", data[:end])}
+    assert taken < ends and len(data) in taken
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damage_raises_nothing_but_a_sentence(seed, load, own_file, tmp_path):
+    load(*gpu_nodes())
+    chance = random.Random(seed)
+    small = (tmp_path / "x.0.et").read_bytes()
+    refused = 0
+    for _ in range(300):
+        data = bytearray(small)
+        for _ in range(chance.choice([1, 1, 3, 10])):
+            place = chance.randrange(len(data))
+            action = chance.randrange(3)
+            if action == 0:
+                data[place] ^= 1 << chance.randrange(8)
+            elif action == 1:
+                del data[place : place + chance.randrange(1, 9)]
+            else:
+                data[place:place] = bytes(chance.randrange(256) for _ in range(3))
+        refused += not survive(tmp_path / "y.et", bytes(data))
+    assert refused > 100
+    large = own_file.read_bytes()
+    for _ in range(3):
+        data = bytearray(large)
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        survive(tmp_path / "y.et", bytes(data))
+
+
+TEXTS = (
+    "nan", "[[", "{}", "[1]", "[[1, 2, 0, 99999999999999999999, 4, '']]", "['Tensor(float)']",
+    "[None]", "[[1, 1, 0, -4, 4, '']]", "[[4611686018427387904, 4611686018427387904]]", "b'x'", "[]",
+)  # fmt: skip
+NAMES = ("aten::mm", "aten::convolution", "", "Optimizer.step#x", "ProfilerStep#9", "a\nb")
+TIMES = (0, 1, 1 << 40, 10**12, (1 << 63) - 1, (1 << 64) - 1)
+CONTENTS = (
+    ("int64_val", -1), ("int64_val", 1 << 62), ("string_val", "z"), ("bool_val", True),
+    ("double_val", float("nan")), ("string_list", ["z"]),
+)  # fmt: skip
+WORDS = (
+    "is_cpu_op", "num_ops", "tensor_size", "comm_type", "comm_size", "pg_name", "seq_id", "op_schema",
+    "trioflow.phase", "trioflow.op_id", "trioflow.kind", "trioflow.cpu_ns",
+    "trioflow.input_categories", "trioflow.forward_op_id",
+)  # fmt: skip
+
+
+def damage(nodes, chance):
+    """Change some fields of some nodes to what no converter writes."""
+    for _ in range(chance.choice([1, 2, 4])):
+        node, other = chance.choice(nodes), chance.choice(nodes)
+        action = chance.randrange(8)
+        if action == 0:
+            node.id = chance.choice([0, other.id, (1 << 64) - 1])
+        elif action == 1:
+            node.type = chance.randrange(-1, 9)
+        elif action == 2:
+            chance.choice([node.data_deps, node.ctrl_deps]).append(other.id)
+        elif action == 3:
+            node.ctrl_deps[:] = [other.id]
+        elif action == 4:
+            node.start_time_micros = chance.choice(TIMES)
+        elif action == 5:
+            node.duration_micros = chance.choice(TIMES)
+        elif action == 6:
+            side = chance.choice([node.inputs, node.outputs])
+            setattr(side, chance.choice(["values", "shapes", "types"]), chance.choice(TEXTS))
+        elif chance.random() < 0.5:
+            add_attribute(node, chance.choice(WORDS), *chance.choice(CONTENTS))
+        else:
+            node.name = chance.choice(NAMES)
+
+
+def check_damaged_fields(seed, count, tmp_path):
+    chance, refused = random.Random(seed), 0
+    for _ in range(count):
+        nodes = gpu_nodes()
+        damage(nodes, chance)
+        write_messages(tmp_path / "y.et", [new_metadata(), *nodes])
+        try:
+            trace = import_chakra(tmp_path / "y.et", OPTIONS)
+        except TraceError as error:
+            assert "\n" not in str(error)
+            refused += 1
+            continue
+        save_trace(trace, tmp_path / "trace")
+        assert len(load_trace(tmp_path / "trace").operators) == len(trace.operators)
+    return refused
+
+
+def test_damaged_fields_are_refused_or_make_a_trace_that_can_be_kept(tmp_path):
+    refused = check_damaged_fields(1, 200, tmp_path)
+    assert 50 < refused < 180

@@ -1,0 +1,1 @@
+"""Observing one step of a model on this machine, or on no device at all."""

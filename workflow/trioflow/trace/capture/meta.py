@@ -1,0 +1,190 @@
+"""The operator graph of a training step without a device: shapes and work, no times."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from trioflow.errors import InputError
+from trioflow.provenance import stamp, write_json
+from trioflow.trace.capture.fake_profile import NotingFakeMode, profile_fake_step
+from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.capture.workload import describe_model
+from trioflow.trace.profile.merge import merge_trace
+from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.workloads.build import build_workload
+from trioflow.trace.workloads.optimizers import choose_optimizer
+
+TARGETS = ("cuda", "cpu")
+"""Kinds of processor whose operators are captured."""
+DEVICE = "meta"
+"""The fact ``device`` of such a trace."""
+_PLACE = torch.device("cpu")
+_MEASURED = ("inputs", "profiled_step_s", "profiler_overhead", "span_s")
+"""Facts of a profile that say nothing here."""
+
+
+def capture_meta(
+    row: Mapping[str, Any], batch: int, *, target: str = "cuda", seed: int = 0
+) -> Trace:
+    """Return the operators of one training step without computing it.
+
+    The same step as `trioflow.trace.capture.workload.capture_workload`'s runs on fake
+    tensors, which have a shape and no memory. Parameters of any size cost
+    nothing; a step takes about a millisecond an operator.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``config/workloads.tsv`` or of the catalogue.
+    batch : int
+        Samples of the step.
+    target : str
+        What the operators are for: ``cuda`` for a GPU, ``cpu``.
+    seed : int
+        Seed of weights and data; only an error could tell.
+
+    Returns
+    -------
+    Trace
+        Operators, tensors and facts as of a capture on one CPU core, in all
+        but times: ``device`` is ``meta``, ``device_name`` ``none``,
+        ``step_time_s`` 0 and ``step_time_source`` ``none``.
+
+    Raises
+    ------
+    InputError
+        When the batch is not positive, the target unknown, the row unusable, or an operator
+        needs the values of its tensors (a shape that depends on them).
+
+    Notes
+    -----
+    The tensors lie on a CPU: fake ones on the device ``cuda`` need a PyTorch
+    that was built with it (in a CPU build autograd finds no device guard for
+    them and ends the process). For a GPU, what is left to PyTorch is chosen as
+    there: the optimizer runs over lists of tensors (``foreach``), and attention
+    is fused with dropout too, which a CPU computes step by step. Fused
+    attention keeps its name on a CPU (``..._for_cpu``); its work is the same.
+
+    A number that the program asks of a tensor (``item``) is zero unless PyTorch
+    knows it without computing; the trace's warnings count those.
+    """
+    if batch < 1:
+        raise InputError(f"batch {batch} is not positive")
+    if target not in TARGETS:
+        raise InputError(f"unknown target {target!r}", fix=f"use {' or '.join(TARGETS)}")
+    chosen = {**row, "optimizer": choose_optimizer(str(row["optimizer"]), target)}
+    mode = NotingFakeMode()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        try:
+            workload = build_workload(chosen, seed, "meta")
+            with mode, fused_attention() if target == "cuda" else nullcontext():
+                _move_to_fake(workload.model)
+                step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
+                step()  # makes the optimizer's states
+                profile_fake_step(step, workload.model, mode, folder)
+                model = describe_model(workload)
+        except (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            UnsupportedOperatorException,
+        ) as error:
+            raise InputError(
+                f"workload {row['workload']}: {error.func} does not run on tensors without values, "
+                "and --device meta computes none",
+                fix="capture it on a device",
+            ) from error
+        write_json(
+            folder / "environment.json",
+            _describe(row, batch, seed, mode) | model | {"target": target},
+        )
+        trace = merge_trace(folder)
+    return _without_times(trace)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has."""
+    functional = torch.nn.functional
+    attention = functional.scaled_dot_product_attention
+
+    def fused(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, **named: Any,
+    ) -> Any:  # fmt: skip
+        return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
+
+    functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = attention
+
+
+def _move_to_fake(model: torch.nn.Module) -> None:
+    """Replace a model's tensors on the meta device by fake ones; shared ones stay shared."""
+    known: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in known:
+            made = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_PLACE
+            ).requires_grad_(tensor.requires_grad)
+            known[id(tensor)] = (
+                torch.nn.Parameter(made, tensor.requires_grad)
+                if isinstance(tensor, torch.nn.Parameter)
+                else made
+            )
+        return known[id(tensor)]
+
+    for module in model.modules():
+        for held in (module._parameters, module._buffers, vars(module)):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    held[name] = fake(value)
+
+
+def _describe(
+    row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode
+) -> dict[str, Any]:
+    """Return the facts that do not come from the profile."""
+    warnings = []
+    if mode.values_read:
+        warnings.append(
+            f"the step asked tensors for {mode.values_read} numbers; without computing they are 0"
+        )
+    return {
+        **stamp(torch=str(torch.__version__), seed=seed),
+        "batch": batch,
+        "device": DEVICE,
+        "device_name": "none",
+        "workload": str(row["workload"]),
+        "row": {key: str(value) for key, value in row.items()},
+        "precision": str(row.get("precision") or "fp32"),
+        "optimizer": str(row["optimizer"]),
+        "step_time_s": 1.0,  # merging divides by it
+        "warnings": warnings,
+    }
+
+
+def _without_times(trace: Trace) -> Trace:
+    """Return the trace without the times that fake tensors took."""
+    number = trace.operators["sequence_number"]  # autograd counts on from step to step
+    operators = trace.operators.assign(
+        start_ns=0, device_ns=0, cpu_ns=0, sequence_number=number - number.min()
+    )
+    facts = {key: value for key, value in trace.facts.items() if key not in _MEASURED}
+    facts |= {"step_time_s": 0.0, "step_time_source": UNTIMED, "step_times_s": [], "tail_s": 0.0}
+    facts["source"] = "capture without data"
+    return Trace(operators, trace.tensors, facts)

@@ -1,0 +1,235 @@
+"""Capturing one training step on the device at hand: profiles, step times, environment."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+
+from trioflow.errors import InputError
+from trioflow.provenance import atomic_path, host_environment, stamp, write_json
+from trioflow.trace.capture.exclusive import exclusive_measurement
+from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
+from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.trace.profile.kineto import MODULE, STEP
+from trioflow.trace.workloads.build import Workload, build_workload
+
+_HEADS = ("num_attention_heads", "num_key_value_heads")
+"""What configurations of transformers call their heads."""
+
+
+@contextmanager
+def module_annotations(model: torch.nn.Module) -> Iterator[None]:
+    """Enclose every module's forward in an annotation that carries its dotted path."""
+    with ExitStack() as hooks:
+        spans: list[Any] = []
+
+        def enter(path: str) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                spans.append(record_function(f"{MODULE}{path}"))
+                spans[-1].__enter__()
+
+            return hook
+
+        def leave(*_: Any) -> None:
+            spans.pop().__exit__(None, None, None)
+
+        for path, module in model.named_modules():
+            if path:
+                hooks.callback(module.register_forward_pre_hook(enter(path)).remove)
+                hooks.callback(module.register_forward_hook(leave).remove)
+        yield
+
+
+def _profile_steps(step: Callable[[], None], steps: int, path: Path, device: str) -> None:
+    """Profile some steps without shapes, each inside its own annotation."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with profile(activities=activities) as profiler:
+        for _ in range(steps):
+            with record_function(STEP):
+                step()
+    _export(profiler, path)
+
+
+def _export(profiler: Any, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(plain))
+        _compress(plain, path)
+
+
+def _compress(plain: Path, path: Path) -> None:
+    with (
+        atomic_path(path) as target,
+        plain.open("rb") as source,
+        target.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed,
+    ):
+        shutil.copyfileobj(source, packed)
+
+
+def _profile_with_tensors(
+    step: Callable[[], None], model: torch.nn.Module, folder: Path, device: str
+) -> None:
+    """Profile one step with shapes, modules and the execution trace."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with tempfile.TemporaryDirectory() as temporary:
+        raw = Path(temporary) / "execution_trace.json"
+        observer = ExecutionTraceObserver().register_callback(str(raw))
+        with (
+            module_annotations(model),
+            profile(
+                activities=activities, record_shapes=True, execution_trace_observer=observer
+            ) as profiler,
+            record_function(STEP),
+        ):
+            step()
+        _export(profiler, folder / "kineto.json.gz")
+        _compress(raw, folder / "execution_trace.json.gz")
+
+
+def choose_device(device: str) -> str:
+    """Return ``cpu`` or ``cuda``; ``auto`` takes CUDA where present.
+
+    Raises
+    ------
+    InputError
+        When CUDA is asked for and absent, or the word is unknown.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: no CUDA device is present", fix="use --device cpu")
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"unknown device {device!r}", fix="use cpu or cuda")
+    return device
+
+
+def device_name(device: str) -> str:
+    """Return the name of the device as its driver or system gives it."""
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"{host_environment()['cpu_model']}, one core"
+
+
+def describe_model(workload: Workload) -> dict[str, Any]:
+    """Return the parameters and buffers of the model, in PyTorch's order."""
+    model = workload.model
+    return {
+        "parameters": [
+            {"name": n, "shape": list(p.shape), "elem_bytes": p.element_size()}
+            for n, p in model.named_parameters()
+        ],
+        "buffers": [
+            {"name": n, "shape": list(b.shape), "elem_bytes": b.element_size()}
+            for n, b in model.named_buffers()
+        ],
+        "units": [{"name": n, "modules": m} for n, m in workload.units.items()],
+        "tensor_split": workload.tensor_split,
+        "attention_heads": _list_heads(model),
+    }
+
+
+def _list_heads(model: torch.nn.Module) -> list[int]:
+    """Return the heads of queries and of keys that a model's configuration tells, each number once."""
+    config = getattr(model, "config", None)
+    told = (getattr(config, name, None) for name in _HEADS)
+    return sorted({count for count in told if isinstance(count, int)})
+
+
+def capture_workload(
+    row: Mapping[str, Any],
+    batch: int,
+    folder: str | Path,
+    *,
+    device: str = "auto",
+    warm_up: int = 5,
+    timed_steps: int = 15,
+    profiled_steps: int = 7,
+    seed: int = 0,
+) -> None:
+    """Capture one training step of a workload on one rank.
+
+    Writes ``kineto.json.gz`` and ``execution_trace.json.gz`` (one step with
+    shapes, modules and tensors), ``kineto_steps.json.gz`` (several steps
+    profiled lightly, whose medians carry less of the profiler's own time) and
+    ``environment.json`` (un-profiled step times, the model, the machine).
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``config/workloads.tsv``.
+    batch : int
+        Samples of the step.
+    folder : path
+        Where the files go.
+    device : str
+        ``cpu``, ``cuda`` or ``auto``.
+    warm_up, timed_steps, profiled_steps : int
+        Steps run before anything is timed; timed without the profiler (half
+        before and half after it, so that a drift shows); profiled lightly.
+    seed : int
+        Seed of weights and data.
+
+    Raises
+    ------
+    InputError
+        When the batch is not positive, or the row or the device is unusable.
+    """
+    if batch < 1:
+        raise InputError(f"batch {batch} is not positive")
+    device = choose_device(device)
+    folder = Path(folder)
+    with exclusive_measurement("capture"), pinned_to(0) as (core, warnings):
+        warnings.extend(keep_freed_memory())
+        workload = build_workload(row, seed)
+        model_facts = describe_model(workload)
+        place = torch.device(device)
+        step = TrainingStep(workload, workload.model.to(place), batch, place, seed)
+        for _ in range(warm_up):
+            step()
+        times = [_time(step) for _ in range((timed_steps + 1) // 2)]
+        _profile_steps(step, 1, folder / "kineto_steps.json.gz", device)  # first use is slow
+        _profile_steps(step, profiled_steps, folder / "kineto_steps.json.gz", device)
+        times += [_time(step) for _ in range(timed_steps // 2)]
+        _profile_with_tensors(step, workload.model, folder, device)
+    facts = {
+        "batch": batch,
+        "device": device,
+        "core": core,
+        "warm_up": warm_up,
+        "step_times_s": times,
+        "warnings": warnings,
+    }
+    write_json(folder / "environment.json", _describe_capture(row, seed, facts) | model_facts)
+
+
+def _describe_capture(row: Mapping[str, Any], seed: int, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what was captured, where and with what, beside the facts of the run itself."""
+    return {
+        **stamp(torch=str(torch.__version__), seed=seed),
+        **facts,
+        "workload": str(row["workload"]),
+        "row": {key: str(value) for key, value in row.items()},
+        "device_name": device_name(facts["device"]),
+        "precision": str(row.get("precision", "fp32")),
+        "optimizer": str(row["optimizer"]),
+        "threads": 1,
+        "step_time_s": statistics.median(facts["step_times_s"]),
+        "host": host_environment(),
+    }
+
+
+def _time(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start

@@ -1,0 +1,1 @@
+"""Reading what PyTorch's profiler wrote, and joining its files into one step."""

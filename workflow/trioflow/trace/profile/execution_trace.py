@@ -1,0 +1,241 @@
+"""Reading PyTorch's execution trace: operators and annotations with their tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from trioflow.errors import TraceError
+from trioflow.trace.profile.json_stream import ListStream
+from trioflow.trace.profile.profiler_fields import element_bytes, load_fields
+from trioflow.trace.tensors import TensorRef
+
+_LIST = "GenericList["
+_TENSOR = "Tensor("
+_WRITTEN = re.compile(r"\([a-z]+!(?: -> [a-z*|]+)?\)")
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: an operator or an annotation.
+
+    Attributes
+    ----------
+    node_id, parent : int
+        Ids of the node and of the one that encloses it.
+    record_id : int
+        Number that Kineto gives the same call, 0 for none.
+    thread : int
+        Thread, as this file counts them.
+    schema : str
+        The operator's signature; empty where unknown.
+    inputs, outputs : list of TensorRef
+        Its tensors, those in lists included.
+    devices : frozenset of str
+        Devices that hold them.
+    sequence_number : int, optional
+        Autograd's number of the call.
+    """
+
+    node_id: int
+    parent: int
+    name: str
+    record_id: int
+    thread: int
+    schema: str
+    inputs: list[TensorRef]
+    outputs: list[TensorRef]
+    devices: frozenset[str]
+    sequence_number: int | None = None
+
+    @property
+    def written(self) -> frozenset[int] | None:
+        """Arguments that the signature marks as written; None without a signature."""
+        return written_arguments(self.schema)
+
+
+def written_arguments(schema: str) -> frozenset[int] | None:
+    """Return the places of the arguments that a signature marks with ``!``.
+
+    Parameters
+    ----------
+    schema : str
+        Such as ``aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)``.
+
+    Returns
+    -------
+    frozenset of int or None
+        None for an empty signature.
+    """
+    if not schema:
+        return None
+    depth, place, begin, found = 0, 0, 0, set()
+    opening = schema.find("(")
+    for at, character in enumerate(schema[opening + 1 :], opening + 1):
+        if character in "([":
+            depth += 1
+        elif character in ")]" and depth:
+            depth -= 1
+        elif character in ",)" and not depth:
+            argument = schema[max(begin, opening + 1) : at]
+            if _WRITTEN.search(argument):
+                found.add(place)
+            if character == ")":
+                break
+            if argument.strip() != "*":
+                place += 1
+            begin = at + 1
+    return frozenset(found)
+
+
+def read_nodes(path: str | Path) -> list[Node]:
+    """Return the nodes of an execution trace, in order of node id.
+
+    Raises
+    ------
+    TraceError
+        When the file is no execution trace of a known schema, a node is
+        incomplete, repeated or contradicts itself, an element type is unknown,
+        or nodes enclose one another in a circle.
+    """
+    fields = load_fields()["execution_trace"]
+    stream = ListStream(path, fields["nodes"], "an execution trace")
+    read: Callable[[Any], Node] | None = None
+    nodes: dict[int, Node] = {}
+    calls: dict[int, int] = {}
+    for row, raw in enumerate(stream):
+        place = f"nodes[{row}]"
+        if read is None:
+            read = _reader(str(stream.header.get("schema", "")), raw, path)
+        try:
+            node = read(raw)
+        except _UnknownTypeError as error:
+            raise TraceError(
+                f"unknown element type {error}", file=path, place=place,
+                fix="check the file; a new type's size goes into profiler_fields.json",
+            ) from None  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise TraceError(
+                f"incomplete node ({error!r})", file=path, place=place, fix="capture it again"
+            ) from None
+        if node.node_id in nodes:
+            raise TraceError(
+                f"node id {node.node_id} occurs twice", file=path, place=place,
+                fix="capture it again",
+            )  # fmt: skip
+        other = calls.setdefault(node.record_id, node.node_id)
+        if node.record_id and other != node.node_id:
+            raise TraceError(
+                f"nodes {other} and {node.node_id} are both the call {node.record_id}",
+                file=path, place=place, fix="capture it again",
+            )  # fmt: skip
+        nodes[node.node_id] = node
+    if read is None:
+        _reader(str(stream.header.get("schema", "")), None, path)
+    _check_parents(nodes, path)
+    return [nodes[key] for key in sorted(nodes)]
+
+
+class _UnknownTypeError(Exception):
+    """An element type that the table of fields does not hold."""
+
+
+def _reader(schema: str, first: Any, path: str | Path) -> Callable[[Any], Node]:
+    """Return the function that reads a node of the file's schema."""
+    table = load_fields()["execution_trace"]
+    known = [word for layout in table["layouts"] for word in layout["schemas"]]
+    for layout in table["layouts"]:
+        if schema.startswith(tuple(layout["schemas"])):
+            return lambda raw: _read_node(raw, layout, table["attributes"])
+    if not schema and isinstance(first, dict):  # the schema may stand behind the nodes
+        layout = table["layouts"][0 if "input_shapes" in first else -1]
+        return lambda raw: _read_node(raw, layout, table["attributes"])
+    raise TraceError(
+        f"schema {schema!r} is not known", file=path, place="schema",
+        fix=f"use PyTorch with an execution trace of schema {', '.join(known)}",
+    )  # fmt: skip
+
+
+def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) -> Node:
+    attributes = raw
+    if layout["attributes"]:
+        attributes = {entry["name"]: entry.get("value") for entry in raw[layout["attributes"]]}
+    devices: set[str] = set()
+    return Node(
+        _whole(raw["id"]), _whole(raw.get(layout["parent"]) or 0), str(raw["name"]),
+        _whole(attributes.get(words["record_id"]) or 0),
+        _whole(attributes.get(words["thread"]) or 0),
+        str(attributes.get(words["schema"]) or ""),
+        _tensors(raw, layout["inputs"], devices),
+        _tensors(raw, layout["outputs"], devices),
+        frozenset(devices),
+        attributes.get(words["sequence_number"]),
+    )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    if value.__class__ is not int:
+        raise ValueError(f"{value!r:.40} is no whole number")
+    return int(value)
+
+
+def _tensors(raw: Any, side: Mapping[str, Sequence[str]], devices: set[str]) -> list[TensorRef]:
+    """Collect the tensors among a node's values, those in lists included."""
+    columns = []
+    for word in ("values", "shapes", "types"):
+        column = raw
+        for key in side[word]:
+            column = column[key]
+        columns.append(column)
+    found: list[TensorRef] = []
+    for argument, (value, shape, kind) in enumerate(zip(*columns, strict=True)):
+        if kind.startswith(_TENSOR):
+            found.append(_tensor(value, shape, kind, argument, devices))
+        elif kind.startswith(_LIST) and _TENSOR in kind:
+            kinds = kind[len(_LIST) : -1].split(",")
+            for one, sizes, word in zip(value, shape, kinds, strict=True):
+                if word.startswith(_TENSOR):
+                    found.append(_tensor(one, sizes, word, argument, devices))
+    return found
+
+
+def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str]) -> TensorRef:
+    """Return one tensor; its value is [tensor, storage, offset, elements, element bytes, device]."""
+    tensor, storage, _, elements, size = (_whole(part) for part in value[:5])
+    sizes = tuple(_whole(part) for part in shape)
+    if any(part < 0 for part in sizes) or elements < 0:
+        raise ValueError(f"negative size in {shape}")
+    dtype = kind[len(_TENSOR) : -1]
+    if dtype not in _UNDEFINED:
+        if element_bytes(dtype) is None:
+            raise _UnknownTypeError(repr(dtype))
+        if size != element_bytes(dtype):
+            raise ValueError(f"{size} bytes for an element of type {dtype}")
+        if elements != prod(sizes):
+            raise ValueError(f"{elements} elements in a tensor of shape {list(sizes)}")
+    devices.add(str(value[5]) if len(value) > 5 else "")
+    return TensorRef(tensor, storage, size, sizes, dtype, argument)
+
+
+_UNDEFINED = ("nullptr (uninitialized)", "undefined", "Undefined", "")
+"""Types of an argument that may be a tensor and was none."""
+
+
+def _check_parents(nodes: Mapping[int, Node], path: str | Path) -> None:
+    """Refuse nodes that enclose one another."""
+    safe: set[int] = set()
+    for start in nodes:
+        seen: set[int] = set()
+        at = start
+        while at in nodes and at not in safe and at != nodes[at].parent:  # a root may name itself
+            if at in seen:
+                raise TraceError(
+                    f"node {at} encloses itself", file=path, place="nodes", fix="capture it again"
+                )
+            seen.add(at)
+            at = nodes[at].parent
+        safe |= seen

@@ -1,0 +1,68 @@
+"""What PyTorch's versions call the fields of their profiles: a table, not code.
+
+The table is ``data/profiler_fields.json``; a new version's spelling is added
+there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).parents[2] / "data" / "profiler_fields.json"
+
+
+@cache
+def load_fields() -> dict[str, Any]:
+    """Return the whole table."""
+    content: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def kineto_words(name: str) -> tuple[str, ...]:
+    """Return the known spellings, or name prefixes, of one entry of the ``kineto`` part."""
+    return tuple(load_fields()["kineto"][name])
+
+
+@cache
+def categories() -> Mapping[str, str]:
+    """Return the category that each spelling of it stands for."""
+    table: Mapping[str, list[str]] = load_fields()["kineto"]["categories"]
+    return {word: category for category, words in table.items() for word in words}
+
+
+@cache
+def id_spellings(name: str) -> tuple[str, ...]:
+    """Return the spellings of one of an event's ids."""
+    return tuple(load_fields()["kineto"]["arguments"][name])
+
+
+@cache
+def detail_spellings(category: str) -> tuple[tuple[str, str], ...]:
+    """Return what is kept of a category's other arguments: pairs of spelling and name."""
+    kineto = load_fields()["kineto"]
+    kept: list[str] = kineto["details"].get(category, [])
+    return tuple((word, name) for name in kept for word in kineto["arguments"][name])
+
+
+@cache
+def vendors(what: str) -> Mapping[str, list[str]]:
+    """Return, by vendor, the words in its devices' names or the prefixes of its driver's calls."""
+    table: Mapping[str, list[str]] = load_fields()["vendors"][what]
+    return table
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Return the size of an element type as profiles name it [bytes]; None where unknown."""
+    size: int | None = load_fields()["element_bytes"].get(dtype)
+    return size
+
+
+def precision_of(dtype: str) -> str | None:
+    """Return the precision that an element type tells; "" for fp32 or tf32, None for no float."""
+    word: str | None = load_fields()["precisions"].get(dtype)
+    return word

@@ -1,0 +1,322 @@
+"""Loading the training steps of a profile, one at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.errors import TraceError
+from trioflow.trace.profile.kernels import (
+    LAUNCHES,
+    calls_collective,
+    communication_streams,
+    index_kernels,
+    is_communication,
+    kernels_of,
+)
+from trioflow.trace.profile.kineto import (
+    ABSENT,
+    DEVICE,
+    HOST,
+    STEP,
+    Event,
+    Profile,
+    nest,
+    outermost_operators,
+)
+from trioflow.trace.profile.profiler_fields import kineto_words
+from trioflow.trace.profile.step_spans import ROUNDING_NS, Span
+
+
+@dataclass
+class Step:
+    """The events of one step.
+
+    Attributes
+    ----------
+    root : Event
+        Encloses what the host did, backward's thread included.
+    operators : list of Event
+        Outermost operators in order of start, and among them calls that
+        launched kernels outside any operator and kernels without a launch.
+    launched : list of list of Event
+        For each of them its kernels, copies and fills in order of start.
+    communicates : list of bool
+        For each of them whether it communicates with other ranks. A call that
+        computes too is two entries: one computes, one holds what communicates.
+    loose, unjoined, adopted : list of Event
+        Device events launched outside any operator, those of the step's time
+        whose launch is not in the profile, and of these the ones that name the
+        operator they belong to.
+    earlier : list of Event
+        Device events of the step's time that were launched before the profile
+        began: they are the step before's and count nowhere.
+    stray : int
+        Device events after the step whose launch is not in the profile: they
+        may be the step's, or a later one's.
+    messages : list of Event
+        What the communication library reports of its own, on whichever thread.
+    """
+
+    root: Event
+    operators: list[Event]
+    launched: list[list[Event]] = field(default_factory=list)
+    communicates: list[bool] = field(default_factory=list)
+    loose: list[Event] = field(default_factory=list)
+    unjoined: list[Event] = field(default_factory=list)
+    adopted: list[Event] = field(default_factory=list)
+    earlier: list[Event] = field(default_factory=list)
+    stray: int = 0
+    messages: list[Event] = field(default_factory=list)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the step ran on a device of its own beside the host."""
+        return any(self.launched)
+
+
+def load_step(profile: Profile, span: Span) -> Step:
+    """Return the events of one step, nested and joined to their kernels.
+
+    Raises
+    ------
+    TraceError
+        When calls of one thread overlap, calls or launches share their number,
+        the device replays a recorded graph, or kernels ran on several devices.
+    """
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    during = profile.events(rows[profile.is_category(*HOST)[rows]])
+    later = kineto_words("asynchronous")  # these outlast the call that began them
+    host = [e for e in during if not e.name.startswith(later)]
+    _check_ids(host, profile.path)
+    _check_nesting(host, profile.path)
+    roots = nest(host)
+    root = next((e for e in roots if _is_span(e, span)), None)
+    if root is None:
+        root = Event(STEP, "user_annotation", span.start_ns, span.end_ns, ABSENT, None, None)
+    for event in roots:
+        if event is not root:
+            event.parent = root
+            root.children.append(event)
+    root.children.sort(key=lambda e: (e.start_ns, -e.end_ns))
+    if not any(name.startswith(kineto_words("backward")) for name in profile.names):
+        _enclose_nodes(root)
+    step = Step(root, outermost_operators(root))
+    step.messages = [e for e in during if e.name.startswith(later)]
+    _join_device(profile, span, [e for e in host if e.category in LAUNCHES], step)
+    return step
+
+
+def _enclose_nodes(root: Event) -> None:
+    """Give autograd's nodes the annotation that PyTorch writes around them from 1.10 on."""
+    for event in list(root.walk()):
+        above = event.parent
+        if above is None or not _NODE.search(event.name):
+            continue
+        outer = Event(
+            f"{kineto_words('backward')[0]}: {event.name}", "user_annotation", event.start_ns,
+            event.end_ns, event.thread, None, event.sequence_number, children=[event], parent=above,
+        )  # fmt: skip
+        above.children[above.children.index(event)] = outer
+        event.parent = outer
+
+
+_NODE = re.compile(r"^torch::autograd::|\wBackward\d*$")
+"""Autograd's nodes, which compute and accumulate gradients."""
+
+
+def _is_span(event: Event, span: Span) -> bool:
+    limits = (span.name, span.start_ns, span.end_ns)
+    return (event.name, event.start_ns, event.end_ns) == limits
+
+
+def _check_ids(events: Sequence[Event], path: Path) -> None:
+    """Refuse two calls of one number."""
+    for word in ("record_id", "external_id"):
+        seen: dict[int, Event] = {}
+        for event in events:
+            number = getattr(event, word)
+            if not number or event.category not in ("cpu_op", "user_annotation"):
+                continue
+            if number in seen:
+                raise TraceError(
+                    f"the {word.replace('_', ' ')} {number} stands on {seen[number].name!r} and"
+                    f" {event.name!r}",
+                    file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+                )  # fmt: skip
+            seen[number] = event
+
+
+def _check_nesting(events: Sequence[Event], path: Path) -> None:
+    """Refuse calls of one thread of which one begins inside another and ends outside it."""
+    open_events: dict[int, list[Event]] = {}
+    for event in events:
+        stack = open_events.setdefault(event.thread, [])
+        while stack and event.start_ns >= stack[-1].end_ns:
+            stack.pop()
+        if stack and event.end_ns > stack[-1].end_ns + ROUNDING_NS:
+            raise TraceError(
+                f"{event.name!r} begins inside {stack[-1].name!r} and ends"
+                f" {event.end_ns - stack[-1].end_ns} ns after it",
+                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+            )  # fmt: skip
+        stack.append(event)
+
+
+def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: Step) -> None:
+    """Fill in the step's kernels, by the number of their launch."""
+    _check_launches(launches, profile.path)
+    numbers = np.array(
+        sorted({e.correlation for e in launches if e.correlation is not None}), dtype=np.int64
+    )
+    mine = profile.events(profile.device_rows(numbers))
+    rows = profile.rows_between(span.start_ns, span.end_ns)
+    rows = rows[profile.is_category(*DEVICE)[rows]]
+    known = profile.launched(LAUNCHES)
+    step.unjoined = profile.events(rows[~np.isin(profile.column("correlation")[rows], known)])
+    after = profile.is_category(*DEVICE) & (profile.start_ns >= span.end_ns)
+    numbers_after = profile.column("correlation")[
+        after & ~np.isin(profile.column("correlation"), known)
+    ]
+    step.stray = sum(not _is_earlier(int(number), known) for number in numbers_after)
+    _check_device(launches, mine, step.unjoined, profile)
+    kernels = index_kernels(mine)
+    _join_by_external_id(step, kernels)
+    step.earlier = [k for k in step.unjoined if _is_earlier(k.correlation, known)]
+    step.unjoined = [k for k in step.unjoined if not _is_earlier(k.correlation, known)]
+    _add_loose_launches(step, launches, kernels)
+    step.launched = [kernels_of(operator, kernels) for operator in step.operators]
+    _add_unjoined(step)
+    _part_communication(step)
+
+
+def _is_earlier(number: int | None, launches: NDArray[np.int64]) -> bool:
+    """Tell a launch that was made before the profile's first one: the numbers only grow."""
+    return number is not None and len(launches) > 0 and ABSENT < number < launches[0]
+
+
+def _part_communication(step: Step) -> None:
+    """Tell what communicates, and give what does so within a call that computes its own entry."""
+    whole = [calls_collective(event) for event in step.operators]
+    streams = communication_streams(
+        (kernel, not named and event.category == "cpu_op")
+        for event, kernels, named in zip(step.operators, step.launched, whole, strict=True)
+        for kernel in kernels
+    )
+    rows: list[tuple[Event, list[Event], bool]] = []
+    for event, kernels, named in zip(step.operators, step.launched, whole, strict=True):
+        moving = [
+            k for k in kernels if named or is_communication(k) or str(k.details.get("stream")) in streams
+        ]  # fmt: skip
+        if named or not moving or len(moving) == len(kernels):
+            rows.append((event, kernels, named or bool(moving)))
+            continue
+        apart = {id(k) for k in moving}
+        rows.append((event, [k for k in kernels if id(k) not in apart], False))
+        moving[0].parent = event.parent
+        rows.append((moving[0], moving, True))
+    step.operators = [row[0] for row in rows]
+    step.launched = [row[1] for row in rows]
+    step.communicates = [row[2] for row in rows]
+
+
+def _join_by_external_id(step: Step, kernels: dict[int, list[Event]]) -> None:
+    """Give kernels without a launch to the operator whose number they carry."""
+    if not step.unjoined:
+        return
+    owners = {e.external_id: e for e in step.root.walk() if e.category == "cpu_op"}
+    owners.pop(None, None)
+    left = []
+    for kernel in step.unjoined:
+        owner = owners.get(kernel.external_id)
+        repeated = kernel.external_id == kernel.correlation  # some versions: it names no call
+        if owner is None or repeated or owner.start_ns > kernel.start_ns:
+            left.append(kernel)
+            continue
+        number = -2 - len(kernels)  # no launch of the profile has a negative number
+        launch = Event(
+            "launch", LAUNCHES[0], owner.start_ns, owner.start_ns, owner.thread, None, None, number
+        )
+        launch.parent = owner
+        owner.children.append(launch)
+        kernels[number] = [kernel]
+        step.adopted.append(kernel)
+    step.unjoined = left
+
+
+def _add_loose_launches(
+    step: Step, launches: Sequence[Event], kernels: Mapping[int, list[Event]]
+) -> None:
+    """Make operators of the calls that launched kernels outside any operator."""
+    owned = {id(e) for operator in step.operators for e in operator.walk()}
+    loose = [e for e in launches if id(e) not in owned and kernels.get(e.correlation or ABSENT)]
+    step.loose = [kernel for e in loose for kernel in kernels[e.correlation or ABSENT]]
+    if loose:
+        step.operators = sorted([*step.operators, *loose], key=lambda e: (e.start_ns, -e.end_ns))
+
+
+def _add_unjoined(step: Step) -> None:
+    """Put kernels without a launch behind the operator whose kernels started last before them."""
+    for kernel in step.unjoined:
+        starts = [kernels[0].start_ns if kernels else None for kernels in step.launched]
+        before = [
+            i for i, start in enumerate(starts) if start is not None and start <= kernel.start_ns
+        ]
+        place = max(before, key=lambda i: (starts[i], i)) + 1 if before else 0
+        kernel.parent = step.operators[place - 1].parent if place else step.root
+        step.operators.insert(place, kernel)
+        step.launched.insert(place, [kernel])
+
+
+def _check_launches(launches: Sequence[Event], path: Path) -> None:
+    """Refuse two calls of one kind under one number."""
+    seen: dict[tuple[str, int], Event] = {}
+    for event in launches:
+        if event.correlation is None:
+            continue
+        key = (event.category, event.correlation)
+        if key in seen:
+            raise TraceError(
+                f"correlation {event.correlation} stands on {seen[key].name!r} and {event.name!r}",
+                file=path, place=f"time {event.start_ns} ns", fix="capture it again",
+            )  # fmt: skip
+        seen[key] = event
+
+
+def _check_device(
+    launches: Sequence[Event], kernels: Sequence[Event], unjoined: Sequence[Event], profile: Profile
+) -> None:
+    """Refuse what a trace of one device cannot say: replayed graphs, several devices, none at all."""
+    seen = {(k.correlation, k.name, k.start_ns) for k in (*kernels, *unjoined)}
+    if len(seen) < len(kernels) + len(unjoined):
+        raise TraceError(
+            "a kernel stands twice under one correlation and time", file=profile.path,
+            fix="capture it again",
+        )  # fmt: skip
+    replayed = [e for e in launches if e.name.startswith(kineto_words("graph_launch"))]
+    graphs = [e for e in (*kernels, *unjoined) if e.details.get("graph")]
+    if replayed or graphs:
+        raise TraceError(
+            f"CUDA graphs are replayed ({len(replayed)} launches): operators inside one are not recorded",
+            file=profile.path, place=(replayed or graphs)[0].name,
+            fix="capture without CUDA graphs (torch.compile: not in mode reduce-overhead)",
+        )  # fmt: skip
+    devices = sorted({str(e.details.get("device")) for e in (*kernels, *unjoined)})
+    if len(devices) > 1:
+        raise TraceError(
+            f"kernels ran on the devices {', '.join(devices)}", file=profile.path,
+            fix="capture a step on one device",
+        )  # fmt: skip
+    if any(_LAUNCH in e.name for e in launches) and not kernels and not unjoined:
+        raise TraceError(
+            "kernels are launched and none is recorded: no GPU events", file=profile.path,
+            fix="profile with ProfilerActivity.CUDA among the activities",
+        )  # fmt: skip
+
+
+_LAUNCH = "LaunchKernel"

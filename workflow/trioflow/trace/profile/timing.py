@@ -1,0 +1,181 @@
+"""Times of a step's operators: from one profiled step or the medians of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.trace.profile.kernels import LAUNCHES, charge_apart, is_host_copy
+from trioflow.trace.profile.kineto import HOST
+from trioflow.trace.profile.profiler_fields import kineto_words
+from trioflow.trace.profile.steps import Step
+from trioflow.units import s_to_ns
+
+KEPT_SHARE = 0.2
+"""An operator keeps at least this share of its profiled time when the profiler's is taken off."""
+
+EVENT_NS = 2_000.0
+"""The profiler takes no more than this for one event; what is more is drift of the machine."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of one step's operators in order of start.
+
+    Attributes
+    ----------
+    device_ns : array [operators]
+        Time inside each operator [ns].
+    cpu_ns : array [operators]
+        Host time since the operator before it ended [ns].
+    tail_ns : float
+        Host time after the last operator [ns].
+    events, host_events : array [operators]
+        Profiler events inside each operator, and between it and the one before:
+        what the profiler's own time is proportional to.
+    total_ns : float
+        The whole profiled step [ns].
+    on_device : bool
+        Whether device times are those of kernels, which the profiler does not
+        stretch; they and the host's overlap and sum to no step.
+    steps : int
+        Steps that the times are medians of.
+    """
+
+    device_ns: NDArray[np.float64]
+    cpu_ns: NDArray[np.float64]
+    tail_ns: float
+    events: NDArray[np.float64]
+    host_events: NDArray[np.float64]
+    total_ns: float
+    on_device: bool = False
+    steps: int = 1
+
+    def without_overhead(self, step_s: float) -> StepTimes:
+        """Take the profiler's time off, so that the parts sum to the un-profiled step.
+
+        Parameters
+        ----------
+        step_s : float
+            Median un-profiled step [s].
+
+        Notes
+        -----
+        The difference is spread over the profiler's events, not over time: the
+        profiler costs the same for a short operator as for a long one, at most
+        ``EVENT_NS`` an event. The rest, what the floor ``KEPT_SHARE`` holds
+        back, and a profiled step that was faster than the un-profiled one are
+        drift of the machine's speed and are settled in proportion.
+        """
+        if self.on_device:
+            return self
+        target = s_to_ns(step_s)
+        count = float(self.events.sum() + self.host_events.sum())
+        each = min(max(self.total_ns - target, 0.0) / count, EVENT_NS) if count else 0.0
+        device = np.maximum(self.device_ns - each * self.events, KEPT_SHARE * self.device_ns)
+        host = np.maximum(self.cpu_ns - each * self.host_events, KEPT_SHARE * self.cpu_ns)
+        scale = target / max(float(device.sum() + host.sum() + self.tail_ns), 1.0)
+        return replace(
+            self,
+            device_ns=np.rint(device * scale),
+            cpu_ns=np.rint(host * scale),
+            tail_ns=self.tail_ns * scale,
+            total_ns=float(target),
+        )
+
+
+def times_of_step(step: Step) -> StepTimes:
+    """Return the times of one profiled step's operators.
+
+    Where the step ran on a device, an operator's device time is its share of
+    the device's busy time and its host time runs from the end of the one
+    before it to its own end, less what the host spent waiting for the device.
+    """
+    if step.on_device:
+        return _times_on_device(step)
+    starts = np.array([e.start_ns for e in step.operators], dtype=float)
+    ends = np.array([e.end_ns for e in step.operators], dtype=float)
+    root = step.root
+    before = (
+        np.concatenate([[root.start_ns], np.maximum.accumulate(ends)[:-1]]) if len(ends) else ends
+    )
+    all_starts = np.array(sorted(e.start_ns for e in root.walk()), dtype=float)
+    inside = np.array([sum(1 for _ in e.walk()) for e in step.operators], dtype=float)
+    # Events that start up to and including each operator, less those already counted.
+    reached = np.searchsorted(all_starts, starts, side="left") if len(starts) else starts
+    between = np.diff(reached, prepend=0.0) - np.concatenate([[0.0], inside[:-1]])[: len(inside)]
+    tail = root.end_ns - (float(ends.max()) if len(ends) else root.start_ns)
+    return StepTimes(
+        ends - starts, np.maximum(starts - before, 0.0), tail, inside,
+        np.maximum(between, 0.0), float(root.end_ns - root.start_ns),
+    )  # fmt: skip
+
+
+def _times_on_device(step: Step) -> StepTimes:
+    """Return the times of a step whose operators launch kernels."""
+    waits = _waits(step)
+    host, reached = [], step.root.start_ns
+    for event in step.operators:
+        end_ns = event.end_ns if event.category in HOST else reached
+        waited = sum(
+            max(min(end_ns, until) - max(reached, since), 0)
+            for since, until in waits
+            if since < end_ns and until > reached
+        )
+        host.append(max(end_ns - reached - waited, 0))
+        reached = max(reached, end_ns)
+    nothing = np.zeros(len(host))
+    return StepTimes(
+        np.array(charge_apart(step.launched, step.communicates), dtype=float),
+        np.array(host, dtype=float), 0.0, nothing, nothing, float(step.root.end_ns - step.root.start_ns), on_device=True,
+    )  # fmt: skip
+
+
+def _waits(step: Step) -> list[tuple[int, int]]:
+    """Return when the host waited for the device: in synchronising calls, in copies to the host."""
+    copied = {
+        kernel.correlation
+        for kernels in step.launched
+        for kernel in kernels
+        if is_host_copy(kernel) and "DtoH" in kernel.name
+    }
+    words = kineto_words("waiting")
+    return sorted(
+        (e.start_ns, e.end_ns)
+        for e in step.root.walk()
+        if e.category in LAUNCHES
+        and (e.name.startswith(words) or (e.correlation is not None and e.correlation in copied))
+    )
+
+
+def median_times(steps: Iterable[Step], names: list[str]) -> StepTimes | None:
+    """Return each operator's median over those steps that ran the same operators.
+
+    Parameters
+    ----------
+    steps : iterable of Step
+        Taken one at a time.
+    names : list of str
+        Operators that a step must consist of, in order, to count.
+
+    Returns
+    -------
+    StepTimes or None
+        None when no step did.
+    """
+    times = [times_of_step(step) for step in steps if [e.name for e in step.operators] == names]
+    if not times:
+        return None
+    return StepTimes(
+        np.median([t.device_ns for t in times], axis=0),
+        np.median([t.cpu_ns for t in times], axis=0),
+        float(np.median([t.tail_ns for t in times])),
+        times[0].events,
+        times[0].host_events,
+        float(np.median([t.total_ns for t in times])),
+        times[0].on_device,
+        len(times),
+    )

@@ -1,0 +1,137 @@
+"""Convolutional networks of torchvision, and where a pipeline can cut them.
+
+With a CPU-only torch the compiled part of torchvision cannot load, and
+importing it fails because the schemas of two operators are missing. The models
+need neither operator, so their schemas alone are defined, and only then.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from trioflow.errors import InputError
+from trioflow.trace.workloads.recipe import Recipe, make_images, mean_cross_entropy, need_size
+
+CLASSES = 1000
+"""Classes of an image classifier, as in ImageNet."""
+
+FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
+    "<flatten>": partial(nn.Flatten, 1),
+    "<relu>": partial(nn.ReLU, inplace=True),
+    "<average>": partial(nn.AdaptiveAvgPool2d, 1),
+}
+"""Steps between modules that a network takes by calling a function."""
+
+
+def build_torchvision(row: Mapping[str, Any]) -> Recipe:
+    """Build a network of torchvision with random weights.
+
+    Parameters
+    ----------
+    row : mapping
+        ``model`` (its name in torchvision) and ``image_size``.
+
+    Raises
+    ------
+    InputError
+        When torchvision has no such network, or it is of a kind whose cuts are
+        not known here.
+    """
+    models, chosen = import_torchvision_models(), str(row["model"])
+    known = [m for m in models.list_models(module=models) if _kind_of(m)]
+    if chosen not in known:
+        raise InputError(
+            f"workload {row['workload']}: unknown torchvision model {chosen!r}",
+            fix=f"use one of {', '.join(known)}",
+        )
+    size = need_size(row, "image_size")
+    model: nn.Module = models.get_model(chosen, weights=None, num_classes=CLASSES).train()
+
+    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
+        return make_images(batch, size, CLASSES, seed, device)
+
+    return Recipe(model, make_batch, mean_cross_entropy, _UNITS[_kind_of(chosen)](model))
+
+
+def _kind_of(name: str) -> str:
+    """Return the architecture of a torchvision model, or nothing."""
+    for prefix in ("resnet", "resnext", "wide_resnet"):
+        if name.startswith(prefix):
+            return "resnet"
+    return next((kind for kind in ("vgg", "densenet") if name.startswith(kind)), "")
+
+
+def _resnet_units(model: nn.Module) -> dict[str, list[str]]:
+    units = {"stem": ["conv1", "bn1", "relu", "maxpool"]}
+    for layer in ("layer1", "layer2", "layer3", "layer4"):
+        for name, _ in model.get_submodule(layer).named_children():
+            units[f"{layer}.{name}"] = [f"{layer}.{name}"]
+    units["head"] = ["avgpool", "<flatten>", "fc"]
+    return units
+
+
+def _vgg_units(model: nn.Module) -> dict[str, list[str]]:
+    paths = [f"features.{i}" for i, _ in model.get_submodule("features").named_children()]
+    paths += ["avgpool", "<flatten>"]
+    paths += [f"classifier.{i}" for i, _ in model.get_submodule("classifier").named_children()]
+    units: dict[str, list[str]] = {}
+    # A unit ends where a convolution or a linear layer begins the next one.
+    for path in paths:
+        heavy = path not in FUNCTIONS and bool(list(model.get_submodule(path).parameters()))
+        if heavy or not units:
+            units[path] = []
+        units[list(units)[-1]].append(path)
+    return units
+
+
+def _densenet_units(model: nn.Module) -> dict[str, list[str]]:
+    """Cut between blocks only: inside one, every layer reads all layers before it."""
+    units: dict[str, list[str]] = {"stem": []}
+    for name, _ in model.get_submodule("features").named_children():
+        if name.startswith(("denseblock", "transition")):
+            units[name] = [f"features.{name}"]
+        elif len(units) == 1:
+            units["stem"].append(f"features.{name}")
+        else:
+            units["head"] = [f"features.{name}"]
+    units["head"] += ["<relu>", "<average>", "<flatten>", "classifier"]
+    return units
+
+
+_UNITS = {"resnet": _resnet_units, "vgg": _vgg_units, "densenet": _densenet_units}
+
+
+_KEEP: list[Any] = []
+"""Torch drops a library's definitions when the object that made them is freed."""
+
+
+def import_torchvision_models() -> ModuleType:
+    """Return ``torchvision.models``, with the missing schemas defined where needed.
+
+    Raises
+    ------
+    ImportError
+        When torch or torchvision is not installed.
+    """
+    import torch
+
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    _KEEP.append(library)
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import sys
+
+    for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    return importlib.import_module("torchvision.models")
