@@ -11,11 +11,19 @@ import pyarrow as pa
 import pytest
 from trioflow import __version__, tables
 from trioflow.provenance import digest_file, stamp, write_json
-from trioflow.report.files_read import read_record, render_files_read
-from trioflow.report.glossary import FILES, UNITS, render_tables
-from trioflow.report.html import escape_text, render_page
+from trioflow.report.html import escape_text
 from trioflow.report.inputs import OWN_TABLES
-from trioflow.report.pages import PAGES
+from trioflow.report.pages import (
+    FILES,
+    PAGES,
+    UNITS,
+    Page,
+    Section,
+    read_record,
+    render_files_read,
+    render_page,
+    render_tables,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,7 +61,7 @@ def test_places_are_those_of_tables_that_rules_write():
 
 
 def test_every_page_links_all_pages_with_the_command_that_makes_them():
-    text = render_page("t", "<main></main>")
+    text = render_page(Page("t", [Section("one", "One", ["<p>1</p>"])]))
     for page in PAGES:
         assert f'<a href="{page.file}">{escape(page.title)}</a>' in text
         assert f"<code>{page.command}</code>" in text

@@ -24,7 +24,8 @@ from trioflow import tables
 from trioflow.provenance import atomic_path
 from trioflow.report.build import build_report
 from trioflow.report.causes import CAUSES
-from trioflow.report.html import Cell, Column, render_page, render_table
+from trioflow.report.html import Cell, Column, render_table
+from trioflow.report.pages import Page, Section, render_page
 from trioflow.report.trace_page import build_trace_page
 from trioflow.reproductions.published.judge import ANCHORS
 from trioflow.reproductions.published.page import build_published_page
@@ -193,7 +194,10 @@ def test_the_keyboard_sorts_by_value_and_keeps_missing_ones_last(
 ) -> None:
     rows = [[Cell("b", 10.0)], [Cell("a", 9.0)], [Cell("none", float("nan"))], [Cell("c", -1.0)]]
     page = tmp_path / "page.html"
-    page.write_text(render_page("t", render_table([Column("a")], rows)), encoding="utf-8")
+    page.write_text(
+        render_page(Page("t", [Section("s", "S", [render_table([Column("a")], rows)])])),
+        encoding="utf-8",
+    )
     assert "<button" not in page.read_text().partition("<script>")[0], "it reads without a script"
     browser = Browser(driver, tmp_path / "profile", *WIDTHS)
     try:

@@ -18,7 +18,8 @@ from trioflow.report.attribution_section import ALL, summarise_live_changes
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import ReportInputs, load_report_inputs
 from trioflow.report.metrics import build_metrics_table
-from trioflow.report.page import write_page
+from trioflow.report.page import compose_report
+from trioflow.report.pages import write_page
 from trioflow.report.wording import write_time
 
 
@@ -72,7 +73,7 @@ def build_report(
         facts = stamp(files=inputs.digest_files())
         tables.write_table(errors, "errors", draft / "error.parquet", facts)
         places = draw_figures(inputs, errors, draft)
-        write_page(draft / "index.html", inputs, errors, metrics, places)
+        write_page(draft / "index.html", compose_report(inputs, errors, metrics, places))
         _move(draft, target)
     return errors
 

@@ -61,14 +61,3 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
         "dashed line is the median of the steps without a profiler.",
     ),
 }
-
-
-def caption_text(name: str) -> str:
-    """Return the caption of a figure as one paragraph.
-
-    Raises
-    ------
-    KeyError
-        When no figure has that name.
-    """
-    return " ".join(CAPTIONS[name])

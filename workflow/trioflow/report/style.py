@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,25 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
                 figure.savefig(temporary, format=suffix, dpi=160, metadata=metadata)
             written.append(target)
     return written
+
+
+def save_figures(folder: Path, figures: Iterable[tuple[str, Figure]]) -> dict[str, str]:
+    """Write the figures of a page, each by its name, once all of them are drawn.
+
+    Returns
+    -------
+    dict of str to str
+        Name of each figure to its SVG file as seen from beside the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
+        for name, figure in figures:
+            save_figure(figure, Path(draft) / name)
+            names.append(name)
+        for file in sorted(Path(draft).iterdir()):
+            file.replace(folder / file.name)
+    return {name: f"{folder.name}/{name}.svg" for name in names}
 
 
 def show_seconds(axis: Any) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from trioflow import __version__, tables
-from trioflow.provenance import atomic_path
-from trioflow.report.files_read import render_files_read
-from trioflow.report.glossary import render_tables
+from trioflow import tables
 from trioflow.report.html import (
     Cell,
     Column,
     render_definitions,
-    render_links,
     render_list,
-    render_page,
-    render_paragraph,
     render_table,
+)
+from trioflow.report.pages import (
+    Page,
+    Section,
+    glossary_section,
+    provenance_section,
+    write_page,
 )
 from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.trace.store import STEP_TIME_SOURCES, UNTIMED, load_trace
@@ -34,13 +34,6 @@ INTRODUCTION = (
     "and fills. Coverage is the share of kernel time on a GPU, or of the step on a CPU, that lies in "
     "operators with a name; the last column says what could not be joined."
 )
-SECTIONS = {
-    "traces": "Traces",
-    "step-times": "What the step time is",
-    "warnings": "What the traces warn of",
-    "glossary": "Glossary",
-    "provenance": "Where the numbers come from",
-}
 _WORDS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "step_time_s": ("step", "", write_time),
     "kernels": ("kernels", "", str),
@@ -70,14 +63,13 @@ def build_trace_page(
     """
     rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
     frame = pd.DataFrame(rows, columns=tables.TRACES.names)
-    text = render_trace_page(frame, [Path(folder) / "trace.json" for folder in folders])
+    made = compose_trace_page(frame, [Path(folder) / "trace.json" for folder in folders])
     tables.write_table(frame, "traces", table)
-    with atomic_path(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_page(page, made)
     return frame
 
 
-def render_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> str:
+def compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page:
     """Return the page of some rows of ``tables.TRACES``, read from some files."""
     columns = [
         Column("trace", "source; precision, optimizer", _meaning("source"), number=False),
@@ -95,28 +87,20 @@ def render_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> str:
         if text
     ]
     used = set(frame["step_time_source"])
-    bodies = {
-        "traces": render_table(columns, rows, "Traces"),
-        "step-times": render_definitions(
-            (word, text) for word, text in STEP_TIME_SOURCES.items() if word in used
-        ),
-        "warnings": render_list(warnings),
-        "glossary": render_tables({"traces": tables.TRACES}),
-        "provenance": render_files_read(files),
-    }
-    contents = {name: title for name, title in SECTIONS.items() if name != "warnings" or warnings}
-    bodies = {name: bodies[name] for name in contents}
-    body = (
-        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(INTRODUCTION, 'headline')}\n"
-        + render_links([*contents.items(), ("pages", "All pages")], "Contents")
-        + "</header>\n<main>"
-        + "\n".join(
-            f'<section id="{name}"><h2>{escape(contents[name])}</h2>\n{text}</section>'
-            for name, text in bodies.items()
-        )
-        + f"</main>\n<footer>Made by trioflow {escape(__version__)}.</footer>"
+    sources = ((word, text) for word, text in STEP_TIME_SOURCES.items() if word in used)
+    return Page(
+        TITLE,
+        [
+            Section("traces", "Traces", [render_table(columns, rows, "Traces")]),
+            Section("step-times", "What the step time is", [render_definitions(sources)]),
+            Section(
+                "warnings", "What the traces warn of", [render_list(warnings)] if warnings else []
+            ),
+            glossary_section({}, {"traces": tables.TRACES}),
+            provenance_section(files),
+        ],
+        INTRODUCTION,
     )
-    return render_page(TITLE, body)
 
 
 def _render_row(row: dict[str, Any]) -> list[Cell]:

@@ -6,24 +6,18 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from trioflow import __version__, tables
+from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
-from trioflow.provenance import atomic_path, read_json
+from trioflow.provenance import read_json
 from trioflow.report import style
-from trioflow.report.html import (
-    render_definitions,
-    render_figure,
-    render_links,
-    render_page,
-    render_paragraph,
-)
+from trioflow.report.html import render_figure, render_paragraph
+from trioflow.report.pages import Page, Section, glossary_section, write_page
 from trioflow.reproductions.distsim import figures, sections
 from trioflow.reproductions.distsim.analytical import ANALYTICAL
 from trioflow.reproductions.distsim.costs import build_costs, read_benchmarks
@@ -112,11 +106,10 @@ def build_distsim_page(
             ("costs", found.costs, COSTS),
         ):  # fmt: skip
             tables.write_table(frame, name, Path(draft) / f"{name}.parquet", schema=schema)
-        text = _render(found)
+        made = _compose(found)
         for file in sorted(Path(draft).iterdir()):
             file.replace(folder / file.name)
-    with atomic_path(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_page(page, made)
     return found
 
 
@@ -179,41 +172,36 @@ def _draw(found: DistsimTables, folder: Path, search: Path) -> None:
         shutil.copyfile(search.with_suffix(suffix), folder / f"distsim12{suffix}")
 
 
-def _render(found: DistsimTables) -> str:
-    """Return the page."""
+def _compose(found: DistsimTables) -> Page:
     activity, timestamps = found.activity, found.timestamps
-    parts = {
-        "summary": ("Beside DistSim", render_paragraph(_NUMBERS)
-                    + sections.render_summary(activity, timestamps, found.analytical)),
-        "analytical": ("Analytical model (3)", _figure("distsim03")),
-        "steps": ("Step time (8)", _figure("distsim08")),
-        "activity": ("Activity of every rank (9)", _figure("distsim09") + sections.render_activity(activity)),
-        "timestamps": ("Timestamps by rank, stage and micro-batch (10)", _figure("distsim10")
-                       + sections.describe_causes(activity, timestamps) + sections.render_timestamps(timestamps)),
-        "throughput": ("GPT 145B on 128 GPUs (11)", _figure("distsim11") + sections.render_throughput(found.throughput)),
-        "search": ("Search for a plan (12)", _figure("distsim12")),
-        "costs": ("Cost of profiling, simulating and running", sections.render_costs(found.costs)),
-        "glossary": ("Glossary", render_definitions(_GLOSSARY.items())),
-    }  # fmt: skip
-    body = "\n".join(
-        f'<section id="{name}"><h2>{escape(title)}</h2>\n{text}</section>'
-        for name, (title, text) in parts.items()
-    )
-    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
-    contents = render_links(links, "Contents")
     count, ranks = activity["experiment"].nunique(), len(activity)
-    lead = render_paragraph(
+    return Page(
+        TITLE,
+        [
+            Section("summary", "Beside DistSim", [
+                render_paragraph(_NUMBERS), sections.render_summary(activity, timestamps, found.analytical),
+            ]),
+            Section("analytical", "Analytical model (3)", [_figure("distsim03")]),
+            Section("steps", "Step time (8)", [_figure("distsim08")]),
+            Section("activity", "Activity of every rank (9)", [
+                _figure("distsim09"), sections.render_activity(activity),
+            ]),
+            Section("timestamps", "Timestamps by rank, stage and micro-batch (10)", [
+                _figure("distsim10"), sections.describe_causes(activity, timestamps),
+                sections.render_timestamps(timestamps),
+            ]),
+            Section("throughput", "GPT 145B on 128 GPUs (11)", [
+                _figure("distsim11"), sections.render_throughput(found.throughput),
+            ]),
+            Section("search", "Search for a plan (12)", [_figure("distsim12")]),
+            Section("costs", "Cost of profiling, simulating and running", [sections.render_costs(found.costs)]),
+            glossary_section(_GLOSSARY),
+        ],
         f"{count} experiments on several ranks of this machine, {ranks} ranks in all, none left out: real timelines beside simulated ones, "
         f"from {int(timestamps['rounds'].min())} rounds or more. DistSim's numbers come from other models, GPUs and networks and stand beside ours as reference.",
-        "headline",
+        " from the sessions' step_marks.parquet and recorded_events.parquet, the simulated timeline.parquet, and the benchmarks of "
+        "the jobs; tables: distsim/timestamps.parquet, activity.parquet, costs.parquet. DistSim: G. Lu et al., Computing Frontiers 2023",
     )  # fmt: skip
-    return render_page(
-        TITLE,
-        f"<header><h1>{escape(TITLE)}</h1>\n{lead}\n{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)} from the sessions' step_marks.parquet and recorded_events.parquet, the simulated "
-        "timeline.parquet, and the benchmarks of the jobs; tables: distsim/timestamps.parquet, activity.parquet, costs.parquet. "
-        "DistSim: G. Lu et al., Computing Frontiers 2023.</footer>",
-    )
 
 
 def _figure(name: str) -> str:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import pandas as pd
 
-from trioflow import __version__, tables
+from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.provenance import atomic_path
-from trioflow.report.html import (
-    render_definitions,
-    render_details,
-    render_links,
-    render_page,
-    render_paragraph,
-)
+from trioflow.report.html import render_definitions, render_details, render_figure
+from trioflow.report.pages import Page, Section, write_page
 from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.averages import PAPER, SOURCE
 from trioflow.reproductions.figures.build import SCHEMAS
@@ -65,7 +58,7 @@ def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]
     if not names:
         raise InputError("no figure to show", fix="run `snakemake figures`")
-    sections = {}
+    sections = []
     for name in names:
         figure = catalogue.find_figure(name)
         if f"{name}.svg" not in found:
@@ -73,49 +66,19 @@ def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
         address = os.path.relpath(found[f"{name}.svg"].parent, Path(page).parent)
         rows = tables.read_table(found[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
         title = f"Figure {int(figure.name.removeprefix('fig'))}: {figure.title}"
-        sections[name] = (title, render_figure_section(name, figure, rows, address))
-    with atomic_path(page) as temporary:
-        temporary.write_text(_render(sections), encoding="utf-8")
+        sections.append(Section(name, title, _figure_parts(name, figure, rows, address)))
+    words = Section("words", "Words", [render_definitions(_WORDS.items())])
+    write_page(page, Page(TITLE, [*sections, words], _LEAD))
 
 
-def render_figure_section(name: str, figure: Figure, rows: pd.DataFrame, address: str) -> str:
-    """Return a figure with its caption, what it rests on, and its numbers.
-
-    Parameters
-    ----------
-    name : str
-        Name of its files.
-    figure : Figure
-        What it is.
-    rows : DataFrame
-        What it draws.
-    address : str
-        Folder of its files as seen from the page.
-    """
-    picture = f"{address}/{name}.svg"
-    links = ", ".join(
-        f'<a href="{escape(f"{address}/{name}.{suffix}")}">{suffix}</a>'
-        for suffix in catalogue.SUFFIXES
-    )
+def _figure_parts(name: str, figure: Figure, rows: pd.DataFrame, address: str) -> list[str]:
+    """Return a figure with its caption, what it rests on, and its numbers; address is its folder's."""
     caption = f"{figure.title}. The paper's figure: {figure.paper}. Limit: {figure.limit}"
-    return "\n".join([
-        f'<figure><div class="wide"><a href="{escape(picture)}"><img src="{escape(picture)}" '
-        f'style="width: {_PICTURE_WIDTH_PX}px; max-width: 100%" alt="{escape(figure.title)}"></a></div>'
-        f"<figcaption>{escape(caption)} ({links})</figcaption></figure>",
+    files = {suffix: f"{address}/{name}.{suffix}" for suffix in catalogue.SUFFIXES}
+    return [
+        render_figure(
+            f"{address}/{name}.svg", caption, figure.title, width_px=_PICTURE_WIDTH_PX, files=files
+        ),
         render_definitions(describe_basis(figure, rows)),
         render_details(f"{len(rows)} rows drawn", render_rows(figure, rows)),
-    ])  # fmt: skip
-
-
-def _render(sections: dict[str, tuple[str, str]]) -> str:
-    body = "\n".join(
-        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
-        for name, (title, text) in sections.items()
-    )
-    contents = render_links(((name, title) for name, (title, _) in sections.items()), "Contents")
-    words = f'<section id="words"><h2>Words</h2>{render_definitions(_WORDS.items())}</section>'
-    return render_page(
-        TITLE,
-        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(_LEAD, 'headline')}\n{contents}</header>\n"
-        f"<main>\n{body}\n{words}\n</main>\n<footer>Made by trioflow {escape(__version__)}.</footer>",
-    )
+    ]

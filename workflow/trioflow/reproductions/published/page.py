@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from trioflow import __version__, tables
+from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.provenance import atomic_path
 from trioflow.report import style
 from trioflow.report.attribution_figures import draw_tornado, summarise_changes
 from trioflow.report.attribution_section import render_changes, render_scores
 from trioflow.report.causes import CAUSES
-from trioflow.report.files_read import render_files_read
-from trioflow.report.glossary import render_tables
-from trioflow.report.html import (
-    render_definitions,
-    render_figure,
-    render_links,
-    render_list,
-    render_page,
-    render_paragraph,
-)
+from trioflow.report.html import render_figure, render_list, render_paragraph
+from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.scores import SCORES, score_published
 from trioflow.reproductions.published import sections
 from trioflow.reproductions.published.aims import SETS, SOURCE, describe_set, list_disclosures
@@ -127,69 +117,48 @@ def build_published_page(
     causes = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=CAUSES.names)
     anchors = tables.read_table(anchor_file, "anchors", schema=ANCHORS)
     scores = score_published(cases)
-    places = _draw(cases, causes, Path(page).parent / FIGURES)
+    places = style.save_figures(Path(page).parent / FIGURES, _draw(cases, causes))
     files = [*case_files, *cause_files, anchor_file]
-    text = _render(cases, causes, anchors, scores, places, files)
+    made = _compose(cases, causes, anchors, scores, places, files)
     tables.write_table(cases, "published_cases", table, {"files": [str(f) for f in case_files]})
-    with atomic_path(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_page(page, made)
     return scores
 
 
-def _draw(cases: pd.DataFrame, causes: pd.DataFrame, folder: Path) -> dict[str, str]:
-    """Draw every figure, then move all of them; return the address of each from the page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = []
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
-        for name in dict.fromkeys(cases["set"]):
-            style.save_figure(draw_cases(cases, name), Path(draft) / name)
-            names.append(name)
-            changes = summarise_changes(cases, causes, name)
-            if len(changes):
-                names.append(f"{name}-sensitivity")
-                style.save_figure(draw_tornado(changes, name), Path(draft) / names[-1])
-        for file in sorted(Path(draft).iterdir()):
-            file.replace(folder / file.name)
-    return {name: f"{folder.name}/{name}.svg" for name in names}
+def _draw(cases: pd.DataFrame, causes: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """Draw the figures of every set, by their names."""
+    for name in dict.fromkeys(cases["set"]):
+        yield name, draw_cases(cases, name)
+        changes = summarise_changes(cases, causes, name)
+        if len(changes):
+            yield f"{name}-sensitivity", draw_tornado(changes, name)
 
 
-def _render(
+def _compose(
     cases: pd.DataFrame, causes: pd.DataFrame, anchors: pd.DataFrame, scores: pd.DataFrame,
     places: dict[str, str], files: Sequence[str | Path],
-) -> str:  # fmt: skip
-    """Return the page."""
-    parts = {
-        "summary": ("Sets, aims and what was reached", sections.render_summary(scores)),
-        "papers": ("What papers report", sections.render_papers(scores)),
-    }
-    chosen = list_disclosures(set(cases["set"]))
-    if chosen:
-        parts["disclosed"] = ("What was settled after results were seen", render_list(chosen))
-    for name in dict.fromkeys(cases["set"]):
-        body = _render_set(cases, causes, scores, name, places)
-        parts[name] = (describe_set(name).title, body)
-    parts["anchors"] = ("Operators timed alone, and their step", sections.render_anchors(anchors))
-    parts["glossary"] = ("Glossary", _render_glossary())
-    parts["provenance"] = ("Where the numbers come from", render_files_read(files))
-    body = "\n".join(
-        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
-        for name, (title, text) in parts.items()
-    )
-    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
-    contents = render_links(links, "Contents")
-    lead = render_paragraph(_describe(cases), "headline")
-    return render_page(
+) -> Page:  # fmt: skip
+    names = list(dict.fromkeys(cases["set"]))
+    chosen = list_disclosures(set(names))
+    words = _GLOSSARY | {name.replace("_", " "): meaning for name, meaning in SCORES.items()}
+    schemas = {"published_cases": tables.PUBLISHED_CASES, "causes": CAUSES, "anchors": ANCHORS}
+    return Page(
         TITLE,
-        f"<header><h1>{escape(TITLE)}</h1>\n{lead}\n{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)}; aims from {escape(SOURCE)}. Every measured value's file stands below its set's cases.</footer>",
-    )
-
-
-def _render_glossary() -> str:
-    scores = ((name.replace("_", " "), meaning) for name, meaning in SCORES.items())
-    return render_definitions([*_GLOSSARY.items(), *scores]) + render_tables(
-        {"published_cases": tables.PUBLISHED_CASES, "causes": CAUSES, "anchors": ANCHORS}
-    )
+        [
+            Section("summary", "Sets, aims and what was reached", [sections.render_summary(scores)]),
+            Section("papers", "What papers report", [sections.render_papers(scores)]),
+            Section("disclosed", "What was settled after results were seen", [render_list(chosen)] if chosen else []),
+            *(
+                Section(name, describe_set(name).title, _set_parts(cases, causes, scores, name, places))
+                for name in names
+            ),
+            Section("anchors", "Operators timed alone, and their step", [sections.render_anchors(anchors)]),
+            glossary_section(words, schemas),
+            provenance_section(files),
+        ],
+        _describe(cases),
+        f"; aims from {SOURCE}. Every measured value's file stands below its set's cases",
+    )  # fmt: skip
 
 
 def _describe(cases: pd.DataFrame) -> str:
@@ -201,10 +170,10 @@ def _describe(cases: pd.DataFrame) -> str:
     )
 
 
-def _render_set(
+def _set_parts(
     cases: pd.DataFrame, causes: pd.DataFrame, scores: pd.DataFrame, name: str,
     places: dict[str, str],
-) -> str:  # fmt: skip
+) -> list[str]:  # fmt: skip
     words = describe_set(name)
     many = int((cases["set"] == name).sum()) > MOST_NAMED
     caption = _POINTS_CAPTION if many else _CASES_CAPTION
@@ -219,4 +188,4 @@ def _render_set(
         address = places[f"{name}-sensitivity"]
         parts.append(render_figure(address, _TORNADO_CAPTION, f"Sensitivities of the set {name}."))
         parts.append(render_changes(summarise_changes(cases, causes, name)))
-    return "".join(parts)
+    return parts

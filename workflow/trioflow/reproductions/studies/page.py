@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 
-from trioflow import __version__, tables
+from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.provenance import atomic_path, digest_file
 from trioflow.report.html import (
@@ -19,14 +18,13 @@ from trioflow.report.html import (
     Column,
     render_details,
     render_figure,
-    render_links,
-    render_page,
     render_paragraph,
     render_table,
 )
+from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import count_words, join_words
 from trioflow.reproductions.studies.page_sections import render_distsim, render_hop, render_wafer
-from trioflow.reproductions.studies.study_captions import CAPTIONS, caption_text
+from trioflow.reproductions.studies.study_captions import CAPTIONS
 from trioflow.reproductions.studies.study_tables import HOP, WAFER
 
 TITLE = "trioflow: case studies"
@@ -75,13 +73,11 @@ def build_study_page(folder: str | Path, page: str | Path) -> None:
     """
     source, target = Path(folder), Path(page)
     found = {name: _read(source, name) for name in STUDIES}
-    parts = {name: study.render(found[name]) for name, study in STUDIES.items()}
+    made = _compose(found, source)
     for study in STUDIES.values():
         for figure in study.figures:
             _copy(source / f"{figure}.svg", target.parent / FIGURES / f"{figure}.svg")
-    text = _render(found, parts, source)
-    with atomic_path(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_page(target, made)
 
 
 def _read(folder: Path, name: str) -> pd.DataFrame:
@@ -102,43 +98,27 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
 
 
-def _render(
-    found: Mapping[str, pd.DataFrame], parts: Mapping[str, tuple[str, str]], folder: Path
-) -> str:
-    """Return the page."""
+def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
     runs = join_words(
         f"{count_words(len(rows), 'run')} of {STUDIES[name].title}" for name, rows in found.items()
     )
-    lead = render_paragraph(
+    sections = []
+    for name, study in STUDIES.items():
+        words, body = study.render(found[name])
+        figures = [
+            render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures
+        ]
+        sections.append(Section(name, study.title, [words, *figures, body]))
+    origin = Section("provenance", "Where the numbers come from", _list_origins(found, folder))
+    return Page(
+        TITLE,
+        [*sections, origin],
         "Nothing on this page was measured here. Operator times are predicted from shapes, networks and protocols are "
         f"simulated: {runs}. What papers report is cited as such, and nothing was fitted to it.",
-        "headline",
-    )
-    titles = {name: study.title for name, study in STUDIES.items()} | {
-        "provenance": "Where the numbers come from"
-    }
-    bodies = {name: words + _figures(name) + text for name, (words, text) in parts.items()}
-    bodies["provenance"] = _render_provenance(found, folder)
-    body = "\n".join(
-        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{bodies[name]}</section>'
-        for name, title in titles.items()
-    )
-    contents = render_links(titles.items(), "Contents")
-    return render_page(
-        TITLE,
-        f"<header><h1>{escape(TITLE)}</h1>\n{lead}\n{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)}.</footer>",
-    )
+    )  # fmt: skip
 
 
-def _figures(name: str) -> str:
-    return "".join(
-        render_figure(f"{FIGURES}/{figure}.svg", caption_text(figure), CAPTIONS[figure][0])
-        for figure in STUDIES[name].figures
-    )
-
-
-def _render_provenance(found: Mapping[str, pd.DataFrame], folder: Path) -> str:
+def _list_origins(found: Mapping[str, pd.DataFrame], folder: Path) -> list[str]:
     """Return the tables of the studies and what they rest on, by name and digest."""
     words = (
         "Every number above is computed from the tables of the studies, which `snakemake studies` makes from traces and cost "
@@ -156,4 +136,4 @@ def _render_provenance(found: Mapping[str, pd.DataFrame], folder: Path) -> str:
         for path, digest in sorted(rows.attrs.get("inputs", {}).items()):
             lines.append([Cell(path), Cell(digest), Cell(name)])
     files = render_details(f"{len(lines)} files", render_table(columns, lines, "Files read"))
-    return render_paragraph(words) + files
+    return [render_paragraph(words), files]

@@ -47,14 +47,3 @@ CAPTIONS: dict[str, tuple[str, str]] = {
     ),
 }  # fmt: skip
 """Of each figure: what it shows, and how to read it."""
-
-
-def caption_text(name: str) -> str:
-    """Return the caption of a figure as one paragraph.
-
-    Raises
-    ------
-    KeyError
-        When no figure has that name.
-    """
-    return " ".join(CAPTIONS[name])

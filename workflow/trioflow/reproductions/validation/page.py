@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from trioflow import __version__, tables
+from trioflow import tables
 from trioflow.costmodel.scores import SCORES, score_cases
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device
-from trioflow.provenance import atomic_path
 from trioflow.report import style
-from trioflow.report.files_read import render_files_read
-from trioflow.report.glossary import render_tables
-from trioflow.report.html import (
-    render_definitions,
-    render_figure,
-    render_links,
-    render_page,
-    render_paragraph,
-)
+from trioflow.report.html import render_figure, render_paragraph
+from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.reproductions.validation import sections, verdict
 from trioflow.reproductions.validation.aims import SETS
 from trioflow.reproductions.validation.figures import draw_diagnosis, draw_set
@@ -119,11 +111,11 @@ def build_validation_page(
         for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
     )
     summary = _order(score_cases(cases, GROUPING))
-    places = _draw(summary, operators, classes, Path(page).parent / FIGURES)
-    text = _render(cases, summary, classes, places, [*files, *diagnoses])
+    figures = _draw(summary, operators, classes)
+    places = style.save_figures(Path(page).parent / FIGURES, figures)
+    made = _compose(cases, summary, classes, places, [*files, *diagnoses])
     write_validation_table(summary, "summary", table, [*files, *diagnoses])
-    with atomic_path(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_page(page, made)
     return summary
 
 
@@ -135,22 +127,13 @@ def _order(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw(
-    summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame, folder: Path
-) -> dict[str, str]:
-    """Draw every figure, then move all of them; return the address of each from the page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = {}
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
-        for name in _sets(summary):
-            style.save_figure(draw_set(summary, name), Path(draft) / name)
-            names[name] = name
-        for device in _devices(classes):
-            figure = draw_diagnosis(operators, classes, device)
-            names[device] = find_device(device).name
-            style.save_figure(figure, Path(draft) / names[device])
-        for file in sorted(Path(draft).iterdir()):
-            file.replace(folder / file.name)
-    return {key: f"{folder.name}/{name}.svg" for key, name in names.items()}
+    summary: pd.DataFrame, operators: pd.DataFrame, classes: pd.DataFrame
+) -> Iterator[tuple[str, Figure]]:
+    """Draw the figures of every set and of every GPU, by its sheet's name."""
+    for name in _sets(summary):
+        yield name, draw_set(summary, name)
+    for device in _devices(classes):
+        yield find_device(device).name, draw_diagnosis(operators, classes, device)
 
 
 def _sets(summary: pd.DataFrame) -> list[str]:
@@ -162,38 +145,26 @@ def _devices(classes: pd.DataFrame) -> list[str]:
     return sorted({str(name) for name in classes["device"]})
 
 
-def _render(
+def _compose(
     cases: pd.DataFrame, summary: pd.DataFrame, classes: pd.DataFrame, places: dict[str, str],
     files: Sequence[str | Path],
-) -> str:  # fmt: skip
-    """Return the page."""
-    parts = {
-        "aims": ("Aims, and what was reached", verdict.render_aims(summary, cases)),
-        "misses": ("Where an aim is missed", verdict.render_misses(summary, cases)),
-        "knowledge": ("Which data judged which model", sections.render_knowledge()),
-    }
-    for name in _sets(summary):
-        parts[name] = (SETS[name].title, _render_set(cases, summary, name, places[name]))
-    parts["classes"] = (
-        "Classes of operators",
-        "".join(_render_device(classes, device, places[device]) for device in _devices(classes)),
-    )
-    parts["glossary"] = (
-        "Glossary",
-        render_definitions(SCORES.items()) + render_tables({"validation": tables.VALIDATION}),
-    )
-    parts["provenance"] = ("Where the numbers come from", render_files_read(files))
-    body = "\n".join(
-        f'<section id="{name}"><h2>{escape(title)}</h2>\n{text}</section>'
-        for name, (title, text) in parts.items()
-    )
-    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
-    contents = render_links(links, "Contents")
-    return render_page(
+) -> Page:  # fmt: skip
+    devices = [_device_part(classes, device, places) for device in _devices(classes)]
+    return Page(
         TITLE,
-        f"<header><h1>{escape(TITLE)}</h1>\n{render_paragraph(_describe(cases, summary), 'headline')}\n"
-        f"{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)}.</footer>",
+        [
+            Section("aims", "Aims, and what was reached", [verdict.render_aims(summary, cases)]),
+            Section("misses", "Where an aim is missed", [verdict.render_misses(summary, cases)]),
+            Section("knowledge", "Which data judged which model", [sections.render_knowledge()]),
+            *(
+                Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]))
+                for name in _sets(summary)
+            ),
+            Section("classes", "Classes of operators", devices),
+            glossary_section(SCORES, {"validation": tables.VALIDATION}),
+            provenance_section(files),
+        ],
+        _describe(cases, summary),
     )
 
 
@@ -207,24 +178,22 @@ def _describe(cases: pd.DataFrame, summary: pd.DataFrame) -> str:
     )
 
 
-def _render_set(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str) -> str:
+def _set_parts(cases: pd.DataFrame, summary: pd.DataFrame, name: str, place: str) -> list[str]:
     spread = sections.render_spread(cases, name)
     note = (
         f"The cases of single operators and messages are too many for a page; all of them, of every model, "
         f"lie in validation/{name}.parquet beside the report's folder."
     )
-    return (
-        render_paragraph(f"{SETS[name].judged} {SETS[name].known}")
-        + render_figure(place, _SET_CAPTION, f"Errors of every model on the set {name}.")
-        + sections.render_scores(summary, name)
-        + (render_paragraph(note) + spread if spread else "")
-        + sections.render_cases(cases, name)
-    )
+    return [
+        render_paragraph(f"{SETS[name].judged} {SETS[name].known}"),
+        render_figure(place, _SET_CAPTION, f"Errors of every model on the set {name}."),
+        sections.render_scores(summary, name),
+        render_paragraph(note) + spread if spread else "",
+        sections.render_cases(cases, name),
+    ]
 
 
-def _render_device(classes: pd.DataFrame, device: str, place: str) -> str:
-    return (
-        f"<h3>{escape(device)}</h3>"
-        + render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
-        + sections.render_classes(classes, device)
-    )
+def _device_part(classes: pd.DataFrame, device: str, places: dict[str, str]) -> str:
+    place = places[find_device(device).name]
+    figure = render_figure(place, _CLASS_CAPTION, f"Fit and residuals of the classes on {device}.")
+    return f"<h3>{escape(device)}</h3>" + figure + sections.render_classes(classes, device)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from trioflow import __version__, tables
+from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.provenance import atomic_path
 from trioflow.report import style
-from trioflow.report.files_read import render_files_read
-from trioflow.report.glossary import render_tables
-from trioflow.report.html import render_definitions, render_figure, render_links, render_page
+from trioflow.report.html import render_figure
+from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.scores import SCORES, score_published
 from trioflow.reproductions.vtrain import sections
 from trioflow.reproductions.vtrain.composition import CHECKS
@@ -95,63 +92,41 @@ def build_vtrain_page(
     checks = tables.read_table(check_file, "checks", CHECKS)
     sized = read_sizes(cases)
     scores = score_published(cases)
-    places = _draw(sized[sized["set"] == GROUPS], Path(page).parent / FIGURES)
+    figures = _draw(sized[sized["set"] == GROUPS])
+    places = style.save_figures(Path(page).parent / FIGURES, figures)
     files = [*case_files, parameter_file, trial_file, check_file]
-    text = _render(sized, scores, parameters, trials, checks, places, files)
-    with atomic_path(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_page(page, _compose(sized, scores, parameters, trials, checks, places, files))
     return scores
 
 
-def _draw(cases: pd.DataFrame, folder: Path) -> dict[str, str]:
-    """Draw every figure, then move all of them; return the address of each from the page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "predictions": draw_predictions(cases), "degrees": draw_degrees(cases),
-        "blocks": draw_blocks(measure_blocks(cases)),
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as draft:
-        for name, figure in figures.items():
-            style.save_figure(figure, Path(draft) / name)
-        for file in sorted(Path(draft).iterdir()):
-            file.replace(folder / file.name)
-    return {name: f"{folder.name}/{name}.svg" for name in figures}
+def _draw(cases: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """Draw every figure, by its name."""
+    yield "predictions", draw_predictions(cases)
+    yield "degrees", draw_degrees(cases)
+    yield "blocks", draw_blocks(measure_blocks(cases))
 
 
-def _render(
+def _compose(
     cases: pd.DataFrame, scores: pd.DataFrame, parameters: pd.DataFrame, trials: pd.DataFrame,
     checks: pd.DataFrame, places: Mapping[str, str], files: Sequence[str | Path],
-) -> str:  # fmt: skip
+) -> Page:  # fmt: skip
     figures = {name: render_figure(places[name], *_FIGURE_WORDS[name]) for name in places}
-    parts = {
-        "summary": (
-            "What was reached",
-            sections.render_summary(scores, checks) + figures["predictions"],
-        ),
-        "file": ("What the file holds", sections.render_checks(checks)),
-        "scores": ("Scores", sections.render_scores(scores) + sections.render_trials(trials)),
-        "degrees": ("Errors by degree", figures["degrees"] + sections.render_degrees(cases)),
-        "limits": (
-            "What limits the accuracy",
-            figures["blocks"] + sections.render_limits(cases, scores),
-        ),
-        "parameters": ("What was fitted on what", sections.render_parameters(parameters)),
-        "glossary": (
-            "Glossary",
-            render_definitions((name.replace("_", " "), text) for name, text in SCORES.items())
-            + render_tables({"published_cases": tables.PUBLISHED_CASES}),
-        ),
-        "provenance": ("Where the numbers come from", render_files_read(files)),
-    }
-    body = "\n".join(
-        f'<section id="{escape(name)}"><h2>{escape(title)}</h2>\n{text}</section>'
-        for name, (title, text) in parts.items()
-    )
-    links = [*((name, title) for name, (title, _) in parts.items()), ("pages", "All pages")]
-    contents = render_links(links, "Contents")
-    return render_page(
+    words = {name.replace("_", " "): text for name, text in SCORES.items()}
+    return Page(
         TITLE,
-        f"<header><h1>{escape(TITLE)}</h1>\n{contents}</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__)} from {escape(cases['source'].iloc[0])} and the "
-        "all-reduces beside it.</footer>",
-    )
+        [
+            Section("summary", "What was reached", [
+                sections.render_summary(scores, checks), figures["predictions"],
+            ]),
+            Section("file", "What the file holds", [sections.render_checks(checks)]),
+            Section("scores", "Scores", [sections.render_scores(scores), sections.render_trials(trials)]),
+            Section("degrees", "Errors by degree", [figures["degrees"], sections.render_degrees(cases)]),
+            Section("limits", "What limits the accuracy", [
+                figures["blocks"], sections.render_limits(cases, scores),
+            ]),
+            Section("parameters", "What was fitted on what", [sections.render_parameters(parameters)]),
+            glossary_section(words, {"published_cases": tables.PUBLISHED_CASES}),
+            provenance_section(files),
+        ],
+        made_from=f" from {cases['source'].iloc[0]} and the all-reduces beside it",
+    )  # fmt: skip
