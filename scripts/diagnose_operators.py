@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
+from trioflow.reproductions.tables import write_validation_table
 from trioflow.reproductions.validation.diagnostics import diagnose_published
-from trioflow.reproductions.validation.tables import write_validation_table
 
 with log_job(snakemake.log[0]):
     operators, classes = diagnose_published(Path(snakemake.params.data))

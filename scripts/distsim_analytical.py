@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.reproductions.distsim.analytical import write_analytical
+from trioflow.reproductions.distsim.closed_forms import write_analytical
 
 with log_job(snakemake.log[0]):
     write_analytical(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trioflow.job_log import log_job
-from trioflow.reproductions.figures.job import make_figure
+from trioflow.reproductions.figures.build import make_figure
 
 with log_job(snakemake.log[0]):
     make_figure(

@@ -2,8 +2,8 @@
 
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
-from trioflow.reproductions.vtrain.composition import CHECKS
-from trioflow.reproductions.vtrain.judge import PARAMETERS, TRIALS, judge_vtrain
+from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
+from trioflow.reproductions.vtrain.judge import judge_vtrain
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):

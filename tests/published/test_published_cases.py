@@ -14,6 +14,7 @@ from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.report.scores import list_scaling, score_published
 from trioflow.reproductions.published.aims import SETS
+from trioflow.reproductions.published.baselines import RecordedStep, predict_by_triosim
 from trioflow.reproductions.published.judge import (
     ANCHORS,
     find_band,
@@ -22,10 +23,9 @@ from trioflow.reproductions.published.judge import (
     list_residuals,
     measure_band,
     prepare_set,
+    read_measured,
 )
-from trioflow.reproductions.published.measured import read_measured
 from trioflow.reproductions.published.rows import load_published_rows, rows_of_set
-from trioflow.reproductions.published.triosim_rules import RecordedStep, predict_by_triosim
 from trioflow.tables import PUBLISHED_CASES
 from trioflow.trace.importers.triosim_tables import read_triosim
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.errors import InputError
-from trioflow.report.metrics import (
+from trioflow.report.errors import (
     METRICS,
     build_metrics_table,
     interval_score,

@@ -9,11 +9,11 @@ from report_run import PLANS, experiments_of, write_run
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.report.build import build_report
-from trioflow.report.captions import CAPTIONS
 from trioflow.report.conformance import read_conformance
 from trioflow.report.html import Cell, Column, escape_text, render_table
 from trioflow.report.inputs import describe_plan_kind, load_report_inputs
 from trioflow.report.pages import PAGES
+from trioflow.report.summary import CAPTIONS
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
 EXPERIMENTS = experiments_of(SMALL)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import trioflow
 from trioflow.report import wording
-from trioflow.report.captions import CAPTIONS
+from trioflow.report.summary import CAPTIONS
 
 REPORT = Path(trioflow.__file__).parent.parent / "report"
 

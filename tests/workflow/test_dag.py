@@ -92,7 +92,7 @@ AFTER_TRACES = {
 @pytest.mark.parametrize(
     ("edited", "expected"),
     [
-        ("workflow/trioflow/report/page.py", {"report": 1}),
+        ("workflow/trioflow/report/build.py", {"report": 1}),
         (
             "workflow/trioflow/network/fair_share.py",
             {"extrapolate": 3, "simulate": 3, "attribute": 1, "report": 1},

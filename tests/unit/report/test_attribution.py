@@ -39,8 +39,15 @@ from trioflow.report.attribution_section import (
     summarise_live_changes,
 )
 from trioflow.report.causes import CAUSES, FULL, SERIAL, Settings
-from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP, LiveCase, share_host
-from trioflow.report.measured_parts import measure_parts
+from trioflow.report.live_case import (
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    OVERLAP,
+    LiveCase,
+    measure_parts,
+    share_host,
+)
 from trioflow.trace.store import load_trace, save_trace
 from trioflow.units import s_to_ns
 

@@ -17,8 +17,7 @@ from trioflow.errors import InputError
 from trioflow.provenance import read_json, stamp
 from trioflow.report.causes import CAUSES, explain_cases
 from trioflow.report.errors import measured_steps
-from trioflow.report.live_case import COMPUTE, LiveCase
-from trioflow.report.measured_parts import MeasuredParts, measure_parts
+from trioflow.report.live_case import COMPUTE, LiveCase, MeasuredParts, measure_parts
 from trioflow.table_columns import FLOAT, TEXT, column
 
 REMAINDER = "remainder"

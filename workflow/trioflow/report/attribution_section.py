@@ -8,19 +8,17 @@ import pandas as pd
 
 from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
 from trioflow.report.attribution_figures import PARTS, summarise_changes
-from trioflow.report.cells import (
-    count_cell,
-    number_cell,
-    percent_cell,
-    signed_cell,
-)
 from trioflow.report.html import (
     Cell,
     Column,
+    count_cell,
+    number_cell,
+    percent_cell,
     render_details,
     render_list,
     render_paragraph,
     render_table,
+    signed_cell,
 )
 from trioflow.report.scores import OURS, SCORES, score_model
 from trioflow.report.wording import write_percent

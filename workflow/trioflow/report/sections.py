@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.report.errors import WARNING_SEPARATOR
+from trioflow.report.errors import METRICS, WARNING_SEPARATOR
 from trioflow.report.html import (
     Cell,
     Column,
@@ -20,7 +20,6 @@ from trioflow.report.html import (
     render_table,
 )
 from trioflow.report.inputs import ReportInputs
-from trioflow.report.metrics import METRICS
 from trioflow.report.wording import (
     NOTHING,
     count_words,

@@ -8,7 +8,11 @@ from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
-from trioflow.reproductions.distsim.bubble import bubble_throughput, compare_throughput, split_step
+from trioflow.reproductions.distsim.closed_forms import (
+    bubble_throughput,
+    compare_throughput,
+    split_step,
+)
 from trioflow.reproductions.vtrain.graph import StageTimes, build_step
 
 STAGES = 4

@@ -7,8 +7,12 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.reproductions.distsim.events import align_sequences, compare_events, match_events
-from trioflow.reproductions.distsim.marks import fill_micro_batches
+from trioflow.reproductions.distsim.recorded import (
+    align_sequences,
+    compare_events,
+    fill_micro_batches,
+    match_events,
+)
 
 from reproductions.distsim.distsim_case import STEP_S, make_events, make_marks, make_timeline
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.errors import InputError
-from trioflow.reproductions.distsim.marks import (
+from trioflow.reproductions.distsim.recorded import (
     compare_marks,
     fill_micro_batches,
     map_clock,

@@ -15,15 +15,12 @@ from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.provenance import write_json
-from trioflow.reproductions.distsim.analytical import (
-    ANALYTICAL,
-    find_best_rates,
-    predict_by_rates,
-)
+from trioflow.reproductions.distsim.closed_forms import find_best_rates, predict_by_rates
 from trioflow.reproductions.distsim.costs import read_benchmarks
 from trioflow.reproductions.distsim.figures import draw_activity, draw_timestamps
 from trioflow.reproductions.distsim.page import CAPTIONS, build_distsim_page
-from trioflow.reproductions.published.analytical import AnalyticalModel
+from trioflow.reproductions.published.baselines import AnalyticalModel
+from trioflow.reproductions.tables import ANALYTICAL
 from trioflow.sweeps.chunk_job import make_frame
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import OK, PREDICTED

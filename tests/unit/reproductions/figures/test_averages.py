@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trioflow.reproductions.figures.averages import PAPER_AVERAGES, find_averages, tell_averages
-from trioflow.reproductions.figures.families import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
+from trioflow.reproductions.figures.averages import (
+    DATA_PARALLEL,
+    DDP,
+    PAPER_AVERAGES,
+    PIPELINE,
+    SINGLE,
+    TENSOR,
+    find_averages,
+    tell_averages,
+)
 
 from reproductions.figures.figure_cases import make_evidence
 

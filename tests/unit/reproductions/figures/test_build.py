@@ -9,7 +9,7 @@ import pytest
 from trioflow.errors import InputError, TableError
 from trioflow.reproductions.figures.build import SCHEMAS, build_figure_data, keep_rivals
 from trioflow.reproductions.figures.catalogue import FIGURES
-from trioflow.reproductions.figures.figure_tables import EVIDENCE_KINDS
+from trioflow.reproductions.tables import EVIDENCE_KINDS
 from trioflow.tables import to_arrow, validate
 
 from reproductions.figures.figure_cases import (

@@ -15,7 +15,7 @@ from trioflow.reproductions.figures.evidence_figure import (
     draw_evidence,
     list_panels,
 )
-from trioflow.reproductions.figures.figure_tables import EVIDENCE
+from trioflow.reproductions.tables import EVIDENCE
 
 from reproductions.figures.figure_cases import make_evidence, make_plans, write_files
 

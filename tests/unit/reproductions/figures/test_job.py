@@ -10,10 +10,9 @@ import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.figure_tables import EVIDENCE, SHARES, SIMULATOR_TIMES
-from trioflow.reproductions.figures.job import make_figure
+from trioflow.reproductions.figures.build import make_figure
 from trioflow.reproductions.figures.page import build_figures_page
-from trioflow.reproductions.studies.study_tables import HOP, WAFER
+from trioflow.reproductions.tables import EVIDENCE, HOP, SHARES, SIMULATOR_TIMES, WAFER
 
 from reproductions.figures.figure_cases import make_plans, write_files
 from reproductions.studies.test_study_page import make_hop, make_wafer

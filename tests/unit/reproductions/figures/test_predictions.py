@@ -8,7 +8,7 @@ import pytest
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.reproductions.figures.catalogue import list_scenario_files
-from trioflow.reproductions.figures.predictions import (
+from trioflow.reproductions.figures.rows import (
     BUSY,
     list_predicted_rows,
     predict_scenarios,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.public_rows import (
+from trioflow.reproductions.figures.rows import (
     list_published_rows,
     list_validation_rows,
     shorten_device,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.live_rows import read_live_errors
+from trioflow.reproductions.figures.rows import read_live_errors
 from trioflow.reproductions.figures.shares import (
     list_live_shares,
     list_predicted_shares,

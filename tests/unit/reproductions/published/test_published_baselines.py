@@ -10,13 +10,13 @@ from trioflow.costmodel.published_models import shipped_operator_models
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.reproductions.published.analytical import AnalyticalModel
-from trioflow.reproductions.published.prediction import UpkeepModel
-from trioflow.reproductions.published.triosim_rules import (
+from trioflow.reproductions.published.baselines import (
+    AnalyticalModel,
     RecordedStep,
     predict_by_triosim,
     read_recorded_step,
 )
+from trioflow.reproductions.published.prediction import UpkeepModel
 from trioflow.trace.store import Trace, load_trace
 
 STEP = RecordedStep(

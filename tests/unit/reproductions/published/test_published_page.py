@@ -13,11 +13,10 @@ from trioflow.report.attribution_figures import draw_tornado, summarise_changes
 from trioflow.report.causes import CAUSES
 from trioflow.reproductions.published.aims import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.figures import draw_cases
-from trioflow.reproductions.published.growth import PROPORTIONAL, RESCALED
-from trioflow.reproductions.published.growth_section import sum_growth
+from trioflow.reproductions.published.growth import PROPORTIONAL, RESCALED, sum_growth
 from trioflow.reproductions.published.judge import ANCHORS
 from trioflow.reproductions.published.page import build_published_page, read_cases
-from trioflow.reproductions.published.readme import update_published, write_published_rows
+from trioflow.reproductions.readme import update_published, write_published_rows
 
 from reproductions.published.published_cases import make_case, make_cases
 

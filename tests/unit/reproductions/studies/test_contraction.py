@@ -7,8 +7,11 @@ from trioflow.hardware.topologies.rings import build_ring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder
-from trioflow.reproductions.studies.contraction import contract_graph
-from trioflow.reproductions.studies.traced_step import load_study_device, load_timed_trace
+from trioflow.reproductions.studies.contraction import (
+    contract_graph,
+    load_study_device,
+    load_timed_trace,
+)
 from trioflow.trace.store import load_trace
 
 

@@ -16,7 +16,7 @@ from trioflow.reproductions.studies.distsim_search import (
     name_plan,
     predict_distsim,
 )
-from trioflow.reproductions.studies.distsim_search_figure import draw_distsim_search
+from trioflow.reproductions.studies.study_figures import draw_distsim_search
 
 
 def test_the_plans_are_the_fifteen_of_sixteen_ranks() -> None:

@@ -16,8 +16,8 @@ from trioflow.reproductions.studies.hop import (
     load_work,
     sweep_hop,
 )
-from trioflow.reproductions.studies.hop_figures import draw_bandwidths, draw_speedups
-from trioflow.reproductions.studies.study_tables import HOP
+from trioflow.reproductions.studies.study_figures import draw_bandwidths, draw_speedups
+from trioflow.reproductions.tables import HOP
 
 WORK = HopWork(0.3, 500_000_000, 128)
 

@@ -12,10 +12,10 @@ from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.network.collectives import compute_wire_bytes
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.reproductions.studies import wafer
-from trioflow.reproductions.studies.study_tables import WAFER
-from trioflow.reproductions.studies.traced_step import TRACES, load_study_device, load_timed_trace
+from trioflow.reproductions.studies.contraction import TRACES, load_study_device, load_timed_trace
+from trioflow.reproductions.studies.study_figures import draw_wafer
 from trioflow.reproductions.studies.wafer import WaferCase, WaferSteps, place_ranks, trace_ring
-from trioflow.reproductions.studies.wafer_figure import draw_wafer
+from trioflow.reproductions.tables import WAFER
 
 ROWS, COLUMNS, BYTES = 2, 4, 400_000_000
 RANKS = ROWS * COLUMNS

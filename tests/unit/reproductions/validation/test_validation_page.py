@@ -8,8 +8,8 @@ import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.errors import InputError, TableError
+from trioflow.reproductions.tables import read_validation_table
 from trioflow.reproductions.validation.page import build_validation_page
-from trioflow.reproductions.validation.tables import read_validation_table
 
 from reproductions.validation.validation_cases import A100, make_cases, write_files
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from trioflow.costmodel.scores import SCORES, score_cases
 from trioflow.errors import TableError
-from trioflow.reproductions.validation.tables import (
+from trioflow.reproductions.tables import (
     SCHEMAS,
     SUMMARY,
     read_validation_table,

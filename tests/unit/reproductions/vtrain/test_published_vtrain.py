@@ -7,16 +7,10 @@ import pandas as pd
 import pytest
 from trioflow.errors import InputError
 from trioflow.report.scores import score_published
-from trioflow.reproductions.vtrain.composition import CHECKS
+from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow.reproductions.vtrain.figures import measure_blocks, read_sizes
-from trioflow.reproductions.vtrain.judge import (
-    NOTHING,
-    PARAMETERS,
-    TRIALS,
-    WHOLE,
-    describe_plans,
-)
+from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, describe_plans
 from trioflow.reproductions.vtrain.model import list_parameters
 from trioflow.reproductions.vtrain.page import build_vtrain_page
 from trioflow.reproductions.vtrain.sections import is_composed, render_checks, render_summary

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.errors import TableError
-from trioflow.reproductions.distsim.tables import COSTS
+from trioflow.reproductions.tables import COSTS
 from trioflow.units import ns_to_s
 
 DISTSIM_SIMULATE_S, DISTSIM_PROFILE_S, DISTSIM_DIRECT_S = 0.14, 49.18, 380.35

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from trioflow.report import style
-from trioflow.reproductions.distsim.bubble import (
+from trioflow.reproductions.distsim.closed_forms import (
     bubble_throughput,
     compare_throughput,
     split_step,
@@ -46,7 +46,7 @@ def draw_step_errors(activity: pd.DataFrame) -> Figure:
     Parameters
     ----------
     activity : DataFrame
-        Columns of ``distsim_tables.ACTIVITY``.
+        Columns of ``reproductions.tables.ACTIVITY``.
     """
     steps = activity.drop_duplicates("experiment")
     own = "ours: simulated against measured, gloo"
@@ -80,7 +80,7 @@ def draw_activity(activity: pd.DataFrame) -> Figure:
     Parameters
     ----------
     activity : DataFrame
-        Columns of ``distsim_tables.ACTIVITY``.
+        Columns of ``reproductions.tables.ACTIVITY``.
     """
     names = list(dict.fromkeys(activity["experiment"]))
     with style.figure_style():
@@ -113,7 +113,7 @@ def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
     Parameters
     ----------
     timestamps : DataFrame
-        Columns of ``distsim_tables.TIMESTAMPS``.
+        Columns of ``reproductions.tables.TIMESTAMPS``.
     """
     names = list(dict.fromkeys(timestamps["experiment"]))
     rows = -(-len(names) // COLUMNS)

@@ -19,11 +19,9 @@ from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
 from trioflow.report.pages import Page, Section, glossary_section, write_page
 from trioflow.reproductions.distsim import figures, sections
-from trioflow.reproductions.distsim.analytical import ANALYTICAL
 from trioflow.reproductions.distsim.costs import build_costs, read_benchmarks
-from trioflow.reproductions.distsim.events import compare_events
-from trioflow.reproductions.distsim.marks import compare_marks
-from trioflow.reproductions.distsim.tables import ACTIVITY, COSTS, TIMESTAMPS
+from trioflow.reproductions.distsim.recorded import compare_events, compare_marks
+from trioflow.reproductions.tables import ACTIVITY, ANALYTICAL, COSTS, TIMESTAMPS
 
 TITLE = "trioflow: DistSim's evaluation on our own runs"
 FOLDER = "distsim"
@@ -57,7 +55,7 @@ _GLOSSARY = {
 
 @dataclass(frozen=True)
 class DistsimTables:
-    """What the page is made of; see ``distsim_tables`` and ``tables.SWEEP_RESULTS``."""
+    """What the page is made of; see ``reproductions.tables`` and ``tables.SWEEP_RESULTS``."""
 
     timestamps: pd.DataFrame
     activity: pd.DataFrame

@@ -6,23 +6,21 @@ from itertools import pairwise
 
 import pandas as pd
 
-from trioflow.report.cells import (
-    count_cell,
-    number_cell,
-    percent_cell,
-    signed_cell,
-    time_cell,
-)
 from trioflow.report.html import (
     Cell,
     Column,
+    count_cell,
+    number_cell,
+    percent_cell,
     render_details,
     render_list,
     render_paragraph,
     render_table,
+    signed_cell,
+    time_cell,
 )
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
-from trioflow.reproductions.distsim.bubble import compare_throughput, split_step
+from trioflow.reproductions.distsim.closed_forms import compare_throughput, split_step
 from trioflow.reproductions.distsim.costs import (
     DISTSIM_DIRECT_S,
     DISTSIM_PROFILE_S,
@@ -35,7 +33,7 @@ from trioflow.reproductions.distsim.figures import (
     STEP_ERROR,
     TIMESTAMP_ERROR,
 )
-from trioflow.reproductions.distsim.tables import ACTIVITY, COSTS, TIMESTAMPS
+from trioflow.reproductions.tables import ACTIVITY, COSTS, TIMESTAMPS
 
 OTHER_CASES = "DistSim, other cases"
 LEAST_WAIT = 0.01

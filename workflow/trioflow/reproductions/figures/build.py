@@ -11,20 +11,37 @@ import pyarrow as pa
 
 from trioflow import tables
 from trioflow.errors import InputError
+from trioflow.provenance import stamp
 from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.averages import tell_averages
 from trioflow.reproductions.figures.catalogue import Figure
-from trioflow.reproductions.figures.figure_tables import (
+from trioflow.reproductions.figures.column_style import save_column_figure
+from trioflow.reproductions.figures.evidence_figure import draw_evidence
+from trioflow.reproductions.figures.other_figures import (
+    draw_hop,
+    draw_shares,
+    draw_speeds,
+    draw_wafer,
+)
+from trioflow.reproductions.figures.rows import (
+    BUSY,
+    STEP,
+    list_live_rows,
+    list_predicted_rows,
+    list_published_rows,
+    list_validation_rows,
+    read_live_errors,
+    use_busy_time,
+)
+from trioflow.reproductions.figures.shares import list_live_shares, list_predicted_shares
+from trioflow.reproductions.tables import (
     EVIDENCE,
+    HOP,
     ONLY_SIMULATED,
     SHARES,
     SIMULATOR_TIMES,
+    WAFER,
 )
-from trioflow.reproductions.figures.live_rows import list_live_rows, read_live_errors, use_busy_time
-from trioflow.reproductions.figures.predictions import BUSY, STEP, list_predicted_rows
-from trioflow.reproductions.figures.public_rows import list_published_rows, list_validation_rows
-from trioflow.reproductions.figures.shares import list_live_shares, list_predicted_shares
-from trioflow.reproductions.studies.study_tables import HOP, WAFER
 
 Files = Mapping[str, Sequence[str]]
 """Files by the name of the rule's input: errors, profiles, timelines, predictions, validation,
@@ -187,3 +204,36 @@ def _read_timelines(files: Files) -> dict[str, pd.DataFrame]:
         Path(file).parent.name: tables.read_table(file, "timeline")
         for file in files.get("timelines", [])
     }
+
+
+DRAWERS = {
+    catalogue.ERRORS: draw_evidence, catalogue.ORDER: draw_evidence, catalogue.SHARES: draw_shares,
+    catalogue.SPEED: draw_speeds, catalogue.WAFER: draw_wafer, catalogue.HOP: draw_hop,
+}  # fmt: skip
+
+
+def make_figure(
+    name: str, files: Files, plans: Sequence[Mapping[str, Any]], target: str | Path
+) -> None:
+    """Write a figure as PDF, SVG and PNG, and the data that it draws as Parquet.
+
+    Parameters
+    ----------
+    name, files, plans
+        As for ``build.build_figure_data``.
+    target : path
+        Without suffix.
+
+    Raises
+    ------
+    InputError
+        When a set that the figure needs has no row; nothing is written then.
+    TableError
+        When a file breaks its schema.
+    """
+    figure = catalogue.find_figure(name)
+    rows = build_figure_data(name, files, plans)
+    drawing = DRAWERS[figure.form](figure, rows)
+    sources = [file for group in files.values() for file in group]
+    tables.write_table(rows, name, f"{target}.parquet", stamp(sources), SCHEMAS[figure.form])
+    save_column_figure(drawing, target)

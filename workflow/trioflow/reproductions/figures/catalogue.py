@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.families import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
+from trioflow.reproductions.figures.averages import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
 from trioflow.sweeps.chunks import list_chunk_files
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.listing import list_sweeps

@@ -19,7 +19,6 @@ from trioflow.reproductions.figures.column_style import (
     column_style,
     new_column_figure,
 )
-from trioflow.reproductions.figures.figure_tables import EVIDENCE_KINDS, ONLY_SIMULATED
 from trioflow.reproductions.figures.points import (
     LINE_IN,
     Point,
@@ -31,6 +30,7 @@ from trioflow.reproductions.figures.points import (
     spread_logarithmic,
     spread_symmetric,
 )
+from trioflow.reproductions.tables import EVIDENCE_KINDS, ONLY_SIMULATED
 from trioflow.tables import records
 
 Rows = Sequence[dict[str, Any]]
@@ -68,7 +68,7 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
     figure : Figure
         Of the forms ``errors`` or ``order``.
     rows : DataFrame
-        Columns of ``figure_tables.EVIDENCE``.
+        Columns of ``reproductions.tables.EVIDENCE``.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def count_right_pairs(rows: Rows) -> tuple[int, int]:
     Parameters
     ----------
     rows : sequence of dict
-        ``figure_tables.EVIDENCE`` rows with measured times.
+        ``reproductions.tables.EVIDENCE`` rows with measured times.
 
     Returns
     -------

@@ -16,11 +16,6 @@ from trioflow.reproductions.figures.column_style import (
     column_style,
     new_column_figure,
 )
-from trioflow.reproductions.figures.figure_tables import (
-    EVIDENCE_KINDS,
-    MEASURED_HERE,
-    ONLY_SIMULATED,
-)
 from trioflow.reproductions.figures.points import (
     DASHES,
     LINE_IN,
@@ -34,6 +29,11 @@ from trioflow.reproductions.figures.points import (
 from trioflow.reproductions.figures.shares import MEASURED
 from trioflow.reproductions.studies.hop import SHOWN_BANDWIDTH_BYTES_PER_S, SLOWED
 from trioflow.reproductions.studies.wafer import PAPER_SHARE
+from trioflow.reproductions.tables import (
+    EVIDENCE_KINDS,
+    MEASURED_HERE,
+    ONLY_SIMULATED,
+)
 from trioflow.tables import records
 
 _PARTS = {
@@ -44,7 +44,7 @@ _PARTS = {
 
 
 def draw_shares(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw where each step goes: columns of ``figure_tables.SHARES``.
+    """Draw where each step goes: columns of ``reproductions.tables.SHARES``.
 
     Measured bars stand above the predicted ones of the same case.
     """
@@ -92,7 +92,7 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw the simulator's times: columns of ``figure_tables.SIMULATOR_TIMES``."""
+    """Draw the simulator's times: columns of ``reproductions.tables.SIMULATOR_TIMES``."""
     points = [
         Point(row["trace"], row["family"], row["wall_s"], row["wall_low_s"], row["wall_high_s"])
         for row in records(rows)
@@ -121,7 +121,7 @@ def _tell_events(rows: pd.DataFrame) -> str:
 
 
 def draw_wafer(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw the wafer study, a line a case: columns of ``study_tables.WAFER``.
+    """Draw the wafer study, a line a case: columns of ``reproductions.tables.WAFER``.
 
     Steps are in units of the step on a network that takes no time; the bar
     spans the mesh's bandwidths, circuits bundle all ports of the sweep's
@@ -177,7 +177,7 @@ def _find_middle_bandwidth(rows: pd.DataFrame) -> float:
 
 
 def draw_hop(figure: Figure, rows: pd.DataFrame) -> Drawing:
-    """Draw the speed-up of one backup worker for each draw of slow-downs: columns of ``study_tables.HOP``."""
+    """Draw the speed-up of one backup worker for each draw of slow-downs: columns of ``reproductions.tables.HOP``."""
     chosen = rows[
         (rows["bandwidth_bytes_per_s"] == SHOWN_BANDWIDTH_BYTES_PER_S)
         & (rows["backup_workers"] == 1) & (rows["max_jump"] == 1)

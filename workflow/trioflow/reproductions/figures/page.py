@@ -5,18 +5,37 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.report.html import render_definitions, render_details, render_figure
+from trioflow.report.html import (
+    Cell,
+    Column,
+    render_definitions,
+    render_details,
+    render_figure,
+    render_table,
+)
 from trioflow.report.pages import Page, Section, write_page
+from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.averages import PAPER, SOURCE
 from trioflow.reproductions.figures.build import SCHEMAS
 from trioflow.reproductions.figures.catalogue import Figure
-from trioflow.reproductions.figures.page_sections import describe_basis, render_rows
+from trioflow.reproductions.figures.evidence_figure import count_right_pairs, find_mean_errors
+from trioflow.reproductions.figures.shares import MEASURED
+from trioflow.reproductions.studies.wafer import PAPER_SHARE
+from trioflow.reproductions.tables import (
+    EVIDENCE_KINDS,
+    MEASURED_HERE,
+    MEASURED_PUBLIC,
+    ONLY_SIMULATED,
+)
+from trioflow.sweeps.workshop import OK
+from trioflow.tables import records
 
 TITLE = "trioflow: counterparts of the TrioSim paper's figures"
 _LEAD = (
@@ -82,3 +101,127 @@ def _figure_parts(name: str, figure: Figure, rows: pd.DataFrame, address: str) -
         render_definitions(describe_basis(figure, rows)),
         render_details(f"{len(rows)} rows drawn", render_rows(figure, rows)),
     ]
+
+
+NO_AVERAGES = "the paper reports no average for this figure, or none is at hand: no dashed stroke"
+
+
+def describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the figure's three labels, and the paper's averages, each with what it holds.
+
+    Parameters
+    ----------
+    figure : Figure
+        What it is.
+    rows : DataFrame
+        What it draws.
+    """
+    if figure.form in (catalogue.WAFER, catalogue.HOP):
+        told = {
+            ONLY_SIMULATED: f"everything: {len(rows)} runs of the study, {_tell_study(figure, rows)}"
+        }
+    elif figure.form == catalogue.SPEED:
+        told = {
+            MEASURED_HERE: f"the simulator's own time on {len(rows)} steps, whose lengths are only simulated"
+        }
+    elif figure.form == catalogue.SHARES:
+        told = _describe_shares(rows)
+    else:
+        told = _describe_evidence(figure, rows)
+    basis = [(kind, told.get(kind, "nothing")) for kind in EVIDENCE_KINDS]
+    return [*basis, ("paper, other cases", _tell_paper(figure, rows))]
+
+
+def _tell_study(figure: Figure, rows: pd.DataFrame) -> str:
+    if figure.form == catalogue.WAFER:
+        return f"{rows['workload'].nunique()} workloads on mesh and circuits"
+    return f"{rows['seed'].nunique()} draws of slow-downs on {rows['graph'].nunique()} graphs"
+
+
+def _describe_shares(rows: pd.DataFrame) -> dict[str, str]:
+    measured = int((rows["told_by"] == MEASURED).sum())
+    simulated = int((rows["evidence"] == ONLY_SIMULATED).sum())
+    return {
+        MEASURED_HERE: f"profiles of {measured} steps, each above its prediction",
+        ONLY_SIMULATED: f"{simulated} steps",
+    }
+
+
+def _describe_evidence(figure: Figure, rows: pd.DataFrame) -> dict[str, str]:
+    told = {}
+    for kind in (MEASURED_HERE, MEASURED_PUBLIC):
+        mine = records(rows[rows["evidence"] == kind])
+        if not mine:
+            continue
+        worst = max((row["predicted_s"] / row["measured_s"] - 1 for row in mine), key=abs)
+        means = ", ".join(
+            f"{write_percent(mean)} ({what})" for what, mean in find_mean_errors(mine).items()
+        )
+        told[kind] = (
+            f"{len(mine)} predictions of measured times: mean absolute error {means}, "
+            f"worst {write_percent(worst)}"
+        )
+        if figure.form == catalogue.ORDER:
+            right, pairs = count_right_pairs(mine)
+            told[kind] += f"; {right} of {pairs} pairs of plans in the right order"
+    simulated = rows[rows["evidence"] == ONLY_SIMULATED]
+    if len(simulated):
+        without = int((simulated["status"] != OK).sum())
+        told[ONLY_SIMULATED] = f"{len(simulated)} scenarios, {without} of them without a step"
+    return told
+
+
+def _tell_paper(figure: Figure, rows: pd.DataFrame) -> str:
+    if figure.form == catalogue.WAFER:
+        return f"{100 * PAPER_SHARE:.2f} % of the step on the electrical mesh is communication, for VGG-19 (TrioSim, ISCA 2025)"
+    if "paper" not in rows:
+        return NO_AVERAGES
+    words = [part for text in rows["paper"] for part in str(text).split("; ") if part]
+    return "; ".join(dict.fromkeys(words)) or NO_AVERAGES
+
+
+def render_rows(figure: Figure, rows: pd.DataFrame) -> str:
+    """Return what a figure draws as a table that sorts."""
+    if figure.form not in (catalogue.ERRORS, catalogue.ORDER):
+        return _render_plain(rows)
+    heads = [
+        Column("case", "", "experiment, public case or trace", number=False),
+        Column("rests on", "", "three-way label", number=False),
+        Column("plan", "device", "", number=False),
+        Column("measured", "quantity"),
+        Column("predicted", "80 % interval"),
+        Column("error", "", "predicted over measured less one"),
+        Column("paper", "other cases", "averages drawn beside it", number=False),
+    ]
+    return render_table(heads, [_render_evidence(row) for row in records(rows)])
+
+
+def _render_evidence(row: dict[str, Any]) -> list[Cell]:
+    measured, predicted = row["measured_s"], row["predicted_s"]
+    interval = ""
+    if row["low_s"] is not None and row["high_s"] is not None:
+        interval = f"{write_time(row['low_s'])} to {write_time(row['high_s'])}"
+    error = None if measured is None or predicted is None else predicted / measured - 1
+    return [
+        Cell(row["case"], None, f"batch {row['batch']}" if row["batch"] else ""),
+        Cell(row["evidence"], None, row["source"]),
+        Cell(f"{row['plan']}, {row['ranks']} ranks", None, row["device"] or "this machine"),
+        Cell(NOTHING if measured is None else write_time(measured), measured, row["quantity"]),
+        Cell(row["status"] if predicted is None else write_time(predicted), predicted, interval or row["reason"]),
+        Cell(NOTHING if error is None else write_percent(error), error),
+        Cell(row["paper"] or NOTHING),
+    ]  # fmt: skip
+
+
+def _render_plain(rows: pd.DataFrame) -> str:
+    """Return any table: numbers with four digits."""
+    kinds = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in rows}
+    heads = [Column(str(name).replace("_", " "), number=number) for name, number in kinds.items()]
+    cells = [
+        [
+            Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value if kinds[name] else None)
+            for name, value in row.items()
+        ]
+        for row in records(rows)
+    ]  # fmt: skip
+    return render_table(heads, cells)

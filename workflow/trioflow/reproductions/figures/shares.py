@@ -1,7 +1,9 @@
-"""Where a step goes: the counterpart of the paper's figure 13."""
+"""Where a step goes, and how long the simulator takes: counterparts of the paper's figures 12 and 13."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,19 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.families import name_plan
-from trioflow.reproductions.figures.figure_tables import MEASURED_HERE, ONLY_SIMULATED
-from trioflow.reproductions.figures.live_rows import count_busy_s
-from trioflow.reproductions.figures.predictions import read_plan
-from trioflow.sweeps.workshop import OK
+from trioflow.prediction.answer import predict_step
+from trioflow.prediction.assembly import build_graph
+from trioflow.provenance import stamp
+from trioflow.reproductions.figures.averages import find_family, name_plan
+from trioflow.reproductions.figures.rows import count_busy_s, make_workshop, read_plan
+from trioflow.reproductions.tables import (
+    MEASURED_HERE,
+    ONLY_SIMULATED,
+    SIMULATOR_TIMES,
+)
+from trioflow.sweeps.description import load_sweep
+from trioflow.sweeps.parameters import resolve_batch, resolve_plan
+from trioflow.sweeps.workshop import OK, Workshop
 from trioflow.tables import records
 
 MEASURED, PREDICTED = "measured", "predicted"
@@ -23,7 +33,7 @@ COMPUTE = "compute"
 
 
 def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return ``figure_tables.SHARES`` rows of measured experiments: profile and prediction of each.
+    """Return ``reproductions.tables.SHARES`` rows of measured experiments: profile and prediction of each.
 
     Parameters
     ----------
@@ -74,7 +84,7 @@ def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
 
 
 def list_predicted_shares(files: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """Return ``figure_tables.SHARES`` rows of scenarios that have a step.
+    """Return ``reproductions.tables.SHARES`` rows of scenarios that have a step.
 
     Raises
     ------
@@ -104,3 +114,68 @@ def _divide(compute_s: float, exposed_s: float, step_s: float) -> dict[str, floa
     compute, communication = compute_s / step_s, exposed_s / step_s
     idle = max(0.0, 1.0 - compute - communication)
     return {"compute_share": compute, "communication_share": communication, "idle_share": idle}
+
+
+REPEATS = 5
+"""Runs whose median is told; one more goes before them, which loads what is loaded once."""
+
+
+def time_simulations(
+    description: str | Path, target: str | Path, repeats: int = REPEATS
+) -> pd.DataFrame:
+    """Time every scenario of a description that has a step, and write the times as a table.
+
+    Parameters
+    ----------
+    description : path
+        In the format of a sweep's.
+    target : path
+        Parquet file of ``reproductions.tables.SIMULATOR_TIMES``.
+    repeats : int
+        Timed runs of each.
+
+    Raises
+    ------
+    InputError
+        When no scenario has a step.
+
+    Notes
+    -----
+    In one warm process: start of the interpreter, loading of the trace and
+    of the cost model are not in the times; extrapolation is told apart.
+    """
+    sweep = load_sweep(description)
+    workshop = make_workshop(sweep)
+    rows = []
+    for values in sweep.scenarios:
+        if workshop.predict(0, values)["status"] == OK:
+            rows.append(_time_scenario(workshop, values, repeats))
+    if not rows:
+        raise InputError("no scenario has a step to time", file=description, fix="mend it")
+    frame = pd.DataFrame(rows, columns=SIMULATOR_TIMES.names)
+    tables.write_table(frame, "simulator times", target, stamp([description]), SIMULATOR_TIMES)
+    return frame
+
+
+def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """Return a row of ``SIMULATOR_TIMES``."""
+    traces = workshop.load_traces(values["trace"])
+    plan = resolve_plan(values)
+    batch = resolve_batch(values, plan, int(traces[0].facts["batch"]))
+    platform = workshop.load_platform(values["platform"], plan.ranks)
+    times = workshop.time_operators(values["trace"], platform.device.name)
+    built_s, walls_s = [], []
+    for _ in range(repeats + 1):
+        began_s = time.perf_counter()
+        graph = build_graph(times, plan, batch=batch, host=platform.host)
+        halfway_s = time.perf_counter()
+        prediction = predict_step(workshop.prepare(times, graph, platform, interval=False))
+        walls_s.append(time.perf_counter() - halfway_s)
+        built_s.append(halfway_s - began_s)
+    walls_s = walls_s[1:]
+    return {
+        "trace": values["trace"], "workload": str(traces[0].facts["workload"]), "family": find_family(plan),
+        "plan": graph.metadata["plan_text"], "ranks": plan.ranks, "events": prediction.events,
+        "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
+        "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,
+    }  # fmt: skip

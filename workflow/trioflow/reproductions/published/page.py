@@ -20,7 +20,7 @@ from trioflow.report.scores import SCORES, score_published
 from trioflow.reproductions.published import sections
 from trioflow.reproductions.published.aims import SETS, SOURCE, describe_set, list_disclosures
 from trioflow.reproductions.published.figures import MOST_NAMED, draw_cases
-from trioflow.reproductions.published.growth_section import render_growth
+from trioflow.reproductions.published.growth import render_growth
 from trioflow.reproductions.published.judge import ANCHORS
 
 TITLE = "trioflow: public measurements of many GPUs"

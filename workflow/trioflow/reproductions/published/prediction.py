@@ -23,10 +23,13 @@ from trioflow.prediction.assembly import predict, prepare_step
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.prediction.step import Step
 from trioflow.report.causes import ScaledCollectives, Settings
-from trioflow.reproductions.published.analytical import AnalyticalModel
+from trioflow.reproductions.published.baselines import (
+    AnalyticalModel,
+    predict_by_triosim,
+    read_recorded_step,
+)
 from trioflow.reproductions.published.rows import PublishedRow
 from trioflow.reproductions.published.source import PublishedSource
-from trioflow.reproductions.published.triosim_rules import predict_by_triosim, read_recorded_step
 from trioflow.trace.store import Trace
 
 LARGE_BYTES = 512 * 1024 * 1024

@@ -11,19 +11,17 @@ from trioflow.report.attribution_section import (
     score_cell,
 )
 from trioflow.report.causes import PART, REPLACED
-from trioflow.report.cells import (
-    count_cell,
-    percent_cell,
-    signed_cell,
-    time_cell,
-)
 from trioflow.report.html import (
     Cell,
     Column,
+    count_cell,
+    percent_cell,
     render_details,
     render_list,
     render_paragraph,
     render_table,
+    signed_cell,
+    time_cell,
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
 from trioflow.report.wording import (

@@ -124,7 +124,7 @@ def study_distsim_search(table: str | Path, figure: str | Path) -> None:
         Figure, without suffix.
     """
     from trioflow.report.style import save_figure
-    from trioflow.reproductions.studies.distsim_search_figure import draw_distsim_search
+    from trioflow.reproductions.studies.study_figures import draw_distsim_search
 
     rows = predict_distsim()
     print("\n".join(compare_distsim(rows)))

@@ -19,6 +19,7 @@ from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.rings import build_double_ring, build_ring
 from trioflow.provenance import stamp
+from trioflow.reproductions.studies.contraction import list_inputs, load_timed_trace
 from trioflow.reproductions.studies.hop_simulation import (
     Edge,
     Floats,
@@ -26,8 +27,7 @@ from trioflow.reproductions.studies.hop_simulation import (
     HopSettings,
     simulate_hop,
 )
-from trioflow.reproductions.studies.study_tables import HOP
-from trioflow.reproductions.studies.traced_step import list_inputs, load_timed_trace
+from trioflow.reproductions.tables import HOP
 from trioflow.units import ns_to_s
 
 TRACE = "vgg11-b128"
@@ -194,7 +194,7 @@ def sweep_hop(
     Returns
     -------
     DataFrame
-        Columns of ``study_tables.HOP``.
+        Columns of ``reproductions.tables.HOP``.
     """
     rows = []
     for graph in GRAPHS:
@@ -254,12 +254,12 @@ def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> 
     Parameters
     ----------
     table : path
-        Parquet file of ``study_tables.HOP``.
+        Parquet file of ``reproductions.tables.HOP``.
     speedup, bandwidth : path
         Figures, without suffix.
     """
     from trioflow.report.style import save_figure
-    from trioflow.reproductions.studies.hop_figures import draw_bandwidths, draw_speedups
+    from trioflow.reproductions.studies.study_figures import draw_bandwidths, draw_speedups
 
     rows = sweep_hop(load_work())
     tables.write_table(

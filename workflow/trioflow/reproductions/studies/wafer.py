@@ -32,13 +32,13 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph
 from trioflow.provenance import stamp
-from trioflow.reproductions.studies.contraction import contract_graph
-from trioflow.reproductions.studies.study_tables import WAFER
-from trioflow.reproductions.studies.traced_step import (
+from trioflow.reproductions.studies.contraction import (
+    contract_graph,
     list_inputs,
     load_study_device,
     load_timed_trace,
 )
+from trioflow.reproductions.tables import WAFER
 
 ROWS, COLUMNS = 7, 12
 """84 GPUs; TrioSim paper, photonic case."""
@@ -269,12 +269,12 @@ def study_wafer(table: str | Path, figure: str | Path) -> None:
     Parameters
     ----------
     table : path
-        Parquet file of ``study_tables.WAFER``.
+        Parquet file of ``reproductions.tables.WAFER``.
     figure : path
         Figure, without suffix.
     """
     from trioflow.report.style import save_figure
-    from trioflow.reproductions.studies.wafer_figure import draw_wafer
+    from trioflow.reproductions.studies.study_figures import draw_wafer
 
     rows = pd.DataFrame([row for case in CASES for row in sweep_case(case)])
     tables.write_table(

@@ -20,7 +20,7 @@ from trioflow.costmodel.operator_rows import collect_rows
 from trioflow.costmodel.operators import METHODS, OperatorCostModel
 from trioflow.costmodel.published_data import load_published
 from trioflow.errors import InputError
-from trioflow.reproductions.validation.tables import CLASSES, OPERATORS
+from trioflow.reproductions.tables import CLASSES, OPERATORS
 
 OPERATOR_COLUMNS = (
     "workload", "batch", "op_id", "name", "phase", "operator_class", *FEATURES,
@@ -104,7 +104,7 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     Returns
     -------
     operators : DataFrame
-        Columns of ``validation_tables.OPERATORS``: a row for every distinct operator of a step, its
+        Columns of ``reproductions.tables.OPERATORS``: a row for every distinct operator of a step, its
         occurrences counted; ``recorded_s`` is the mean of their times,
         ``held_out_s`` the prediction of a model that did not see the workload
         [s], ``relative_error`` the latter over the former less one. Over

@@ -16,10 +16,10 @@ from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.reproductions.tables import read_validation_table, write_validation_table
 from trioflow.reproductions.validation import sections, verdict
 from trioflow.reproductions.validation.aims import SETS
 from trioflow.reproductions.validation.figures import draw_diagnosis, draw_set
-from trioflow.reproductions.validation.tables import read_validation_table, write_validation_table
 
 TITLE = "trioflow: cost models against measurements"
 GROUPING = ("set", "quantity", "group", "model")
@@ -87,9 +87,9 @@ def build_validation_page(
     files : sequence of path
         Parquet files of ``tables.VALIDATION``.
     diagnoses : tuple of path
-        Parquet files of ``validation_tables.OPERATORS`` and ``CLASSES``.
+        Parquet files of ``reproductions.tables.OPERATORS`` and ``CLASSES``.
     page, table : path
-        HTML page and Parquet file (``validation_tables.SUMMARY``) to write.
+        HTML page and Parquet file (``reproductions.tables.SUMMARY``) to write.
         Figures go into ``cost_models`` beside the page, one for each set and
         one for each GPU, named after its sheet.
 

@@ -8,20 +8,18 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.scores import SCORES
-from trioflow.report.cells import (
+from trioflow.report.html import (
+    Cell,
+    Column,
     count_cell,
     number_cell,
     oracle_cell,
     percent_cell,
-    signed_cell,
-)
-from trioflow.report.html import (
-    Cell,
-    Column,
     render_definitions,
     render_details,
     render_paragraph,
     render_table,
+    signed_cell,
 )
 from trioflow.report.wording import write_range, write_signed_percent, write_time
 from trioflow.reproductions.validation.aims import KNOWS_THE_ANSWER, SETS

@@ -8,23 +8,21 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.scores import SCORES
-from trioflow.report.cells import (
+from trioflow.report.html import (
+    Cell,
+    Column,
     bandwidth_cell,
     count_cell,
+    escape_text,
     oracle_cell,
     part_cell,
     percent_cell,
     ratio_cell,
-    signed_cell,
-    time_cell,
-)
-from trioflow.report.html import (
-    Cell,
-    Column,
-    escape_text,
     render_list,
     render_paragraph,
     render_table,
+    signed_cell,
+    time_cell,
 )
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
 from trioflow.reproductions.validation.aims import ASKED, SETS, SOURCE, reach_aims

@@ -11,17 +11,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
+from trioflow.reproductions.tables import CHECKS
 from trioflow.reproductions.vtrain.data import AllReduceCurves
-from trioflow.table_columns import FLOAT, INT, TEXT, column
 
-CHECKS = pa.schema([
-    column("check", TEXT, "relation that was tested"),
-    column("compared", INT, "sets of rows that could show it"),
-    column("exact", INT, "of them, those in which it holds to a nanosecond"),
-    column("worst_s", FLOAT, "largest deviation", "s"),
-])  # fmt: skip
 EXACT_S = 1e-9
 """The file's times have six decimals of a millisecond: a nanosecond."""
 ALL_BUT = {

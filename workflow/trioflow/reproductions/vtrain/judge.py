@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
 from trioflow import tables
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
+from trioflow.reproductions.tables import PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.baselines import (
     leave_out_ridge,
     predict_analytically,
@@ -39,7 +39,7 @@ from trioflow.reproductions.vtrain.model import (
     list_parameters,
     name_values,
 )
-from trioflow.table_columns import FLOAT, INT, TEXT, column
+from trioflow.table_columns import FLOAT
 
 LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
 """Columns whose every combination is left out in turn."""
@@ -54,29 +54,6 @@ DOCUMENTED = Form()
 WHOLE, NOTHING = "all rows", "nothing"
 """Name of the fit on all rows, and of what it leaves out."""
 
-PARAMETERS = pa.schema([
-    column("set", TEXT, "set of cases"),
-    column("fold", TEXT, "what was left out; the word nothing for fits on all rows"),
-    column("form", TEXT, "chosen on the fold's own rows"),
-    column("name", TEXT, "parameter"),
-    column("value", FLOAT, "fitted value, in its unit"),
-    column("unit", TEXT, "unit of the value; 1 for none"),
-    column("low", FLOAT, "lower limit of the fit"),
-    column("high", FLOAT, "upper limit of the fit"),
-    column("meaning", TEXT, "what it is"),
-])  # fmt: skip
-"""Rows of the table of fitted parameters."""
-
-TRIALS = pa.schema([
-    column("trial", TEXT, "what was fitted on what"),
-    column("model", TEXT, "who predicts"),
-    column("draws", INT, "how often, with other rows each time"),
-    column("cases", INT, "rows judged each time"),
-    column("mean_absolute_error", FLOAT, "mean over draws of the mean absolute relative error"),
-    column("ordered", FLOAT, "mean over draws of the share of pairs of plans in the right order"),
-])  # fmt: skip
-"""Comparisons that are no set of cases of their own."""
-
 
 @dataclass(frozen=True)
 class VtrainTables:
@@ -87,7 +64,7 @@ class VtrainTables:
     cases : DataFrame
         Columns of ``tables.PUBLISHED_CASES``, three sets of all rows.
     parameters, trials, checks : DataFrame
-        Columns of ``PARAMETERS``, ``TRIALS`` and ``vtrain_composition.CHECKS``.
+        Columns of ``PARAMETERS``, ``TRIALS`` and ``CHECKS`` of ``reproductions.tables``.
     """
 
     cases: pd.DataFrame

@@ -14,8 +14,8 @@ from trioflow.report import style
 from trioflow.report.html import render_figure
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.scores import SCORES, score_published
+from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain import sections
-from trioflow.reproductions.vtrain.composition import CHECKS
 from trioflow.reproductions.vtrain.data import GROUPS
 from trioflow.reproductions.vtrain.figures import (
     draw_blocks,
@@ -24,7 +24,6 @@ from trioflow.reproductions.vtrain.figures import (
     measure_blocks,
     read_sizes,
 )
-from trioflow.reproductions.vtrain.judge import PARAMETERS, TRIALS
 
 TITLE = "trioflow: vTrain's iteration times on A100s"
 FIGURES = "published_vtrain"
@@ -64,8 +63,8 @@ def build_vtrain_page(
     case_files : sequence of path
         Parquet files of ``tables.PUBLISHED_CASES``, vTrain's three sets.
     parameter_file, trial_file, check_file : path
-        Parquet files of ``vtrain.PARAMETERS``, ``vtrain.TRIALS`` and
-        ``vtrain_composition.CHECKS``.
+        Parquet files of ``PARAMETERS``, ``TRIALS`` and
+        ``CHECKS`` of ``reproductions.tables``.
     page : path
         HTML page to write; figures go into ``published_vtrain`` beside it.
 

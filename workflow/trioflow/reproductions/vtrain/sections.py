@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from trioflow.report.cells import (
+from trioflow.report.html import (
+    Cell,
+    Column,
     count_cell,
     number_cell,
     percent_cell,
+    render_list,
+    render_paragraph,
+    render_table,
     signed_cell,
     time_cell,
 )
-from trioflow.report.html import Cell, Column, render_list, render_paragraph, render_table
 from trioflow.report.scores import ORACLE, OURS, SCORES
 from trioflow.report.wording import NOTHING as DASH
 from trioflow.report.wording import write_percent

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from trioflow.reproductions.studies.study_tables import HOP, WAFER
+from trioflow.reproductions.tables import HOP, WAFER
 
 
 @pytest.mark.parametrize("schema", [WAFER, HOP])

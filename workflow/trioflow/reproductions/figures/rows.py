@@ -1,0 +1,367 @@
+"""Rows of the figures: runs of this machine, public cases, predictions that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.errors import InputError
+from trioflow.experiments import Plan
+from trioflow.provenance import stamp
+from trioflow.reproductions.figures.averages import (
+    PIPELINE,
+    SINGLE,
+    find_family,
+    name_plan,
+    read_short_plan,
+)
+from trioflow.reproductions.tables import (
+    MEASURED_HERE,
+    MEASURED_PUBLIC,
+    ONLY_SIMULATED,
+)
+from trioflow.reproductions.validation.aims import SETS
+from trioflow.sweeps.chunk_job import make_frame
+from trioflow.sweeps.chunks import list_chunk_files
+from trioflow.sweeps.description import Sweep, load_sweep
+from trioflow.sweeps.parameters import PLAN_COLUMNS
+from trioflow.sweeps.workshop import Workshop
+from trioflow.tables import records
+
+HOST = "host"
+"""Kind of the tasks that keep no device busy."""
+
+
+def read_live_errors(
+    file: str | Path, plans: Sequence[Mapping[str, Any]], families: Sequence[str]
+) -> pd.DataFrame:
+    """Return the experiments of some kinds of plans, with their plan as ``family`` and ``told``.
+
+    Parameters
+    ----------
+    file : path
+        Parquet file of ``tables.ERRORS``.
+    plans : sequence of mapping
+        Rows of ``plans.tsv``.
+    families : sequence of str
+        Kinds of plans that are wanted.
+
+    Raises
+    ------
+    InputError
+        When there is no such experiment.
+    TableError
+        When the file breaks its schema.
+    """
+    known = {str(row["plan"]): Plan(**row) for row in plans}
+    errors = tables.read_table(file, "errors")
+    missing = sorted(set(errors["plan"]) - set(known))
+    if missing:
+        raise InputError(
+            f"plans {', '.join(missing)} are not in the table of plans", file=file,
+            fix="make the report again",
+        )  # fmt: skip
+    errors = errors.assign(
+        family=[find_family(known[name]) for name in errors["plan"]],
+        told=[name_plan(known[name]) for name in errors["plan"]],
+        micro_batches=[
+            known[n].micro_batches if known[n].pipeline > 1 else 0 for n in errors["plan"]
+        ],
+    )
+    found = errors[errors["family"].isin(families)].reset_index(drop=True)
+    if found.empty:
+        raise InputError(
+            f"no measured experiment with a plan of the kind {' or '.join(families)}", file=file,
+            fix="add one to the table of experiments",
+        )  # fmt: skip
+    return found
+
+
+def list_live_rows(
+    errors: pd.DataFrame, panel: str, label: str = "{workload}, {told}, {batch}"
+) -> list[dict[str, Any]]:
+    """Return rows of ``reproductions.tables.EVIDENCE``, without the figure's name and the paper's averages.
+
+    Parameters
+    ----------
+    errors : DataFrame
+        From :func:`read_live_errors`.
+    panel : str
+        Title of the panel.
+    label : str
+        What a line is called, with columns of ``errors`` in braces.
+    """
+    several = errors["told"].nunique() > 1
+    return [
+        {
+            "evidence": MEASURED_HERE, "panel": panel, "label": label.format(**row),
+            "series": row["told"] if several else "",
+            "case": row["experiment"], "workload": row["workload"], "source_gpu": "", "device": "",
+            "family": row["family"], "plan": row["plan"], "ranks": row["ranks"],
+            "micro_batches": row["micro_batches"], "batch": row["batch"], "quantity": "step time",
+            "measured_s": row["measured_s"], "predicted_s": row["simulated_s"], "low_s": row["low_s"],
+            "high_s": row["high_s"], "status": "ok", "reason": "", "confidence": row["confidence"],
+            "source": row["source"],
+        }
+        for row in records(errors)
+    ]  # fmt: skip
+
+
+def count_busy_s(tasks: pd.DataFrame) -> float:
+    """Return the time [s] in which any rank computes or moves data.
+
+    Parameters
+    ----------
+    tasks : DataFrame
+        Columns ``kind``, ``start_s``, ``end_s`` of one step, all ranks.
+    """
+    busy = tasks[tasks["kind"] != HOST].sort_values("start_s", kind="stable")
+    return _unite(busy["start_s"].to_numpy(np.float64), busy["end_s"].to_numpy(np.float64))
+
+
+def _unite(starts_s: np.ndarray[Any, Any], ends_s: np.ndarray[Any, Any]) -> float:
+    """Return the length of a union of intervals that are sorted by their starts."""
+    if not len(starts_s):
+        return 0.0
+    reached = np.concatenate([[starts_s[0]], np.maximum.accumulate(ends_s)[:-1]])
+    return float(np.maximum(ends_s - np.maximum(starts_s, reached), 0.0).sum())
+
+
+def use_busy_time(
+    rows: Sequence[dict[str, Any]], measured: pd.DataFrame, predicted: Mapping[str, pd.DataFrame]
+) -> list[dict[str, Any]]:
+    """Return rows with busy times in place of step times, as the paper measures tensor parallelism.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        From :func:`list_live_rows`.
+    measured : DataFrame
+        Columns of ``tables.RANK_TIMELINES``: profiles of real steps.
+    predicted : mapping of str to DataFrame
+        The predicted timeline of each experiment, columns of ``tables.TIMELINE``.
+
+    Raises
+    ------
+    InputError
+        When a profile or a timeline is missing.
+
+    Notes
+    -----
+    A profile slows a step, so only its busy share is taken, times the
+    measured median. The interval keeps its ratio to the prediction.
+    """
+    found = []
+    for row in rows:
+        profile = measured[measured["experiment"] == row["case"]]
+        if profile.empty or row["case"] not in predicted:
+            what = "profile of a real step" if profile.empty else "predicted timeline"
+            raise InputError(f"no {what} of {row['case']}", fix="measure and simulate it again")
+        timeline = predicted[row["case"]]
+        share = count_busy_s(profile) / float(profile["end_s"].max())
+        ratio = count_busy_s(timeline) / float(timeline["end_s"].max())
+        found.append(row | {
+            "quantity": "busy time", "measured_s": row["measured_s"] * share,
+            **{name: row[name] * ratio for name in ("predicted_s", "low_s", "high_s")},
+        })  # fmt: skip
+    return found
+
+
+TRAINING = "train"
+"""Group of whole training steps in ``tables.VALIDATION``."""
+THROUGHPUT = "resnet50 throughput"
+"""First words of the group of measured throughputs there."""
+
+
+def shorten_device(name: str) -> str:
+    """Return the name of a GPU without what every line would repeat."""
+    words = name.replace("-", " ").split()
+    skipped = {"NVIDIA", "Tesla", "HBM3", "SXM4", "80GB"}
+    return " ".join(word for word in words if word not in skipped)
+
+
+def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]]:
+    """Return whole training steps of one GPU from a set of the validation, as ``EVIDENCE`` rows.
+
+    Parameters
+    ----------
+    file : path
+        Parquet file of ``tables.VALIDATION``.
+    set_name : str
+        Its set: a key of ``validation_aims.SETS``.
+
+    Raises
+    ------
+    InputError
+        When the set has no such case by the model that ships.
+    """
+    cases = tables.read_table(file, "validation")
+    ours = cases[(cases["set"] == set_name) & (cases["model"] == SETS[set_name].ours)]
+    group = ours["group"]
+    ours = ours[(group == TRAINING) | group.str.startswith(THROUGHPUT)]
+    if ours.empty:
+        raise InputError(
+            f"no whole training step in the set {set_name}", file=file,
+            fix="run `snakemake validation`",
+        )  # fmt: skip
+    return [_describe_validation(row) for row in records(ours)]
+
+
+def _describe_validation(row: dict[str, Any]) -> dict[str, Any]:
+    same = row["set"] == "batch-change"
+    source_gpu = row["device"] if same else row["source"]
+    ways = {"end_to_end": "whole step", "operator_sum": "operator sum"}
+    target = shorten_device(row["device"])
+    name = target if same else f"{shorten_device(source_gpu)} to {target}"
+    return {
+        "evidence": MEASURED_PUBLIC, "panel": "one GPU", "label": name, "series": ways[row["quantity"]],
+        "case": row["case"], "workload": row["case"].split()[0].split("-")[0].rstrip(","),
+        "source_gpu": source_gpu, "device": row["device"], "family": SINGLE, "plan": "single", "ranks": 1,
+        "micro_batches": 0, "batch": 0, "quantity": ways[row["quantity"]],
+        **{key: row[key] for key in ("measured_s", "predicted_s", "low_s", "high_s")},
+        "status": "ok", "reason": "", "confidence": "",
+        "source": f"public tables of the set {row['set']} ({row['source']})",
+    }  # fmt: skip
+
+
+def list_published_rows(
+    files: Sequence[str | Path], families: Sequence[str], *, label: str = "{case}"
+) -> list[dict[str, Any]]:
+    """Return public multi-GPU cases of some kinds of plans, as ``EVIDENCE`` rows.
+
+    Parameters
+    ----------
+    files : sequence of path
+        Parquet files of ``tables.PUBLISHED_CASES``.
+    families : sequence of str
+        Kinds of plans that are wanted.
+    label : str
+        What a line is called, with columns of the table in braces.
+
+    Raises
+    ------
+    InputError
+        When there is no such case.
+    """
+    frames = [tables.read_table(file, "published_cases") for file in files]
+    rows = []
+    for row in records(pd.concat(frames, ignore_index=True)) if frames else []:
+        family, chunks = read_short_plan(row["plan"])
+        if family not in families:
+            continue
+        device = row["platform"].rpartition(", ")[2]
+        rows.append({
+            "evidence": MEASURED_PUBLIC, "panel": f"traced on {'the same GPU' if row['source_gpu'] == device else 'another GPU'}",
+            "label": label.format(**row), "series": "",
+            "case": row["case"], "workload": row["workload"], "source_gpu": row["source_gpu"],
+            "device": device, "family": family, "plan": row["plan"],
+            "ranks": row["ranks"], "micro_batches": chunks, "batch": row["batch"],
+            "quantity": f"step time, {row['mode']}",
+            **{key: row[key] for key in ("measured_s", "predicted_s", "low_s", "high_s")},
+            "status": "ok", "reason": "", "confidence": row["confidence"], "source": row["source"],
+        })  # fmt: skip
+    if not rows:
+        raise InputError(
+            f"no public case with a plan of the kind {' or '.join(families)} in"
+            f" {', '.join(str(file) for file in files) or 'no file at all'}",
+            fix="run `snakemake published`",
+        )
+    return rows
+
+
+STEP, BUSY = "step time", "busy time"
+
+
+def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
+    """Predict every scenario of a description and write them as a table.
+
+    Parameters
+    ----------
+    description : path
+        In the format of a sweep's.
+    target : path
+        Parquet file of ``tables.SWEEP_RESULTS``.
+
+    Raises
+    ------
+    InputError
+        When the description is none, or a file that it names is missing.
+    """
+    sweep = load_sweep(description)
+    workshop = make_workshop(sweep)
+    rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
+    frame = make_frame(rows)
+    files = list_chunk_files(sweep, range(len(sweep.scenarios)))
+    tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
+    return frame
+
+
+def make_workshop(sweep: Sweep) -> Workshop:
+    """Return what predicts the scenarios of a description."""
+    return Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+
+
+def read_plan(row: dict[str, Any]) -> Plan:
+    """Return the plan of a row of ``tables.SWEEP_RESULTS``; degrees below one count as one."""
+    given = {name: row[name] for name in PLAN_COLUMNS}
+    least = {name: max(1, given[name]) for name in ("data", "tensor", "pipeline", "micro_batches")}
+    least["data"] = max(least["data"], row["ranks"] // (least["tensor"] * least["pipeline"]))
+    return Plan(plan=row["plan_text"] or "", **{**given, **least})
+
+
+def list_predicted_rows(
+    files: Sequence[str | Path], *, quantity: str = STEP, label: str = "{trace}",
+    series: str = "{told}",
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return predictions without any measurement as ``reproductions.tables.EVIDENCE`` rows.
+
+    Parameters
+    ----------
+    files : sequence of path
+        Parquet files of ``tables.SWEEP_RESULTS``.
+    quantity : str
+        ``STEP`` or ``BUSY``: busy times have the step's interval in proportion.
+    label, series : str
+        What a line is called and what its colour says: columns of the table,
+        ``told`` (the plan), ``gpu`` and ``gpus`` (with their number) in braces.
+
+    Raises
+    ------
+    InputError
+        When there is no scenario.
+    """
+    frames = [tables.read_table(file, "sweep_results") for file in files]
+    found = [row for frame in frames for row in records(frame)]
+    if not found:
+        told = ", ".join(str(file) for file in files) or "no file at all"
+        raise InputError(f"no predicted scenario in {told}", fix="mend config/figures")
+    return [_describe_prediction(row, quantity, label, series) for row in found]
+
+
+def _describe_prediction(
+    row: dict[str, Any], quantity: str, label: str, series: str
+) -> dict[str, Any]:
+    plan = read_plan(row)
+    device = row["device_name"] or row["platform"]
+    gpu = shorten_device(device)
+    words = {**row, "told": name_plan(plan), "gpu": gpu, "gpus": f"{plan.ranks} {gpu}"}
+    ratio = 1.0
+    if quantity == BUSY and row["step_time_s"]:
+        ratio = row["busy_s"] / row["step_time_s"]
+    times = {"predicted_s": row["step_time_s"], "low_s": row["low_s"], "high_s": row["high_s"]}
+    family = find_family(plan)
+    return {
+        "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": label.format(**words),
+        "series": series.format(**words), "case": row["trace"], "workload": row["workload"],
+        "source_gpu": "", "device": device, "family": family, "plan": words["told"],
+        "ranks": plan.ranks, "micro_batches": plan.micro_batches if family == PIPELINE else 0,
+        "batch": row["batch"], "quantity": quantity, "measured_s": None,
+        **{name: None if value is None else value * ratio for name, value in times.items()},
+        "status": row["status"], "reason": row["reason"], "confidence": row["confidence"] or "",
+        "source": f"trace {row['trace']}, platform {row['platform']}",
+    }  # fmt: skip
