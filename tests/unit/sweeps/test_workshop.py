@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times
+from trioflow.costmodel.step_anchor import AnchoredModel, StepAnchor
 from trioflow.errors import PlatformError, TraceError
 from trioflow.sweeps.memo_model import MemoModel, digest_frame, number_rows
 from trioflow.sweeps.parameters import fill_values
@@ -132,7 +133,7 @@ def test_a_remembered_model_answers_as_the_model_does(trace: str, device: str) -
 
 
 class Foreign:
-    """A model of another package, which may look at a frame as a whole."""
+    """A model that declares nothing, and may look at a frame as a whole."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -145,7 +146,7 @@ class Foreign:
         return self.predict(target)
 
 
-def test_equal_rows_are_asked_for_once_but_of_other_packages_models() -> None:
+def test_equal_rows_are_asked_for_once_where_a_model_declares_that_it_looks_at_rows() -> None:
     operators = load_trace("gpt2-b8").operators
     foreign = Foreign()
     memo = MemoModel(foreign)  # type: ignore[arg-type]
@@ -153,10 +154,13 @@ def test_equal_rows_are_asked_for_once_but_of_other_packages_models() -> None:
     memo.rescale(operators, operators.assign(flop=0))
     assert foreign.rows == [len(operators)] * 2
 
+    assert not AnchoredModel(foreign, StepAnchor(0.0, 1.0)).by_row  # type: ignore[arg-type]
+
     class Own(Foreign):
-        __module__ = "trioflow.costmodel.anything"
+        by_row = True
 
     own = Own()
+    assert AnchoredModel(own, StepAnchor(0.0, 1.0)).by_row  # type: ignore[arg-type]
     memo = MemoModel(own)  # type: ignore[arg-type]
     memo.predict(operators.iloc[:100])
     memo.predict(operators)

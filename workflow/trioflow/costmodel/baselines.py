@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,9 @@ def _shapes(operators: pd.DataFrame) -> list[Shape]:
 
 
 class _Unfitted:
-    """What both baselines share: no interval of their own, no file."""
+    """What both baselines share: each row by itself, no interval of their own, no file."""
+
+    by_row: ClassVar[bool] = True
 
     def step_interval(
         self, kind: str = "rescale", distance: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pandas as pd
 
@@ -36,6 +36,10 @@ class OperatorModel(Protocol):
 
     Frames of predictions have the columns ``time_s``, ``low_s``, ``high_s``
     (80 % interval) [s] and ``extrapolated``, and the index of the operators.
+
+    A model whose answer for an operator depends on that operator's name,
+    shapes and sizes alone may declare it by an attribute ``by_row = True``:
+    sweeps then ask it once for operators that are equal (:func:`looks_at_rows`).
     """
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
@@ -67,11 +71,18 @@ class OperatorModel(Protocol):
 
 @runtime_checkable
 class RowModel(OperatorModel, Protocol):
-    """A model of trioflow's own, from which others are derived: it looks at each row by itself."""
+    """A model from which others are derived: it looks at each row by itself."""
+
+    by_row: ClassVar[bool]
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
         """Predict the time [s] of rows as ``operator_rows.sized_rows`` returns them."""
         ...
+
+
+def looks_at_rows(model: OperatorModel) -> bool:
+    """Return whether a model declares that it looks at each operator by itself."""
+    return bool(getattr(model, "by_row", False))
 
 
 class OperatorModelFit(Protocol):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -41,6 +42,7 @@ class NewGpuOperatorModel:
         The rule's exponents and intervals.
     """
 
+    by_row: ClassVar[bool] = True
     base: RowModel
     source: DeviceSheet
     target: DeviceSheet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -77,6 +77,7 @@ class OperatorCostModel:
         Whether matrix products and kinds are told (``operator_rows.sized_rows``).
     """
 
+    by_row: ClassVar[bool] = True
     method: str
     device_name: str
     curves: Mapping[Key, ClassCurve]

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.errors import InputError
 from trioflow.provenance import PACKAGE, read_json
 from trioflow.trace.store import Trace
@@ -159,6 +159,11 @@ class AnchoredModel:
 
     base: OperatorModel
     anchor: StepAnchor
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the base looks at each operator by itself; anchoring does."""
+        return looks_at_rows(self.base)
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Predict operators from their sizes, then anchor them."""

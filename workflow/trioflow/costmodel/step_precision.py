@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -112,6 +113,7 @@ class PrecisionModel:
         Carries times over where they are another GPU's.
     """
 
+    by_row: ClassVar[bool] = True
     base: RowModel
     sheet: DeviceSheet
     precision: str

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 
 PLACE = (
     "op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number",
@@ -41,15 +41,15 @@ class MemoModel:
     a digest of every column, so nothing that a model may read is left out. The
     frames are shared: callers must not write into them, and none does.
 
-    trioflow's own models look at each row by itself, and not at the columns of
-    `PLACE`: they are asked for equal rows once, of which the repeated blocks
-    of a model have many. A model of another package gets whole frames.
+    A model that looks at each row by itself (``interface.looks_at_rows``), and
+    so not at the columns of `PLACE`, is asked once for equal rows, of which the
+    repeated blocks of a network have many. Any other gets whole frames.
     """
 
     def __init__(self, model: OperatorModel) -> None:
         self.model = model
         self.asked = self.answered = 0
-        self._by_row = type(model).__module__.partition(".")[0] == "trioflow"
+        self._by_row = looks_at_rows(model)
         self._predicted: dict[bytes, pd.DataFrame] = {}
         self._rows: dict[Hashable, tuple[Any, ...]] = {}
         self._answer = pd.DataFrame()

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -185,6 +186,7 @@ class AnalyticalModel:
     bytes_per_s: float
     device_name: str
     source: str
+    by_row: ClassVar[bool] = True
 
     @classmethod
     def of_sheet(cls, sheet: DeviceSheet, precision: str) -> AnalyticalModel:
