@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,19 @@ def test_every_public_name_is_there_and_none_is_loaded_before_it_is_used(tmp_pat
     loaded, found, listed = json.loads(run(code, tmp_path))
     assert loaded == [] and all(found.values()) and listed
     assert (PACKAGE / "py.typed").is_file()
+
+
+def test_type_checkers_see_every_public_name_where_it_is_defined():
+    typed = {}
+    for node in ast.walk(ast.parse((PACKAGE / "__init__.py").read_text())):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for line in node.body:
+                assert isinstance(line, ast.ImportFrom)
+                typed |= {alias.name: line.module for alias in line.names}
+    assert sorted(typed) == trioflow.__all__, "a name without an import there is Any to a checker"
+    for name, module in typed.items():
+        assert getattr(trioflow, name) is getattr(import_module(module), name)
+    assert inspect.signature(trioflow.predict).return_annotation == "Prediction"
 
 
 def test_a_name_that_is_not_public_is_refused_as_python_does_it():

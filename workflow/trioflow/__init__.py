@@ -1,15 +1,26 @@
 """trioflow: predict a training step on many GPUs from an operator trace of one.
 
 What Python users call is in ``__all__``; docs/python.md shows it. Each name is imported when it is
-first used, so that ``trioflow --version`` and the rules load nothing that they do not need. A type
-checker sees the types where a name is imported from its home, such as ``trioflow.prediction.assembly``:
-importing all homes here would make one circle of the whole library.
+first used, so that ``trioflow --version`` and the rules load nothing that they do not need; type
+checkers read the imports below that never run.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trioflow.costmodel.choices import load_named_platform
+    from trioflow.errors import TrioflowError
+    from trioflow.hardware.machine import Platform
+    from trioflow.parallel.plan import make_plan, named_plan
+    from trioflow.plan_row import Plan
+    from trioflow.prediction.answer import Prediction
+    from trioflow.prediction.assembly import predict
+    from trioflow.prediction.options import Options
+    from trioflow.sweeps.search import search
+    from trioflow.trace.store import Trace, load_trace
 
 __version__ = "0.1.0"
 
@@ -29,10 +40,23 @@ _HOMES = {
 }
 """The module of each public name."""
 
-__all__ = list(_HOMES)
+__all__ = [
+    "Options",
+    "Plan",
+    "Platform",
+    "Prediction",
+    "Trace",
+    "TrioflowError",
+    "load_named_platform",
+    "load_trace",
+    "make_plan",
+    "named_plan",
+    "predict",
+    "search",
+]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
