@@ -22,7 +22,7 @@ from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collectives import load_collective_model
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.operators import load_operator_model
-from trioflow.engine.simulate import simulate
+from trioflow.engine.simulate import Summary, simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
@@ -58,7 +58,7 @@ def bench_extrapolation() -> Iterator[Row]:
 
         whole_s = time_s(run, 3)
         summary = run().summary
-        told = f"{summary['events']} events{', folded' if summary['folded'] else ''}"
+        told = f"{summary.events} events{', folded' if summary.folded else ''}"
         yield Row(f"simulate it, {name}", whole_s, detail=told)
 
 
@@ -118,15 +118,15 @@ def _time_engine(graph: TaskGraph, ranks: int, engine: str) -> tuple[float, floa
     """Return the time of a whole simulation and of its event loop, and its events."""
     platform = make_switch(ranks)
 
-    told: list[dict[str, Any]] = []
+    told: list[Summary] = []
 
     def run() -> None:
         told.append(simulate(graph, platform, engine=engine, fold=False).summary)
 
     # The plain engine takes seconds, which vary less.
     whole_s = time_s(run, 5 if engine == "compiled" else 1)
-    loop_s = statistics.median(summary["simulator_wall_s"] for summary in told[1:] or told)
-    return whole_s, loop_s, int(told[0]["events"])
+    loop_s = statistics.median(summary.simulator_wall_s for summary in told[1:] or told)
+    return whole_s, loop_s, told[0].events
 
 
 def _time_both(
@@ -146,8 +146,8 @@ def _time_both(
             ).summary  # fmt: skip
 
         whole_s, summary = time_s(run, 3), run()
-        loop_s, events = summary["simulator_wall_s"], summary["events"]
+        loop_s, events = summary.simulator_wall_s, summary.events
         told = f"{events} events in {loop_s:.3f} s"
         told += "" if aggregate else f", {events / loop_s / 1e6:.1f} M events/s"
-        how = f"{summary['aggregated']} single events" if aggregate else "every message"
+        how = f"{summary.aggregated} single events" if aggregate else "every message"
         yield Row(f"{what} on {ranks} ranks, {how}", whole_s, "s", aim, told, peer, headline)

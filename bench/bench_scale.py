@@ -70,8 +70,8 @@ print(json.dumps({
     "ranks": plan.ranks, "machine_s": machine_s, "build_s": sorted(builds)[len(builds) // 2],
     "simulate_s": sorted(runs)[len(runs) // 2], "before_gb": before_gb, "built_gb": built_gb,
     "peak_gb": peak_gb(), "tasks": graph.fold.task_total, "kept": len(graph.fold.graph.tasks),
-    "events": summary["events"], "loop_s": summary["simulator_wall_s"],
-    "folded": summary["folded"], "executed": summary["executed_ranks"], "reason": summary["unfolded_reason"],
+    "events": summary.events, "loop_s": summary.simulator_wall_s,
+    "folded": summary.folded, "executed": summary.executed_ranks, "reason": summary.unfolded_reason,
 }))
 """
 
@@ -97,7 +97,7 @@ def bench_scale() -> Iterator[Row]:
 
         summary = run()
         what = f"50 layers with a ring all-reduce each on {ranks} ranks, identical ranks found in the tables"
-        yield Row(what, time_s(run, 3), detail=f"{summary['events']} events")
+        yield Row(what, time_s(run, 3), detail=f"{summary.events} events")
 
 
 def _write_wide_platform(path: Path) -> Path:

@@ -126,7 +126,7 @@ def _exported(name: str, pair: dict[str, bytes], options: ImportOptions) -> Sour
             (Path(folder) / file).write_bytes(content)
         trace = import_kineto(Path(folder) / PROFILE, Path(folder) / GRAPH, options)
         tasks = extrapolate(trace, make_plan(), ProportionalModel())
-        source = size_trace([trace], make_plan(), tasks.metadata["batch"])
+        source = size_trace([trace], make_plan(), tasks.metadata.batch)
         content = write_chakra(tasks, Path(folder) / "step", source)[0].read_bytes()
     return Source(name, "chakra", {"step.0.et": content}, ["step.0.et"], ImportOptions())
 

@@ -70,7 +70,7 @@ def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request,
     trace = request.getfixturevalue(trace)
     batch = BATCH * plan.data
     graph = extrapolate(trace, plan, Same(), batch=batch)
-    stages = graph.metadata["stages"] if plan.pipeline > 1 else None
+    stages = graph.metadata.stages if plan.pipeline > 1 else None
     real = run_real(row, plan, batch, stages, tmp_path)
     for rank in range(plan.ranks):
         tasks = graph.tasks[graph.tasks["rank"] == rank]

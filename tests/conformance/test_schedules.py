@@ -269,7 +269,7 @@ def test_real_ranks_send_and_compute_what_the_graph_says(
     batch = 4 * m
     plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
     graph = extrapolate(trace, plan, MODEL, batch=batch)
-    cut = graph.metadata["stages"]
+    cut = graph.metadata.stages
     recorded = run_real(row, name, p, v, m, batch, cut, tmp_path)
     about = {"plan": plan, "batch": batch, "row": row, "ranks": p}
     for rank in range(p):
@@ -317,7 +317,7 @@ def test_pytorch_stops_at_micro_batches_of_different_sizes(transformer_trace, tm
     """Receive buffers have the first one's size; our prediction warns of it."""
     plan = make_plan(pipeline=2, micro_batches=2)
     graph = extrapolate(transformer_trace, plan, MODEL, batch=5)
-    assert any("would stop" in warning for warning in graph.metadata["warnings"])
-    recorded = run_real(TRANSFORMER, "gpipe", 2, 1, 2, 5, graph.metadata["stages"], tmp_path)
+    assert any("would stop" in warning for warning in graph.metadata.warnings)
+    recorded = run_real(TRANSFORMER, "gpipe", 2, 1, 2, 5, graph.metadata.stages, tmp_path)
     assert all("error" in step for step in recorded)
     assert any("size" in step["error"] for step in recorded)

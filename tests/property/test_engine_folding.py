@@ -130,18 +130,19 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
         if isinstance(whole, str):
             assert once == whole
             continue
-        folded = once.summary["folded"]
-        assert folded == (not once.summary["unfolded_reason"])
+        folded = once.summary.folded
+        assert folded == (not once.summary.unfolded_reason)
         assert once.timeline.equals(whole.timeline)
-        moved, known = once.summary.pop("link_bytes"), whole.summary["link_bytes"]
+        moved, known = once.summary.link_bytes, whole.summary.link_bytes
         assert moved.keys() == known.keys()
         np.testing.assert_allclose(list(moved.values()), list(known.values()), rtol=1e-12)
         apart = (
             "events", "aggregated", "engine", "folded", "unfolded_reason", "executed_ranks",
             "simulator_wall_s", "link_bytes",
         )  # fmt: skip
-        for key in whole.summary.keys() - set(apart):
-            assert once.summary[key] == whole.summary[key], key
+        ours, theirs = vars(once.summary), vars(whole.summary)
+        for key in theirs.keys() - set(apart):
+            assert ours[key] == theirs[key], key
     return folded
 
 
@@ -253,22 +254,22 @@ def test_replicas_fold_and_the_reason_is_told_where_they_do_not() -> None:
     ]  # fmt: skip
     graph, platform = make_graph((1, 4, 1), drawn), make_platform("switch", 4, 0.0)
     once = simulate(graph, platform, fold=True).summary
-    assert once["folded"] and once["unfolded_reason"] == "" and once["executed_ranks"] == 1
+    assert once.folded and once.unfolded_reason == "" and once.executed_ranks == 1
     # One of four tasks and all-reduces is executed, and one of its four flows.
-    assert once["events"] == 2 * 2 + 2 * 1
+    assert once.events == 2 * 2 + 2 * 1
     every = simulate(graph, platform, fold=False).summary
-    assert (every["folded"], every["unfolded_reason"]) == (False, "not asked for")
-    assert every["events"] == 4 * once["events"]
+    assert (every.folded, every.unfolded_reason) == (False, "not asked for")
+    assert every.events == 4 * once.events
     small = simulate(graph, platform).summary
-    assert not small["folded"] and "small" in small["unfolded_reason"]
+    assert not small.folded and "small" in small.unfolded_reason
     slow = simulate(graph, platform, fold=True, compute_scale=[1.0, 1.0, 2.0, 1.0]).summary
     # The slow rank is a class of its own.
-    assert slow["folded"] and slow["executed_ranks"] == 2
+    assert slow.folded and slow.executed_ranks == 2
     none = simulate(graph, platform, fold=True, compute_scale=[1.0, 1.5, 2.0, 3.0]).summary
-    assert (none["folded"], none["executed_ranks"]) == (False, 4)
-    assert none["unfolded_reason"] == "no two ranks do the same"
+    assert (none.folded, none.executed_ranks) == (False, 4)
+    assert none.unfolded_reason == "no two ranks do the same"
     kept = simulate(graph, platform, fold=True, record_links=True).summary
-    assert kept["unfolded_reason"] == "what crossed the links was asked for"
+    assert kept.unfolded_reason == "what crossed the links was asked for"
 
 
 @pytest.mark.parametrize("builder", ["switch", "rails"])
@@ -276,18 +277,18 @@ def test_a_link_that_differs_divides_the_classes(builder: str) -> None:
     """Tensor-parallel pairs, one of them on a slower link: it is a class of its own."""
     drawn: list[Step] = [("tensor", "all_reduce", "communication", [1000], [])]
     graph, platform = make_graph((1, 4, 2), drawn), make_platform(builder, 8, 0.0)
-    assert simulate(graph, platform, fold=True).summary["executed_ranks"] == 1
+    assert simulate(graph, platform, fold=True).summary.executed_ranks == 1
     narrow = replace(platform.links[0], bandwidth_bytes_per_s=10.0)
     slower = replace(platform, links=(narrow, *platform.links[1:]))
     told = simulate(graph, slower, fold=True).summary
-    assert told["folded"] and told["executed_ranks"] == 2
+    assert told.folded and told.executed_ranks == 2
     assert compare(graph, slower)
 
 
 def test_classes_are_divided_until_no_two_ranks_are_alike() -> None:
     drawn: list[Step] = [("tensor", "all_reduce", "communication", [1000], [])]
     graph, platform = make_graph((1, 2, 1), drawn), make_platform("switch", 2, 0.0)
-    assert simulate(graph, platform, fold=True).summary["folded"]
+    assert simulate(graph, platform, fold=True).summary.folded
     drawn = [
         ("data", "broadcast", "communication", [1000], []),
         ("task", "", "compute", [1.0] * 3, []),
@@ -298,11 +299,11 @@ def test_classes_are_divided_until_no_two_ranks_are_alike() -> None:
         for number, link in enumerate(make_platform("switch", 4, 0.0).links)
     )
     told = simulate(graph, replace(make_platform("switch", 4, 0.0), links=links), fold=True).summary
-    assert told["folded"] and told["executed_ranks"] == 2
+    assert told.folded and told.executed_ranks == 2
     drawn.append(("tensor", "all_reduce", "copy", [1000], []))
     told = simulate(
         make_graph((1, 2, 2), drawn),
         replace(make_platform("switch", 4, 0.0), links=links),
         fold=True,
     ).summary
-    assert not told["folded"] and "otherwise than that of" in told["unfolded_reason"]
+    assert not told.folded and "otherwise than that of" in told.unfolded_reason

@@ -28,8 +28,8 @@ def half_width(trace, plan, batch=None, model=None) -> float:
     told = simulate_interval(
         extrapolate(times.traces, plan, times.model, batch=batch), platform
     ).summary
-    step_s = told["step_time_s"]
-    return min(math.log(step_s / told["low_s"]), math.log(told["high_s"] / step_s))
+    step_s = told.step_time_s
+    return min(math.log(step_s / told.low_s), math.log(told.high_s / step_s))
 
 
 def typical_error(way: str, kind: str, workload: str) -> float:

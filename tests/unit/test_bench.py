@@ -62,7 +62,7 @@ def test_generated_graphs_are_as_large_as_the_model(model):
     assert model.gradient_bytes - collectives["message_bytes"].sum() < model.buckets
 
 
-EVENTS = {"summary": {"events": 10, "simulator_wall_s": 0.1, "aggregated": 1}}
+EVENTS = {"summary": SimpleNamespace(events=10, simulator_wall_s=0.1, aggregated=1)}
 WANTED = {
     "DDP of ResNet-50's size (generated) on 16 ranks, every message": (None, "TrioSim", 5.2),
     "DDP of ResNet-50's size (generated) on 32 ranks, every message": (None, "TrioSim", 28.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.message_planner import Chunks
+from trioflow.parallel.graph_metadata import GraphMetadata
+from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.plan_row import Plan
 
 BANDWIDTH, LATENCY_S, SIZE = 1e9, 5e-6, 1_200_000
 BOTH = pytest.mark.parametrize("engine", ["reference", "compiled"])
@@ -25,7 +29,10 @@ def make_links(ranks: int, per_node: int | None = None) -> Platform:
 
 
 def make_graph(
-    collective: str, ranks: int, size: int, plan: dict[str, Any] | None = None
+    collective: str,
+    ranks: int,
+    size: int,
+    plan: Plan = make_plan(),  # noqa: B008
 ) -> TaskGraph:
     builder = TaskGraphBuilder()
     for rank in range(ranks):
@@ -33,7 +40,7 @@ def make_graph(
             rank, "communication", "collective", collective, message_bytes=size, match_id=0,
             group=",".join(map(str, range(ranks))),
         )  # fmt: skip
-    return builder.build({} if plan is None else {"plan": plan})
+    return builder.build(GraphMetadata(plan=plan))
 
 
 def run(collective: str, ranks: int, size: int, **options: Any) -> Result:
@@ -76,7 +83,7 @@ def test_time_is_the_formula_s(
     result = run(
         collective, ranks, SIZE, engine=engine, algorithms={collective: name}, chunks=Chunks(chunks)
     )
-    found_s = result.summary["step_time_s"]
+    found_s = result.summary.step_time_s
     if name == "double_binary_tree":
         assert expected_s * (1 - 1e-12) <= found_s <= 2 * expected_s
     else:
@@ -91,7 +98,7 @@ def test_a_chain_gains_by_chunks_and_a_ring_loses_latencies(engine: str) -> None
     times = {
         (name, collective, c): run(
             collective, ranks, size, engine=engine, algorithms=name, chunks=Chunks(c)
-        ).summary["step_time_s"]
+        ).summary.step_time_s
         for name, collective in (("chain", "broadcast"), ("ring", "all_reduce"))
         for c in (1, 16)
     }  # fmt: skip
@@ -111,8 +118,8 @@ def test_largest_chunk_says_how_many(engine: str) -> None:
                 aggregate=False, fold=False)
             for asked in (Chunks(largest_bytes=largest_bytes), Chunks(chunks))
         )  # fmt: skip
-        assert one.summary["step_time_s"] == other.summary["step_time_s"]
-        assert one.summary["events"] == other.summary["events"] == 2 * (4 + 6 * 4 * chunks)
+        assert one.summary.step_time_s == other.summary.step_time_s
+        assert one.summary.events == other.summary.events == 2 * (4 + 6 * 4 * chunks)
 
 
 @BOTH
@@ -123,35 +130,35 @@ def test_a_chunked_ring_as_one_event_has_the_same_bits(engine: str, collective: 
             aggregate=aggregate, record_links=True)
         for aggregate in (True, False)
     ]  # fmt: skip
-    assert [result.summary["aggregated"] for result in runs] == [1, 0]
+    assert [result.summary.aggregated for result in runs] == [1, 0]
     assert runs[0].timeline.equals(runs[1].timeline)
-    assert runs[0].summary["link_bytes"] == runs[1].summary["link_bytes"]
+    assert runs[0].summary.link_bytes == runs[1].summary.link_bytes
 
 
 def test_what_waits_for_a_barrier_waits_for_no_chunks() -> None:
     one, cut = (
-        run("barrier", 4, 0, algorithms="ring", chunks=Chunks(c)).summary["step_time_s"]
+        run("barrier", 4, 0, algorithms="ring", chunks=Chunks(c)).summary.step_time_s
         for c in (1, 8)
     )
     assert one == cut == pytest.approx(6 * LATENCY_S)
 
 
 def test_a_plan_names_algorithms_and_chunks_and_the_caller_comes_first() -> None:
-    plan = {"algorithms": "all_reduce=tree", "chunks": 7, "chunk_bytes": 0}
+    plan = make_plan(algorithms="all_reduce=tree", chunks=7)
     graph, platform = make_graph("all_reduce", 8, 7_000_000, plan), make_links(8)
     by_plan = simulate(graph, platform).summary
     tree_s = closed_form_s(
         "all_reduce", 8, 7e6, LATENCY_S, BANDWIDTH, algorithm="binary_tree", chunks=7
     )
-    assert by_plan["step_time_s"] == pytest.approx(tree_s, rel=1e-12)
-    assert by_plan["aggregated"] == 0
+    assert by_plan.step_time_s == pytest.approx(tree_s, rel=1e-12)
+    assert by_plan.aggregated == 0
     other = simulate(graph, platform, algorithms={"all-reduce".replace("-", "_"): "ring"})
     ring_s = closed_form_s("all_reduce", 8, 7e6, LATENCY_S, BANDWIDTH, chunks=7)
-    assert other.summary["step_time_s"] == pytest.approx(ring_s, rel=1e-12)
-    plan |= {"chunks": 1, "chunk_bytes": 1_000_000}
+    assert other.summary.step_time_s == pytest.approx(ring_s, rel=1e-12)
+    plan = replace(plan, chunks=1, chunk_bytes=1_000_000)
     same = simulate(make_graph("all_reduce", 8, 7_000_000, plan), platform).summary
-    assert same["step_time_s"] == by_plan["step_time_s"]
-    assert "aggregated" not in simulate(make_graph("all_reduce", 8, 7), platform).summary
+    assert same.step_time_s == by_plan.step_time_s
+    assert simulate(make_graph("all_reduce", 8, 7), platform).summary.aggregated is None
 
 
 @pytest.mark.parametrize(

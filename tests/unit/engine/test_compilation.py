@@ -22,7 +22,7 @@ for duration_s in (1.0, 2.0):
     builder.add(0, "compute", "compute", "op", duration_s=duration_s)
 platform = Platform("one", Device("chip", "gpu", 1, {}), 1, ())
 result = simulate(builder.build(), platform, engine=sys.argv[1])
-print(result.summary["step_time_s"], "numba" in sys.modules, compilation.is_kept())
+print(result.summary.step_time_s, "numba" in sys.modules, compilation.is_kept())
 """
 
 

@@ -62,13 +62,13 @@ def test_four_gpus_against_one_alone(engine: str, aggregate: bool) -> None:
     """
     options: dict[str, Any] = {"engine": engine, "aggregate": aggregate}
     alone, four = (train(n, make_bridge(), **options).summary for n in (1, 4))
-    assert alone["step_time_s"] == BACKWARD_S
-    assert alone["link_bytes"][BRIDGE] == 0
+    assert alone.step_time_s == BACKWARD_S
+    assert alone.link_bytes[BRIDGE] == 0
     moving_s = 6 * SIZE / B
     exchange_s = 6 * 3 * LATENCY_S + moving_s
-    assert four["step_time_s"] == pytest.approx(BACKWARD_S + exchange_s, rel=1e-12)
-    assert four["aggregated"] == int(aggregate)
-    used = {name: moved / (B * moving_s) for name, moved in four["link_bytes"].items()}
+    assert four.step_time_s == pytest.approx(BACKWARD_S + exchange_s, rel=1e-12)
+    assert four.aggregated == int(aggregate)
+    used = {name: moved / (B * moving_s) for name, moved in four.link_bytes.items()}
     assert used[BRIDGE] == pytest.approx(1, rel=1e-12)
     assert used["rank0->bridge in"] == used["bridge out->rank3"] == pytest.approx(0.25, rel=1e-12)
 
@@ -78,7 +78,7 @@ def test_a_bridge_wide_enough_for_all_is_no_bottleneck(engine: str) -> None:
     """With C = 4 B every message moves at B: rounds of 3 L + S / (4 B)."""
     result = train(4, make_bridge(4 * B), engine=engine, aggregate=False)
     expected_s = BACKWARD_S + 6 * (3 * LATENCY_S + SIZE / (4 * B))
-    assert result.summary["step_time_s"] == pytest.approx(expected_s, rel=1e-12)
+    assert result.summary.step_time_s == pytest.approx(expected_s, rel=1e-12)
 
 
 @dataclass
@@ -110,7 +110,7 @@ def test_a_measured_all_reduce_is_slowed_by_what_shares_the_bridge(
     shared = train(4, make_bridge(), copy=10**11, **options)
     expected_s = 18 * LATENCY_S + max(1.25, slower) * 6 * SIZE / B
     assert all_reduce_end_s(shared) == pytest.approx(BACKWARD_S + expected_s, rel=1e-9)
-    assert (alone.summary["aggregated"], shared.summary["aggregated"]) == (1, 0)
+    assert (alone.summary.aggregated, shared.summary.aggregated) == (1, 0)
 
 
 def reduce_pairs(pairs: list[tuple[int, int]], platform: Platform, **options: Any) -> Result:
@@ -142,12 +142,12 @@ def test_two_measured_all_reduces_at_once_share_the_bridge(
     options: dict[str, Any] = {
         "engine": engine, "collectives": Cost(time_s), "algorithms": algorithms,
     }  # fmt: skip
-    alone = reduce_pairs([(0, 1)], make_bridge(), **options).summary["step_time_s"]
-    both = reduce_pairs([(0, 1), (2, 3)], make_bridge(), **options).summary["step_time_s"]
+    alone = reduce_pairs([(0, 1)], make_bridge(), **options).summary.step_time_s
+    both = reduce_pairs([(0, 1), (2, 3)], make_bridge(), **options).summary.step_time_s
     assert alone == pytest.approx(time_s, rel=1e-12)
     expected_s = 6 * LATENCY_S + max(2.0, slower) * 2 * SIZE / B
     assert both == pytest.approx(expected_s, rel=1e-9)
-    apart = reduce_pairs([(0, 1), (2, 3)], make_bridge(2 * B), **options).summary["step_time_s"]
+    apart = reduce_pairs([(0, 1), (2, 3)], make_bridge(2 * B), **options).summary.step_time_s
     assert apart == pytest.approx(time_s, rel=1e-9), "a bridge for two slows neither"
 
 

@@ -111,9 +111,9 @@ def test_critical_path_of_nothing_and_of_another_graph() -> None:
 
 def test_summary_is_of_the_busiest_rank() -> None:
     summary = summarize_timeline(simulate(late_rank().build(), PLATFORM).timeline)
-    zero, one = summary["per_rank"]
-    assert (zero["busy_s"], zero["compute_s"], zero["exposed_communication_s"]) == (5.0, 4.0, 1.0)
-    assert (one["busy_s"], one["compute_s"], one["exposed_communication_s"]) == (4.5, 3.5, 1.0)
-    assert (one["step_time_s"], summary["step_time_s"]) == (4.5, 6.0)
-    assert (summary["compute_s"], summary["communication_s"]) == (4.0, 1.0)
-    assert summary["busy_s"] == 6.0
+    zero, one = summary.per_rank
+    assert (zero.busy_s, zero.compute_s, zero.exposed_communication_s) == (5.0, 4.0, 1.0)
+    assert (one.busy_s, one.compute_s, one.exposed_communication_s) == (4.5, 3.5, 1.0)
+    assert (one.step_time_s, summary.step_time_s) == (4.5, 6.0)
+    assert (summary.compute_s, summary.communication_s) == (4.0, 1.0)
+    assert summary.busy_s == 6.0

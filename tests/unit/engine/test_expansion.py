@@ -60,7 +60,7 @@ def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(
     monkeypatch.setattr(expansion, "find_available_bytes", lambda: 1e5)
     platform = load_platform("h100x8-nvlink", RANKS)
     result = simulate(graph, platform)
-    assert result.summary["folded"], "what is executed once fits"
+    assert result.summary.folded, "what is executed once fits"
     with pytest.raises(TooLargeError, match="a timeline of them is asked for"):
         _ = result.timeline
     with pytest.raises(TooLargeError, match=rf"all {RANKS} ranks .*not asked for"):
@@ -70,7 +70,7 @@ def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(
         simulate(graph, platform, compute_scale=slow)
     assert graph.fold is not None, "nothing was expanded"
     assert len(graph.tasks), "whoever asks for the tables gets them"
-    assert not simulate(graph, platform, fold=False).summary["folded"], "they are there already"
+    assert not simulate(graph, platform, fold=False).summary.folded, "they are there already"
     assert simulate(graph, platform, fold=True).timeline.equals(
         simulate(graph, platform, fold=False).timeline
     )

@@ -40,12 +40,12 @@ def build(trace: Trace, model: OperatorModel, **degrees: Any) -> TaskGraph:
 
 
 def assert_same(once: Any, every: Any) -> None:
-    assert not every.summary["folded"]
+    assert not every.summary.folded
     assert once.timeline.equals(every.timeline)
     for key in ("step_time_s", "busy_s", "compute_s", "communication_s", "per_rank", "ranks",
                 "exposed_communication_s", "confidence", "warnings"):  # fmt: skip
-        assert once.summary[key] == every.summary[key]
-    moved, known = once.summary["link_bytes"], every.summary["link_bytes"]
+        assert getattr(once.summary, key) == getattr(every.summary, key)
+    moved, known = once.summary.link_bytes, every.summary.link_bytes
     assert moved.keys() == known.keys()
     np.testing.assert_allclose(list(moved.values()), list(known.values()), rtol=1e-12)
 
@@ -71,12 +71,12 @@ def test_real_plans_fold_on_real_platforms(
     model: OperatorModel,
 ) -> None:
     graph = build(trace, model, **degrees)
-    machine = load_platform(platform, graph.metadata["ranks"])
+    machine = load_platform(platform, graph.metadata.ranks)
     once = simulate(graph, machine, collectives, engine=engine)
-    assert once.summary["folded"], once.summary["unfolded_reason"]
+    assert once.summary.folded, once.summary.unfolded_reason
     every = simulate(graph, machine, collectives, engine=engine, fold=False)
     assert_same(once, every)
-    assert once.summary["events"] < every.summary["events"]
+    assert once.summary.events < every.summary.events
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_places_in_a_node_that_differ_divide_classes(
     degrees: dict[str, Any], platform: str, classes: int, trace: Trace, model: OperatorModel
 ) -> None:
     graph = build(trace, model, **degrees)
-    machine = load_platform(platform, graph.metadata["ranks"])
+    machine = load_platform(platform, graph.metadata.ranks)
     once = simulate(graph, machine, engine="compiled")
-    assert once.summary["folded"], once.summary["unfolded_reason"]
-    assert once.summary["executed_ranks"] == classes
+    assert once.summary.folded, once.summary.unfolded_reason
+    assert once.summary.executed_ranks == classes
     assert_same(once, simulate(graph, machine, engine="compiled", fold=False))
 
 
@@ -105,7 +105,7 @@ def test_the_interval_folds_too(trace: Trace, model: OperatorModel) -> None:
     every = simulate_interval(graph, machine, COLLECTIVES, fold=False)
     assert_same(once, every)
     for key in ("low_s", "high_s"):
-        assert once.summary[key] == every.summary[key]
+        assert getattr(once.summary, key) == getattr(every.summary, key)
 
 
 def test_folding_needs_no_table_of_all_ranks(
@@ -115,7 +115,7 @@ def test_folding_needs_no_table_of_all_ranks(
     graph = build(trace, model, data=4)
     monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
     result = simulate(graph, load_platform("h100x8-nvlink", 4))
-    assert result.summary["folded"] and len(result.summary["per_rank"]) == 4
+    assert result.summary.folded and len(result.summary.per_rank) == 4
     assert isinstance(graph, FoldedTaskGraph) and graph.fold is not None
     assert "compute" in graph.kinds
     with pytest.raises(TypeError):
@@ -130,7 +130,7 @@ def test_a_saved_graph_folds_when_asked_to(
     once = simulate(graph, machine)
     graph.save(tmp_path)
     again = simulate(load_task_graph(tmp_path), machine, fold=True)
-    assert again.summary["folded"] and again.summary["events"] == once.summary["events"]
+    assert again.summary.folded and again.summary.events == once.summary.events
     assert again.timeline.equals(once.timeline)
 
 
@@ -140,11 +140,11 @@ def test_changed_tables_are_simulated_as_they_are(trace: Trace, model: OperatorM
     before = simulate(graph, machine)
     graph.tasks.loc[0, "duration_s"] += 1.0
     after = simulate(graph, machine, fold=True)
-    assert after.summary["step_time_s"] > before.summary["step_time_s"] + 0.9
+    assert after.summary.step_time_s > before.summary.step_time_s + 0.9
     # The timeline of the first is the one that was simulated.
-    assert before.timeline["end_s"].max() == before.summary["step_time_s"]
+    assert before.timeline["end_s"].max() == before.summary.step_time_s
     # One rank is slower, and the three others are still alike.
-    assert after.summary["folded"]
+    assert after.summary.folded
     assert_same(after, simulate(graph, machine, fold=False))
 
 
@@ -166,14 +166,14 @@ def test_reasons_are_told() -> None:
 
     def reason(graph: TaskGraph, platform: Platform = machine, **options: Any) -> str:
         summary = simulate(graph, platform, fold=True, **options).summary
-        assert not summary["folded"]
-        return str(summary["unfolded_reason"])
+        assert not summary.folded
+        return str(summary.unfolded_reason)
 
     assert reason(make_pairs([1.0, 2.0, 3.0, 4.0])) == "no two ranks do the same"
     alike = make_pairs([1.0] * 4)
-    assert simulate(alike, machine, fold=True).summary["folded"]
+    assert simulate(alike, machine, fold=True).summary.folded
     assert reason(alike, compute_scale=[1.0, 1.5, 2.0, 1.2]) == "no two ranks do the same"
-    assert simulate(alike, machine, fold=True, compute_scale=[1.0, 1.0, 2.0, 2.0]).summary["folded"]
+    assert simulate(alike, machine, fold=True, compute_scale=[1.0, 1.0, 2.0, 2.0]).summary.folded
     assert "CircuitNetwork" in reason(alike, network="circuit")
     graph = make_pairs([1.0] * 4)
     graph.dependencies.loc[len(graph.dependencies)] = [2, 0]

@@ -90,7 +90,7 @@ def test_ring_uses_every_link_alike_with_gaps_of_its_latency(engine: str, aggreg
     """Six rounds on four ranks: each waits L and moves S / 4 at B, on every link at once."""
     size = 4 * 512
     result = reduce(size, engine=engine, algorithms="ring", aggregate=aggregate)
-    assert result.summary["aggregated"] == int(aggregate)
+    assert result.summary.aggregated == int(aggregate)
     table = measure_links(result)
     assert table["bytes"].tolist() == [6 * 512.0] * 4
     assert table["busy_s"].tolist() == [6 * 0.5] * 4
@@ -134,7 +134,7 @@ def test_more_pieces_than_there_was_room_for() -> None:
         for engine in ("reference", "compiled")
     )
     assert plain.traffic is not None and compiled.traffic is not None
-    assert len(plain.traffic.link) > 2 * plain.summary["events"]
+    assert len(plain.traffic.link) > 2 * plain.summary.events
     assert link_rates(plain).equals(link_rates(compiled))
     assert measure_links(plain).equals(measure_links(compiled))
 

@@ -61,11 +61,11 @@ def test_engines_agree_and_the_whole_step_is_longer():
     graph = build(beside)
     runs = [simulate(graph, SLOWED, engine=engine) for engine in ("reference", "compiled")]
     assert runs[0].timeline.equals(runs[1].timeline)
-    calm = simulate(graph, CALM).summary["step_time_s"]
-    assert runs[0].summary["step_time_s"] == pytest.approx(8.0) and calm == pytest.approx(7.0)
-    assert runs[0].summary["warnings"] == []
+    calm = simulate(graph, CALM).summary.step_time_s
+    assert runs[0].summary.step_time_s == pytest.approx(8.0) and calm == pytest.approx(7.0)
+    assert runs[0].summary.warnings == []
     told = simulate_interval(graph, SLOWED).summary
-    assert told["low_s"] <= told["step_time_s"] <= told["high_s"]
+    assert told.low_s <= told.step_time_s <= told.high_s
 
 
 def test_overlaps_count_once_and_on_the_own_rank():
@@ -87,13 +87,13 @@ def test_overlaps_count_once_and_on_the_own_rank():
 
 def test_nothing_is_slowed_where_nothing_communicates():
     graph = build(lambda builder: builder.add(0, "compute", "compute", "a", duration_s=1.0))
-    assert simulate(graph, SLOWED).summary["step_time_s"] == 1.0
+    assert simulate(graph, SLOWED).summary.step_time_s == 1.0
 
 
 def test_a_stronger_slowdown_never_shortens_a_step():
     graph = build(beside)
     steps = [
-        simulate(graph, replace(CALM, compute_slowdown_during_collective=s)).summary["step_time_s"]
+        simulate(graph, replace(CALM, compute_slowdown_during_collective=s)).summary.step_time_s
         for s in (1.0, 1.1, 1.5, 4.0)
     ]
     assert list(np.sort(steps)) == steps and steps[0] < steps[-1]

@@ -65,8 +65,8 @@ def test_flows_that_share_one_link(engine: str, flows: int) -> None:
     ]  # fmt: skip
     assert arrivals(result) == pytest.approx(expected, rel=1e-12)
     all_bytes = size * flows * (flows + 1) // 2
-    assert result.summary["link_bytes"]["rank0->rank1"] == all_bytes
-    assert result.summary["step_time_s"] == pytest.approx(LATENCY_S + all_bytes / BANDWIDTH)
+    assert result.summary.link_bytes["rank0->rank1"] == all_bytes
+    assert result.summary.step_time_s == pytest.approx(LATENCY_S + all_bytes / BANDWIDTH)
 
 
 @BOTH

@@ -47,7 +47,7 @@ def climb(result: Result) -> dict[str, float]:
 def test_the_first_of_equal_routes_takes_all(engine: str) -> None:
     """Four flows of S share one uplink: 4 S / B, and the other spine idles."""
     result = send_across(make_leaves(Routing()), engine)
-    assert result.summary["step_time_s"] == pytest.approx(4 + 4e-6, rel=1e-12)
+    assert result.summary.step_time_s == pytest.approx(4 + 4e-6, rel=1e-12)
     assert climb(result) == {"spine0": 4e9, "spine1": 0.0}
 
 
@@ -60,7 +60,7 @@ def test_ecmp_spreads_pairs_as_its_hash_says_and_the_seed_changes_how(engine: st
         found = climb(result)
         fuller = max(found.values()) / 1e9
         assert sum(found.values()) == 4e9 and fuller in (2, 3, 4)
-        assert result.summary["step_time_s"] == pytest.approx(fuller + 4e-6, rel=1e-12)
+        assert result.summary.step_time_s == pytest.approx(fuller + 4e-6, rel=1e-12)
         seen.add(tuple(found.values()))
     assert (2e9, 2e9) in seen and len(seen) > 2
 

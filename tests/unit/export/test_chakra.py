@@ -18,6 +18,7 @@ from same_model import ProportionalModel
 from trioflow.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.tables import records
@@ -101,7 +102,7 @@ def check_nodes(path, tasks):
 def test_round_trip_of_plans(name, transformer_trace, tmp_path):
     plan = PLANS[name]
     graph = extrapolate(transformer_trace, plan, ProportionalModel())
-    source = size_trace([transformer_trace], plan, graph.metadata["batch"])
+    source = size_trace([transformer_trace], plan, graph.metadata.batch)
     files = check_round_trip(graph, tmp_path / "step", source)
     assert [f.name for f in files] == [
         *(f"step.{rank}.et" for rank in range(plan.ranks)), "step.comm_groups.json",
@@ -154,7 +155,7 @@ def test_the_work_is_that_of_the_shard_and_the_micro_batch(transformer_trace, tm
 
     def flop_of(plan):
         graph = extrapolate(transformer_trace, plan, ProportionalModel())
-        source = size_trace([transformer_trace], plan, graph.metadata["batch"])
+        source = size_trace([transformer_trace], plan, graph.metadata.batch)
         files = write_chakra(graph, tmp_path / plan.plan, source)
         nodes = [node for file in files[:-1] for node in wire.read(file)[1]]
         return sum(node["attr"].get("num_ops", 0) for node in nodes), nodes
@@ -224,7 +225,7 @@ def test_comm_size_is_the_shard_of_an_all_gather_and_the_input_of_others(
         assert node["attr"]["comm_type"] == COLLECTIVE_NUMBERS[name]
 
 
-def two_groups(**options):
+def two_groups():
     builder = TaskGraphBuilder()
     for group in ([0, 2], [1, 3], [0, 1, 2, 3], [3, 2, 1, 0]):
         match = builder.new_match()
@@ -233,7 +234,7 @@ def two_groups(**options):
                 rank, "communication", "collective", "all_reduce", message_bytes=8,
                 group=",".join(map(str, group)), match_id=match,
             )  # fmt: skip
-    return builder.build(options)
+    return builder.build()
 
 
 def test_groups_are_numbered_from_one_and_written_beside(tmp_path):
@@ -260,7 +261,7 @@ def test_host_tasks_run_beside_the_device(tmp_path):
 
 def test_equal_graphs_give_equal_bytes(transformer_trace, tmp_path):
     graph = extrapolate(transformer_trace, PLANS["gpipe"], ProportionalModel())
-    source = size_trace([transformer_trace], PLANS["gpipe"], graph.metadata["batch"])
+    source = size_trace([transformer_trace], PLANS["gpipe"], graph.metadata.batch)
     one, two = (write_chakra(graph, tmp_path / name / "x", source) for name in ("a", "b"))
     assert [f.read_bytes() for f in one] == [f.read_bytes() for f in two]
     write_chakra(graph, tmp_path / "a" / "x", source)  # over its own files
@@ -308,7 +309,7 @@ def graphs(draw):
                     group=",".join(map(str, where)),
                     **both,
                 )
-    return builder.build({"ranks": 3})
+    return builder.build(GraphMetadata(ranks=3))
 
 
 @settings(max_examples=count_examples(60))

@@ -60,8 +60,8 @@ def test_long_curves_keep_the_most_of_each_stretch_and_the_end() -> None:
 def test_the_top_of_each_curve_is_the_peak_of_its_rank(degrees: dict[str, Any]) -> None:
     graph = extrapolate(load_trace("gpt2-tiny-b8"), make_plan(**degrees), ProportionalModel())
     result = simulate(graph, load_platform("h100x8-nvlink", 2))
-    found = count_memory(graph.metadata["memory_curves"], result.timeline)
-    for entry in graph.metadata["memory"]:
+    found = count_memory(graph.metadata.memory_curves, result.timeline)
+    for entry in graph.metadata.memory:
         assert "curve" not in entry
         for rank in entry["ranks"]:
             own = found[found["rank"] == rank]
@@ -69,4 +69,4 @@ def test_the_top_of_each_curve_is_the_peak_of_its_rank(degrees: dict[str, Any]) 
                 entry["peak_bytes"], abs=len(entry["categories"])
             )
             assert own["time_s"].is_monotonic_increasing
-            assert own["time_s"].max() <= result.summary["step_time_s"]
+            assert own["time_s"].max() <= result.summary.step_time_s

@@ -34,13 +34,13 @@ def written(tmp_path_factory):
 
 def test_what_is_made_of_a_step_adds_up_to_it(written):
     trace, _, result, _, frames = written
-    step_s = result.summary["step_time_s"]
+    step_s = result.summary.step_time_s
     path = frames["critical_path"]
     assert path["share"].sum() == pytest.approx(1.0)
     assert path["end_s"].iloc[-1] == step_s and path["start_s"].iloc[0] == 0.0
     assert set(path["module"]) <= {*trace.operators["module"], ""} and (path["module"] != "").any()
     moved = dict(zip(frames["links"]["link"], frames["links"]["bytes"], strict=True))
-    assert moved == pytest.approx(result.summary["link_bytes"]) and min(moved.values()) > 0
+    assert moved == pytest.approx(result.summary.link_bytes) and min(moved.values()) > 0
     breakdown = frames["breakdown"]
     assert breakdown["by"].unique().tolist() == ["rank", "stage", "module"]
     gradient_bytes = sum(entry["size_bytes"] for entry in trace.facts["gradients"])
@@ -48,10 +48,10 @@ def test_what_is_made_of_a_step_adds_up_to_it(written):
         assert (
             breakdown.loc[breakdown["by"] == by, "gradient_bytes"].sum() == ranks * gradient_bytes
         )
-    for row, told in zip(tables.records(breakdown), result.summary["per_rank"], strict=False):
+    for row, told in zip(tables.records(breakdown), result.summary.per_rank, strict=False):
         for name in ("compute_s", "communication_s", "exposed_communication_s"):
-            assert row[name] == pytest.approx(told[name])
-        assert row["idle_s"] == pytest.approx(step_s - told["busy_s"])
+            assert row[name] == pytest.approx(getattr(told, name))
+        assert row["idle_s"] == pytest.approx(step_s - told.busy_s)
 
 
 def test_the_perfetto_trace_holds_tasks_path_memory_and_rates(written):
@@ -60,13 +60,13 @@ def test_the_perfetto_trace_holds_tasks_path_memory_and_rates(written):
     slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == len(graph.tasks) + len(frames["critical_path"])
     curves = [event for event in events if event["ph"] == "C"]
-    assert {event["name"] for event in curves} == {"memory", *result.summary["link_bytes"]}
+    assert {event["name"] for event in curves} == {"memory", *result.summary.link_bytes}
     held = [event["args"]["bytes"] for event in curves if event["name"] == "memory"]
-    assert max(held) == graph.metadata["memory"][0]["peak_bytes"]
+    assert max(held) == graph.metadata.memory[0]["peak_bytes"]
     ranks = {event["pid"] for event in curves if event["name"] == "memory"}
     assert ranks < {event["pid"] for event in slices} and len(ranks) == 2
     # The area under a link's curve is what it moved.
-    for link, moved in result.summary["link_bytes"].items():
+    for link, moved in result.summary.link_bytes.items():
         own = [(e["ts"] / 1e6, e["args"]["bytes/s"]) for e in curves if e["name"] == link]
         area = sum(rate * (after - begin) for (begin, rate), (after, _) in itertools.pairwise(own))
         assert area == pytest.approx(moved, rel=1e-3)

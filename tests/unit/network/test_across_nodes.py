@@ -114,11 +114,11 @@ def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
     """Four nodes: 2 log2 4 hops of L; bytes between them 2 S 15 / 16 / 4 over a NIC, 100 MB:
     46.875 MB / 10 GB/s = 4.6875 ms, longer than the 2 ms inside. Low: the least bytes, 2 S 3 / 4 / 4. High: one after the other."""
     result = run("all_reduce", list(range(16)), 10**8, make_cluster(4)).summary
-    assert result["step_time_s"] == pytest.approx(4 * HOP_S + 4.6875e-3, rel=1e-12)
-    assert result["low_s"] == pytest.approx(4 * HOP_S + 3.75e-3, rel=1e-12)
-    assert result["high_s"] == pytest.approx(4 * HOP_S + 1.2 * 2e-3 + 4.6875e-3, rel=1e-12)
-    assert result["confidence"] == "uncalibrated"
-    (told,) = [text for text in result["warnings"] if "4 nodes" in text]
+    assert result.step_time_s == pytest.approx(4 * HOP_S + 4.6875e-3, rel=1e-12)
+    assert result.low_s == pytest.approx(4 * HOP_S + 3.75e-3, rel=1e-12)
+    assert result.high_s == pytest.approx(4 * HOP_S + 1.2 * 2e-3 + 4.6875e-3, rel=1e-12)
+    assert result.confidence == "uncalibrated"
+    (told,) = [text for text in result.warnings if "4 nodes" in text]
     assert "as measured on some-node" in told and "which no measurement backs" in told
 
 
@@ -129,7 +129,7 @@ def test_inside_is_longer_where_nics_are_wide() -> None:
         for x in cluster.links
     )
     result = run("all_reduce", list(range(8)), 10**8, replace(cluster, links=wide)).summary
-    assert result["step_time_s"] == pytest.approx(2 * HOP_S + 2e-3, rel=1e-12)
+    assert result.step_time_s == pytest.approx(2 * HOP_S + 2e-3, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -146,37 +146,37 @@ def test_other_striped_collectives_take_the_hops_of_a_ring(
 ) -> None:
     result = run(collective, list(range(16)), 10**8, make_cluster(4)).summary
     expected_s = steps * HOP_S + between_bytes / NIC
-    assert result["step_time_s"] == pytest.approx(expected_s, rel=1e-12)
+    assert result.step_time_s == pytest.approx(expected_s, rel=1e-12)
 
 
 def test_all_to_all_and_send_leave_each_rank_by_its_own_nic() -> None:
     """Of 100 MB a rank sends 4 / 8 to the other node, whatever the wire inside does."""
     result = run("all_to_all", list(range(8)), 10**8, make_cluster(2)).summary
-    assert result["step_time_s"] == pytest.approx(HOP_S + 0.5e8 / NIC, rel=1e-12)
+    assert result.step_time_s == pytest.approx(HOP_S + 0.5e8 / NIC, rel=1e-12)
     builder = TaskGraphBuilder()
     builder.add(1, "send", "send", "send", peer=6, message_bytes=10**8, match_id=0)
     builder.add(6, "recv", "recv", "recv", peer=1, message_bytes=10**8, match_id=0)
     sent = simulate(builder.build(), make_cluster(2), NodeCost())  # type: ignore[arg-type]
-    assert sent.summary["step_time_s"] == pytest.approx(HOP_S + 1e8 / NIC, rel=1e-12)
+    assert sent.summary.step_time_s == pytest.approx(HOP_S + 1e8 / NIC, rel=1e-12)
 
 
 def test_a_group_in_one_node_costs_what_was_measured_there() -> None:
     result = run("all_reduce", [4, 5, 6, 7], 10**8, make_cluster(2)).summary
-    assert result["step_time_s"] == pytest.approx(2e-3, rel=1e-12)
-    assert result["confidence"] == "measured"
+    assert result.step_time_s == pytest.approx(2e-3, rel=1e-12)
+    assert result.confidence == "measured"
 
 
 def test_uneven_groups_follow_the_ring_and_are_told() -> None:
     result = run("all_reduce", [0, 1, 2, 3, 4, 5], 10**8, make_cluster(2)).summary
-    assert any("lie unevenly on nodes" in text for text in result["warnings"])
-    assert result["confidence"] == "uncalibrated"
-    assert result["low_s"] == result["step_time_s"] == result["high_s"]
+    assert any("lie unevenly on nodes" in text for text in result.warnings)
+    assert result.confidence == "uncalibrated"
+    assert result.low_s == result.step_time_s == result.high_s
 
 
 def test_contention_between_nodes_slows_it() -> None:
     """A message over rank 0's NIC beside it: both have half of that, and its bytes take twice
     as long once the hops are over, while the message, of as many bytes, lasts as long."""
-    alone_s = run("all_reduce", list(range(8)), 10**8, make_cluster(2)).summary["step_time_s"]
+    alone_s = run("all_reduce", list(range(8)), 10**8, make_cluster(2)).summary.step_time_s
     builder = TaskGraphBuilder()
     for rank in range(8):
         builder.add(
@@ -194,9 +194,9 @@ def test_contention_between_nodes_slows_it() -> None:
 
 
 def test_an_algorithm_s_messages_are_fitted_to_it() -> None:
-    plain_s = run("all_reduce", list(range(8)), 10**8, make_cluster(2)).summary["step_time_s"]
+    plain_s = run("all_reduce", list(range(8)), 10**8, make_cluster(2)).summary.step_time_s
     cut = run("all_reduce", list(range(8)), 10**8, make_cluster(2), algorithms="hierarchical")
-    assert cut.summary["step_time_s"] == pytest.approx(plain_s, rel=1e-9)
+    assert cut.summary.step_time_s == pytest.approx(plain_s, rel=1e-9)
 
 
 def test_limits_are_nccl_s_own_for_its_version() -> None:

@@ -27,8 +27,8 @@ def test_one_rank_at_the_traced_batch_is_the_trace(cnn_trace):
         cnn_trace.facts["step_time_s"], rel=1e-4
     )
     assert graph.tasks["kind"].isin(["compute", "host"]).all()
-    assert graph.metadata["compute_confidence"] == "measured"
-    low, high = graph.metadata["compute_interval"]
+    assert graph.metadata.compute_confidence == "measured"
+    low, high = graph.metadata.compute_interval
     assert low <= 1.0 <= high
 
 
@@ -192,9 +192,9 @@ def test_gradients_are_scaled_after_the_last_send(cnn_trace):
 
 def test_what_is_only_predicted_is_not_called_measured(cnn_trace):
     single = extrapolate(cnn_trace, make_plan(), MODEL)
-    assert single.metadata["compute_confidence"] == "measured"
+    assert single.metadata.compute_confidence == "measured"
     assert (
-        extrapolate(cnn_trace, make_plan(data=2), MODEL).metadata["compute_confidence"]
+        extrapolate(cnn_trace, make_plan(data=2), MODEL).metadata.compute_confidence
         == "interpolated"
     )
 
@@ -229,7 +229,7 @@ def test_plan_names_and_descriptions():
 
 def test_memory_grows_with_the_batch_and_shrinks_with_stages(cnn_trace):
     def peak(plan, batch):
-        return extrapolate(cnn_trace, plan, MODEL, batch=batch).metadata["peak_memory_bytes"]
+        return extrapolate(cnn_trace, plan, MODEL, batch=batch).metadata.peak_memory_bytes
 
     parameters = sum(g["size_bytes"] for g in cnn_trace.facts["gradients"])
     one = peak(make_plan(), BATCH)
@@ -259,5 +259,5 @@ def test_communication_of_the_traced_run_takes_no_time_in_a_plan(cnn_trace):
     assert whole - less == pytest.approx(dropped)
     assert (
         "3 communication operators"
-        in extrapolate(parallel, make_plan(), MODEL).metadata["warnings"][-1]
+        in extrapolate(parallel, make_plan(), MODEL).metadata.warnings[-1]
     )

@@ -83,7 +83,7 @@ def test_expands_to_what_building_every_rank_gives(
     assert not isinstance(every, FoldedTaskGraph)
     assert_same(folded, every)
     assert len(every.tasks) == total == built * plan.ranks // classes
-    assert folded.metadata["plan"] == every.metadata["plan"]
+    assert folded.metadata.plan == every.metadata.plan
 
 
 @pytest.mark.parametrize("degrees", ALL_DIFFERENT, ids=str)
@@ -92,9 +92,7 @@ def test_ranks_that_differ_are_all_built(
 ) -> None:
     graph = extrapolate(trace, make_plan(**degrees), model)
     assert not isinstance(graph, FoldedTaskGraph)
-    assert graph.tasks["rank"].nunique() == graph.metadata["plan"]["data"] * (
-        graph.metadata["plan"]["tensor"] * graph.metadata["plan"]["pipeline"]
-    )
+    assert graph.tasks["rank"].nunique() == graph.metadata.plan.ranks
 
 
 def test_what_is_built_does_not_grow_with_the_ranks(trace: Trace, model: OperatorModel) -> None:

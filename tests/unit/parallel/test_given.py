@@ -33,7 +33,7 @@ def test_stages_of_equally_many_layers(cnn_trace, transformer_trace):
 def test_stages_by_count_are_those_of_the_graph(cnn_trace):
     plan = make_plan(pipeline=4)
     graph = extrapolate(cnn_trace, plan, MODEL, batch=BATCH, stages="count")
-    assert graph.metadata["stages"] == partition(cnn_trace, 4, "count")
+    assert graph.metadata.stages == partition(cnn_trace, 4, "count")
 
 
 def test_stages_come_from_a_file(transformer_trace, tmp_path):
@@ -42,7 +42,7 @@ def test_stages_come_from_a_file(transformer_trace, tmp_path):
     stages = read_stages(path)
     assert stages == [["embedding"], ["blocks.0", "blocks.1", "head"]]
     graph = extrapolate(transformer_trace, make_plan(pipeline=2), MODEL, stages=stages)
-    assert graph.metadata["stages"] == stages
+    assert graph.metadata.stages == stages
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_written_schedule_comes_back_as_a_plan(
         for g in (graph, like)
     )
     assert mine.reset_index(drop=True).equals(theirs.reset_index(drop=True))
-    assert "4 micro-batches (given)" in graph.metadata["plan_text"]
+    assert "4 micro-batches (given)" in graph.metadata.plan_text
 
 
 def test_schedules_that_make_no_pipeline_are_refused(tmp_path):

@@ -100,7 +100,7 @@ def test_the_framework_keeps_what_it_returns_and_drops_what_it_reduced():
 
 def test_the_table_has_a_row_a_rank_and_category(cnn_trace):
     graph = extrapolate(cnn_trace, named_plan("gpipe", 2, 2), MODEL, batch=BATCH)
-    memory = graph.metadata["memory"]
+    memory = graph.metadata.memory
     table = tabulate_memory(memory, room_bytes=int(find_fullest(memory)["peak_bytes"]) - 1)
     assert sorted(table["rank"].unique()) == [0, 1]
     for rank, rows in table.groupby("rank"):
@@ -109,11 +109,11 @@ def test_the_table_has_a_row_a_rank_and_category(cnn_trace):
     fits = table.groupby("rank")["fits"].first()
     fullest = find_fullest(memory)["ranks"][0]
     assert not fits[fullest] and fits[1 - fullest]
-    assert graph.metadata["peak_memory_bytes"] == table["peak_bytes"].max()
+    assert graph.metadata.peak_memory_bytes == table["peak_bytes"].max()
 
 
 def test_categories_are_those_of_the_model(cnn_trace):
-    memory = extrapolate(cnn_trace, make_plan(), MODEL, batch=BATCH).metadata["memory"]
+    memory = extrapolate(cnn_trace, make_plan(), MODEL, batch=BATCH).metadata.memory
     told = memory[0]["categories"]
     parameters = sum(g["size_bytes"] for g in cnn_trace.facts["gradients"])
     assert told["parameter"] == parameters
@@ -125,7 +125,7 @@ def test_categories_are_those_of_the_model(cnn_trace):
 def test_ranks_that_share_hold_their_part(transformer_trace):
     def peak(plan):
         graph = extrapolate(transformer_trace, plan, MODEL, batch=BATCH * plan.data)
-        return graph.metadata["memory"][0]["categories"]
+        return graph.metadata.memory[0]["categories"]
 
     whole, halves = peak(make_plan()), peak(named_plan("fsdp", 2))
     for category in ("parameter", "optimizer_state"):
@@ -141,9 +141,9 @@ def test_ranks_that_share_hold_their_part(transformer_trace):
 
 def test_ranks_of_zero1_hold_different_states(transformer_trace):
     graph = extrapolate(transformer_trace, named_plan("zero1", 3), MODEL, batch=3 * BATCH)
-    memory = graph.metadata["memory"]
+    memory = graph.metadata.memory
     assert [entry["ranks"] for entry in memory] == [[0], [1], [2]]
-    whole = extrapolate(transformer_trace, make_plan(), MODEL, batch=BATCH).metadata["memory"]
+    whole = extrapolate(transformer_trace, make_plan(), MODEL, batch=BATCH).metadata.memory
     states = [entry["categories"]["optimizer_state"] for entry in memory]
     assert sum(states) == pytest.approx(whole[0]["categories"]["optimizer_state"], rel=0.01)
 
@@ -154,7 +154,7 @@ def test_a_stage_has_buffers_for_every_micro_batch(transformer_trace):
         stages = [["embedding", "blocks.0"], ["blocks.1", "head"]]
         graph = extrapolate(transformer_trace, plan, MODEL, batch=2 * BATCH, stages=stages)
         sent = graph.tasks[(graph.tasks["kind"] == "send") & (graph.tasks["rank"] == 0)]
-        told = graph.metadata["memory"][0]["categories"]["message"]
+        told = graph.metadata.memory[0]["categories"]["message"]
         return told, sent["message_bytes"].sum()
 
     for micro_batches in (2, 4):
@@ -174,7 +174,7 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
             pipeline=4, schedule="1f1b", micro_batches=micro_batches, recompute=recompute
         )
         step = prepare_step(trace, plan, "dgx-a100", batch=micro_batches)
-        memory = {one["ranks"][0]: one["categories"] for one in step.graph.metadata["memory"]}
+        memory = {one["ranks"][0]: one["categories"] for one in step.graph.metadata.memory}
         return [memory[rank].get(category, 0) for rank in range(4)]
 
     few, many = (held(count, "activation", "none") for count in (8, 16))

@@ -33,9 +33,9 @@ def test_phases_that_do_not_run_leave_no_tasks(name, transformer_trace):
     left = both[both["name"] != "host: end of step"]
     assert kept["name"].tolist() == left["name"].tolist()
     platform = load_platform("cpu2-gloo", 2)
-    steps = [simulate(graphs[mode], platform).summary["step_time_s"] for mode in MODES]
+    steps = [simulate(graphs[mode], platform).summary.step_time_s for mode in MODES]
     assert steps[1] < steps[2] < steps[0]
-    peaks = [graphs[mode].metadata["peak_memory_bytes"] for mode in MODES]
+    peaks = [graphs[mode].metadata.peak_memory_bytes for mode in MODES]
     assert peaks[1] < peaks[2] <= peaks[0]
 
 
@@ -51,7 +51,7 @@ def test_forward_sends_activations_and_buffers_and_no_gradients(cnn_trace, trans
 
 def test_forward_keeps_nothing_for_backward(transformer_trace):
     def told(mode, layers):
-        memory = extrapolate(transformer_trace, make_plan(), MODEL, mode=mode).metadata["memory"]
+        memory = extrapolate(transformer_trace, make_plan(), MODEL, mode=mode).metadata.memory
         return memory[0]["categories"]
 
     forward, both = told("forward", 2), told("forward-backward", 2)
@@ -79,10 +79,10 @@ def test_the_baseline_is_that_of_the_phases_that_run(transformer_trace):
         mode: extrapolate(transformer_trace, make_plan(), MODEL, mode=mode).metadata
         for mode in MODES
     }
-    whole, forward, both = (times[mode]["baseline_step_time_s"] for mode in MODES)
+    whole, forward, both = (times[mode].baseline_step_time_s for mode in MODES)
     assert 0 < forward < both < whole
-    assert times["forward"]["plan_text"].endswith("a rank, forward only")
-    assert times["train"]["plan_text"].endswith("a rank")
+    assert times["forward"].plan_text.endswith("a rank, forward only")
+    assert times["train"].plan_text.endswith("a rank")
 
 
 def test_what_does_not_go_together_is_refused(transformer_trace):
@@ -102,7 +102,7 @@ def test_the_last_batch_of_a_data_set_is_filled_up(transformer_trace):
     whole = extrapolate(transformer_trace, plan, MODEL, batch=10)
     assert filled.tasks.equals(whole.tasks)
     said = "9 samples on 2 replicas: DistributedSampler repeats 1, so that each runs 5"
-    assert said in filled.metadata["warnings"]
+    assert said in filled.metadata.warnings
     even = extrapolate(transformer_trace, plan, MODEL, batch=10, last_batch=True)
     assert even.metadata == whole.metadata
 

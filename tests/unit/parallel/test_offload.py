@@ -85,10 +85,10 @@ def test_states_leave_the_device(gpu_trace):
         plan = named_plan(name, 1 if name == "single" else 2)
         plain = graph_of(gpu_trace, plan).metadata
         offloaded = graph_of(gpu_trace, replace(plan, offload="optimizer")).metadata
-        assert "optimizer_state" in plain["memory"][0]["categories"]
-        assert "optimizer_state" not in offloaded["memory"][0]["categories"]
-        state = plain["memory"][0]["categories"]["optimizer_state"]
-        assert offloaded["peak_memory_bytes"] <= plain["peak_memory_bytes"] - 0.9 * state
+        assert "optimizer_state" in plain.memory[0]["categories"]
+        assert "optimizer_state" not in offloaded.memory[0]["categories"]
+        state = plain.memory[0]["categories"]["optimizer_state"]
+        assert offloaded.peak_memory_bytes <= plain.peak_memory_bytes - 0.9 * state
 
 
 def test_activations_leave_after_their_unit_and_are_back_in_time(gpu_trace):
@@ -119,7 +119,7 @@ def test_activations_on_the_host_do_not_fill_the_device(gpu_trace):
     moved = graph_of(gpu_trace, make_plan(offload="activations"), batch=batch).metadata
     whole = plan_activations(gpu_trace, gpu_trace.operators).units
     gone = sum(unit.scale(64.0) for unit in whole[:2])
-    saved = plain["peak_memory_bytes"] - moved["peak_memory_bytes"]
+    saved = plain.peak_memory_bytes - moved.peak_memory_bytes
     assert gone / 2 < saved <= gone * 1.001
 
 

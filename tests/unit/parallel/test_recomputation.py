@@ -49,7 +49,7 @@ def test_a_unit_runs_again_right_before_its_backward(transformer_trace):
 def test_recomputation_takes_time_and_saves_memory(cnn_trace, transformer_trace):
     def told(trace, kind, batch):
         graph = extrapolate(trace, make_plan(recompute=kind), MODEL, batch=batch)
-        return graph.tasks["duration_s"].sum(), graph.metadata["memory"][0]["categories"]
+        return graph.tasks["duration_s"].sum(), graph.metadata.memory[0]["categories"]
 
     kinds = {"none": 0, "selective": 1, "full": 2}
     times, held = zip(*(told(transformer_trace, kind, 64 * BATCH) for kind in kinds), strict=True)
@@ -74,10 +74,10 @@ def test_every_schedule_runs_each_region_again_once_a_micro_batch(name, transfor
     assert len(again) == 4 * expected
     assert not again.duplicated(["op_id", "micro_batch"]).any()
     assert set(again["phase"]) == {"backward"}
-    peak = max(entry["peak_bytes"] for entry in graph.metadata["memory"])
+    peak = max(entry["peak_bytes"] for entry in graph.metadata.memory)
     plain = extrapolate(transformer_trace, replace(plan, recompute="none"), MODEL, batch=2 * BATCH)
-    assert peak <= max(entry["peak_bytes"] for entry in plain.metadata["memory"])
-    assert simulate(graph, load_platform("cpu2-gloo", 2)).summary["step_time_s"] > 0
+    assert peak <= max(entry["peak_bytes"] for entry in plain.metadata.memory)
+    assert simulate(graph, load_platform("cpu2-gloo", 2)).summary.step_time_s > 0
 
 
 def test_parameters_are_there_when_a_sharded_unit_runs_again(transformer_trace):

@@ -49,10 +49,10 @@ def test_beyond_all_traces_the_nearest_is_rescaled(cnn_trace, larger):
     reference = choose_reference([cnn_trace, larger], 64 * BATCH)
     assert reference.trace is larger and reference.batch == 4 * BATCH
     graph = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=64 * BATCH)
-    assert graph.metadata["compute_confidence"] == "extrapolated"
+    assert graph.metadata.compute_confidence == "extrapolated"
     between = extrapolate([larger, cnn_trace], make_plan(), ProportionalModel(), batch=2 * BATCH)
-    assert between.metadata["compute_confidence"] == "interpolated"
-    assert between.metadata["traced_batches"] == [BATCH, 4 * BATCH]
+    assert between.metadata.compute_confidence == "interpolated"
+    assert between.metadata.traced_batches == [BATCH, 4 * BATCH]
 
 
 def test_traces_that_ran_other_operators_are_not_mixed(cnn_trace, larger):
@@ -65,7 +65,7 @@ def test_traces_that_ran_other_operators_are_not_mixed(cnn_trace, larger):
 def test_micro_batches_start_from_the_trace_of_their_size(cnn_trace, larger):
     plan = make_plan(pipeline=2, micro_batches=4)
     graph = extrapolate([larger, cnn_trace], plan, ProportionalModel(), batch=4 * BATCH)
-    assert graph.metadata["traced_batches"] == [BATCH]
+    assert graph.metadata.traced_batches == [BATCH]
     operators = graph.tasks[graph.tasks["op_id"].notna() & (graph.tasks["micro_batch"] == 0)]
     recorded = cnn_trace.operators.set_index("op_id")
     took = recorded.loc[operators["op_id"], ["device_ns", "cpu_ns"]].sum(axis=1).to_numpy() / 1e9

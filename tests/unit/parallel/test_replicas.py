@@ -102,8 +102,8 @@ def test_nothing_overlaps_and_sums_come_last(transformer_trace):
     mine = result.timeline[
         (result.timeline["rank"] == 0) & (result.timeline["stream"] == "compute")
     ]
-    idle = result.summary["step_time_s"] - (mine["end_s"] - mine["start_s"]).sum()
-    assert abs(idle) < 0.01 * result.summary["step_time_s"]
+    idle = result.summary.step_time_s - (mine["end_s"] - mine["start_s"]).sum()
+    assert abs(idle) < 0.01 * result.summary.step_time_s
 
 
 def test_replicas_are_launched_in_turn_under_the_lock(transformer_trace):
@@ -122,7 +122,7 @@ def test_replicas_are_launched_in_turn_under_the_lock(transformer_trace):
     phases = operators["phase"].value_counts()
     # Backward has a thread for each device, so its launches do not add up.
     expected = (len(forward) + phases["backward"] + phases["optimizer"]) * 1e-3
-    assert result.summary["step_time_s"] == pytest.approx(expected, rel=0.05)
+    assert result.summary.step_time_s == pytest.approx(expected, rel=0.05)
 
 
 def test_a_last_device_may_get_fewer_samples_or_none(transformer_trace):
@@ -130,7 +130,7 @@ def test_a_last_device_may_get_fewer_samples_or_none(transformer_trace):
     assert replica_sizes(plan, 6) == [2, 2, 2]
     assert replica_sizes(plan, 7) == [2, 2, 2, 1]
     graph = extrapolate(transformer_trace, plan, MODEL, batch=7)
-    assert "at most 2 samples a rank, DataParallel" in graph.metadata["plan_text"]
+    assert "at most 2 samples a rank, DataParallel" in graph.metadata.plan_text
     sizes = of_rank(graph, 0)
     assert sizes.loc[sizes["name"] == "send inputs", "message_bytes"].tolist() == [256, 256, 128]
     graph = extrapolate(transformer_trace, plan, MODEL, batch=6)
@@ -144,7 +144,7 @@ def test_a_last_device_may_get_fewer_samples_or_none(transformer_trace):
 
 def test_the_first_device_alone_holds_optimizer_state(transformer_trace):
     graph = extrapolate(transformer_trace, named_plan("dp", 2), MODEL, batch=2 * BATCH)
-    first, other = graph.metadata["memory"]
+    first, other = graph.metadata.memory
     size = parameter_bytes(transformer_trace)
     for rank in (first, other):
         assert rank["categories"]["parameter"] == pytest.approx(size, rel=0.01)

@@ -184,7 +184,7 @@ def test_hooks_cost_the_host_of_a_cpu_and_run_beside_a_gpu(transformer_trace, gp
 def test_sharding_saves_memory(transformer_trace):
     def peak(plan):
         graph = extrapolate(transformer_trace, plan, MODEL, batch=BATCH * plan.data)
-        return graph.metadata["peak_memory_bytes"]
+        return graph.metadata.peak_memory_bytes
 
     tensors = transformer_trace.tensors
     peaks = {name: peak(named_plan(name, 4)) for name in ("ddp", "zero1", "zero2", "fsdp")}

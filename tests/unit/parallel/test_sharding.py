@@ -101,7 +101,7 @@ def test_repeated_blocks_are_units_where_none_are_named(transformer_trace, cnn_t
     assert found == told
     assert describe_units(nameless) == "units: 2 x blocks.* + rest"
     assert describe_units(with_facts(cnn_trace, units=[])).startswith("units: 2 x layer1.* + 2 x")
-    text = extrapolate(nameless, named_plan("fsdp", 2), ProportionalModel()).metadata["plan_text"]
+    text = extrapolate(nameless, named_plan("fsdp", 2), ProportionalModel()).metadata.plan_text
     assert text.endswith(", fsdp, units: 2 x blocks.* + rest")
 
 

@@ -210,9 +210,9 @@ def test_micro_batches_that_do_not_divide_differ_by_one_sample(transformer_trace
     assert bytes_of[0] == bytes_of[1] == bytes_of[2] * 3 / 2 > 0
     busy = graph.tasks[graph.tasks["op_id"].notna()].groupby("micro_batch")["duration_s"].sum()
     assert busy[0] == pytest.approx(busy[1]) and busy[2] < busy[0]
-    assert any("micro-batches of 2 and 3 samples" in w for w in graph.metadata["warnings"])
+    assert any("micro-batches of 2 and 3 samples" in w for w in graph.metadata.warnings)
     even = extrapolate(transformer_trace, plan, MODEL, batch=9)
-    assert not any("micro-batches of" in w for w in even.metadata["warnings"])
+    assert not any("micro-batches of" in w for w in even.metadata.warnings)
     with pytest.raises(PlanError, match="2 samples cannot be cut into 3"):
         extrapolate(transformer_trace, plan, MODEL, batch=2)
 
@@ -357,9 +357,8 @@ def test_memory_follows_the_schedule(transformer_trace):
 
     def peak(name, p, m, v=1, batch=64):
         plan = make_plan(pipeline=p, schedule=name, micro_batches=m, stages_per_rank=v)
-        return extrapolate(transformer_trace, plan, MODEL, batch=batch).metadata[
-            "peak_memory_bytes"
-        ]
+        graph = extrapolate(transformer_trace, plan, MODEL, batch=batch)
+        return graph.metadata.peak_memory_bytes
 
     # All in flight, the whole batch; what passes in backward is a micro-batch's.
     assert peak("gpipe", 2, 8) < peak("gpipe", 2, 2) < 1.2 * peak("gpipe", 2, 8)

@@ -123,7 +123,7 @@ def test_exchanges_stay_whole_where_backward_runs_in_parts(transformer_trace, sc
     per_layer = tasks[(tasks["rank"] == 0) & (tasks["name"] == "reduce_scatter")]
     runs = 3 if schedule == "gpipe-recompute" else 2
     backward, forward = 2 * 2, 2 * runs
-    layers = sum("blocks" in unit for unit in graph.metadata["stages"][0])
+    layers = sum("blocks" in unit for unit in graph.metadata.stages[0])
     assert len(per_layer) == layers * (backward + forward)
 
 

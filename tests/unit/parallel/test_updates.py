@@ -56,7 +56,7 @@ def held(graph, category):
     """Return what each rank holds of a category [bytes]."""
     return {
         rank: entry["categories"].get(category, 0)
-        for entry in graph.metadata["memory"]
+        for entry in graph.metadata.memory
         for rank in entry["ranks"]
     }
 

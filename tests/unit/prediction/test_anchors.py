@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from trioflow.engine.timeline import measure_concurrency
 from trioflow.hardware.machine import Device, Link, Platform
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.anchors import (
@@ -39,7 +40,7 @@ TRACED = {"4": phases(1.0, 1.0, 1.0), "16": phases(2.0, 2.0, 2.0)}
 
 def anchor_of(ranks, **shares):
     shares = {batch.removeprefix("b"): share for batch, share in shares.items()}
-    metadata = {"ranks": ranks, "trace_shares": shares, "traced_phases_s": TRACED}
+    metadata = GraphMetadata(ranks=ranks, trace_shares=shares, traced_phases_s=TRACED)
     return choose_anchor(SESSION, metadata)
 
 
@@ -103,5 +104,5 @@ def test_modules_come_from_the_trace_that_the_graph_names():
     trace = load_trace("gpt2-tiny-b8")
     small = replace(trace, facts={**trace.facts, "batch": 2})
     for batch, found in ((4, small), (16, trace)):  # two replicas
-        graph = TaskGraphBuilder().build({"plan": asdict(make_plan(data=2)), "batch": batch})
+        graph = TaskGraphBuilder().build(GraphMetadata(plan=make_plan(data=2), batch=batch))
         assert choose_traced([trace, small], graph) is found

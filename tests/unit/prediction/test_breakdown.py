@@ -112,5 +112,5 @@ def test_wrong_questions_are_refused(step):
         build_breakdown(*step, "layer")
     with pytest.raises(InputError, match="depth 0"):
         build_breakdown(*step, "module", depth=0)
-    empty = TaskGraph(step[0].tasks.iloc[:0], step[0].dependencies, {})
+    empty = TaskGraph(step[0].tasks.iloc[:0], step[0].dependencies)
     assert build_breakdown(empty, step[1].iloc[:0], step[2], "rank").empty

@@ -17,6 +17,7 @@ from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.prediction.anchors import SessionAnchor
@@ -114,7 +115,7 @@ def record(graph: TaskGraph, machine: Platform, communication: float = 1.0, spee
     timeline = result.timeline
     shown = timeline[timeline["kind"] != "host"].copy()
     shown[["start_s", "end_s"]] *= speed
-    return shown.assign(experiment="made-up"), result.summary["step_time_s"]
+    return shown.assign(experiment="made-up"), result.summary.step_time_s
 
 
 @pytest.mark.parametrize("speed", [1.0, 1.7])
@@ -297,8 +298,8 @@ def write_files(folder):
     trace = load_trace("gpt2-tiny-b8")
     trace = replace(trace, facts={**trace.facts, "workload": "gpt2-tiny"})
     graph = extrapolate(trace, make_plan(data=2), ProportionalModel())
-    graph.metadata["experiment"] = "gpt-ddp2"
-    graph.metadata["operator_times"] = {"cost_model": "c", "confidence": "measured", "warnings": []}
+    origin = TimesOrigin("c", "measured", [])
+    graph.metadata = replace(graph.metadata, experiment="gpt-ddp2", operator_times=origin)
     save_trace(trace, folder / "operator_tables/gpt2-tiny-b8")
     graph.save(folder / "task_graphs/gpt-ddp2")
     samples = [
@@ -320,7 +321,7 @@ def write_files(folder):
     )
     home = folder / "measurements/gpt2-tiny"
     batch = str(trace.facts["batch"])
-    told = {**graph.metadata["traced_phases_s"][batch], "step": 1.0}
+    told = {**graph.metadata.traced_phases_s[batch], "step": 1.0}
     write_json(home / "session.json", {"anchors": {batch: {"single": told, "busy": [told, told]}}})
     machine = load_platform(folder / "this-machine.yaml", 2)
     result = simulate(graph, machine, model)
@@ -328,7 +329,7 @@ def write_files(folder):
     timeline[["start_s", "end_s"]] *= 1.1
     shown = timeline[timeline["kind"] != "host"].assign(experiment="gpt-ddp2")
     tables.write_table(shown, "rank_timelines", home / "rank_timelines.parquet")
-    step_s = result.summary["step_time_s"]
+    step_s = result.summary.step_time_s
     rows = [
         {"workload": "gpt2-tiny", "series": "distributed", "plan": "ddp2", "batch": 16, "round": number,
          "rank": rank, "step_ns": s_to_ns(2 * step_s)}

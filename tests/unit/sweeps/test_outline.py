@@ -59,7 +59,7 @@ def test_an_outline_is_near_the_full_simulation(
     _, graph = workshop.build_graph(times, [TRACE, "", ""], plan, 32, outline.platform)
     told = workshop.simulate(workshop.prepare(times, graph, outline.platform, interval=False))
     assert step.time_s == pytest.approx(told.step_time_s, rel=0.03)
-    assert 0 < step.least_bytes <= graph.metadata["peak_memory_bytes"]
+    assert 0 < step.least_bytes <= graph.metadata.peak_memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_plans_send_what_the_captured_deeper_model_sends(plan, transformer_trace
     ]
     assert shapes[0].equals(shapes[1])
     assert graphs[0].dependencies.equals(graphs[1].dependencies)
-    assert graphs[0].metadata["peak_memory_bytes"] == graphs[1].metadata["peak_memory_bytes"]
+    assert graphs[0].metadata.peak_memory_bytes == graphs[1].metadata.peak_memory_bytes
 
 
 def test_the_step_grows_by_what_was_added(transformer_trace):

@@ -114,7 +114,7 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
     if measures_a_node(cost, platform):
         algorithm = f"{algorithm}, and links between nodes"
     warnings = doubt_collectives(cost, platform, assumed)
-    low_s, high_s = result.summary["low_s"], result.summary["high_s"]
+    low_s, high_s = result.summary.low_s, result.summary.high_s
     planner = keep_planner(platform, cost, "time_s")
     if planner.ask(options.collective, size, tuple(range(options.ranks))) is None:
         # The cost says nothing of ranks that lie unevenly on nodes.
@@ -164,7 +164,7 @@ def _tell(
     warnings: list[str],
 ) -> dict[str, Any]:  # fmt: skip
     """Return what is told of one collective."""
-    time_s = result.summary["step_time_s"]
+    time_s = result.summary.step_time_s
     wire = compute_wire_bytes(options.collective, size, options.ranks)
     return {
         "collective": options.collective,
@@ -175,10 +175,10 @@ def _tell(
         "low_s": None,
         "high_s": None,
         "algorithm": algorithm,
-        "network": result.summary["network"],
+        "network": result.summary.network,
         "bus_bandwidth_bytes_per_s": wire / time_s if time_s else 0.0,
-        "confidence": result.summary["confidence"],
-        "warnings": [*warnings, *result.summary["warnings"]],
+        "confidence": result.summary.confidence,
+        "warnings": [*warnings, *result.summary.warnings],
     }
 
 

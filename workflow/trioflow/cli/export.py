@@ -58,20 +58,19 @@ def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> Non
 def run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
     from trioflow.cli.choices import read_options
-    from trioflow.experiments import Plan
     from trioflow.export.chakra import size_trace, write_chakra
     from trioflow.prediction.assembly import build_graph, time_operators
 
     plan, platform, assumed = read_options(options)
     times = time_operators(options.trace, platform.device.name, assumed)
     graph = build_graph(times, plan, batch=options.batch, host=platform.host, options=assumed)
-    resolved = Plan(**graph.metadata["plan"])
-    source = size_trace(times.traces, resolved, int(graph.metadata["batch"]))
+    resolved = graph.metadata.plan
+    source = size_trace(times.traces, resolved, graph.metadata.batch)
     files = write_chakra(graph, options.output, source)
-    print(f"{graph.metadata['workload']}: {graph.metadata['plan_text']}")
+    print(f"{graph.metadata.workload}: {graph.metadata.plan_text}")
     nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"
     print(f"{nodes} in {files[0]} to {files[-2].name}; communicator groups in {files[-1].name}")
-    _say([*times.warnings, *graph.metadata["warnings"]])
+    _say([*times.warnings, *graph.metadata.warnings])
 
 
 def run_export_perfetto(options: argparse.Namespace) -> None:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from trioflow.engine.alone import make_run_alone
 from trioflow.engine.exchanges import Planner
+from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.algorithms.names import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
-from trioflow.network.message_planner import WHOLE, Chunks, MessagePlanner
+from trioflow.network.message_planner import Chunks, MessagePlanner
 
 
 def choose_algorithms(
-    metadata: Mapping[str, Any], algorithms: Algorithms | None, chunks: Chunks | None
+    plan: Plan, algorithms: Algorithms | None, chunks: Chunks | None
 ) -> tuple[Algorithms | None, Chunks]:
     """Return the algorithms and chunks that a caller asks for, or else the graph's plan.
 
     Parameters
     ----------
-    metadata : mapping
-        Of the graph; its ``plan`` may hold ``algorithms``, ``chunks`` and
-        ``chunk_bytes``, as a row of ``plans.tsv`` does.
+    plan : Plan
+        Of the graph.
     algorithms : str or mapping of str to str or None
         As for ``simulate.simulate``; short names are welcome.
     chunks : Chunks or None
@@ -36,17 +36,14 @@ def choose_algorithms(
     InputError
         When an algorithm or a collective is unknown.
     """
-    plan = metadata.get("plan")
-    plan = plan if isinstance(plan, Mapping) else {}
-    if algorithms is None and plan.get("algorithms", "none") != "none":
-        algorithms = str(plan["algorithms"])
+    if algorithms is None and plan.algorithms != "none":
+        algorithms = plan.algorithms
     if isinstance(algorithms, str):
         algorithms = read_algorithms(algorithms)
     elif algorithms is not None:
         algorithms = {name: spell_algorithm(word) for name, word in algorithms.items()}
     if chunks is None:
-        largest_bytes = float(plan.get("chunk_bytes", 0)) or math.inf
-        chunks = Chunks(int(plan.get("chunks", WHOLE.number)), largest_bytes)
+        chunks = Chunks(plan.chunks, float(plan.chunk_bytes) or math.inf)
     return algorithms, chunks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from trioflow.engine.folding_classes import find_fold
 from trioflow.engine.folding_traffic import CannotFoldError
 from trioflow.engine.program import COMPUTE_STREAM, Program, build_program
 from trioflow.engine.reference import run_reference
-from trioflow.engine.timeline import select_kinds, summarize_tasks
+from trioflow.engine.timeline import RankTimes, TimelineSummary, select_kinds, summarize_tasks
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.interface import Network
@@ -57,15 +57,15 @@ class Prepared:
     folded: FoldedProgram | None = None
     unfolded_reason: str = ""
 
-    def summarize(self, graph: TaskGraph, execution: Execution) -> dict[str, Any]:
-        """Return what ``timeline.summarize_timeline`` says of all ranks of a graph."""
+    def summarize(self, graph: TaskGraph, execution: Execution) -> TimelineSummary:
+        """Sum up all ranks of a graph."""
         if self.folded is None:
             return _summarize(graph, self.program, execution)
         fold = self.folded.fold
         told = _summarize(fold.graph, self.program, execution)
-        of_class = told["per_rank"]
-        per_rank = [{**of_class[k], "rank": r} for r, k in enumerate(fold.class_of.tolist())]
-        return {**told, "per_rank": per_rank, "ranks": fold.ranks}
+        of_class = [row[1:] for row in told.per_rank]
+        per_rank = [RankTimes(r, *of_class[k]) for r, k in enumerate(fold.class_of.tolist())]
+        return replace(told, per_rank=per_rank, ranks=fold.ranks)
 
     def count_ranks(self, graph: TaskGraph) -> int:
         """Return how many ranks are executed."""
@@ -227,7 +227,7 @@ def _find_fold(graph: TaskGraph, small_ones: bool) -> Fold:
     return find_fold(graph)
 
 
-def _summarize(graph: TaskGraph, program: Program, execution: Execution) -> dict[str, Any]:
+def _summarize(graph: TaskGraph, program: Program, execution: Execution) -> TimelineSummary:
     """Sum up a program's tasks without making their timeline."""
     names = np.array([*program.stream_names, ""]) == COMPUTE_STREAM
     computes, communicates = select_kinds(graph.tasks["kind"], lambda: names[program.streams])

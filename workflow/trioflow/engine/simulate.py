@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,9 @@ from trioflow.engine.certainty import find_confidence, measure_shares, warn_of_p
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.networks import DEFAULT_NETWORK, make_network
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
-from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
+from trioflow.engine.preparation import Prepared, prepare, run_prepared
 from trioflow.engine.slowdown import stretch_compute
+from trioflow.engine.timeline import TimelineSummary
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.names import Algorithms
@@ -28,6 +29,59 @@ ENGINES = ("auto", "compiled", "reference")
 """Engines by name; all give the same bits."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Summary(TimelineSummary):
+    """What a simulation came to, and how it was run.
+
+    Attributes
+    ----------
+    low_s, high_s : float, optional
+        Ends of the 80 % interval of the step, of ``simulate_interval`` [s].
+    events : int
+        Starts and ends of tasks and flows that were executed.
+    link_bytes : dict of str to float
+        What crossed each link, by ``source->target`` [bytes].
+    confidence : str
+        The worst of the collectives that take a share of the step, see
+        ``certainty``; measured where nothing communicates.
+    warnings : list of str
+        What the reader must know, the graph's first.
+    network, engine : str
+        How flows shared links, and which engine ran: compiled or reference.
+    aggregated : int, optional
+        Collectives that were one event; only with algorithms.
+    folded : bool
+        Whether identical ranks were executed once: ``events`` and ``aggregated`` then count what
+        was executed.
+    unfolded_reason : str
+        Why they were not; empty where they were.
+    executed_ranks : int
+        How many ranks were executed.
+    simulator_wall_s : float
+        Wall time of the event loop, the only entry that differs between two runs [s].
+    """
+
+    low_s: float | None = None
+    high_s: float | None = None
+    events: int
+    link_bytes: dict[str, float]
+    confidence: str
+    warnings: list[str]
+    network: str
+    engine: str
+    aggregated: int | None = None
+    folded: bool
+    unfolded_reason: str
+    executed_ranks: int
+    simulator_wall_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON holds of it: optional entries only where there is something in them."""
+        found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
+        found["per_rank"] = [row._asdict() for row in self.per_rank]
+        return {name: value for name, value in found.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Result:
     """What a simulation says.
@@ -36,15 +90,15 @@ class Result:
     ----------
     make_timeline : callable
         Makes the timeline, of all ranks.
-    summary : dict
-        See ``simulate``.
+    summary : Summary
+        What it came to.
     traffic : LinkTraffic or None
         What crossed the links, with ``record_links``: for
         ``network.link_usage.measure_links`` and ``link_rates``.
     """
 
     make_timeline: Callable[[], pd.DataFrame]
-    summary: dict[str, Any]
+    summary: Summary
     traffic: LinkTraffic | None = None
 
     @cached_property
@@ -140,18 +194,7 @@ def simulate(
     Returns
     -------
     Result
-        Its summary holds what ``timeline.summarize_timeline`` says, and
-        ``events`` (starts and ends of tasks and flows), ``link_bytes`` by
-        ``source->target`` [bytes], ``confidence`` (the worst of the
-        collectives that take a share of the step, see ``certainty``; measured where nothing
-        communicates), ``warnings``
-        (the graph's first), ``network``, ``engine`` (compiled or reference),
-        ``aggregated`` (collectives that were one event; only with algorithms),
-        ``folded`` (whether identical ranks were executed once: ``events`` and
-        ``aggregated`` count what was executed), ``unfolded_reason`` (why not;
-        empty where they were), ``executed_ranks`` (how many), and
-        ``simulator_wall_s``, the wall time of the event loop [s] and the only
-        entry that differs between two runs.
+        Timeline and summary.
 
     Raises
     ------
@@ -187,10 +230,8 @@ def simulate_interval(
     Parameters
     ----------
     graph, platform, collectives, options, **changes
-        As in ``simulate``. ``graph.metadata["compute_interval"]`` holds two
-        factors, low and high, on the compute times; ``[1, 1]`` without;
-        ``graph.metadata["least_half_log"]`` the least half width of the
-        step's interval, as a logarithm; 0 without. Links are recorded of the
+        As in ``simulate``. ``graph.metadata`` holds the interval of the compute
+        times and the least half width of the step's. Links are recorded of the
         nominal run.
 
     Returns
@@ -202,7 +243,7 @@ def simulate_interval(
     Raises
     ------
     SimulationError, InputError
-        As in ``simulate``; InputError also when the factors make no interval.
+        As in ``simulate``.
 
     Notes
     -----
@@ -211,35 +252,22 @@ def simulate_interval(
     as fully correlated, which makes the interval wide rather than narrow.
     Without a measured cost, communication has no interval of its own.
     """
-    low, high = _read_interval(graph.metadata.get("compute_interval", [1.0, 1.0]))
+    low, high = graph.metadata.compute_interval
     nominal_options = replace(options, **changes)
     unrecorded = replace(nominal_options, record_links=False)
     nominal = _simulate(graph, platform, collectives, nominal_options, "time_s")
     lower = _simulate(graph, platform, collectives, unrecorded.scale_compute(low), "low_s")
     upper = _simulate(graph, platform, collectives, unrecorded.scale_compute(high), "high_s")
-    step_time_s = nominal.summary["step_time_s"]
+    step_time_s = nominal.summary.step_time_s
     # Shared links can turn a faster part into a slower whole; the interval still holds it.
-    least = math.exp(float(graph.metadata.get("least_half_log", 0.0)))
-    summary = {
-        **nominal.summary,
-        "low_s": min(lower.summary["step_time_s"], step_time_s / least),
-        "high_s": max(upper.summary["step_time_s"], step_time_s * least),
-        "simulator_wall_s": sum(r.summary["simulator_wall_s"] for r in (nominal, lower, upper)),
-    }
+    least = math.exp(graph.metadata.least_half_log)
+    summary = replace(
+        nominal.summary,
+        low_s=min(lower.summary.step_time_s, step_time_s / least),
+        high_s=max(upper.summary.step_time_s, step_time_s * least),
+        simulator_wall_s=sum(run.summary.simulator_wall_s for run in (nominal, lower, upper)),
+    )
     return replace(nominal, summary=summary)
-
-
-def _read_interval(interval: Any) -> tuple[float, float]:
-    try:
-        low, high = (float(value) for value in interval)
-    except (TypeError, ValueError):
-        low, high = 1.0, 0.0
-    if not 0 < low <= high < float("inf"):
-        raise InputError(
-            f"{interval!r} is no interval of compute factors", place="metadata compute_interval",
-            fix="give a low and a high factor, such as [0.9, 1.1]",
-        )  # fmt: skip
-    return low, high
 
 
 def _simulate(
@@ -264,7 +292,7 @@ def _simulate_once(
         raise InputError(
             f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
         )
-    algorithms, chunks = choose_algorithms(graph.metadata, options.algorithms, options.chunks)
+    algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
     planner = make_planner(platform, collectives, bound, algorithms, chunks)
     links: Sequence[Link] = platform.links
     if communication_scale != 1:
@@ -297,31 +325,21 @@ def _simulate_once(
     traffic = None
     if options.record_links:
         traffic = gather_traffic(ran.program, ran.execution, ready.network)
-    summary = {
-        **ready.summarize(graph, ran.execution),
-        **_tell(graph, platform, links, ready, ran),
-        "network": options.network,
-        "engine": ran.engine,
-        **({} if algorithms is None else {"aggregated": ran.aggregated}),
-        "folded": ready.folded is not None,
-        "unfolded_reason": ready.unfolded_reason,
-        "executed_ranks": ready.count_ranks(graph),
-        "simulator_wall_s": ran.wall_s,
-    }
-    return Result(ready.make_timeline(graph, ran.execution), summary, traffic)
-
-
-def _tell(
-    graph: TaskGraph, platform: Platform, links: Sequence[Link], ready: Prepared, ran: Ran
-) -> dict[str, Any]:
-    """Return what a summary says of events, links and what the times rest on."""
     moved = ready.list_link_bytes(ran.execution, links)
     shares = measure_shares(ran.program, ran.execution)
-    told = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
-    warnings = [*graph.metadata.get("warnings", []), *told]
-    return {
-        "events": ran.execution.events,
-        "link_bytes": {name: moved[ends] for ends, name in name_links(platform) if ends in moved},
-        "confidence": find_confidence(shares),
-        "warnings": list(dict.fromkeys(warnings)),
-    }
+    found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
+    summary = Summary(
+        **vars(ready.summarize(graph, ran.execution)),
+        events=ran.execution.events,
+        link_bytes={name: moved[ends] for ends, name in name_links(platform) if ends in moved},
+        confidence=find_confidence(shares),
+        warnings=list(dict.fromkeys([*graph.metadata.warnings, *found])),
+        network=options.network,
+        engine=ran.engine,
+        aggregated=None if algorithms is None else ran.aggregated,
+        folded=ready.folded is not None,
+        unfolded_reason=ready.unfolded_reason,
+        executed_ranks=ready.count_ranks(graph),
+        simulator_wall_s=ran.wall_s,
+    )
+    return Result(ready.make_timeline(graph, ran.execution), summary, traffic)

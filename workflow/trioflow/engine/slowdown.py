@@ -63,13 +63,13 @@ def stretch_compute(
         overlap_s = measure_overlap(result.timeline)
         wanted_s = np.where(compute, base_s + overlap_s * (1.0 - 1.0 / slowdown), base_s)
         moved_s = np.abs(wanted_s - stretched_s)[compute].max(initial=0.0)
-        if moved_s <= CLOSE * result.summary["step_time_s"]:
+        if moved_s <= CLOSE * result.summary.step_time_s:
             return result
         part = 1.0 if number < PATIENCE else 0.5
         stretched_s = np.where(compute, stretched_s + part * (wanted_s - stretched_s), base_s)
     told = f"compute beside collectives had not settled after {ROUNDS} runs"
-    warnings = [*result.summary["warnings"], told]
-    return replace(result, summary={**result.summary, "warnings": warnings})
+    warnings = [*result.summary.warnings, told]
+    return replace(result, summary=replace(result.summary, warnings=warnings))
 
 
 def measure_overlap(timeline: pd.DataFrame) -> NDArray[np.float64]:

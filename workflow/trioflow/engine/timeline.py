@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -102,31 +104,64 @@ def select_kinds(
     return computes, communicates
 
 
-def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
+class RankTimes(NamedTuple):
+    """What one rank did in a step.
+
+    Attributes
+    ----------
+    rank : int
+        Which one.
+    step_time_s : float
+        End of its last task [s].
+    busy_s, compute_s, communication_s : float
+        Time with any task of ``select_compute`` and ``select_communication``, with
+        one of the former, and with one of the latter [s].
+    exposed_communication_s : float
+        Communication that no compute of this rank hides [s].
+    """
+
+    rank: int
+    step_time_s: float
+    busy_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineSummary:
+    """What a step came to.
+
+    Attributes
+    ----------
+    step_time_s : float
+        End of the last task of all: the makespan [s].
+    busy_s : float
+        Time in which any rank computes or moves data [s].
+    compute_s, communication_s, exposed_communication_s : float
+        Of the busiest rank: the one with the largest ``busy_s``, the lowest among equals [s].
+    per_rank : list of RankTimes
+        Each rank, in order.
+    ranks : int
+        How many.
+    """
+
+    step_time_s: float
+    busy_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    per_rank: list[RankTimes]
+    ranks: int
+
+
+def summarize_timeline(timeline: pd.DataFrame) -> TimelineSummary:
     """Sum up a timeline.
 
     Parameters
     ----------
     timeline : DataFrame
         Columns of ``tables.TIMELINE``.
-
-    Returns
-    -------
-    dict
-        ``step_time_s``, the end of the last task of all (the makespan);
-        ``busy_s``, time in which any rank computes or moves data;
-        ``compute_s``, ``communication_s``, ``exposed_communication_s`` of the
-        busiest rank; ``ranks``; and ``per_rank``, a dict for each rank with
-        ``rank``; ``step_time_s``, the end of its last task; ``compute_s`` and
-        ``communication_s``, time with any task of ``select_compute`` and
-        ``select_communication``; ``exposed_communication_s``, the part of the
-        latter that no compute of this rank hides; ``busy_s``, time with
-        either. All times in seconds.
-
-    Notes
-    -----
-    The busiest rank is the one with the largest ``busy_s``, the lowest among
-    equals.
     """
     rank = timeline["rank"].to_numpy(dtype=np.int64)
     times_s = [timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s")]
@@ -138,7 +173,7 @@ def summarize_timeline(timeline: pd.DataFrame) -> dict[str, Any]:
 def summarize_tasks(
     rank: NDArray[np.int64], computes: NDArray[np.bool_], communicates: NDArray[np.bool_],
     start_s: NDArray[np.float64], end_s: NDArray[np.float64],
-) -> dict[str, Any]:  # fmt: skip
+) -> TimelineSummary:  # fmt: skip
     """Sum up tasks that stand in columns; see :func:`summarize_timeline`.
 
     Parameters
@@ -159,27 +194,28 @@ def summarize_tasks(
     both = merge_lanes(join_lanes(compute, communication))
     order = np.argsort(lane, kind="stable")
     firsts = np.searchsorted(lane[order], np.arange(ranks))
-    columns = {
-        "rank": found,
-        "step_time_s": np.maximum.reduceat(end_s[order], firsts) if ranks else end_s,
-        "busy_s": measure_lanes(both, ranks),
-        "compute_s": measure_lanes(compute, ranks),
-        "communication_s": measure_lanes(communication, ranks),
-        "exposed_communication_s": measure_lanes(subtract_lanes(communication, compute), ranks),
-    }
-    values = (column.tolist() for column in columns.values())
-    names = tuple(columns)
-    per_rank = [dict(zip(names, row)) for row in zip(*values, strict=True)]  # noqa: B905
-    nothing = {"compute_s": 0.0, "communication_s": 0.0, "exposed_communication_s": 0.0}
-    busiest = max(per_rank, key=lambda row: row["busy_s"], default=nothing)
+    columns = (
+        found,
+        np.maximum.reduceat(end_s[order], firsts) if ranks else end_s,
+        measure_lanes(both, ranks),
+        measure_lanes(compute, ranks),
+        measure_lanes(communication, ranks),
+        measure_lanes(subtract_lanes(communication, compute), ranks),
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    per_rank = list(starmap(RankTimes, rows))
+    nobody = RankTimes(-1, 0.0, 0.0, 0.0, 0.0, 0.0)
+    busiest = max(per_rank, key=lambda row: row.busy_s, default=nobody)
     any_rank = merge_lanes(LaneIntervals(np.zeros_like(both.lane), both.start_s, both.end_s))
-    return {
-        "step_time_s": float(end_s.max(initial=0.0)),
-        "busy_s": float(measure_lanes(any_rank, 1)[0]),
-        **{key: busiest[key] for key in nothing},
-        "per_rank": per_rank,
-        "ranks": ranks,
-    }
+    return TimelineSummary(
+        step_time_s=float(end_s.max(initial=0.0)),
+        busy_s=float(measure_lanes(any_rank, 1)[0]),
+        compute_s=busiest.compute_s,
+        communication_s=busiest.communication_s,
+        exposed_communication_s=busiest.exposed_communication_s,
+        per_rank=per_rank,
+        ranks=ranks,
+    )
 
 
 def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:

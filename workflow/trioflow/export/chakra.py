@@ -163,7 +163,7 @@ class _Export:
             if task["task_id"] != number:
                 raise InputError(f"task {task['task_id']} stands in row {number}")
             self._of_rank.setdefault(task["rank"], []).append(number)
-        self.ranks = max(*self._of_rank, -1, int(graph.metadata.get("ranks", 1)) - 1) + 1
+        self.ranks = max(*self._of_rank, -1, graph.metadata.ranks - 1) + 1
         self._waits: list[list[int]] = [[] for _ in self.tasks]
         self._before: list[int | None] = [None] * len(self.tasks)
         self._link(graph.dependencies)
@@ -280,14 +280,15 @@ class _Export:
     def _describe(self, rank: int) -> Any:
         message = new_metadata()
         facts = self.source.facts if self.source else {}
-        plan = self.metadata.get("plan")
+        metadata = self.metadata
+        known = {"workload": metadata.workload, "device_name": metadata.device_name}
         told: dict[str, Any] = {
             "version": __version__, "rank": rank, "ranks": self.ranks,
-            "plan": self.metadata.get("plan_text"),
-            **{key: self.metadata.get(key, facts.get(key)) for key in SOURCE_FACTS},
+            "plan": metadata.plan_text or None,
+            **{key: known.get(key) or facts.get(key) for key in SOURCE_FACTS},
         }  # fmt: skip
-        if "batch" in self.metadata and isinstance(plan, dict):
-            told["batch"] = int(self.metadata["batch"]) // int(plan["data"])
+        if metadata.batch:
+            told["batch"] = metadata.batch // metadata.plan.data
         if self.ranks == 1 and self._tensors:
             kept = {key: facts[key] for key in MODEL_FACTS if key in facts}
             named = facts.get("parameters", [])

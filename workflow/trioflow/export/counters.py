@@ -69,7 +69,7 @@ def count_memory(
     Parameters
     ----------
     curves : sequence of mapping
-        ``metadata["memory_curves"]`` of the task graph: ``ranks`` that are
+        ``metadata.memory_curves`` of the task graph: ``ranks`` that are
         alike, ``places`` among a rank's tasks, and the ``bytes`` that it holds
         from there on.
     timeline : DataFrame

@@ -42,7 +42,7 @@ def simulate_experiment(
     """
     step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
     prediction = predict_step(step)
-    experiment = step.graph.metadata["experiment"]
+    experiment = step.graph.metadata.experiment
     measured = tables.read_table(rank_timelines, "rank_timelines")
     own = measured[measured["experiment"] == experiment]
     write_simulation(prediction, Path(folder), own.drop(columns="experiment"))
@@ -57,11 +57,11 @@ def summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict[
         prediction.step.graph.metadata,
     )
     return {
-        **simulated.result.summary,
-        "experiment": metadata["experiment"],
-        "plan_text": metadata["plan_text"],
+        **simulated.result.summary.to_dict(),
+        "experiment": metadata.experiment,
+        "plan_text": metadata.plan_text,
         "trace_only_step_time_s": simulated.trace_only_s,
-        "baseline_step_time_s": metadata["baseline_step_time_s"],
+        "baseline_step_time_s": metadata.baseline_step_time_s,
         "peak_memory_bytes": prediction.peak_memory_bytes,
         "memory": prediction.memory,
         "memory_bytes": step.platform.device.memory_bytes,
@@ -123,7 +123,7 @@ def write_step(
     graph, timeline = prediction.task_graph, prediction.timeline
     modules = prediction.step.trace.operators["module"].tolist()
     waited = build_critical_path(graph, timeline, modules)
-    counters = count_memory(graph.metadata.get("memory_curves", ()), timeline)
+    counters = count_memory(graph.metadata.memory_curves, timeline)
     result = prediction.simulated.result
     if result.traffic is not None:
         counters = pd.concat([counters, count_link_rates(result)], ignore_index=True)

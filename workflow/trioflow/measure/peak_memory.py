@@ -58,7 +58,7 @@ class MemoryCase:
     stages : sequence of sequence of str
         Units of each pipeline stage; empty without a pipeline.
     memory : sequence of dict
-        Predicted: ``metadata["memory"]`` of the plan's task graph.
+        Predicted: ``metadata.memory`` of the plan's task graph.
     """
 
     row: Mapping[str, Any]
@@ -87,8 +87,8 @@ def make_case(
     batch = int(trace.facts["batch"]) * plan.data if batch is None else batch
     times = DeviceTimes([trace], model, "captured")
     told = build_graph(times, plan, batch=batch).metadata
-    stages = told["stages"] if plan.pipeline > 1 else []
-    return MemoryCase(trace.facts["row"], plan, batch, stages, told["memory"])
+    stages = told.stages if plan.pipeline > 1 else []
+    return MemoryCase(trace.facts["row"], plan, batch, stages, told.memory)
 
 
 def compare_peaks(cases: Iterable[MemoryCase], device: str = "cpu") -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from trioflow.costmodel.step_residuals import (
 from trioflow.costmodel.timed_trace import times_interval
 from trioflow.experiments import Plan
 from trioflow.parallel.given import Stages, choose_stages
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.memory import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.offload import plan_activations, read_host_rates, size_update
@@ -158,22 +159,24 @@ def extrapolate(
     distance = (
         rescale_distance(times[0].device_s, reference.operators, anchor) if rescaled else None
     )
+    interval, confidence = _certainty(trace, model, distance, added, works.predicted, extrapolated)
     graph = builder.build(
-        {
-            **_describe_step(given, reference, plan, batch, mode),
-            **_certainty(trace, model, distance, added, works.predicted, extrapolated),
-            "least_half_log": _least_half_width(reference, plan, sizes, anchoring.way),
-            "stages": [list(stage) for stage in cut],
-            "peak_memory_bytes": find_fullest(memory)["peak_bytes"],
-            "memory_curves": take_curves(memory),
-            "memory": memory,
-            "warnings": [
+        replace(
+            _describe_step(given, reference, plan, batch, mode),
+            compute_interval=interval,
+            compute_confidence=confidence,
+            least_half_log=_least_half_width(reference, plan, sizes, anchoring.way),
+            stages=[list(stage) for stage in cut],
+            peak_memory_bytes=find_fullest(memory)["peak_bytes"],
+            memory_curves=take_curves(memory),
+            memory=memory,
+            warnings=[
                 *trace.facts.get("warnings", []),
                 *describe_anchor(anchor),
                 *_size_warnings(schedule, sizes),
                 *_repeat_warnings(repeated, batch, plan),
             ],
-        }
+        )
     )
     one_process = bool(replicas) or plan.tensor_style == "gather"
     return share_host(graph) if one_process else graph
@@ -197,30 +200,30 @@ def _set_up_builder(
 
 def _describe_step(
     given: Sequence[Trace], reference: Reference, plan: Plan, batch: int, mode: str
-) -> dict[str, Any]:
+) -> GraphMetadata:
     """Return what was asked for, what it starts from, and the baseline that shares out the work."""
     share = batch / int(given[0].facts["batch"]) / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     step_s = float(given[0].facts["step_time_s"])
-    return {
-        "workload": reference.trace.facts["workload"],
-        "plan": asdict(plan),
-        "plan_text": f"{describe_plan(plan, batch)}{gathered}{WORDS[mode]}",
-        "ranks": plan.ranks,
-        "batch": batch,
-        "traced_batches": sorted(reference.shares),
-        "trace_shares": {str(b): part for b, part in reference.shares.items()},
-        "traced_phases_s": {str(t.facts["batch"]): phase_times(t) for t in given},
-        "device_name": reference.trace.facts["device_name"],
-        "mode": mode,
-        "baseline_step_time_s": step_s * share * part_of_step(given[0], mode),
-    }
+    return GraphMetadata(
+        workload=reference.trace.facts["workload"],
+        plan=plan,
+        plan_text=f"{describe_plan(plan, batch)}{gathered}{WORDS[mode]}",
+        ranks=plan.ranks,
+        batch=batch,
+        traced_batches=sorted(reference.shares),
+        trace_shares={str(b): part for b, part in reference.shares.items()},
+        traced_phases_s={str(t.facts["batch"]): phase_times(t) for t in given},
+        device_name=reference.trace.facts["device_name"],
+        mode=mode,
+        baseline_step_time_s=step_s * share * part_of_step(given[0], mode),
+    )
 
 
 def _certainty(
     trace: Trace, model: OperatorModel, distance: float | None,
     added: Iterable[tuple[float, float]], predicted: bool, extrapolated: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> tuple[tuple[float, float], str]:  # fmt: skip
     """Return interval and confidence of the compute; ``distance`` is None where nothing was rescaled."""
     of_device = times_interval(trace.facts)
     carried = of_device != (1.0, 1.0)
@@ -231,12 +234,7 @@ def _certainty(
         model.step_interval("rescale", distance) if rescaled else (1.0, 1.0),
         *added,
     )
-    return {
-        "compute_interval": list(interval),
-        "compute_confidence": _confidence(
-            rescaled or predicted or carried, extrapolated or carried
-        ),
-    }
+    return interval, _confidence(rescaled or predicted or carried, extrapolated or carried)
 
 
 def _least_half_width(

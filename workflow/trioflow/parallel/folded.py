@@ -180,7 +180,7 @@ class Fold:
         return TaskGraph(
             tasks.assign(**columns)[list(kept.tasks.columns)],
             self._expand_dependencies(firsts),
-            dict(kept.metadata),
+            kept.metadata,
         )
 
     def _find_places(self, row: Ints, rank: Ints) -> _Places:

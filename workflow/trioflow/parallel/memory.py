@@ -193,7 +193,7 @@ def tabulate_memory(
     Parameters
     ----------
     memory : sequence of dict
-        ``metadata["memory"]`` of a task graph.
+        ``metadata.memory`` of a task graph.
     room_bytes : int, optional
         Memory of a rank's device [bytes].
 

@@ -14,6 +14,7 @@ from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.data_parallel import Bucket
 from trioflow.parallel.folded_grid import Grid, fold_representatives
+from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 from trioflow.parallel.memory_profile import HeldMemory
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, keep_forward
 from trioflow.parallel.offload import HostRates, OffloadedActivations
@@ -231,10 +232,10 @@ class ProgramBuilder:
             self._collected = self.graph.build()
         return self._collected
 
-    def build(self, metadata: dict[str, Any]) -> TaskGraph:
+    def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph; ranks that are alike stay one until its tables are asked for."""
         graph = self.collect()
-        graph.metadata = dict(metadata)
+        graph.metadata = metadata
         if len(self.grid.find_representatives()) == self.plan.ranks:
             return graph
         return fold_representatives(graph, self.grid)

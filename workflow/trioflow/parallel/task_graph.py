@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import TableError
+from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 
 
 @dataclass
@@ -27,8 +28,8 @@ class TaskGraph:
         the task before it in its stream has ended.
     dependencies : DataFrame
         Columns of ``tables.DEPENDENCIES``.
-    metadata : dict
-        Workload, plan, ranks, batch, cost model, warnings.
+    metadata : GraphMetadata
+        What it was made of.
 
     Notes
     -----
@@ -38,7 +39,7 @@ class TaskGraph:
 
     tasks: pd.DataFrame
     dependencies: pd.DataFrame
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: GraphMetadata = UNKNOWN
 
     @property
     def kinds(self) -> set[str]:
@@ -47,7 +48,8 @@ class TaskGraph:
 
     def save(self, folder: str | Path) -> None:
         """Write ``tasks.parquet`` and ``dependencies.parquet`` into a folder."""
-        tables.write_table(self.tasks, "tasks", Path(folder) / "tasks.parquet", self.metadata)
+        facts = self.metadata.to_dict()
+        tables.write_table(self.tasks, "tasks", Path(folder) / "tasks.parquet", facts)
         tables.write_table(self.dependencies, "dependencies", Path(folder) / "dependencies.parquet")
 
 
@@ -57,7 +59,8 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
     Raises
     ------
     TableError
-        When a table is missing or invalid, or a dependency names no task.
+        When a table is missing or invalid, or a dependency names no task, or the metadata are not
+        those of a task graph.
     """
     tasks = tables.read_table(Path(folder) / "tasks.parquet", "tasks")
     dependencies = tables.read_table(Path(folder) / "dependencies.parquet", "dependencies")
@@ -69,7 +72,9 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
                 file=Path(folder) / "dependencies.parquet",
                 place=f"row {wrong.index[0]}, column {column}",
             )
-    metadata = {str(k): v for k, v in tasks.attrs.items()}
+    metadata = GraphMetadata.from_dict(
+        {str(key): value for key, value in tasks.attrs.items()}, Path(folder) / "tasks.parquet"
+    )
     tasks["group"] = pack_texts(tasks["group"])
     return TaskGraph(tasks, dependencies, metadata)
 
@@ -141,7 +146,7 @@ class TaskGraphBuilder:
             self._edges += [(task_id, other) for other in dict.fromkeys(after) if other is not None]
         return task_id
 
-    def build(self, metadata: dict[str, Any] | None = None) -> TaskGraph:
+    def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far."""
         columns: dict[str, Any] = {"task_id": pd.array(np.arange(self._count), dtype="Int64")}
         for field_ in tables.TASKS:
@@ -150,7 +155,7 @@ class TaskGraphBuilder:
         tasks = pd.DataFrame(columns, columns=tables.TASKS.names)
         edges = np.array(self._edges, dtype=np.int64).reshape(-1, 2)
         dependencies = pd.DataFrame(edges, columns=tables.DEPENDENCIES.names)
-        return TaskGraph(tasks, dependencies, dict(metadata or {}))
+        return TaskGraph(tasks, dependencies, metadata)
 
     def _make_column(self, name: str, kind: Any) -> Any:
         """Return a column of the type that the table asks for."""

@@ -12,6 +12,7 @@ from trioflow.engine.timeline import measure_concurrency
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import read_json
 from trioflow.tables import PHASES
@@ -53,7 +54,7 @@ class SessionAnchor:
 
 
 def read_session(
-    path: str | Path, metadata: Mapping[str, Any], traces: Sequence[Trace], platform: Platform
+    path: str | Path, metadata: GraphMetadata, traces: Sequence[Trace], platform: Platform
 ) -> SessionAnchor:
     """Return the anchor of a task graph by a session's file.
 
@@ -61,7 +62,7 @@ def read_session(
     ----------
     path : path
         ``session.json``, as ``measure.session.measure_workload`` writes it.
-    metadata : mapping
+    metadata : GraphMetadata
         Of the task graph.
     traces : sequence of Trace
         Those that it was made from.
@@ -85,20 +86,20 @@ def read_session(
 
 
 def _list_mismatches(
-    session: Mapping[str, Any], metadata: Mapping[str, Any], traces: Sequence[Trace],
+    session: Mapping[str, Any], metadata: GraphMetadata, traces: Sequence[Trace],
     platform: Platform,
 ) -> Iterator[str]:  # fmt: skip
     """Yield what of a session is not the task graph's; each only makes sense where the last is not."""
-    anchors, ranks = session.get("anchors", {}), int(metadata["ranks"])
+    anchors, ranks = session.get("anchors", {}), metadata.ranks
     if not anchors:
         yield "it holds no single-rank steps (anchors)"
-    if session.get("workload", metadata["workload"]) != metadata["workload"]:
-        yield f"it measured {session['workload']}, not {metadata['workload']}"
+    if session.get("workload", metadata.workload) != metadata.workload:
+        yield f"it measured {session['workload']}, not {metadata.workload}"
     devices = session.get("device_names") or [platform.device.name]
     if devices[0] != platform.device.name:
         yield f"it ran on {devices[0]}, and the platform's device is {platform.device.name}"
     captured = {str(trace.facts["batch"]): float(trace.facts["step_time_s"]) for trace in traces}
-    for batch in metadata["trace_shares"]:
+    for batch in metadata.trace_shares:
         if batch not in anchors:
             yield f"it has no step of the traced batch {batch}, only of {', '.join(anchors)}"
         traced_s = float(anchors[batch].get("traced_step_s") or 0.0)
@@ -112,7 +113,7 @@ def _list_mismatches(
             yield f"{busy} ranks were busy at once, and the plan has {ranks}"
 
 
-def choose_anchor(session: Mapping[str, Any], metadata: Mapping[str, Any]) -> SessionAnchor:
+def choose_anchor(session: Mapping[str, Any], metadata: GraphMetadata) -> SessionAnchor:
     """Return the anchor of an experiment from the session's own single-rank steps.
 
     The machine's speed drifts between capture and measurement, and ranks that
@@ -124,12 +125,12 @@ def choose_anchor(session: Mapping[str, Any], metadata: Mapping[str, Any]) -> Se
     ----------
     session : mapping
         ``session.json``; its ``anchors`` hold the repeats of each traced batch.
-    metadata : mapping
+    metadata : GraphMetadata
         Of the task graph: ``ranks``, ``trace_shares`` (share of the step's time
         that each traced batch decides) and ``traced_phases_s``.
     """
-    ranks, shares = int(metadata["ranks"]), metadata["trace_shares"]
-    traced, anchors = metadata["traced_phases_s"], session["anchors"]
+    ranks, shares = metadata.ranks, metadata.trace_shares
+    traced, anchors = metadata.traced_phases_s, session["anchors"]
 
     def factors(found: Mapping[str, Mapping[str, float]]) -> Factors:
         return {

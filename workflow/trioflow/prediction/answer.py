@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from trioflow import __version__
 from trioflow.engine.certainty import CONFIDENCES
+from trioflow.engine.simulate import Summary
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
 from trioflow.prediction.step import Simulated, Step
@@ -38,50 +38,52 @@ class Prediction:
     step: Step
     simulated: Simulated
 
-    @cached_property
-    def _summary(self) -> dict[str, Any]:
+    @property
+    def _summary(self) -> Summary:
         return self.simulated.result.summary
 
     @property
     def step_time_s(self) -> float:
         """Time of the step [s]."""
-        return float(self._summary["step_time_s"])
+        return self._summary.step_time_s
 
     @property
     def low_s(self) -> float:
         """Low end of the 80 % interval [s]; the step itself where no interval was asked for."""
-        return float(self._summary.get("low_s", self.step_time_s))
+        low_s = self._summary.low_s
+        return self.step_time_s if low_s is None else low_s
 
     @property
     def high_s(self) -> float:
         """High end of the 80 % interval [s]; the step itself where no interval was asked for."""
-        return float(self._summary.get("high_s", self.step_time_s))
+        high_s = self._summary.high_s
+        return self.step_time_s if high_s is None else high_s
 
     @property
     def compute_s(self) -> float:
         """Time in which the busiest rank computes [s]."""
-        return float(self._summary["compute_s"])
+        return self._summary.compute_s
 
     @property
     def communication_s(self) -> float:
         """Time in which a rank communicates [s]."""
-        return float(self._summary["communication_s"])
+        return self._summary.communication_s
 
     @property
     def exposed_communication_s(self) -> float:
         """Communication that no compute hides [s]."""
-        return float(self._summary["exposed_communication_s"])
+        return self._summary.exposed_communication_s
 
     @property
     def events(self) -> int:
         """Starts and ends of tasks and flows that were simulated."""
-        return int(self._summary["events"])
+        return self._summary.events
 
     @property
     def confidence(self) -> str:
         """The worst of operators' times, their rescaling and collectives: one of ``CONFIDENCES``."""
         words: list[str] = [
-            self.task_graph.metadata["compute_confidence"], self._summary["confidence"],
+            self.task_graph.metadata.compute_confidence, self._summary.confidence,
             self.step.confidence,
         ]  # fmt: skip
         return max(words, key=CONFIDENCES.index)
@@ -89,8 +91,7 @@ class Prediction:
     @property
     def memory(self) -> list[dict[str, Any]]:
         """Peak of each group of ranks that are alike, by category [bytes], and when it is reached."""
-        found: list[dict[str, Any]] = self.task_graph.metadata["memory"]
-        return found
+        return self.task_graph.metadata.memory
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -115,7 +116,7 @@ class Prediction:
     @property
     def warnings(self) -> list[str]:
         """What the reader must know, each once."""
-        warnings = [*self.step.warnings, *self._summary["warnings"]]
+        warnings = [*self.step.warnings, *self._summary.warnings]
         if not self.fits_memory:
             warnings.insert(0, "out of memory: the step does not fit a rank's device")
         return list(dict.fromkeys(warnings))
@@ -149,25 +150,26 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as ``trioflow simulate --json`` prints it."""
         step, summary, metadata = self.step, self._summary, self.task_graph.metadata
-        batch = int(metadata["batch"])
+        times = {key: getattr(summary, key) for key in _TIMES}
+        batch = metadata.batch
         found = {
-            **{key: summary[key] for key in _TIMES if key in summary},
+            **{key: value for key, value in times.items() if value is not None},
             "workload": step.traces[0].facts["workload"],
             "batch": batch,
-            "plan": metadata["plan"]["plan"],
-            "plan_text": metadata["plan_text"],
+            "plan": metadata.plan.plan,
+            "plan_text": metadata.plan_text,
             "platform": step.platform.name,
-            "network": summary["network"],
+            "network": summary.network,
             "cost_model": step.cost_model,
             "confidence": self.confidence,
             "peak_memory_bytes": self.peak_memory_bytes,
             "memory_bytes": step.platform.device.memory_bytes,
             "fits_memory": self.fits_memory,
             "memory": self.memory,
-            "mode": metadata["mode"],
+            "mode": metadata.mode,
             "samples_per_s": batch / self.step_time_s if self.step_time_s else None,
-            "folded": summary["folded"],
-            "unfolded_reason": summary["unfolded_reason"],
+            "folded": summary.folded,
+            "unfolded_reason": summary.unfolded_reason,
             "warnings": self.warnings,
         }
         if self.simulated.trace_only_s is not None:
@@ -190,7 +192,7 @@ class Prediction:
     @property
     def _title(self) -> str:
         workload, name = self.step.traces[0].facts["workload"], self.step.platform.name
-        return f"{workload} on {name}: {self.task_graph.metadata['plan_text']}"
+        return f"{workload} on {name}: {self.task_graph.metadata.plan_text}"
 
     def _facts(self) -> list[tuple[str, str]]:
         room = format_bytes(self.step.platform.device.memory_bytes)

@@ -23,6 +23,7 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.given import read_stages
+from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.anchors import read_session
@@ -131,7 +132,7 @@ def join_step(
     collectives = choose_collectives(platform, options)
     anchor = None
     if options.anchor == SESSION:
-        path = options.session or find_session(str(graph.metadata["workload"]))
+        path = options.session or find_session(graph.metadata.workload)
         anchor = read_session(path, graph.metadata, times.traces, platform)
     warnings = [*times.warnings, *_list_doubts(graph, platform, collectives, options)]
     return Step(
@@ -186,10 +187,10 @@ def extrapolate_experiment(
     graph = build_graph(
         times, chosen, batch=int(experiment["batch"]), host=machine.host, options=options
     )
-    graph.metadata["experiment"] = experiment["experiment"]
-    graph.metadata["operator_times"] = {
-        "cost_model": times.model_text, "confidence": times.confidence, "warnings": times.warnings,
-    }  # fmt: skip
+    origin = TimesOrigin(times.model_text, times.confidence, list(times.warnings))
+    graph.metadata = replace(
+        graph.metadata, experiment=str(experiment["experiment"]), operator_times=origin
+    )
     graph.save(folder)
 
 
@@ -327,7 +328,7 @@ def _list_doubts(
             describe_unmeasured(platform),
         ]
     guessed = [key for key in platform.unmeasured if key.startswith(OFFLOAD_RATES)]
-    if graph.metadata["plan"]["offload"] != "none" and guessed:
+    if graph.metadata.plan.offload != "none" and guessed:
         doubts.append(
             f"rates of the host of {platform.name} were never measured: peaks of data sheets"
         )

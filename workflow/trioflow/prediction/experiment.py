@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trioflow.costmodel.collectives import load_collective_model
+from trioflow.errors import TableError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.task_graph import load_task_graph
 from trioflow.prediction.anchors import SessionAnchor, read_session
@@ -42,13 +43,18 @@ def load_experiment(
         When a file is missing or wrong, or the session is of another workload or capture.
     """
     graph = load_task_graph(graph_folder)
-    machine = load_platform(Path(platform), int(graph.metadata["ranks"]))
+    machine = load_platform(Path(platform), graph.metadata.ranks)
     traces = [load_trace(path) for path in trace_folders]
-    times = graph.metadata["operator_times"]
+    times = graph.metadata.operator_times
+    if times is None:
+        raise TableError(
+            "no key 'operator_times'", file=Path(graph_folder) / "tasks.parquet", place="metadata",
+            fix="make the task graph with the workflow",
+        )  # fmt: skip
     anchor = read_session(session, graph.metadata, traces, machine)
     step = Step(
         graph, machine, load_collective_model(collectives), traces,
         Options(anchor=SESSION, session=session, record_links=True),
-        times["cost_model"], times["confidence"], tuple(times["warnings"]), anchor,
+        times.cost_model, times.confidence, tuple(times.warnings), anchor,
     )  # fmt: skip
     return step, anchor

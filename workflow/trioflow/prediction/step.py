@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trioflow.engine.simulate import Result, simulate, simulate_interval
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.plan import micro_batch_sizes
@@ -81,7 +80,7 @@ class Step:
     @property
     def peak_memory_bytes(self) -> int:
         """Peak memory of the fullest rank [bytes]."""
-        return int(self.graph.metadata["peak_memory_bytes"])
+        return self.graph.metadata.peak_memory_bytes
 
     @property
     def fits_memory(self) -> bool:
@@ -111,10 +110,10 @@ class Step:
         unanchored = simulate(
             self.graph, self.platform, self.collectives, self.options, record_links=False
         )
-        return Simulated(result, graph, factors, float(unanchored.summary["step_time_s"]))
+        return Simulated(result, graph, factors, unanchored.summary.step_time_s)
 
 
 def choose_traced(traces: Sequence[Trace], graph: TaskGraph) -> Trace:
     """Return the trace whose operators a task graph names, of those that it was made from."""
-    sizes = micro_batch_sizes(Plan(**graph.metadata["plan"]), int(graph.metadata["batch"]))
+    sizes = micro_batch_sizes(graph.metadata.plan, graph.metadata.batch)
     return choose_reference(traces, sizes[0]).trace

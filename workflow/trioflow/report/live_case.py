@@ -81,7 +81,7 @@ class LiveCase:
             host_s = np.zeros_like(host_s)  # there the host has tasks of its own
         plain = replace(step, anchor=None, options=Options(interval=False))
         return cls(
-            str(step.graph.metadata["experiment"]), plain, anchor, factors,
+            str(step.graph.metadata.experiment), plain, anchor, factors,
             share_host(step.graph, host_s),
         )  # fmt: skip
 

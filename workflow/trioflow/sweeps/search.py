@@ -248,7 +248,7 @@ def _search(
                 _drop(found, same.plan, batch, peak, machine.device.memory_bytes, "")
             return None
         told = workshop.simulate(step)
-        highest = graph.metadata["compute_interval"][1]
+        highest = graph.metadata.compute_interval[1]
         slower = workshop.prepare(times, graph, machine, interval=False, compute_scale=highest)
         time_s = told.step_time_s
         compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)

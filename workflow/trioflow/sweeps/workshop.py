@@ -226,7 +226,7 @@ class Workshop:
         peak, room = step.peak_memory_bytes, platform.device.memory_bytes
         told: dict[str, Any] = {
             "device_name": platform.device.name,
-            "plan_text": graph.metadata["plan_text"],
+            "plan_text": graph.metadata.plan_text,
             "graph": digest,
             "peak_memory_bytes": peak,
             "memory_bytes": room,

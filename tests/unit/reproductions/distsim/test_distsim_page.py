@@ -183,4 +183,4 @@ def test_the_best_rates_are_of_long_operators_and_decide_every_time(transformer_
     slower_s = predict_by_rates([transformer_trace], slow, plan, batch, machine, None)
     assert slower_s == pytest.approx(10 * step_s, rel=0.01), "no recorded time counts"
     recorded = simulate(extrapolate(transformer_trace, plan, slow, batch=batch), machine).summary
-    assert recorded["step_time_s"] != pytest.approx(slower_s)
+    assert recorded.step_time_s != pytest.approx(slower_s)

@@ -30,9 +30,9 @@ def test_the_step_stays_the_same_with_far_fewer_tasks(
     platform = Platform("ring", load_study_device(), 4, tuple(build_ring(4, bandwidth, 1e-6)))
     for network in ("fair_share", "contention_free"):
         one, other = (simulate(g, platform, network=network).summary for g in (graph, fewer))
-        assert other["step_time_s"] == pytest.approx(one["step_time_s"], rel=1e-9)
-        assert other["link_bytes"] == one["link_bytes"]
-        assert other["compute_s"] == pytest.approx(one["compute_s"], rel=1e-9)
+        assert other.step_time_s == pytest.approx(one.step_time_s, rel=1e-9)
+        assert other.link_bytes == one.link_bytes
+        assert other.compute_s == pytest.approx(one.compute_s, rel=1e-9)
     assert len(fewer.tasks) < len(graph.tasks) / (20 if bandwidth < 1e9 else 1)
 
 

@@ -10,6 +10,7 @@ from trioflow.errors import PlatformError, SimulationError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.network.collectives import compute_wire_bytes
+from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.reproductions.studies import wafer
 from trioflow.reproductions.studies.contraction import TRACES, load_study_device, load_timed_trace
@@ -34,7 +35,7 @@ def make_graph(all_reduces: int = 1) -> TaskGraph:
                 rank, "communication", "collective", "all_reduce", after=[work[rank]],
                 message_bytes=BYTES, group=",".join(map(str, range(RANKS))), match_id=match,
             )  # fmt: skip
-    return builder.build({"workload": "made-up"})
+    return builder.build(GraphMetadata(workload="made-up"))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_a_ring_row_by_row_shares_links_and_is_slower(steps: WaferSteps) -> None
 def test_the_mesh_step_is_the_same_as_that_of_simulate(steps: WaferSteps) -> None:
     links = build_mesh(RANKS, 3e9, wafer.LINK_LATENCY_S, rows=ROWS, columns=COLUMNS)
     platform = Platform("mesh", load_study_device(), RANKS, tuple(links))
-    told = simulate(steps.graph, platform).summary["step_time_s"]
+    told = simulate(steps.graph, platform).summary.step_time_s
     assert steps.run_mesh("row-major", 3e9)["step_s"] == told
 
 

@@ -71,4 +71,4 @@ def test_the_formula_is_the_engine_to_a_billionth() -> None:
             )
             platform, cost = connect(sizes.gpus), Cost(values["message_rate"])
             result = simulate(graph, platform, cost, network="contention_free", engine="reference")
-            assert result.summary["step_time_s"] == pytest.approx(told[row], rel=1e-9), sizes
+            assert result.summary.step_time_s == pytest.approx(told[row], rel=1e-9), sizes

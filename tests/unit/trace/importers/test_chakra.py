@@ -66,7 +66,7 @@ def columns(trace, *names):
 
 def write_own(trace, folder):
     graph = extrapolate(trace, make_plan(), ProportionalModel())
-    source = size_trace([trace], make_plan(), graph.metadata["batch"])
+    source = size_trace([trace], make_plan(), graph.metadata.batch)
     return write_chakra(graph, folder / "step", source)[0]
 
 
@@ -115,7 +115,7 @@ def test_a_trace_from_a_file_can_be_planned_like_the_one_it_came_from(transforme
 def test_one_rank_of_a_plan_is_a_trace_too(plan, transformer_trace, tmp_path):
     chosen = named_plan(plan, 2)
     graph = extrapolate(transformer_trace, chosen, ProportionalModel())
-    source = size_trace([transformer_trace], chosen, graph.metadata["batch"])
+    source = size_trace([transformer_trace], chosen, graph.metadata.batch)
     file = write_chakra(graph, tmp_path / "x", source)[1]
     trace = import_chakra(file, ImportOptions())
     tasks = graph.tasks[graph.tasks["rank"] == 1]

@@ -175,7 +175,7 @@ def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> 
     walls_s = walls_s[1:]
     return {
         "trace": values["trace"], "workload": str(traces[0].facts["workload"]), "family": find_family(plan),
-        "plan": graph.metadata["plan_text"], "ranks": plan.ranks, "events": prediction.events,
+        "plan": graph.metadata.plan_text, "ranks": plan.ranks, "events": prediction.events,
         "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
         "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,
     }  # fmt: skip

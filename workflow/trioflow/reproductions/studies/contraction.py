@@ -142,7 +142,7 @@ def _build(
         for other in reached[head].values()
     ]
     dependencies = pd.DataFrame(edges, columns=["task_id", "depends_on"], dtype="int64")
-    return TaskGraph(tasks, dependencies, dict(graph.metadata))
+    return TaskGraph(tasks, dependencies, graph.metadata)
 
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"

@@ -245,7 +245,7 @@ def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
     steps = WaferSteps(build_case(case))
     degrees = (("data", case.data), ("tensor", case.tensor), ("pipeline", case.pipeline))
     about = {
-        "workload": str(steps.graph.metadata["workload"]),
+        "workload": steps.graph.metadata.workload,
         "plan": " x ".join(f"{degree} {name}" for name, degree in degrees if degree > 1),
         "batch": case.samples_per_replica * case.data,
         "samples_per_replica": case.samples_per_replica,

@@ -120,7 +120,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
         order_megatron(pipeline, micro_batches),
     )  # fmt: skip
     builder.add_ranks(stages)
-    return builder.build({"warnings": []})
+    return builder.build()
 
 
 @dataclass(frozen=True)
