@@ -56,6 +56,7 @@ TORCH_AT_IMPORT = {
     "trace/capture/rank_process",
     "trace/capture/training_step",
     "trace/capture/workload",
+    "trace/language/decoder",
     "trace/workloads/build",
     "trace/workloads/optimizers",
     "trace/workloads/precision",

@@ -21,5 +21,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "user": ((), ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary", "causal")),
 }
 """Sizes that a family needs, and those that it can do without; it has no others."""
+LANGUAGE = "language"
+"""Family of a model given by its configuration; no table has rows of it."""
 
 SIZES = tuple(dict.fromkeys(c for sizes in FAMILIES.values() for group in sizes for c in group))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from trioflow.errors import InputError
 from trioflow.experiments import Workload, load_workloads
+from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, save_trace
@@ -23,10 +23,6 @@ from trioflow.trace.workloads.catalog import (
 )
 
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
-CAPTURED_BLOCKS = 2
-"""Blocks that are captured of a model whose depth ``--layers`` gives; the last one is repeated."""
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
-"""The profiler's own messages say nothing to who runs the command; set before PyTorch loads."""
 OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 
@@ -83,8 +79,7 @@ def run_capture(options: argparse.Namespace) -> None:
 
 def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Trace:
     """Return the trace of a step that ran, or of one on tensors without data."""
-    for name, level in QUIET.items():
-        os.environ.setdefault(name, level)
+    quieten_profiler()
     try:
         if options.device == "meta":
             from trioflow.trace.capture.meta import capture_meta

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from trioflow.trace.tensors import TensorTracker
 
+_CAST = "aten::to"
+
 
 class ReadyGradient(NamedTuple):
     """A gradient as autograd hands it over: the operator that made it, and its shape if known."""
@@ -49,7 +51,7 @@ def join_gradients(
         if found is None:
             continue
         tensor = tracker.tensors[found]
-        made = _find_gradient(rows[op_id], tracker, tensor.shape, taken)
+        made = _find_gradient(rows, op_id, tracker, tensor.shape, taken)
         taken |= {tensor.storage, made}
         module = rows[rows[op_id]["forward_op_id"]]["module"]
         index = _match_name(free, module, tensor.shape)
@@ -103,10 +105,21 @@ def _find_parameter(
 
 
 def _find_gradient(
-    row: dict[str, Any], tracker: TensorTracker, shape: tuple[int, ...], taken: set[int]
+    rows: list[dict[str, Any]],
+    op_id: int,
+    tracker: TensorTracker,
+    shape: tuple[int, ...],
+    taken: set[int],
 ) -> int:
-    """Return the storage of the first result of that shape that is no other gradient."""
-    for index in row["output_ids"]:
+    """Return the storage of the first result of that shape that is no other gradient.
+
+    Gradients that are kept in another format than they were made in are cast one after the other
+    before the first of them is handed over.
+    """
+    first = op_id
+    while rows[op_id]["name"] == _CAST == rows[first - 1]["name"]:
+        first -= 1
+    for index in (i for row in rows[first : op_id + 1] for i in row["output_ids"]):
         tensor = tracker.tensors[index]
         if tensor.shape == shape and tensor.storage not in taken:
             return int(tensor.storage)

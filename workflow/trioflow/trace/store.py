@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pandas as pd
 
@@ -97,8 +99,17 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
     write_json(Path(folder) / "trace.json", {**trace.facts, DIGESTS: digests})
 
 
-def load_trace(folder: str | Path) -> Trace:
+def load_trace(folder: str | Path, **step: Any) -> Trace:
     """Read a trace, from a folder, a pack or the name of one that ships with trioflow.
+
+    Parameters
+    ----------
+    folder : str or path
+        A trace; or a language model by its name or its configuration, whose trace is made
+        (``trace.language.read.find_configuration``).
+    **step
+        Of such a model alone: ``sequence`` [tokens], ``batch`` [samples], ``precision`` (a recipe),
+        ``attention`` and ``optimizer``, as in ``trace.language.step.LanguageStep``.
 
     Raises
     ------
@@ -107,8 +118,20 @@ def load_trace(folder: str | Path) -> Trace:
         itself, or a pack is damaged.
     TableError
         When a table breaks its schema.
+    InputError
+        When a configuration is none, or something is asked of a trace that only a model has.
     """
     path = find_trace(folder)
+    if not (path / "trace.json").exists():
+        configuration = language_models().find_configuration(folder)
+        if configuration is not None:
+            return cast("Trace", language_models().trace_of(configuration, step))
+    asked = [name for name, value in step.items() if value is not None]
+    if asked:
+        raise TraceError(
+            f"{' and '.join(asked)} of a trace that was captured or imported cannot be chosen",
+            file=folder, fix="leave it out, or name a model, such as llama-3.1-8b",
+        )  # fmt: skip
     if path.is_file():
         from trioflow.trace.pack import read_pack
 
@@ -118,7 +141,8 @@ def load_trace(folder: str | Path) -> Trace:
             "no trace here: trace.json is missing",
             file=path,
             fix="give a folder that `trioflow capture` or `trioflow import` wrote, a file of `trioflow pack`, "
-            f"or one of the shipped traces: {', '.join(shipped_traces())}",
+            f"one of the shipped traces ({', '.join(shipped_traces())}), or a language model by its configuration's "
+            f"file or its name ({', '.join(language_models().published_models())})",
         )
     facts = read_json(path / "trace.json", TraceError)
     operators, tensors = (
@@ -230,7 +254,7 @@ _KINDS = {
     "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
     "list of times": ("step_times_s", "span_ns"),
     "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
-    "mapping": ("host",),
+    "mapping": ("host", "language_model"),
 }  # fmt: skip
 """What optional facts are, where they are there; what ends in ``_s`` and is no list is a time."""
 _TESTS: dict[str, Callable[[Any], bool]] = {
@@ -291,6 +315,14 @@ def tensor_bytes(trace: Trace) -> list[int]:
 def pipeline_units(trace: Trace) -> dict[str, list[str]]:
     """Return the units a pipeline can be cut between, in order, with their modules."""
     return {str(unit["name"]): list(unit["modules"]) for unit in trace.facts.get("units", [])}
+
+
+def language_models() -> ModuleType:
+    """Return ``trace.language.read``, which makes traces of models by their configuration.
+
+    Found at run time: it needs all that captures, and a rule that reads traces does not.
+    """
+    return import_module(f"{__package__}.language.read")
 
 
 _PACKAGE = Path(__file__).parent.parent

@@ -24,6 +24,7 @@ from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import UNTIMED, Trace
 from trioflow.trace.workloads.build import build_workload
 from trioflow.trace.workloads.optimizers import choose_optimizer
+from trioflow.trace.workloads.precision import choose_precision
 
 TARGETS = ("cuda", "cpu")
 """Kinds of processor whose operators are captured."""
@@ -171,7 +172,7 @@ def _describe(
         "device_name": "none",
         "workload": str(row["workload"]),
         "row": {key: str(value) for key, value in row.items()},
-        "precision": str(row.get("precision") or "fp32"),
+        **choose_precision(str(row.get("precision") or "fp32"), str(row["workload"])).describe(),
         "optimizer": str(row["optimizer"]),
         "step_time_s": 1.0,  # merging divides by it
         "warnings": warnings,

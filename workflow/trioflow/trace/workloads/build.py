@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from trioflow.errors import InputError
-from trioflow.trace.workloads.optimizers import check_optimizer, make_optimizer
+from trioflow.trace.language.decoder import build_language_model
+from trioflow.trace.workloads.optimizers import MainWeights, check_optimizer
 from trioflow.trace.workloads.precision import Precision, choose_precision
 from trioflow.trace.workloads.recipe import (
     Inputs,
@@ -29,7 +30,7 @@ from trioflow.trace.workloads.torchvision_models import FUNCTIONS, build_torchvi
 from trioflow.trace.workloads.transformer import Transformer, TransformerSizes
 from trioflow.trace.workloads.transformers_models import build_transformers
 from trioflow.trace.workloads.user_model import build_user_model
-from trioflow.workload_words import FAMILIES
+from trioflow.workload_words import FAMILIES, LANGUAGE
 
 _TRANSFORMER_SPLIT = {
     "blocks.*.attention.qkv": "column",
@@ -91,9 +92,11 @@ class Workload:
         """Return the loss of outputs against targets, one number."""
         return self.recipe.loss(outputs, targets)
 
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the row's optimizer over some parameters."""
-        return make_optimizer(str(self.row["optimizer"]), parameters)
+    def make_optimizer(
+        self, parameters: Iterable[nn.Parameter]
+    ) -> torch.optim.Optimizer | MainWeights:
+        """Return the row's optimizer over some parameters, as the precision's recipe runs it."""
+        return self.precision.make_optimizer(str(self.row["optimizer"]), parameters)
 
     def make_stage(self, unit_names: Iterable[str]) -> nn.Sequential:
         """Return the modules of some consecutive units as one pipeline stage."""
@@ -131,7 +134,7 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
         or a size is missing or does not fit.
     """
     name, family = str(row["workload"]), str(row["family"])
-    if family not in FAMILIES:
+    if family not in _BUILDERS:
         raise InputError(
             f"workload {name}: unknown family {family!r}", fix=f"use one of {', '.join(FAMILIES)}"
         )
@@ -140,6 +143,7 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
     torch.manual_seed(seed)
     with torch.device(device) if device else nullcontext():
         recipe = _BUILDERS[family](row)
+    precision.cast(recipe.model)
     return Workload(name, row, precision, recipe)
 
 
@@ -167,5 +171,6 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any]], Recipe]] = {
     "torchvision": build_torchvision,
     "transformer": _build_transformer,
     "transformers": build_transformers,
+    LANGUAGE: build_language_model,
     "user": build_user_model,
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from trioflow.errors import InputError
 from trioflow.workload_words import OPTIMIZERS
@@ -40,6 +41,41 @@ def choose_optimizer(name: str, target: str) -> str:
     parameters (``torch.optim.optimizer._default_to_fused_or_foreach``).
     """
     return f"{name}-foreach" if target == "cuda" and "-" not in name else name
+
+
+class MainWeights:
+    """An optimizer over fp32 copies of half-precision weights, fed with fp32 gradients.
+
+    As Megatron-LM's and nanotron's: backward hands each gradient over in fp32,
+    the optimizer updates the copies, and the weights are written from them.
+
+    Parameters
+    ----------
+    name : str
+        One of `trioflow.experiments.OPTIMIZERS`.
+    parameters : iterable of Parameter
+        Weights in half precision.
+    """
+
+    def __init__(self, name: str, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        for parameter in self.parameters:
+            parameter.grad_dtype = torch.float32
+        self.main = [nn.Parameter(p.detach().float()) for p in self.parameters]
+        self.optimizer = make_optimizer(name, self.main)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for parameter in (*self.parameters, *self.main):
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Update the copies, then the weights from them."""
+        for main, parameter in zip(self.main, self.parameters, strict=True):
+            main.grad = parameter.grad
+        self.optimizer.step()
+        with torch.no_grad(), record_function("Optimizer.step#main weights"):
+            torch._foreach_copy_(self.parameters, self.main)
 
 
 def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

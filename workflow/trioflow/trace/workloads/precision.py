@@ -4,20 +4,22 @@ fp32 is strict: TF32 is off for matrix products and for cuDNN, where PyTorch's
 default leaves it on for convolutions. tf32 switches it on for both; it is
 nothing on a CPU. bf16 and fp16 are autocast: weights stay in single
 precision, and what autocast leaves in single precision is computed strictly.
-fp16 also scales the loss, as its small gradients would vanish otherwise.
+fp16 also scales the loss, as its small gradients would vanish otherwise. The
+other recipes of `trioflow.precision_recipes` hold the model itself in bf16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from trioflow.errors import InputError
-from trioflow.workload_words import PRECISIONS
+from trioflow.precision_recipes import PrecisionRecipe, choose_recipe
+from trioflow.trace.workloads.optimizers import MainWeights, make_optimizer
 
 INITIAL_SCALE = 128.0
 """What fp16's loss is multiplied with at first.
@@ -32,13 +34,13 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Precision:
-    """One of `trioflow.experiments.PRECISIONS`, and what it switches on."""
+    """A recipe, and what it switches on."""
 
-    name: str
+    recipe: PrecisionRecipe
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the context of forward and loss: autocast, or nothing."""
-        kind = _AUTOCAST.get(self.name)
+        kind = None if self.recipe.casts_model else _AUTOCAST.get(self.recipe.arithmetic)
         context: AbstractContextManager[Any] = torch.autocast(
             device.type, dtype=kind or torch.bfloat16, enabled=kind is not None
         )
@@ -46,13 +48,33 @@ class Precision:
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Return the context of a whole step: what single precision means in it."""
-        return single_precision("tf32" if self.name == "tf32" else "ieee")
+        return single_precision("tf32" if self.recipe.arithmetic == "tf32" else "ieee")
 
     def make_scaler(self, device: torch.device) -> torch.amp.GradScaler:
         """Return the gradient scaler; for anything but fp16 one that does nothing."""
         return torch.amp.GradScaler(
-            device.type, init_scale=INITIAL_SCALE, enabled=self.name == "fp16"
+            device.type, init_scale=INITIAL_SCALE, enabled=self.recipe.arithmetic == "fp16"
         )
+
+    def cast(self, model: nn.Module) -> None:
+        """Bring a model's weights and buffers into the format that forward reads."""
+        if self.recipe.casts_model:
+            model.to(_AUTOCAST[self.recipe.arithmetic])
+
+    def make_optimizer(
+        self, name: str, parameters: Iterable[nn.Parameter]
+    ) -> torch.optim.Optimizer | MainWeights:
+        """Return an optimizer over weights, with main weights where the recipe has them."""
+        if self.recipe.main_parameter_bytes:
+            return MainWeights(name, parameters)
+        return make_optimizer(name, parameters)
+
+    def describe(self) -> dict[str, str]:
+        """Return the facts that a trace keeps of it."""
+        facts = {"precision": self.recipe.arithmetic}
+        if self.recipe.name != self.recipe.arithmetic:
+            facts["precision_recipe"] = self.recipe.name
+        return facts
 
 
 def choose_precision(name: str, workload: str) -> Precision:
@@ -63,12 +85,7 @@ def choose_precision(name: str, workload: str) -> Precision:
     InputError
         When there is none of this name.
     """
-    if name not in PRECISIONS:
-        raise InputError(
-            f"workload {workload}: unknown precision {name!r}",
-            fix=f"use one of {', '.join(PRECISIONS)}",
-        )
-    return Precision(name)
+    return Precision(choose_recipe(name, f"workload {workload}"))
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from same_step import assert_same_step, category_bytes
+from trioflow.errors import InputError
+from trioflow.precision_recipes import RECIPES
+from trioflow.trace.language import make
+from trioflow.trace.language.catalogue import published_models
+from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.store import load_trace
+
+pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+
+SMALL = LanguageModel("small", 5, 64, 4, 2, 16, 96, 256)
+GPT = replace(
+    SMALL, name="gpt", kv_heads=4, norm="layer", activation="gelu_tanh", gated=False, query_bias=True,
+    output_bias=True, feed_forward_bias=True, positions="learned", longest=32, tied=True, dropout=0.1,
+)  # fmt: skip
+STEP = LanguageStep(32, 2, "megatron-bf16")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("model", [SMALL, GPT, replace(SMALL, name="normed", query_norm=True)])
+@pytest.mark.parametrize("precision", ["bf16", "megatron-bf16"])
+def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkeypatch):
+    step = replace(STEP, precision=precision)
+    made = make.make_trace(model, step)
+    monkeypatch.setattr(make, "CAPTURED_BLOCKS", model.layers)
+    monkeypatch.setattr(make, "MODULES", ("tables",))  # another name in the cache
+    captured = make.make_trace(model, step)
+    assert "repeated" not in captured.facts
+    assert_same_step(made, captured)
+    assert category_bytes(made) == category_bytes(captured)
+
+
+@pytest.mark.parametrize("model", [SMALL, GPT], ids=lambda model: model.name)
+def test_a_trace_has_the_parameters_that_the_sizes_say(model):
+    trace = make.make_trace(model, STEP)
+    counted = sum(g["size_bytes"] for g in trace.facts["gradients"]) // 2
+    assert counted == model.parameters
+    assert trace.facts["language_model"]["parameters"] == model.parameters
+
+
+def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
+    model = replace(published_models()["llama-3.1-8b"], layers=2)
+    trace = make.make_trace(model, LanguageStep(1024, 1, "megatron-bf16"))
+    products = 6 * (model.parameters - model.vocabulary * model.hidden) * 1024
+    width = model.heads * model.head_size
+    # Forward two products, backward five: flash attention computes the scores again.
+    attention = 14 * model.layers * width * 1024**2
+    assert int(trace.operators["flop"].sum()) == pytest.approx(products + attention, rel=2e-4)
+    assert model.flop_per_token(1024) * 1024 == pytest.approx(
+        products + 6 * model.vocabulary * model.hidden * 1024 + attention * 12 / 14, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["bf16", "fsdp2-mixed", "megatron-bf16", "pure-bf16"])
+def test_a_recipe_decides_the_formats_of_what_is_held(name):
+    trace, recipe = make.make_trace(SMALL, replace(STEP, precision=name)), RECIPES[name]
+    held, count = category_bytes(trace), SMALL.parameters
+    assert held["parameter"] == recipe.parameter_bytes * count
+    assert held["gradient"] == recipe.gradient_bytes * count
+    states = 2 * recipe.state_bytes + recipe.main_parameter_bytes
+    assert held["optimizer_state"] == pytest.approx(states * count, rel=0.01)  # counts of steps
+    assert trace.facts["precision"] == "bf16"
+    assert trace.facts.get("precision_recipe") == (None if name == "bf16" else name)
+
+
+def test_flash_attention_keeps_no_scores_and_eager_does():
+    kept = {
+        kind: category_bytes(make.make_trace(SMALL, replace(STEP, attention=kind)))["activation"]
+        for kind in ("flash", "eager")
+    }
+    scores = STEP.batch * SMALL.heads * STEP.sequence**2
+    assert kept["eager"] - kept["flash"] >= SMALL.layers * scores * (4 + 2)
+
+
+def test_a_trace_is_kept_and_a_damaged_one_made_again():
+    first = make.make_trace(SMALL, STEP)
+    (file,) = make.cache_folder().glob("small-*.trace")
+    kept = make.make_trace(SMALL, STEP)
+    assert_same_step(kept, first)
+    file.write_bytes(file.read_bytes()[:1000])
+    assert_same_step(make.make_trace(SMALL, STEP), first)
+    assert len(list(make.cache_folder().iterdir())) == 1
+
+
+def test_a_model_by_name_is_a_trace_wherever_one_is_asked_for():
+    trace = load_trace("llama-3.2-1b", sequence=64, precision="megatron-bf16")
+    assert trace.facts["language_model"]["layers"] == 16
+    with pytest.raises(InputError, match="--sequence"):
+        load_trace("llama-3.2-1b")
+    with pytest.raises(InputError, match="sequence of a trace that was captured"):
+        load_trace("gpt2-tiny-b8", sequence=64)
+    with pytest.raises(InputError, match="has 2048 positions"):
+        load_trace("gpt3-175b", sequence=4096)
+
+
+def test_without_torch_the_extra_is_named(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "trioflow.trace.capture.meta", None)
+    with pytest.raises(InputError, match=r"pip install 'trioflow\[capture\]'"):
+        make.make_trace(SMALL, STEP)

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from trioflow.errors import InputError
+from trioflow.trace.language.catalogue import published_models, read_table
+from trioflow.trace.language.read import find_configuration
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
+    "tie_word_embeddings": False, "rope_theta": 500000.0, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MEGATRON = """
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  --num-layers: 12
+  --hidden-size: 512
+  --num-attention-heads: 8
+  --micro-batch-size: 4
+  --global-batch-size: 32
+  --seq-length: 1024
+  --max-position-embeddings: 1024
+  --vocab-file: ${DATA_PATH}/vocab.json
+  --tensor-model-parallel-size: 2
+  --pipeline-model-parallel-size: 2
+  --num-layers-per-virtual-pipeline-stage: 3
+  --sequence-parallel: true
+  --use-distributed-optimizer: true
+  --recompute-granularity: selective
+  --attention-backend: unfused
+  --fp8-format: hybrid
+  --bf16: true
+"""
+COMMAND = """#!/bin/bash
+torchrun --nproc_per_node 8 pretrain_gpt.py \\
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 \\
+    --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm \\
+    --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights \\
+    --vocab-size 128256 --seq-length 8192 --max-position-embeddings 8192 \\
+    --tensor-model-parallel-size 2 --hidden-dropout 0 --attention-dropout 0 --bf16
+"""
+NANOTRON = """
+model:
+  dtype: bfloat16
+  model_config: {hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16,
+    num_attention_heads: 32, num_key_value_heads: 32, vocab_size: 131072, tie_word_embeddings: true}
+parallelism: {dp: 4, tp: 2, pp: 2, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER}
+tokens: {sequence_length: 4096, micro_batch_size: 2, batch_accumulation_per_replica: 8}
+optimizer: {zero_stage: 1, accumulate_grad_in_fp32: true}
+"""
+
+
+def write(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("row", read_table(), ids=lambda row: row["name"])
+def test_models_by_name_have_as_many_parameters_as_published(row):
+    model = published_models()[row["name"]]
+    within = float(row["published_within"])
+    assert model.parameters == pytest.approx(int(row["published_parameters"]), rel=within, abs=0)
+    assert row["source"]
+
+
+def test_a_config_json_is_the_model_of_that_name(tmp_path):
+    found = find_configuration(write(tmp_path, "config.json", LLAMA))
+    named = published_models()["llama-3.1-8b"]
+    assert found.model.parameters == named.parameters
+    assert found.model.flop_per_token(8192) == named.flop_per_token(8192)
+    assert not found.notes
+    # The folder of a checkpoint serves as well.
+    assert find_configuration(tmp_path) == found
+
+
+def test_gpt2_by_its_config_json(tmp_path):
+    path = write(tmp_path, "gpt2.json", {
+        "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "vocab_size": 50257,
+    })  # fmt: skip
+    assert find_configuration(path).model.parameters == 124_439_808  # as published
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_local_experts": 8}, "num_local_experts 8: mixtures of experts"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not built"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": 2.5}, "2.5 is not a whole number"),
+        ({"num_key_value_heads": 5}, "5 heads of keys and values do not divide 32"),
+        ({"hidden_act": "tanh"}, "'tanh' is not known here"),
+        ({"tie_word_embeddings": 3}, "3 is neither true nor false"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_its_name(changes, message, tmp_path):
+    with pytest.raises(InputError) as refused:
+        find_configuration(write(tmp_path, "config.json", LLAMA | changes))
+    assert message in str(refused.value)
+    assert "config.json" in str(refused.value)
+
+
+def test_fields_that_may_change_the_work_are_named(tmp_path):
+    changes = {"sliding_window": 4096, "logit_softcapping": 30.0, "model_type": "mistral"}
+    notes = " ".join(find_configuration(write(tmp_path, "config.json", LLAMA | changes)).notes)
+    assert "logit_softcapping" in notes
+    assert "sliding_window of 4096" in notes
+
+
+def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
+    found = find_configuration(write(tmp_path, "model_config.yaml", MEGATRON))
+    model = found.model
+    # 50,257 words padded to a multiple of 128 x tensor degree, tied, learned positions.
+    assert (model.vocabulary, model.tied, model.longest) == (50432, True, 1024)
+    assert model.feed_forward == 2048
+    assert found.step == {
+        "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "eager",
+    }  # fmt: skip
+    assert found.global_batch == 32
+    assert found.degrees == {
+        "tensor": 2, "pipeline": 2, "sequence_parallel": True, "vocabulary_parallel": True,
+        "schedule": "interleaved", "stages_per_rank": 2, "sharding": "zero1", "recompute": "selective",
+    }  # fmt: skip
+    assert "fp8-format" in found.notes[0]
+
+
+def test_a_megatron_command_line_is_read_from_a_script(tmp_path):
+    found = find_configuration(write(tmp_path, "llama.sh", COMMAND))
+    assert found.model.parameters == published_models()["llama-3.1-8b"].parameters
+    assert found.degrees["tensor"] == 2
+    assert found.step["sequence"] == 8192
+
+
+def test_a_nanotron_file_gives_the_model_and_the_plan(tmp_path):
+    found = find_configuration(write(tmp_path, "1b.yaml", NANOTRON))
+    assert found.model.parameters == pytest.approx(1.34e9, rel=0.005)
+    assert found.step == {"sequence": 4096, "batch": 2, "precision": "megatron-bf16"}
+    assert found.accumulate == 8
+    assert found.degrees == {
+        "data": 4, "tensor": 2, "pipeline": 2, "sequence_parallel": True, "schedule": "1f1b",
+        "sharding": "zero1",
+    }  # fmt: skip
+
+
+def test_another_file_is_no_configuration(tmp_path):
+    with pytest.raises(InputError, match="no configuration of a language model"):
+        find_configuration(write(tmp_path, "other.json", {"a": 1}))
+    with pytest.raises(InputError, match="--num-layers is missing"):
+        find_configuration(write(tmp_path, "run.sh", "echo hello"))
+    assert find_configuration("no-such-model") is None

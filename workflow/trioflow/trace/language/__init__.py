@@ -1,0 +1,1 @@
+"""Language models by their configuration: sizes read from files, traces made without a device."""

@@ -1,0 +1,148 @@
+"""What a configuration file says: the model, and where it says so how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trioflow.errors import InputError
+from trioflow.trace.language.sizes import LanguageModel
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A model, and what else its configuration settles.
+
+    Attributes
+    ----------
+    model : LanguageModel
+        The network.
+    step : mapping
+        Of a ``LanguageStep``'s fields those that are said: ``sequence``, ``batch`` (of a
+        micro-batch), ``precision``, ``attention``.
+    degrees : mapping
+        Of a plan's columns those that are said, the data degree left out.
+    global_batch : int, optional
+        Samples of the whole step.
+    accumulate : int, optional
+        Micro-batches of a replica, where the file counts them instead.
+    notes : tuple of str
+        What changes work and is not followed.
+    """
+
+    model: LanguageModel
+    step: Mapping[str, Any] = field(default_factory=dict)
+    degrees: Mapping[str, Any] = field(default_factory=dict)
+    global_batch: int | None = None
+    accumulate: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Fields:
+    """The fields of a configuration as a reader takes them; what nobody took is left.
+
+    Parameters
+    ----------
+    content : mapping
+        Name to value.
+    file : str
+        For messages.
+    """
+
+    def __init__(self, content: Mapping[str, Any], file: str) -> None:
+        self.content, self.file = dict(content), file
+        self.taken: set[str] = set()
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Return a field's value; the default where it is missing or null."""
+        self.taken.add(name)
+        value = self.content.get(name)
+        return default if value is None else value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a positive whole number.
+
+        Raises
+        ------
+        InputError
+            When it is missing without a default, or is none.
+        """
+        value = self.take(name, default)
+        if value is None:
+            raise InputError(f"{name} is missing", file=self.file, fix=f"add {name} to it")
+        if isinstance(value, str) and value.isascii() and value.isdecimal():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"{value!r:.40} is not a whole number from 1 on", file=self.file, place=name
+            )
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return a yes or no; a bare flag of a command line is a yes."""
+        value = self.take(name, default)
+        if isinstance(value, str):
+            value = {"true": True, "false": False, "": True}.get(value.lower(), value)
+        if not isinstance(value, bool):
+            raise InputError(f"{value!r:.40} is neither true nor false", file=self.file, place=name)
+        return value
+
+    def share(self, name: str, default: float) -> float:
+        """Return a number from 0 to below 1."""
+        value = self.take(name, default)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = -1.0
+        if not 0.0 <= number < 1.0:
+            raise InputError(
+                f"{value!r:.40} is not a number from 0 to below 1", file=self.file, place=name
+            )
+        return number
+
+    def word(self, name: str, words: Mapping[str, str], default: str) -> str:
+        """Return what a word stands for.
+
+        Raises
+        ------
+        InputError
+            When the word is not one of those known.
+        """
+        value = str(self.take(name, default))
+        if value not in words:
+            raise InputError(
+                f"{value!r:.40} is not known here", file=self.file, place=name,
+                fix=f"use one of {', '.join(words)}",
+            )  # fmt: skip
+        return words[value]
+
+    def refuse(self, names: tuple[str, ...], why: str) -> None:
+        """Refuse fields that change the network into one that is not built.
+
+        Raises
+        ------
+        InputError
+            When one of them is set to more than 1, or to a word.
+        """
+        for name in names:
+            value = self.take(name)
+            if value not in (None, False, 0, 1, "0", "1", "false", ""):
+                raise InputError(f"{name} {value!r:.40}: {why}", file=self.file, place=name)
+
+    def list_unknown(self, harmless: frozenset[str], prefixes: tuple[str, ...] = ()) -> list[str]:
+        """Return the fields that nobody took and that are not known to leave the work alone."""
+        return [
+            name for name, value in self.content.items()
+            if name not in self.taken and name not in harmless and not name.startswith(prefixes or ("\0",))
+            and value not in (None, False)
+        ]  # fmt: skip
+
+
+def note_unknown(names: list[str]) -> list[str]:
+    """Return the sentence about fields that are not followed; nothing where there are none."""
+    if not names:
+        return []
+    return [
+        f"the configuration's {', '.join(sorted(names))} may change the work and are not followed"
+    ]

@@ -1,0 +1,218 @@
+"""The decoder-only network that a configuration describes, as PyTorch runs it.
+
+Modules have the names that models of the Llama family share in transformers,
+so that plans find the layers to split. What frameworks run as one kernel is one
+operator here, moving the same bytes: normalisation without a mean stands as
+PyTorch's layer normalisation without a bias, the rotation of queries and keys
+as one multiplication by a table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
+
+FLASH, EAGER = "flash", "eager"
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "squared_relu": _squared_relu,
+}
+
+
+def _make_norm(sizes: LanguageModel, width: int) -> nn.Module:
+    return nn.LayerNorm(width, bias=sizes.norm == "layer")
+
+
+class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """Causal attention; flash keeps no scores, eager computes them in fp32 as transformers does."""
+
+    def __init__(self, sizes: LanguageModel, kind: str, rotation: Tensor | None) -> None:
+        super().__init__()
+        self.sizes, self.kind = sizes, kind
+        queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+        self.q_proj = nn.Linear(sizes.hidden, queries, bias=sizes.query_bias)
+        self.k_proj = nn.Linear(sizes.hidden, keys, bias=sizes.query_bias)
+        self.v_proj = nn.Linear(sizes.hidden, keys, bias=sizes.query_bias)
+        self.o_proj = nn.Linear(queries, sizes.hidden, bias=sizes.output_bias)
+        if sizes.query_norm:
+            self.q_norm = _make_norm(sizes, sizes.head_size)
+            self.k_norm = _make_norm(sizes, sizes.head_size)
+        self.register_buffer("rotation", rotation, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within each sequence of x [batch, sequence, hidden]."""
+        batch, sequence, _ = x.shape
+        query, key, value = (
+            project(x).view(batch, sequence, -1, self.sizes.head_size)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.sizes.query_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.rotation is not None:
+            query, key = query * self.rotation, key * self.rotation
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        mixed = self._attend(query, key, value)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+        return out
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        dropped, groups = self.sizes.attention_dropout, self.sizes.heads // self.sizes.kv_heads
+        if self.kind == FLASH:
+            return F.scaled_dot_product_attention(
+                query, key, value, dropout_p=dropped, is_causal=True, enable_gqa=groups > 1
+            )
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(self.sizes.head_size)
+        scores = scores + scores.new_empty(scores.shape[-2:])
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.matmul(F.dropout(weights, dropped) if dropped else weights, value)
+
+
+class FeedForward(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """Two linear layers with an activation between them, gated by a third one or not."""
+
+    def __init__(self, sizes: LanguageModel) -> None:
+        super().__init__()
+        bias = sizes.feed_forward_bias
+        if sizes.gated:
+            self.gate_proj = nn.Linear(sizes.hidden, sizes.feed_forward, bias=bias)
+        self.up_proj = nn.Linear(sizes.hidden, sizes.feed_forward, bias=bias)
+        self.down_proj = nn.Linear(sizes.feed_forward, sizes.hidden, bias=bias)
+        self.gated, self.activate = sizes.gated, _ACTIVATIONS[sizes.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of x [batch, sequence, hidden] alone."""
+        if self.gated:
+            inside = self.activate(self.gate_proj(x)) * self.up_proj(x)
+        else:
+            inside = self.activate(self.up_proj(x))
+        out: Tensor = self.down_proj(inside)
+        return out
+
+
+class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """One layer: attention and feed-forward, each normalised before and added to the residual."""
+
+    def __init__(self, sizes: LanguageModel, kind: str, rotation: Tensor | None) -> None:
+        super().__init__()
+        self.input_layernorm = _make_norm(sizes, sizes.hidden)
+        self.self_attn = Attention(sizes, kind, rotation)
+        self.post_attention_layernorm = _make_norm(sizes, sizes.hidden)
+        self.mlp = FeedForward(sizes)
+        self.dropout = sizes.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform activations [batch, sequence, hidden]."""
+        x = x + self._drop(self.self_attn(self.input_layernorm(x)))
+        return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.dropout else x
+
+
+class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """Everything below the head."""
+
+    def __init__(self, sizes: LanguageModel, sequence: int, kind: str) -> None:
+        super().__init__()
+        rotation = None
+        if sizes.positions == "rotary":
+            rotation = torch.empty(sequence, 1, sizes.head_size)
+        self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        if sizes.positions == "learned":
+            self.embed_positions = nn.Embedding(sizes.longest, sizes.hidden)
+        self.layers = nn.ModuleList(Block(sizes, kind, rotation) for _ in range(sizes.layers))
+        self.norm = _make_norm(sizes, sizes.hidden)
+        self.dropout = sizes.dropout
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [batch, sequence] to activations [batch, sequence, hidden]."""
+        x = self.embed_tokens(tokens)
+        if hasattr(self, "embed_positions"):
+            x = x + self.embed_positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = F.dropout(x, self.dropout) if self.dropout else x
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """Decoder and head."""
+
+    def __init__(self, sizes: LanguageModel, sequence: int, kind: str) -> None:
+        super().__init__()
+        self.model = Decoder(sizes, sequence, kind)
+        self.lm_head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        self.config = SimpleNamespace(
+            num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads
+        )
+        if sizes.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [batch, sequence] to scores [batch, sequence, vocabulary]."""
+        scores: Tensor = self.lm_head(self.model(tokens))
+        return scores
+
+
+def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy, in single precision whatever the model's is."""
+    return F.cross_entropy(scores.flatten(0, -2).float(), targets.flatten())
+
+
+SPLIT = {
+    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in "qkv"},
+    "model.layers.*.self_attn.o_proj": "row",
+    "model.layers.*.mlp.gate_proj": "column", "model.layers.*.mlp.up_proj": "column",
+    "model.layers.*.mlp.down_proj": "row",
+}  # fmt: skip
+"""Megatron's cut."""
+
+
+def build_language_model(row: Mapping[str, Any]) -> Recipe:
+    """Build a decoder from a row of a workload and the sizes in its ``language_model``.
+
+    Parameters
+    ----------
+    row : mapping
+        ``language_model`` (a `LanguageModel`'s fields as JSON), ``sequence`` [tokens],
+        ``attention`` (flash or eager) and ``layers``, the depth to build.
+    """
+    layers = need_size(row, "layers")
+    sizes = LanguageModel(**json.loads(str(row["language_model"])) | {"layers": layers})
+    sequence, kind = need_size(row, "sequence"), str(row.get("attention") or FLASH)
+    embedding = ["model.embed_tokens"]
+    if sizes.positions == "learned":
+        embedding.append("model.embed_positions")
+    units = {"embedding": embedding}
+    units |= {f"model.layers.{i}": [f"model.layers.{i}"] for i in range(layers)}
+    units["head"] = ["model.norm", "lm_head"]
+
+    def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
+        return make_tokens(batch, sequence, sizes.vocabulary, seed, device)
+
+    model = LanguageNetwork(sizes, sequence, kind).train()
+    split = {p: k for p, k in SPLIT.items() if sizes.gated or "gate_proj" not in p}
+    return Recipe(model, make_batch, _cross_entropy, units, split)

@@ -1,0 +1,127 @@
+"""The trace of a language model's training step, made on fake tensors and kept for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trioflow.errors import InputError, TrioflowError
+from trioflow.provenance import digest_modules
+from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.pack import pack_trace, read_pack
+from trioflow.trace.repeat import repeat_layers
+from trioflow.trace.store import Trace, save_trace
+from trioflow.workload_words import LANGUAGE
+
+CAPTURED_BLOCKS = 2
+"""Blocks that run; the last one stands for all further ones."""
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
+"""The profiler's own messages say nothing to who runs the command."""
+MODULES = ("trace", "tables", "precision_recipes")
+"""What a kept trace depends on beside the model, the step and PyTorch."""
+
+
+def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
+    """Return the operators of a training step, without times.
+
+    Parameters
+    ----------
+    model : LanguageModel
+        The network.
+    step : LanguageStep
+        What runs.
+
+    Returns
+    -------
+    Trace
+        As of ``trioflow capture --device meta``. ``facts["language_model"]`` has the model's sizes,
+        its parameters and the step's ``sequence`` and ``attention``.
+
+    Raises
+    ------
+    InputError
+        When PyTorch is not installed, or a learned table of positions is too short.
+
+    Notes
+    -----
+    Identical blocks run once: any depth takes seconds. The trace is kept in `cache_folder`, under
+    a name made of everything that decides it.
+    """
+    if model.positions == "learned" and step.sequence > model.longest:
+        raise InputError(
+            f"{model.name} has {model.longest} positions, fewer than --sequence {step.sequence}",
+            fix="use a shorter sequence",
+        )
+    path = cache_folder() / f"{_name(model, step)}.trace"
+    with suppress(TrioflowError, OSError):  # one that cannot be read is made again
+        if path.exists():
+            return read_pack(path)
+    trace = _capture(model, step)
+    _keep(trace, path)
+    return trace
+
+
+def quieten_profiler() -> None:
+    """Silence the profiler's own messages; before PyTorch loads."""
+    for name, level in QUIET.items():
+        os.environ.setdefault(name, level)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the traces kept; safe to delete at any time."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "trioflow" / "traces"
+
+
+def _name(model: LanguageModel, step: LanguageStep) -> str:
+    """Return a name made of all that decides a trace."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = ""
+    decides = [asdict(model), asdict(step), digest_modules(*MODULES), torch]
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    plain = re.sub("[^a-z0-9.-]+", "-", model.name.lower()).strip("-")[:40]
+    return f"{plain}-{digest[:16]}"
+
+
+def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
+    """Run the step on fake tensors with few blocks, and repeat the last."""
+    quieten_profiler()
+    try:
+        from trioflow.trace.capture.meta import capture_meta
+    except ImportError as error:
+        raise InputError(
+            f"the trace of a model given by its configuration is made with PyTorch ({error})",
+            fix="install it: pip install 'trioflow[capture]'",
+        ) from None
+    row = {
+        "workload": model.name, "family": LANGUAGE, "model": model.name,
+        "layers": min(model.layers, CAPTURED_BLOCKS), "sequence": step.sequence,
+        "attention": step.attention, "optimizer": step.optimizer, "precision": step.precision,
+        "language_model": json.dumps(asdict(model), sort_keys=True),
+    }  # fmt: skip
+    trace = capture_meta(row, step.batch)
+    if model.layers > CAPTURED_BLOCKS:
+        trace = repeat_layers(trace, model.layers)
+    told = asdict(model) | {
+        "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention,
+    }  # fmt: skip
+    facts = {**trace.facts, "language_model": told, "source": "configuration of a model"}
+    return Trace(trace.operators, trace.tensors, facts)
+
+
+def _keep(trace: Trace, path: Path) -> None:
+    """Write a trace for the next time; a folder that cannot be written is no error."""
+    with suppress(OSError), TemporaryDirectory() as temporary:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_trace(trace, temporary)
+        pack_trace(temporary, path)

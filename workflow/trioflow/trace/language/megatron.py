@@ -1,0 +1,195 @@
+"""Language models, and how they are trained, by Megatron-LM's arguments."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from trioflow.errors import InputError
+from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
+from trioflow.trace.language.sizes import LanguageModel
+
+GPT2_WORDS = 50257
+"""Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""
+_NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
+_POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+_UNFUSED = ("unfused", "local")
+_REFUSED = {
+    "num-experts": "mixtures of experts are not built from a configuration",
+    "multi-latent-attention": "latent attention is not built from a configuration",
+    "mtp-num-layers": "multi-token prediction is not built from a configuration",
+    "encoder-num-layers": "encoders are not built from a configuration",
+    "context-parallel-size": "context parallelism is not read from a configuration",
+    "is-hybrid-model": "hybrid models are not built from a configuration",
+    "hybrid-override-pattern": "hybrid models are not built from a configuration",
+    "experimental-attention-variant": "it is another attention, which is not built",
+}
+_FOLLOWED = (
+    "fp8", "recompute", "overlap", "cuda-graph", "enable-cuda-graph", "tp-comm", "fine-grained",
+    "use-megatron-fsdp", "use-torch-fsdp2", "data-parallel-sharding", "attention-output-gate",
+    "account-for", "decoder-first", "decoder-last", "pipeline-model-parallel-layout", "moe", "window",
+    "optimizer", "cpu-offload", "offload", "linear", "cross-entropy", "rotary-percent", "apply-query",
+)  # fmt: skip
+"""Arguments that begin so may change work; the others that nobody reads are about data, checkpoints and logs."""
+
+
+def parse_arguments(text: str, file: str) -> dict[str, Any]:
+    """Return the arguments of a command line, by name without the dashes.
+
+    Parameters
+    ----------
+    text : str
+        A command line, over several lines or not, as in a shell script.
+    file : str
+        For messages.
+
+    Raises
+    ------
+    InputError
+        When the shell could not read it either.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InputError(f"not a command line ({error})", file=file) from None
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            found[name] = value or True
+        elif name and found[name] is True:
+            found[name] = word.rstrip(")") if word != ")" else True
+    return found
+
+
+def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configuration:
+    """Return what Megatron-LM's arguments say; what they leave out has Megatron-LM's defaults.
+
+    Parameters
+    ----------
+    arguments : mapping
+        Name, with its dashes or without, to value.
+    file, name : str
+        For messages, and what to call the model.
+
+    Raises
+    ------
+    InputError
+        When a size is missing or depends on a variable, or an argument makes it a network or a
+        plan that is not built.
+    """
+    plain = {
+        str(key).lstrip("-").replace("_", "-"): False if value == "false" else value
+        for key, value in arguments.items()
+    }
+    found = Fields(plain, file)
+    for argument, why in _REFUSED.items():
+        found.refuse((argument,), why)
+    notes: list[str] = []
+    model = _read_model(found, name, notes)
+    sequence = found.size("seq-length", model.longest or None)
+    backend = str(found.take("attention-backend", "auto"))
+    unfused = backend in _UNFUSED or (
+        found.take("transformer-impl") == "local" and not found.flag("use-flash-attn")
+    )
+    step = {
+        "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": _find_precision(found),
+        "attention": "eager" if unfused else "flash",
+    }  # fmt: skip
+    degrees = _read_degrees(found, model, file)
+    total = found.take("global-batch-size")
+    unread = [n for n in found.list_unknown(frozenset()) if n.startswith(_FOLLOWED)]
+    return Configuration(
+        model.check(file), step, degrees,
+        global_batch=None if total is None else found.size("global-batch-size"),
+        notes=tuple(notes + note_unknown(unread)),
+    )  # fmt: skip
+
+
+def _read_model(found: Fields, name: str, notes: list[str]) -> LanguageModel:
+    hidden, heads = found.size("hidden-size"), found.size("num-attention-heads")
+    gated, biased = found.flag("swiglu"), not found.flag("disable-bias-linear")
+    groups = found.size("num-query-groups", heads)
+    positions = found.word("position-embedding-type", _POSITIONS, "learned_absolute")
+    longest = found.size("max-position-embeddings", found.size("seq-length", 1))
+    norm = found.word("normalization", _NORMS, "LayerNorm")
+    usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
+    activation = "silu" if gated else "squared_relu" if found.flag("squared-relu") else "gelu_tanh"
+    return LanguageModel(
+        name=name,
+        layers=found.size("num-layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=groups if found.flag("group-query-attention") else heads,
+        head_size=found.size("kv-channels", max(hidden // heads, 1)),
+        feed_forward=found.size("ffn-hidden-size", usual),
+        vocabulary=_find_vocabulary(found, notes),
+        positions=positions,
+        longest=longest if positions == "learned" else 0,
+        norm=norm,
+        activation=activation,
+        gated=gated,
+        query_bias=biased or found.flag("add-qkv-bias"),
+        output_bias=biased,
+        feed_forward_bias=biased,
+        query_norm=found.flag("qk-layernorm"),
+        tied=not found.flag("untie-embeddings-and-output-weights"),
+        dropout=found.share("hidden-dropout", 0.1),
+        attention_dropout=found.share("attention-dropout", 0.1),
+    )
+
+
+def _find_vocabulary(found: Fields, notes: list[str]) -> int:
+    """Return the rows of the embedding, padded as Megatron-LM pads them."""
+    padding = found.size("make-vocab-size-divisible-by", 128)
+    padding *= found.size("tensor-model-parallel-size", 1)
+    if found.take("vocab-size") is None:
+        kind = str(found.take("tokenizer-type", "GPT2BPETokenizer"))
+        if kind != "GPT2BPETokenizer":
+            notes.append(
+                f"the words of a {kind} are not in the file: GPT-2's {GPT2_WORDS} are taken"
+            )
+        words = GPT2_WORDS
+    else:
+        words = found.size("vocab-size")
+    return -(-words // padding) * padding
+
+
+def _find_precision(found: Fields) -> str:
+    if found.flag("fp16"):
+        raise InputError(
+            "--fp16 has no recipe here", file=found.file, place="fp16", fix="give --precision"
+        )
+    return "megatron-bf16" if found.flag("bf16") else "fp32"
+
+
+def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, Any]:
+    """Return the columns of a plan that the arguments settle; the data degree is what is left of the ranks."""
+    pipeline = found.size("pipeline-model-parallel-size", 1)
+    degrees: dict[str, Any] = {
+        "tensor": found.size("tensor-model-parallel-size", 1), "pipeline": pipeline,
+    }  # fmt: skip
+    degrees["sequence_parallel"] = degrees["tensor"] > 1 and found.flag("sequence-parallel")
+    degrees["vocabulary_parallel"] = degrees["tensor"] > 1
+    if pipeline > 1:
+        several = found.size("num-virtual-stages-per-pipeline-rank", 1)
+        if found.take("num-layers-per-virtual-pipeline-stage") is not None:
+            layers = found.size("num-layers-per-virtual-pipeline-stage")
+            if model.layers % (pipeline * layers):
+                raise InputError(
+                    f"{model.layers} layers are no stages of {layers} on {pipeline} ranks",
+                    file=file, place="num-layers-per-virtual-pipeline-stage",
+                )  # fmt: skip
+            several = model.layers // (pipeline * layers)
+        degrees["schedule"] = "interleaved" if several > 1 else "1f1b"
+        degrees["stages_per_rank"] = several
+    if found.flag("use-distributed-optimizer"):
+        degrees["sharding"] = "zero1"
+    recompute = found.take("recompute-granularity")
+    if recompute is not None:
+        degrees["recompute"] = found.word(
+            "recompute-granularity", {"full": "full", "selective": "selective"}, ""
+        )
+    return degrees

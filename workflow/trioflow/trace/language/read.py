@@ -1,0 +1,111 @@
+"""From a name or a file to a language model, and to the trace of its training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trioflow.errors import InputError
+from trioflow.input_files import LARGEST_JSON_BYTES, parse_json, read_text
+from trioflow.trace.language.catalogue import published_models
+from trioflow.trace.language.configuration import Configuration
+from trioflow.trace.language.huggingface import read_huggingface
+from trioflow.trace.language.make import make_trace
+from trioflow.trace.language.megatron import parse_arguments, read_megatron
+from trioflow.trace.language.nanotron import read_nanotron
+from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.store import Trace
+from trioflow.yaml_files import parse_yaml
+
+HUGGINGFACE = "config.json"
+YAML, TEXT = (".yaml", ".yml"), (".sh", ".txt", ".args")
+MEGATRON_ARGUMENTS = "MODEL_ARGS"
+"""Section of Megatron-LM's ``model_config.yaml``."""
+
+
+def find_configuration(name: str | Path) -> Configuration | None:
+    """Return the configuration that a name or a path stands for; None where it is something else.
+
+    Parameters
+    ----------
+    name : str or path
+        A published model's name; a file: Hugging Face's JSON, Megatron-LM's arguments as YAML or
+        as a command line, nanotron's YAML; or a folder with a ``config.json``.
+
+    Raises
+    ------
+    InputError
+        When the file is no such configuration, or the model is not built here.
+    """
+    path = Path(name)
+    if path.is_dir() and (path / HUGGINGFACE).is_file() and not (path / "trace.json").exists():
+        return read_configuration(path / HUGGINGFACE)
+    if path.is_file() and path.suffix in (".json", *YAML, *TEXT):
+        return read_configuration(path)
+    model = None if path.exists() else published_models().get(str(name).lower())
+    return None if model is None else Configuration(model)
+
+
+def read_configuration(path: Path) -> Configuration:
+    """Return what a configuration file says.
+
+    Raises
+    ------
+    InputError
+        As `find_configuration`.
+    """
+    file, text = str(path), read_text(path, InputError, LARGEST_JSON_BYTES)
+    name = path.parent.name if path.stem in ("config", "model_config") else path.stem
+    name = name or path.stem
+    if path.suffix in TEXT:
+        arguments = parse_arguments(text, file)
+        if "num-layers" not in arguments:
+            raise InputError("no command line of Megatron-LM: --num-layers is missing", file=file)
+        return read_megatron(arguments, file, name)
+    content = (
+        parse_json(text, path, InputError) if path.suffix == ".json" else parse_yaml(text, path)
+    )
+    if isinstance(content, Mapping):
+        arguments = content.get(MEGATRON_ARGUMENTS, content)
+        if isinstance(arguments, Mapping) and {"--num-layers", "num_layers"} & set(arguments):
+            return read_megatron(arguments, file, name)
+        if isinstance(content.get("model"), Mapping) and "model_config" in content["model"]:
+            return read_nanotron(content, file, name)
+        if "model_type" in content:
+            return read_huggingface(content, file, name)
+    raise InputError(
+        "no configuration of a language model",
+        file=file,
+        fix="give a config.json of Hugging Face (with model_type), Megatron-LM's model_config.yaml (with"
+        " MODEL_ARGS) or a nanotron YAML (with model.model_config)",
+    )
+
+
+def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
+    """Return the trace of a configuration's training step.
+
+    Parameters
+    ----------
+    found : Configuration
+        The model, and what its file says of the step.
+    asked : mapping
+        Fields of a ``LanguageStep`` that win over the file's; None says nothing.
+
+    Raises
+    ------
+    InputError
+        When nothing says how long a sample is, or as ``make_trace``.
+    """
+    said = {**found.step, **{name: value for name, value in asked.items() if value is not None}}
+    if "sequence" not in said:
+        raise InputError(
+            f"nothing says how many tokens a sample of {found.model.name} has",
+            fix="give --sequence, for example --sequence 8192",
+        )
+    trace = make_trace(found.model, LanguageStep(**said))
+    if not found.notes:
+        return trace
+    warnings = [*trace.facts.get("warnings", []), *found.notes]
+    return replace(trace, facts={**trace.facts, "warnings": warnings})

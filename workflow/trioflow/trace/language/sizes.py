@@ -1,0 +1,153 @@
+"""A decoder-only language model by its sizes: what decides the work of a training step, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trioflow.errors import InputError
+
+NORMS = ("rms", "layer")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
+POSITIONS = ("rotary", "learned", "none")
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A dense decoder-only transformer.
+
+    Attributes
+    ----------
+    name : str
+        What to call it.
+    layers, hidden, heads, kv_heads, head_size : int
+        Blocks; width of the residual stream; attention heads, and those of keys and values; width
+        of a head.
+    feed_forward : int
+        Width inside the feed-forward layer.
+    vocabulary : int
+        Rows of the token embedding, padding included.
+    positions : str
+        One of `POSITIONS`.
+    longest : int
+        Positions that a learned table holds; 0 without one.
+    norm, activation : str
+        One of `NORMS` and of `ACTIVATIONS`.
+    gated : bool
+        Whether a second product gates the feed-forward layer's activation (SwiGLU).
+    query_bias, output_bias, feed_forward_bias : bool
+        Biases of query, key and value; of attention's output; of the feed-forward layer.
+    query_norm : bool
+        Whether each head's queries and keys are normalised.
+    tied : bool
+        Whether the head's weight is the token embedding's.
+    dropout, attention_dropout : float
+        Probabilities of dropping a residual, and a weight of attention.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    positions: str = "rotary"
+    longest: int = 0
+    norm: str = "rms"
+    activation: str = "silu"
+    gated: bool = True
+    query_bias: bool = False
+    output_bias: bool = False
+    feed_forward_bias: bool = False
+    query_norm: bool = False
+    tied: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of token and position tables, and of a head of its own."""
+        tables = 1 if self.tied else 2
+        return (tables * self.vocabulary + self.longest) * self.hidden
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one block."""
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        attention = self.hidden * (2 * queries + 2 * keys)
+        attention += (queries + 2 * keys) * self.query_bias + self.hidden * self.output_bias
+        attention += 2 * self.head_size * self.query_norm
+        inside = 2 if self.gated else 1
+        feed_forward = (inside + 1) * self.hidden * self.feed_forward
+        feed_forward += (inside * self.feed_forward + self.hidden) * self.feed_forward_bias
+        return attention + feed_forward + 2 * self._norm_parameters
+
+    @property
+    def _norm_parameters(self) -> int:
+        return self.hidden * (2 if self.norm == "layer" else 1)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, a tied weight once."""
+        blocks = self.layers * self.block_parameters
+        return self.embedding_parameters + blocks + self._norm_parameters
+
+    def flop_per_token(self, sequence: int) -> float:
+        """Return a training step's model FLOPs a token: 6 x parameters + 12 x layers x width x sequence.
+
+        Parameters
+        ----------
+        sequence : int
+            Tokens of a sample.
+
+        Notes
+        -----
+        All parameters count, embeddings included; attention counts in full, although a causal one
+        needs half of it; what is computed again does not count. So count the PaLM paper
+        (arXiv 2204.02311, appendix B) and nanotron. The width is heads x head size.
+        """
+        return 6.0 * self.parameters + 12.0 * self.layers * self.heads * self.head_size * sequence
+
+    def describe(self) -> str:
+        """Return the sizes that a user would compare, in words."""
+        share = f" ({self.kv_heads} of keys and values)" if self.kv_heads != self.heads else ""
+        return (
+            f"{self.parameters / 1e9:.2f} B parameters: {self.layers} layers, hidden {self.hidden}, "
+            f"{self.heads} heads{share} of {self.head_size}, feed-forward {self.feed_forward}"
+            f"{' gated' if self.gated else ''}, vocabulary {self.vocabulary}{', tied' if self.tied else ''}"
+        )
+
+    def check(self, place: str) -> LanguageModel:
+        """Return the model if a network can have these sizes.
+
+        Parameters
+        ----------
+        place : str
+            File that they come from, for messages.
+
+        Raises
+        ------
+        InputError
+            When a size is not positive, a word is unknown, or heads do not divide.
+        """
+        words = {"norm": NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
+        for field in fields(self):
+            value: Any = getattr(self, field.name)
+            if field.name in words and value not in words[field.name]:
+                raise InputError(
+                    f"{field.name} {value!r} is none of {', '.join(words[field.name])}", file=place
+                )
+            if field.type == "int" and field.name != "longest" and value < 1:
+                raise InputError(f"{field.name} {value} is below 1", file=place)
+        if self.heads % self.kv_heads:
+            raise InputError(
+                f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads",
+                file=place,
+            )
+        if (self.positions == "learned") != (self.longest > 0):
+            raise InputError(
+                f"{self.positions} positions with a table of {self.longest}", file=place
+            )
+        return self

@@ -1,0 +1,49 @@
+"""What is asked of a model by its configuration: the sizes and formats of one training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trioflow.errors import InputError
+from trioflow.precision_recipes import choose_recipe
+from trioflow.workload_words import OPTIMIZERS
+
+ATTENTIONS = ("flash", "eager")
+"""flash keeps no scores; eager computes them in memory, as transformers does without it."""
+
+
+@dataclass(frozen=True)
+class LanguageStep:
+    """A training step of a language model on one device.
+
+    Attributes
+    ----------
+    sequence : int
+        Tokens of a sample.
+    batch : int
+        Samples.
+    precision : str
+        Name of a recipe of `trioflow.precision_recipes`.
+    attention : str
+        One of `ATTENTIONS`.
+    optimizer : str
+        One of `trioflow.workload_words.OPTIMIZERS`.
+    """
+
+    sequence: int
+    batch: int = 1
+    precision: str = "bf16"
+    attention: str = ATTENTIONS[0]
+    optimizer: str = "adamw-fused"
+
+    def __post_init__(self) -> None:
+        for name in ("sequence", "batch"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} {getattr(self, name)} is below 1")
+        choose_recipe(self.precision)
+        for flag, value, words in (
+            ("--attention", self.attention, ATTENTIONS),
+            ("--optimizer", self.optimizer, OPTIMIZERS),
+        ):
+            if value not in words:
+                raise InputError(f"{flag}: unknown word {value!r}", fix=f"use {', '.join(words)}")
