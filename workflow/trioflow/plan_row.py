@@ -19,8 +19,10 @@ SCHEDULE_GROUP = "trioflow.schedules"
 """Entry points of other packages' schedules; see ``parallel.schedules``."""
 MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
 """Schedules that a measuring session can run."""
-SHARDINGS = ("none", "zero1", "zero2", "zero3", "fsdp", "hsdp")
+SHARDINGS = ("none", "zero1", "distributed", "zero2", "zero3", "fsdp", "hsdp")
 """What the replicas of a model share instead of each holding it; see ``parallel.sharding``."""
+BUCKETED = ("none", "zero1", "distributed")
+"""Those whose gradients travel in buckets."""
 UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 """Those that shard parameters unit by unit (FSDP2's ``fully_shard``)."""
 
@@ -71,7 +73,9 @@ class Plan:
         minimum=1, default=1,
     )  # fmt: skip
     sharding: str = declare_cell(
-        "what the data-parallel ranks share: none (DDP), zero1 (ZeroRedundancyOptimizer), fsdp"
+        "what the data-parallel ranks share: none (DDP), zero1 (ZeroRedundancyOptimizer), distributed"
+        " (Megatron-LM's distributed optimizer: gradients scattered, an equal slice of each bucket updated,"
+        " weights gathered), fsdp"
         " (fully_shard of each unit; zero3 is the same), zero2 (fully_shard that keeps parameters"
         " until backward), hsdp (fully_shard in groups of shard ranks, all-reduce between groups)",
         enum=list(SHARDINGS), default="none",
@@ -188,16 +192,17 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          "use micro_batches: a pipeline adds up their gradients anyway"),
         (plan.shard > 1 and not groups, "shard", f"groups of {plan.shard} ranks without hsdp",
          "leave shard out, or use sharding hsdp"),
-        (shared and plan.pipeline > 1, "sharding",
+        (shared and plan.pipeline > 1 and plan.sharding != "distributed", "sharding",
          f"{plan.sharding} in a pipeline of {plan.pipeline} is not simulated yet",
-         "use sharding none with a pipeline, or a pipeline degree of 1"),
+         "use sharding distributed or none with a pipeline, or a pipeline degree of 1"),
         (shared and plan.data == 1, "sharding", f"{plan.sharding} on one rank",
          "give a data degree above 1"),
         (uneven, "shard",
          f"{plan.data} data-parallel ranks do not make several groups of {plan.shard}",
          f"use a divisor of {plan.data} between 1 and {plan.data}, or sharding fsdp"),
         (plan.sharding == "zero1" and plan.tensor > 1, "sharding",
-         "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism", "use fsdp"),
+         "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism",
+         "use distributed, or fsdp"),
         (plan.algorithms == "none" and (plan.chunks > 1 or plan.chunk_bytes > 0), "chunks",
          "chunks without an algorithm", "write 1 chunk of 0 bytes, or algorithms ring"),
         (plan.chunks > 1 and plan.chunk_bytes > 0, "chunk_bytes",
@@ -205,8 +210,8 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         *_list_style_rules(plan),
         (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
-        (plan.offload == "optimizer" and plan.sharding == "zero1", "offload",
-         "optimizer with zero1, whose ranks share the optimizer themselves", "use fsdp or zero2"),
+        (plan.offload == "optimizer" and plan.sharding in ("zero1", "distributed"), "offload",
+         f"optimizer with {plan.sharding}, whose ranks share the optimizer themselves", "use fsdp or zero2"),
         (plan.offload == "activations" and plan.pipeline > 1, "offload",
          f"activations in a pipeline of {plan.pipeline} is not simulated", "use recompute instead"),
         (plan.offload == "activations" and plan.recompute != "none", "offload",

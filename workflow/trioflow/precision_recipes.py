@@ -12,7 +12,9 @@ bytes a parameter, 6 + 12/d distributed).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trioflow.errors import InputError
 
@@ -41,6 +43,10 @@ class PrecisionRecipe:
         Of a weight as it is gathered from those who share it.
     reduce_bytes : int
         Of a gradient as it is exchanged.
+    made_bytes : int
+        Of a gradient as a micro-batch's backward makes it, where the framework
+        adds it to the main gradient only afterwards; 0 where products add to the
+        main gradient themselves (Megatron-LM's gradient accumulation fusion).
     """
 
     name: str
@@ -51,6 +57,12 @@ class PrecisionRecipe:
     state_bytes: int = 4
     gather_bytes: int = 4
     reduce_bytes: int = 4
+    made_bytes: int = 0
+
+    @property
+    def keeps_main_gradients(self) -> bool:
+        """Whether gradients lie in buffers that are always there, as Megatron-LM's and nanotron's do."""
+        return bool(self.main_parameter_bytes) and self.name != "fsdp2-mixed"
 
     @property
     def casts_model(self) -> bool:
@@ -80,6 +92,7 @@ RECIPES = {
         *_PLAIN,
         PrecisionRecipe("fsdp2-mixed", "bf16", **_MAIN),
         PrecisionRecipe("megatron-bf16", "bf16", **_MAIN),
+        PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, **_MAIN),
         PrecisionRecipe(
             "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,
             gather_bytes=2, reduce_bytes=2,
@@ -90,6 +103,12 @@ RECIPES = {
 AUTOCAST = {"autocast": "bf16"}
 """Other words for some of them."""
 RECIPE_NAMES = (*RECIPES, *AUTOCAST)
+
+
+def recipe_of(facts: Mapping[str, Any]) -> PrecisionRecipe:
+    """Return the recipe of a trace by its facts; single precision where they name none."""
+    name = str(facts.get("precision_recipe") or facts.get("precision"))
+    return RECIPES.get(name, RECIPES["fp32"])
 
 
 def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:

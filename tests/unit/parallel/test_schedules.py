@@ -132,10 +132,20 @@ def test_actions_that_overlap_are_read_and_run(tmp_path):
     assert path.read_text() == "0F0,0F1,1F0,(1F1;1B0)OVERLAP_F_B,1B1,0B0,0B1\n"
 
 
+def test_1f1b_of_fewer_micro_batches_than_stages_is_megatron_s():
+    """As ``forward_backward_pipelining_without_interleaving``: min(p - rank - 1, m) warm-up forwards."""
+    p, m = 4, 2
+    for rank, row in enumerate(build_schedule("1f1b", p, m).rows):
+        warm_up = min(p - rank - 1, m)
+        kinds = ["F"] * warm_up + ["F", "B"] * (m - warm_up) + ["B"] * warm_up
+        assert [action.kind for action in leaves(row)] == kinds
+    assert count_in_flight(build_schedule("1f1b", p, m)) == (2, 2, 2, 1)
+    check_schedule(lower_schedule(build_schedule("1f1b", p, 1)))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (("1f1b", 4, 3, 1), "3 micro-batches are fewer than the 4 stages; use 4"),
         (("interleaved", 4, 9, 2), "9 micro-batches do not divide into 2 rounds on 4 ranks"),
         (("zero-bubble", 2, 5, 1), "5 micro-batches do not divide into 2 rounds on 2 ranks"),
         (("zbv", 4, 8, 3), "3 stages a rank, but the V has 2 arms"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from trioflow.cli.text import format_table
 from trioflow.errors import InputError
+from trioflow.plan_row import BUCKETED
 from trioflow.units import BYTES_PER_MIB, format_bytes, format_time
 
 SHOWN_REASONS = 5
@@ -130,7 +131,7 @@ def format_ranking(told: dict[str, Any]) -> str:
 
 def describe_rest(row: dict[str, Any]) -> str:
     """Return what a plan's text leaves out: its buckets, and how many other sizes are as good."""
-    if row["data"] == 1 or row["sharding"] not in ("none", "zero1"):
+    if row["data"] == 1 or row["sharding"] not in BUCKETED:
         return ""
     text = f", buckets of {row['bucket_bytes'] / BYTES_PER_MIB:.0f} MiB"
     sizes = [f"{other['bucket_bytes'] / BYTES_PER_MIB:.0f}" for other in row["other_buckets"]]

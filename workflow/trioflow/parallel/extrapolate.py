@@ -326,10 +326,17 @@ def _repeat_warnings(repeated: int, batch: int, plan: Plan) -> list[str]:
 
 
 def _size_warnings(schedule: Schedule, sizes: Sequence[int]) -> list[str]:
-    """Say where PyTorch itself cannot run micro-batches of different sizes."""
+    """Say where PyTorch itself cannot run so few micro-batches, or ones of different sizes."""
+    told = []
+    if schedule.name == "1f1b" and len(sizes) < schedule.stages:
+        told.append(
+            f"{len(sizes)} micro-batches on {schedule.stages} stages under 1f1b: Megatron-LM runs"
+            " that, torch.distributed.pipelining (2.13) refuses it"
+        )
     if len(set(sizes)) == 1 or schedule.name == "gpipe-recompute":
-        return []
+        return told
     return [
+        *told,
         f"micro-batches of {min(sizes)} and {max(sizes)} samples: torch.distributed.pipelining (2.13)"
-        " receives into buffers of one size and would stop"
+        " receives into buffers of one size and would stop",
     ]

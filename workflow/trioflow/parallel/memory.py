@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from trioflow.parallel.memory_profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
-from trioflow.parallel.modes import FORWARD_ONLY
+from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
 from trioflow.parallel.parameters import list_parameters
 from trioflow.parallel.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.staged_program import COPIES_EARLY
 from trioflow.parallel.updates import scale_work, share_storages
+from trioflow.precision_recipes import PrecisionRecipe, recipe_of
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -76,7 +77,7 @@ def estimate_memory(
         rows = tasks[tasks["rank"] == rank]
         peak = profile_rank(
             rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
-            _held_always(program, pipeline), program.memory.get(rank),
+            _held_always(program, pipeline, recipe_of(trace.facts)), program.memory.get(rank),
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
@@ -127,15 +128,23 @@ def _lifetimes_of(
 
     ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of
     the last stage to return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``).
+    Frameworks that keep main gradients (Megatron-LM, nanotron) drop both, receive into new buffers,
+    and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``).
     """
+    recipe = recipe_of(trace.facts)
     sent: set[int] = set()
     returned: set[int] = set()
-    early = program.schedule.name in COPIES_EARLY
-    if program.schedule.stages > 1 and not early:
+    drops = program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients
+    if program.schedule.stages > 1 and not drops:
         for stage in range(1, program.schedule.stages):
             sent |= set(crossing_storages(trace, stage_of, stage))
         returned = _outputs_of_model(trace)
-    return lambda table: Lifetimes(table.find(sent), table.find(returned), buffered=not early)
+    main = recipe.keeps_main_gradients and program.mode == TRAIN and program.plan.offload == "none"
+    made = recipe.made_bytes / recipe.gradient_bytes
+    return lambda table: Lifetimes(
+        table.find(sent), table.find(returned), buffered=not drops, gradients_stay=main,
+        made_share=made * main, fused_update=main,
+    )  # fmt: skip
 
 
 @remembered
@@ -152,19 +161,24 @@ def _outputs_of_model(trace: Trace) -> set[int]:
     return made & read
 
 
-def _held_always(program: ProgramBuilder, pipeline: int) -> dict[str, float]:
+def _held_always(
+    program: ProgramBuilder, pipeline: int, recipe: PrecisionRecipe
+) -> dict[str, float]:
     """Return what a rank holds all the time beside what its operators use [bytes].
 
-    DDP's buckets are a second copy of every gradient. A stage of
-    ``torch.distributed.pipelining`` has a buffer for every micro-batch's input
-    and output gradient.
+    DDP's buckets are a second copy of every gradient, as backward makes it. A
+    stage of ``torch.distributed.pipelining`` has a buffer for every
+    micro-batch's input and output gradient.
     """
+    main = recipe.keeps_main_gradients
+    copied = recipe.made_bytes / recipe.gradient_bytes if main else 1.0
     held = {"bucket": 0.0, "message": 0.0}
     place = program.schedule.rank_of_stage
     for stage in program.schedule.stages_of_rank(pipeline):
         work = program.stages[stage]
-        held["bucket"] += sum(b.size_bytes for b in work.buckets if work.bucket_copy_s)
-        if program.schedule.name in COPIES_EARLY:
+        if program.plan.data > 1 and not work.gathered_bytes:
+            held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
+        if program.schedule.name in COPIES_EARLY or main:
             continue
         if stage and place[stage - 1] != pipeline:
             held["message"] += sum(program.stages[stage - 1].send_bytes)

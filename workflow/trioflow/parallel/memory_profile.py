@@ -63,12 +63,22 @@ class Lifetimes:
         Whether results of other ranks arrive in buffers that are always there.
     adds_up : bool
         Whether gradients of a second micro-batch are added to the first one's.
+    gradients_stay : bool
+        Whether gradients lie in buffers that are always there.
+    made_share : float
+        What a micro-batch's backward makes of each gradient before it is added
+        to such a buffer, over the buffer's size; it is dropped when backward ends.
+    fused_update : bool
+        Whether the optimizer is one kernel, which makes nothing in passing.
     """
 
     until_backward: NDArray[np.int64]
     until_end: NDArray[np.int64]
     buffered: bool = True
     adds_up: bool = True
+    gradients_stay: bool = False
+    made_share: float = 0.0
+    fused_update: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,13 +145,20 @@ def profile_rank(
         levels[CATEGORIES.index(category), 0] += size
     if len(runs.op_id):
         found = _find_instances(runs, table)
-        for index in np.unique(found.storage[~table.made[found.storage]]):
+        stays = ~table.made | (lifetimes.gradients_stay & (table.category == "gradient"))
+        for index in np.unique(found.storage[stays[found.storage]]):
             grows = table.growing[index]
             size = table.bytes[index] * (1 - grows + grows * sum(factors))
             levels[CATEGORIES.index(table.category[index]), 0] += size
-        found = found.choose(_comes_and_goes(found, table, lifetimes))
+        passing = _comes_and_goes(found, table, lifetimes)
+        if not lifetimes.made_share:
+            passing &= ~stays[found.storage]
+        if lifetimes.fused_update:
+            passing &= ~np.isin(found.birth, runs.place[~runs.forward & ~runs.backward])
+        found = found.choose(passing)
         death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
-        _add_instances(levels, found, table, factors, death)
+        made = np.where(table.category == "gradient", lifetimes.made_share or 1.0, 1.0)
+        _add_instances(levels, found, table, factors, death, made)
     for task_id, category, size in held.changes:
         place = int(np.searchsorted(tasks["task_id"].to_numpy(), task_id))
         levels[CATEGORIES.index(category), place] += size
@@ -248,12 +265,12 @@ def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
 
 def _add_instances(
     levels: NDArray[np.float64], instances: _Instances, table: StorageTable,
-    factors: Sequence[float], death: NDArray[np.int64],
+    factors: Sequence[float], death: NDArray[np.int64], made: NDArray[np.float64],
 ) -> None:  # fmt: skip
     """Add what comes and goes to the changes of each category."""
     sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
     grows = table.growing[instances.storage]
-    size = table.bytes[instances.storage] * (1 - grows + grows * sizes)
+    size = (table.bytes * made)[instances.storage] * (1 - grows + grows * sizes)
     rows = np.array([CATEGORIES.index(name) for name in table.category])[instances.storage]
     np.add.at(levels, (rows, instances.birth), size)
     np.add.at(levels, (rows, np.minimum(death + 1, levels.shape[1] - 1)), -size)
@@ -271,6 +288,11 @@ def _choose_deaths(
         key = (int(instances.stage[i]), int(instances.micro_batch[i]))
         death[i] = max(death[i], begins.get(key, 0))
     gradient = np.flatnonzero(table.category[instances.storage] == "gradient")
+    if lifetimes.gradients_stay:
+        ends = runs.bounds_of_backward(last=True)
+        for i in gradient:
+            death[i] = ends.get((int(instances.stage[i]), int(instances.micro_batch[i])), death[i])
+        return death
     _, firsts = np.unique(instances.storage[gradient], return_index=True)
     kept = gradient[firsts] if lifetimes.adds_up else gradient
     death[kept] = end

@@ -27,7 +27,7 @@ MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
 """Micro-batches, times the ranks, of schedules that need more than one a rank."""
 CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
-SHARDED = ("fsdp", "zero1", "zero2", "zero3")
+SHARDED = ("fsdp", "zero1", "distributed", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
 MEGATRON = "tp"
 TENSOR = (MEGATRON, "tp-layers", "tp-gather")

@@ -70,7 +70,9 @@ class StageWork:
     bucket_storages : list of frozenset of int
         Storages of the gradients of each bucket, where they are dropped.
     bucket_copy_s, bucket_return_s : list of float
-        Time to copy each bucket's gradients in and back [s].
+        Time to copy each bucket's gradients in and back [s]; empty where gradients lie in it.
+    gathered_bytes : list of int
+        Weights of each bucket, which replicas that updated a slice of it gather [bytes].
     buffer_bytes : list of int
         Broadcasts of buffers before forward [bytes], empty without data parallelism.
     accumulate_s, scale_s : float
@@ -100,6 +102,7 @@ class StageWork:
     bucket_storages: list[frozenset[int]] = field(default_factory=list)
     bucket_copy_s: list[float] = field(default_factory=list)
     bucket_return_s: list[float] = field(default_factory=list)
+    gathered_bytes: list[int] = field(default_factory=list)
     buffer_bytes: list[int] = field(default_factory=list)
     accumulate_s: float = 0.0
     scale_s: float = 0.0

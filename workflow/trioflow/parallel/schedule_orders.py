@@ -58,15 +58,14 @@ def _order_gpipe_recompute(p: int, m: int, v: int) -> list[Row]:
 
 
 def _order_1f1b(p: int, m: int, v: int) -> list[Row]:
-    """Run as many forwards as ranks are left, then a backward and a forward in turn."""
-    if m < p:
-        raise PlanError(
-            f"1f1b: {m} micro-batches are fewer than the {p} stages",
-            fix=f"use {p} micro-batches or more",
-        )
+    """Run as many forwards as ranks are left, then a backward and a forward in turn.
+
+    With fewer micro-batches than ranks no rank gets to take turns: Megatron-LM
+    (``forward_backward_pipelining_without_interleaving``) runs that, PyTorch refuses it.
+    """
     rows: list[Row] = []
     for rank in range(p):
-        ahead = p - rank
+        ahead = min(p - rank, m)
         row = [Action(rank, FORWARD, i) for i in range(ahead)]
         for i in range(m):
             row.append(Action(rank, BACKWARD, i))

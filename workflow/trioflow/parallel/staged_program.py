@@ -314,11 +314,14 @@ class StagedRank:
     def _reduce_bucket(self, index: int, bucket: Bucket) -> None:
         """Copy a bucket's gradients in and start its all-reduce; send them to the host if asked to."""
         ready, size = self.last, bucket.size_bytes
-        if self.work.bucket_copy_s:
-            copy_s = self.work.bucket_copy_s[index]
-            self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
+        scatters = self.program.plan.sharding == "distributed"
+        if self.program.plan.data > 1:
+            if self.work.bucket_copy_s:
+                copy_s = self.work.bucket_copy_s[index]
+                self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
             key = ("bucket", self.stage, self.tensor, index)
-            ready = self.collective("all_reduce", key, size, self.data_group, "backward")
+            name = "reduce_scatter" if scatters else "all_reduce"
+            ready = self.collective(name, key, size, self.data_group, "backward")
             self.reduced.append(ready)
         if self.host_optimizer:
             self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
@@ -354,6 +357,16 @@ class StagedRank:
                 self.operator(
                     int(op_id), None, extra_s, device_s=self.work.update_s.get(int(op_id))
                 )
+        self._gather_weights()
+
+    def _gather_weights(self) -> None:
+        """Hand every replica the slices of each bucket's weights that the others have updated."""
+        for stage in self.stages:
+            self.stage = stage
+            for index, size in enumerate(self.work.gathered_bytes):
+                key = ("weights", stage, self.tensor, index)
+                gathered = self.collective("all_gather", key, size, self.data_group, "optimizer")
+                self.waits.append(gathered)
 
     def _reduce_partial(self) -> None:
         """Add up the gradients that each tensor-parallel rank has of its own tokens, all at once."""

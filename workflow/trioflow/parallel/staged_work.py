@@ -15,7 +15,7 @@ from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.data_parallel import Bucket, build_buckets
 from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
-from trioflow.parallel.parameters import find_gradients
+from trioflow.parallel.parameters import find_gradients, list_parameters
 from trioflow.parallel.pipeline import (
     TiedParameter,
     assign_units,
@@ -38,6 +38,7 @@ from trioflow.parallel.updates import (
     place_parameters,
     share_updates,
 )
+from trioflow.precision_recipes import recipe_of
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -218,8 +219,11 @@ class StageWorks:
         gradients = self._gradients_of(in_stage, stage)
         if plan.data > 1 and plan.replication == "ddp":
             work.buckets = self._group_gradients(work, gradients)
-            work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
-            work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+            if plan.sharding == "distributed":
+                work.gathered_bytes = self._size_weights(work.buckets)
+            elif not recipe_of(self.trace.facts).keeps_main_gradients:
+                work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
+                work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
@@ -230,6 +234,20 @@ class StageWorks:
             # Accumulated micro-steps divide their losses instead.
             if self.schedule.name not in SUMS_LOSS and plan.pipeline > 1:
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
+
+    def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
+        """Return the weights of each bucket as ranks gather them [bytes]."""
+        made = {str(g["name"]): int(g["size_bytes"]) for g in self.trace.facts["gradients"]}
+        held = {p.name: p.size_bytes for p in list_parameters(self.trace)}
+        return [
+            round(
+                sum(
+                    size * held.get(name, made[name]) / made[name]
+                    for name, size in zip(bucket.names, bucket.sizes_bytes, strict=True)
+                )
+            )
+            for bucket in buckets
+        ]
 
     def _group_gradients(
         self, work: StageWork, gradients: Sequence[Mapping[str, Any]]

@@ -22,6 +22,7 @@ from trioflow.parallel.parameters import Parameter, list_parameters
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.sizing import WORK, predict_operator_times
 from trioflow.parallel.tensor_split import TensorSplit, kind_of_module
+from trioflow.precision_recipes import recipe_of
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -172,6 +173,9 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
         # Every parameter is shared by all, those that no layer splits too.
         return [p.size_bytes / plan.tensor for p in list_parameters(trace)]
     parameters = list_parameters(trace, plan.tensor)
+    if plan.sharding == "distributed":
+        # Buckets are cut into equal slices wherever parameters begin and end.
+        return [p.size_bytes / plan.data for p in parameters]
     if not plan.shards_units:
         return [float(p.size_bytes) for p in parameters]
     return [p.padded_bytes(plan.shards) / plan.shards for p in parameters]
@@ -198,13 +202,15 @@ def share_storages(
     if not owners:
         return {}
     whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor)
-    updated = held_sizes(trace, plan)
+    updated, main = held_sizes(trace, plan), recipe_of(trace.facts).main_parameter_bytes
     shares: dict[int, float] = {}
     for storage, index in owners.items():
         parameter, size = mine[index], max(whole[index].size_bytes, 1)
         split = parameter.size_bytes / size
         if storage == parameter.storage_id:
             shares[storage] = updated[index] / size if plan.shards_units else split
+            if plan.shards_units and main:  # what is sharded is the main weight, kept as a state
+                shares[storage] = 0.0
         elif storage == parameter.gradient_storage_id:
             shares[storage] = split
         else:
@@ -217,13 +223,14 @@ def share_storages(
 
 def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave each rank its shards of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
-    if not plan.shards_units:
+    if not (plan.shards_units or plan.sharding == "distributed"):
         return split
     before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor)]
     updates = list_updates(trace.operators)
     shares = share_updates(trace, before, held_sizes(trace, plan), updates)
     operators = scale_work(split.operators, shares)
-    return replace(split, operators=operators, sharded_updates=split.sharded_updates | set(shares))
+    dispatched = set(shares) if plan.shards_units else set()
+    return replace(split, operators=operators, sharded_updates=split.sharded_updates | dispatched)
 
 
 def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:

@@ -47,6 +47,7 @@ from trioflow.parallel.updates import (
     spread_updates,
 )
 from trioflow.parallel.zero_optimizer import partition_optimizer
+from trioflow.precision_recipes import recipe_of
 from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
 from trioflow.sweeps.outline_units import Floats, UnitState, UnitUpkeep, UnitWork
@@ -101,6 +102,15 @@ class Outline:
         self.messages = MessageTimes(platform, collectives)
         self.units = max(len(pipeline_units(self.traces[0])), 1)
         self._kept: dict[tuple[Any, ...], Any] = {}
+
+    @property
+    def keeps_main_gradients(self) -> bool:
+        """Whether gradients lie in buffers that are always there."""
+        return recipe_of(self.traces[0].facts).keeps_main_gradients
+
+    def lies_in_buckets(self, plan: Plan) -> bool:
+        """Whether a plan's gradients are added up where they are exchanged, and never copied."""
+        return plan.sharding == "distributed" or self.keeps_main_gradients
 
     def keep(self, key: tuple[Any, ...], make: Callable[..., Made], *arguments: Any) -> Made:
         """Return what was made for a key, made now if it is new."""

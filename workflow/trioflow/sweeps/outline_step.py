@@ -87,7 +87,8 @@ def _time_stages(
 ) -> float:
     """Return the time of the schedule, the buckets, and the optimizer unless replicas share it [s]."""
     upkeep = outline.upkeep_of(plan)
-    copy_s, return_s = (sum_stages(one * (plan.data > 1), begins) for one in (upkeep.copy_s, upkeep.return_s))  # fmt: skip
+    copied = plan.data > 1 and not outline.lies_in_buckets(plan)
+    copy_s, return_s = (sum_stages(one * copied, begins) for one in (upkeep.copy_s, upkeep.return_s))  # fmt: skip
     # Gradients are added up after every micro-batch but the first.
     add_s = upkeep.add_s * (1 - 1 / schedule.micro_batches)
     forward_s = sum_stages(work.forward_s, begins)
@@ -98,20 +99,25 @@ def _time_stages(
     ]
     turns = outline.keep(("turns", *_schedule_of(plan)), _order, schedule)
     busy_until, last_backward = _play(schedule.ranks, turns, forward_s, backward_s, send_s)
-    update_s = sum_stages(work.update_s * (plan.sharding != "zero1"), begins)
-    gradient_bytes = sum_stages(outline.state_of(plan).gradient_bytes, begins)
+    mine = {"zero1": 0.0, "distributed": 1 / plan.data}.get(plan.sharding, 1.0)
+    update_s = sum_stages(work.update_s * mine, begins)
+    state = outline.state_of(plan)
+    gradient_bytes, parameter_bytes = (
+        sum_stages(one, begins) for one in (state.gradient_bytes, state.parameter_bytes)
+    )
     end_s = 0.0
     for rank, played_s in enumerate(busy_until):
-        sent_s, stages = 0.0, schedule.stages_of_rank(rank)
+        sent_s, gathered_s, stages = 0.0, 0.0, schedule.stages_of_rank(rank)
         free_s = played_s + sum(copy_s[stage] for stage in stages)
         for stage in stages:
             begin_s, done_s = last_backward[stage]
             done_s += copy_s[stage]
             sent_s = _send_buckets(outline, plan, gradient_bytes[stage], begin_s, done_s, sent_s)
+            gathered_s += _gather_weights(outline, plan, parameter_bytes[stage])
         if outline.platform.communication_on_compute_stream and plan.data > 1:
             sent_s = free_s + _sum_buckets(outline, plan, [gradient_bytes[s] for s in stages])
         mine_s = sum(return_s[stage] + update_s[stage] for stage in stages)
-        end_s = max(end_s, max(free_s, sent_s) + mine_s)
+        end_s = max(end_s, max(free_s, sent_s) + mine_s + gathered_s)
     return end_s
 
 
@@ -137,13 +143,25 @@ def _send_buckets(
     for size in sizes:
         made += size
         ready_s = begin_s + (done_s - begin_s) * made / total
-        sent_s = max(sent_s, ready_s) + outline.messages.data_s(plan, "all_reduce", size)
+        sent_s = max(sent_s, ready_s) + outline.messages.data_s(plan, _exchange_of(plan), size)
     return sent_s
+
+
+def _exchange_of(plan: Plan) -> str:
+    return "reduce_scatter" if plan.sharding == "distributed" else "all_reduce"
+
+
+def _gather_weights(outline: Outline, plan: Plan, parameter_bytes: float) -> float:
+    """Return the time in which replicas that updated slices gather a stage's weights [s]."""
+    if plan.sharding != "distributed":
+        return 0.0
+    sizes = _list_buckets(plan, parameter_bytes)
+    return sum(outline.messages.data_s(plan, "all_gather", size) for size in sizes)
 
 
 def _sum_buckets(outline: Outline, plan: Plan, gradients_bytes: Sequence[float]) -> float:
     return sum(
-        outline.messages.data_s(plan, "all_reduce", size)
+        outline.messages.data_s(plan, _exchange_of(plan), size)
         for gradient_bytes in gradients_bytes
         for size in _list_buckets(plan, gradient_bytes)
     )
@@ -277,8 +295,8 @@ def _count_least_bytes(
     """Return what the fullest rank holds at least [bytes].
 
     Parameters, state and buffers stand all the time; with them either the
-    activations in flight or, after backward, all gradients. What is computed
-    again is taken to need nothing, and of sharded units the shards count alone.
+    activations in flight or, after backward, all gradients; main gradients
+    stand all the time. What is computed again is taken to need nothing, and of sharded units the shards count alone.
     """
     state = outline.state_of(plan)
     shards = plan.shards if plan.shards_units else 1
@@ -290,12 +308,13 @@ def _count_least_bytes(
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)
     counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
-    buckets = plan.data > 1 and not plan.shards_units
+    main = outline.keeps_main_gradients
+    buckets = plan.data > 1 and not (plan.shards_units or outline.lies_in_buckets(plan))
     most = 0.0
     for rank, count in enumerate(counts):
         stages = schedule.stages_of_rank(rank)
         in_flight = float((count @ [activations[stage] for stage in stages]).max())
         mine = sum(gradients[stage] for stage in stages)
         total = sum(standing[stage] for stage in stages) + mine * buckets
-        most = max(most, total + max(in_flight, mine))
+        most = max(most, total + (in_flight + mine if main else max(in_flight, mine)))
     return int(most)

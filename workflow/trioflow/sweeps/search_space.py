@@ -11,13 +11,13 @@ from typing import Any
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan
-from trioflow.plan_row import RECOMPUTATIONS
+from trioflow.plan_row import BUCKETED, RECOMPUTATIONS
 from trioflow.sweeps.parameters import fill_values, resolve_plan
 from trioflow.trace.store import Trace
 from trioflow.units import BYTES_PER_MIB
 
 SEARCHED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-SEARCHED_SHARDINGS = ("none", "zero1", "zero2", "fsdp")
+SEARCHED_SHARDINGS = ("none", "zero1", "distributed", "zero2", "fsdp")
 SEARCHED_BUCKETS_BYTES = (5 * BYTES_PER_MIB, BUCKET_BYTES, 100 * BYTES_PER_MIB)
 """PyTorch's own limit, and far ends that users set."""
 
@@ -138,6 +138,6 @@ def _list_ways(data: int, tensor: int, pipeline: int, space: Space) -> Iterator[
     }
     for values in product(*axes.values()):
         given = dict(zip(axes, values, strict=True))
-        buckets = data > 1 and given["sharding"] in ("none", "zero1")
+        buckets = data > 1 and given["sharding"] in BUCKETED
         if buckets or given["bucket_bytes"] == BUCKET_BYTES:
             yield given
