@@ -11,6 +11,7 @@ from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.updates import list_updates
 from trioflow.precision_recipes import RECIPES
 from trioflow.tables import records
 from trioflow.trace.store import Trace
@@ -73,21 +74,23 @@ def test_each_replica_updates_and_holds_the_state_of_an_equal_slice(
         build(gpu_trace, data, tensor, pipeline, sharding) for sharding in ("distributed", "none")
     )
 
+    of_tensors = set(list_updates(gpu_trace.operators))
+
     def update_s(graph):
-        rows = [r for r in records(graph.tasks) if r["phase"] == "optimizer"]
-        return sum(r["duration_s"] for r in rows if r["rank"] == 0 and r["kind"] == "compute")
+        rows = [r for r in records(graph.tasks) if r["rank"] == 0 and r["kind"] == "compute"]
+        return sum(r["duration_s"] for r in rows if r["op_id"] in of_tensors)
 
     def state(graph):
-        held = next(entry for entry in graph.metadata["memory"] if 0 in entry["ranks"])
+        held = next(entry for entry in graph.metadata.memory if 0 in entry["ranks"])
         return held["categories"]["optimizer_state"]
 
     assert update_s(ours) == pytest.approx(update_s(ddp) / data, rel=0.02)
-    assert state(ours) == pytest.approx(state(ddp) / data, rel=0.001)
+    assert state(ours) == pytest.approx(state(ddp) / data, rel=0.005)
 
 
 def test_replicas_stay_one_class_whatever_their_number(transformer_trace):
     graph = extrapolate(transformer_trace, named_plan("distributed", 64), MODEL)
-    assert [len(entry["ranks"]) for entry in graph.metadata["memory"]] == [64]
+    assert [len(entry["ranks"]) for entry in graph.metadata.memory] == [64]
 
 
 def test_offload_and_other_shardings_say_what_goes_with_a_pipeline():
@@ -101,7 +104,7 @@ def test_offload_and_other_shardings_say_what_goes_with_a_pipeline():
 
 def held_by(trace, recipe, sharding="none", pipeline=1, micro_batches=2):
     graph = build(with_recipe(trace, recipe), 2, 1, pipeline, sharding, micro_batches)
-    return graph.metadata["memory"][0]["categories"]
+    return graph.metadata.memory[0]["categories"]
 
 
 def test_main_gradients_stand_all_the_time_and_buckets_hold_what_backward_makes(transformer_trace):
@@ -121,7 +124,7 @@ def test_one_kernel_updates_where_there_are_main_weights(transformer_trace):
     for name in ("fp32", "megatron-bf16"):
         graph = build(with_recipe(transformer_trace, name), 1, 1, 1, "none")
         rows = [r["phase"] for r in records(graph.tasks)]
-        curve = graph.metadata["memory_curves"][0]
+        curve = graph.metadata.memory_curves[0]
         held = [b for at, b in zip(curve["places"], curve["bytes"], strict=True)
                 if at >= rows.index(begin)]  # fmt: skip
         rises[name] = any(later > before for before, later in pairwise(held))
@@ -136,6 +139,6 @@ def test_frameworks_with_main_gradients_free_messages_that_pytorch_keeps(transfo
 
 def test_too_few_micro_batches_for_pytorch_are_run_and_said(transformer_trace):
     graph = build(transformer_trace, 1, 1, 2, "none", micro_batches=1)
-    assert any("1 micro-batches on 2 stages" in w for w in graph.metadata["warnings"])
+    assert any("1 micro-batches on 2 stages" in w for w in graph.metadata.warnings)
     enough = build(transformer_trace, 1, 1, 2, "none", micro_batches=2)
-    assert not any("stages under 1f1b" in w for w in enough.metadata["warnings"])
+    assert not any("stages under 1f1b" in w for w in enough.metadata.warnings)

@@ -232,13 +232,13 @@ def test_the_command_ranks_and_says_what_it_assumed(capsys: pytest.CaptureFixtur
         "--platform",
         "cpu2-gloo",
         "--batch",
-        "16",
+        "18",
         "--top",
         "3",
     ]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 16 samples a step: ")
+    assert text.startswith("gpt2-tiny on 2 ranks of cpu2-gloo, 18 samples a step: ")
     assert "log-normal errors" in text and "outlines of the simulated plans were off by" in text
     assert (
         "plans cannot be carried out" in text
