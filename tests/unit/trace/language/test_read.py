@@ -124,7 +124,7 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     assert found.global_batch == 32
     assert found.degrees == {
         "tensor": 2, "pipeline": 2, "sequence_parallel": True, "vocabulary_parallel": True,
-        "schedule": "interleaved", "stages_per_rank": 2, "sharding": "zero1", "recompute": "selective",
+        "schedule": "interleaved", "stages_per_rank": 2, "sharding": "distributed", "recompute": "selective",
     }  # fmt: skip
     assert "fp8-format" in found.notes[0]
 
@@ -139,11 +139,11 @@ def test_a_megatron_command_line_is_read_from_a_script(tmp_path):
 def test_a_nanotron_file_gives_the_model_and_the_plan(tmp_path):
     found = find_configuration(write(tmp_path, "1b.yaml", NANOTRON))
     assert found.model.parameters == pytest.approx(1.34e9, rel=0.005)
-    assert found.step == {"sequence": 4096, "batch": 2, "precision": "megatron-bf16"}
+    assert found.step == {"sequence": 4096, "batch": 2, "precision": "nanotron-bf16"}
     assert found.accumulate == 8
     assert found.degrees == {
         "data": 4, "tensor": 2, "pipeline": 2, "sequence_parallel": True, "schedule": "1f1b",
-        "sharding": "zero1",
+        "sharding": "distributed", "vocabulary_parallel": True,
     }  # fmt: skip
 
 

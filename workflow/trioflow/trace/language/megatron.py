@@ -186,7 +186,7 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
         degrees["schedule"] = "interleaved" if several > 1 else "1f1b"
         degrees["stages_per_rank"] = several
     if found.flag("use-distributed-optimizer"):
-        degrees["sharding"] = "zero1"
+        degrees["sharding"] = "distributed"
     recompute = found.take("recompute-granularity")
     if recompute is not None:
         degrees["recompute"] = found.word(

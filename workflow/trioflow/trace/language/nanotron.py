@@ -56,7 +56,7 @@ def read_nanotron(content: Mapping[str, Any], file: str, name: str) -> Configura
         step["batch"] = tokens.size("micro_batch_size")
     kind = Fields(section, file).word("dtype", _FORMATS, "bfloat16")
     adds_up = Fields(_section(content, "optimizer"), file).flag("accumulate_grad_in_fp32", True)
-    step["precision"] = kind if kind != "bf16" else "megatron-bf16" if adds_up else "pure-bf16"
+    step["precision"] = kind if kind != "bf16" else "nanotron-bf16" if adds_up else "pure-bf16"
     return Configuration(
         model.check(file), step, _read_degrees(content, file),
         accumulate=tokens.size("batch_accumulation_per_replica", 1),
@@ -81,10 +81,11 @@ def _read_degrees(content: Mapping[str, Any], file: str) -> dict[str, Any]:
     }  # fmt: skip
     mode = str(said.take("tp_mode", "REDUCE_SCATTER")).upper()
     degrees["sequence_parallel"] = degrees["tensor"] > 1 and mode == "REDUCE_SCATTER"
+    degrees["vocabulary_parallel"] = degrees["tensor"] > 1
     if degrees["pipeline"] > 1:
         degrees["schedule"] = engine
     if Fields(_section(content, "optimizer"), file).take("zero_stage", 0) and degrees["data"] > 1:
-        degrees["sharding"] = "zero1"
+        degrees["sharding"] = "distributed"
     if said.flag("recompute_layer"):
         degrees["recompute"] = "full"
     return degrees
