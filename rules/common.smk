@@ -10,7 +10,12 @@ from trioflow.costmodel.published_collectives import (
     PLATFORMS as PUBLISHED_PLATFORMS,
     published_tables,
 )
-from trioflow.datasets.catalogue import SINGLE_PRODUCTS, load_catalogue
+from trioflow.datasets.catalogue import (
+    HALF_ATTENTION,
+    HALF_PRODUCTS,
+    SINGLE_PRODUCTS,
+    load_catalogue,
+)
 from trioflow.experiments import (
     as_rows,
     load_experiments,
@@ -210,8 +215,8 @@ def published_collective_files(wildcards):
 
 
 def published_product_files(wildcards):
-    """The public files that hold single matrix products in half precision."""
-    files = find_catalogue().select_files(SINGLE_PRODUCTS)
+    """The public files that hold single matrix products and attention in half precision."""
+    files = find_catalogue().select_files([*HALF_PRODUCTS, *HALF_ATTENTION])
     return [f"<results>/data/{file.key}" for file in files]
 
 

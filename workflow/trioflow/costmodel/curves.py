@@ -18,7 +18,12 @@ from trioflow.costmodel.least_squares import (
     solve_bounded,
     solve_nonnegative,
 )
-from trioflow.costmodel.tile_curve import evaluate_tiles, fit_tiles
+from trioflow.costmodel.tile_curve import (
+    evaluate_overlapped,
+    evaluate_tiles,
+    fit_overlapped,
+    fit_tiles,
+)
 
 SHORTEST_S = 1e-6
 """Below a microsecond [s] a profiler's clock decides: weights do not grow any further."""
@@ -264,6 +269,10 @@ def _cached(features: Floats, coefficients: Floats) -> Floats:
     return np.asarray(constant + data * slope + np.maximum(data - knee, 0.0) * further, np.float64)
 
 
+def _fit_overlapped(sample: Sample) -> Floats:
+    return fit_overlapped(sample.features, sample.sm_count, sample.time_s)
+
+
 def _fit_tile(sample: Sample) -> Floats:
     return fit_tiles(sample.features, sample.sm_count, sample.solve)
 
@@ -277,7 +286,8 @@ FORMS: dict[str, Form] = {
     "bytes": Form(_fit_bytes, _bytes, 2, 2),
     "cached": Form(_fit_cached, _cached, 4, 3),
     "tile": Form(_fit_tile, evaluate_tiles, 8, 3),
+    "overlapped": Form(_fit_overlapped, evaluate_overlapped, 8, 3),
 }
 """constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory); power
 law; constant + bytes; the same with a steeper slope above a cache's size; constant + waves of tiles +
-bytes (see ``tile_curve``)."""
+bytes; constant + waves and bytes that overlap (see ``tile_curve``)."""

@@ -111,7 +111,9 @@ def prepare_device_times(
     lent = not (untimed[0] or same or carried)
     # Times that stay those of the traced device are rescaled by that device's model.
     on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts["device"] == "cuda"
-    found = choose_operator_model(models, traced if lent else device_name, precision, on_gpu)
+    found = choose_operator_model(
+        models, traced if lent else device_name, precision, on_gpu, find_mask(traces[0])
+    )
     if untimed[0]:
         fitted = class_precision(found.model, "gemm")
         if fitted not in (None, precision):
@@ -202,7 +204,11 @@ def _time(
 
 
 def choose_operator_model(
-    models: Mapping[str, RowModel], device_name: str, precision: str, on_gpu: bool
+    models: Mapping[str, RowModel],
+    device_name: str,
+    precision: str,
+    on_gpu: bool,
+    causal: bool | None = None,
 ) -> DeviceTimes:
     """Return the model of a device, or what comes nearest; without traces yet.
 
@@ -216,7 +222,7 @@ def choose_operator_model(
     sheet = find_sheet(device_name)
     for name, model in models.items():
         if _is_of(model, device_name, sheet):
-            own = model if sheet is None else in_precision(model, sheet, precision)
+            own = model if sheet is None else in_precision(model, sheet, precision, causal)
             return DeviceTimes([], own, f"{name} ({_method(own)})")
     if sheet is not None:
         nearest = nearest_model(models, sheet, precision)
@@ -225,7 +231,7 @@ def choose_operator_model(
             # Products on tensor cores come from a table; what is carried over is the rest.
             carried = FALLBACK_PRECISION if sheet.runs_on_tensor_cores(precision) else precision
             derived = derive_operator_model(models[nearest], sheet, precision=carried)
-            model = in_precision(derived, sheet, precision)
+            model = in_precision(derived, sheet, precision, causal)
             found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
             found.doubt(
                 EXTRAPOLATED,
@@ -250,6 +256,14 @@ def choose_operator_model(
         f"{_device(models[name])}'s; fit one with `trioflow fit`",
     )
     return found
+
+
+def find_mask(trace: Trace) -> bool | None:
+    """Return whether a trace's attention is causal, as its capture or its workload says; None unknown."""
+    said = trace.facts.get("causal_attention")
+    if said is None:
+        said = dict(trace.facts.get("row") or {}).get("causal")
+    return {"true": True, "false": False}.get(str(said).lower())
 
 
 def nearest_model(

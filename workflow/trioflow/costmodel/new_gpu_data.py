@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,10 +150,12 @@ def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
     return joined.assign(**facts)
 
 
-def read_tensor_products(data_folder: Path) -> list[pd.DataFrame]:
-    """Return bf16 matrix products of the GPUs that aiconfigurator publishes."""
+def read_tensor_products(
+    data_folder: Path, datasets: Sequence[str] = SINGLE_PRODUCTS
+) -> list[pd.DataFrame]:
+    """Return bf16 matrix products of the GPUs that aiconfigurator publishes, a table a GPU."""
     frames = []
-    for file in load_catalogue().held_files(data_folder, SINGLE_PRODUCTS):
+    for file in load_catalogue().held_files(data_folder, datasets):
         columns = ["device", "gemm_dtype", "m", "n", "k", "latency"]
         table = pd.read_parquet(file, columns=columns)
         table = table[table["gemm_dtype"] == TENSOR_PRECISION]

@@ -1,6 +1,6 @@
 """An operator model for steps whose products run on tensor cores, at a precision that it was not fitted in.
 
-Products are taken from tables of single ones, convolutions from the GPU whose
+Products and fused attention are taken from tables of single ones, convolutions from the GPU whose
 convolutions were measured on tensor cores; both keep the share of the roofline
 that they reached there. Everything else goes by its bytes.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from trioflow.costmodel.attention_table import AttentionTable, attention_columns
 from trioflow.costmodel.class_curves import Flags
 from trioflow.costmodel.features import FEATURES, Floats, base_class
 from trioflow.costmodel.interface import OperatorModel, RowModel
@@ -33,13 +34,16 @@ from trioflow.costmodel.tensor_products import (
     HALF,
     ProductTable,
     nearest_table,
+    shipped_attention,
     shipped_tensor_products,
 )
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 
 ATTENTION = "attention"
-"""Fused attention is two products; no table holds it, so its FLOPs go by the products' rate."""
+UNKNOWN_MASK = 2.0
+"""Attention of which nobody says whether it is causal is taken to be; without a mask it computes this
+many times as much."""
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 TABLE_PRECISION = "bf16"
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
@@ -111,6 +115,12 @@ class PrecisionModel:
         Whose convolutions were measured on tensor cores; None likewise.
     rule : NewGpuModel
         Carries times over where they are another GPU's.
+    attention_source : str
+        Sheet of the GPU whose table of fused attention is used.
+    attention : AttentionTable or None
+        Its attention; None where the base's own is of this precision.
+    causal : bool or None
+        Whether attention masks what follows; None where nobody says.
     """
 
     by_row: ClassVar[bool] = True
@@ -121,6 +131,9 @@ class PrecisionModel:
     table: ProductTable | None
     convolutions: OperatorCostModel | None
     rule: NewGpuModel
+    attention_source: str = ""
+    attention: AttentionTable | None = None
+    causal: bool | None = None
 
     @property
     def device_name(self) -> str:
@@ -133,6 +146,8 @@ class PrecisionModel:
         parts = [str(getattr(self.base, "method", "model"))]
         if self.table is not None:
             parts.append(f"products in {self.precision} of {self.source}")
+        if self.attention is not None:
+            parts.append(f"attention of {self.attention_source}")
         if self.convolutions is not None:
             measured = find_device(self.convolutions.device_name).name
             parts.append(f"convolutions by the share of the roofline on {measured}")
@@ -147,7 +162,7 @@ class PrecisionModel:
             When a column is missing or a size is out of range.
         """
         found = self.base.predict(operators)
-        rows = sized_rows(operators, products=True)
+        rows = self._with_attention(sized_rows(operators, products=True), operators)
         for chosen, priced in self._parts(rows):
             at = operators.index[chosen]
             found.loc[at, list(priced.columns)] = priced.to_numpy()
@@ -165,8 +180,14 @@ class PrecisionModel:
         """
         found = self.base.rescale(operators, target)
         sizing = resize_rows(operators, target, products=True)
+        sizing = replace(
+            sizing,
+            rows=self._with_attention(sizing.rows, operators),
+            resized=self._with_attention(sizing.resized, operators),
+        )
         time_s = rescale_rows(sizing, self.row_times, waves=False)
         known = self._products(sizing.rows) | self._convolutions(sizing.rows)
+        known |= self._fused(sizing.rows)
         outside = self._outside(sizing.resized) & known & ~sizing.unchanged
         inside = found["extrapolated"].to_numpy(bool) & ~known
         return with_times(found, time_s).assign(extrapolated=inside | outside)
@@ -216,6 +237,17 @@ class PrecisionModel:
                 chosen,
                 self._price(source, rows[chosen], np.full(count, low), np.full(count, high)),
             )
+        chosen = self._fused(rows)
+        if self.attention is not None and chosen.any():
+            source = Source(
+                load_device(self.attention_source), TABLE_PRECISION, self.attention.predict
+            )
+            masked = rows[chosen].assign(
+                flop=rows["flop"][chosen] * rows["attention_share"][chosen]
+            )
+            doubt = math.log(UNKNOWN_MASK) if self.causal is None else 0.0
+            ends = self.attention.spread(masked)
+            yield chosen, self._price(source, masked, ends[0], np.hypot(ends[1], doubt))
         chosen = self._convolutions(rows)
         if self.convolutions is not None and chosen.any():
             model = self.convolutions
@@ -247,11 +279,24 @@ class PrecisionModel:
         return -math.hypot(low_log, assumed), math.hypot(high_log, assumed)
 
     def _products(self, rows: pd.DataFrame) -> Flags:
-        """Tell which rows are products whose sizes are known, or fused attention."""
+        """Tell which rows are products whose sizes are known, or attention whose shapes are not."""
         bases = rows["operator_class"].map(base_class)
         known = bases.isin(PRODUCT_CLASSES - CONVOLUTIONS) & (rows[PRODUCTS[0]] > 0)
         fused = (bases == ATTENTION) & (rows["flop"] > 0)
+        fused &= ~self._fused(rows)
         return np.asarray((known | fused) & (self.table is not None), dtype=bool)
+
+    def _with_attention(self, rows: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
+        """Return rows with the shapes of fused attention, where a table of it is used."""
+        if self.attention is None:
+            return rows
+        return rows.join(attention_columns(operators, self.causal is not False))
+
+    def _fused(self, rows: pd.DataFrame) -> Flags:
+        """Tell which rows are fused attention whose shapes are known."""
+        if self.attention is None or "attention_flop" not in rows.columns:
+            return np.zeros(len(rows), dtype=bool)
+        return np.asarray((rows["attention_flop"] > 0) & (rows["flop"] > 0), dtype=bool)
 
     def _convolutions(self, rows: pd.DataFrame) -> Flags:
         """Tell which rows are convolutions that compute anything."""
@@ -260,14 +305,19 @@ class PrecisionModel:
         return np.asarray(known & (self.convolutions is not None), dtype=bool)
 
     def _outside(self, rows: pd.DataFrame) -> Flags:
-        """Tell which products no table holds: batched, fused, convolutions, the largest."""
+        """Tell which products no table holds: batched, convolutions, gradients of attention, the largest."""
         single = (rows["operator_class"] == "gemm").to_numpy()
-        largest = 0.0 if self.table is None else self.table.largest_flop
-        inside = single & (rows["flop"].to_numpy(np.float64) <= largest)
+        flop = rows["flop"].to_numpy(np.float64)
+        inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
+        if self.attention is not None:
+            forward = self._fused(rows) & (rows["attention_backward"] == 0).to_numpy()
+            inside |= forward & (flop <= self.attention.largest_flop)
         return np.asarray(~inside | (not same_rate(TABLE_PRECISION, self.precision)), dtype=bool)
 
 
-def in_precision(model: RowModel, sheet: DeviceSheet, precision: str) -> RowModel:
+def in_precision(
+    model: RowModel, sheet: DeviceSheet, precision: str, causal: bool | None = None
+) -> RowModel:
     """Return a model for steps of a precision: itself, or with products and convolutions of it.
 
     Parameters
@@ -278,6 +328,8 @@ def in_precision(model: RowModel, sheet: DeviceSheet, precision: str) -> RowMode
         The GPU.
     precision : str
         Of the step's products.
+    causal : bool, optional
+        Whether the step's attention masks what follows, where that is known.
 
     Notes
     -----
@@ -298,7 +350,12 @@ def in_precision(model: RowModel, sheet: DeviceSheet, precision: str) -> RowMode
         return model
     table = tables[source] if source else None
     rule = load_new_gpu_model()
-    return PrecisionModel(model, sheet, precision, source or "", table, convolutions, rule)
+    attention = shipped_attention() if precision in HALF and source is not None else {}
+    fused = nearest_table(attention, sheet.name, precision)
+    return PrecisionModel(
+        model, sheet, precision, source or "", table, convolutions, rule, fused or "",
+        attention[fused] if fused else None, causal,
+    )  # fmt: skip
 
 
 @cache

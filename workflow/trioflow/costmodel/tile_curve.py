@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.least_squares import choose_least
+from trioflow.costmodel.least_squares import choose_least, solve_nonnegative
 from trioflow.costmodel.products import PRODUCTS, product_sizes
 
 TILES = np.array(
@@ -42,6 +42,25 @@ SPLIT_FLOP = 8.0
 
 RESIDENT = (1, 2)
 """Blocks of threads that a multiprocessor runs at a time."""
+
+DEPTHS = (64.0, 128.0, 256.0)
+"""What filling and draining the pipeline of a tile costs, in steps along k [elements]."""
+
+OVERLAPS = (1, 2, 4)
+"""Norms in which the times of computing and of moving bytes add up: one after the other (1), ever
+better overlapped (2, 4)."""
+
+NO_TILES = len(TILE_SETS)
+"""Stands for a tile set where a product's FLOPs count as they are."""
+
+ROUNDS, OUTLIER = 8, 0.15
+"""Of the overlapped fit; a row that misses by more than the second loses weight."""
+
+EDGES = (16.0, 48.0)
+"""Costs of loading a tile's edges among which the overlapped fit chooses, as ``EDGE_COSTS``."""
+
+SHORTEST_S = 1e-6
+"""A shorter time weighs no more than this [s]."""
 
 Option = tuple[int, float, int, int]
 Solve = Callable[[Floats], tuple[Floats, float]]
@@ -106,6 +125,122 @@ def evaluate_tiles(work: Floats, coefficients: Floats) -> Floats:
     costs = _tile_costs(sizes, sm_count, edge, int(resident), int(splits))
     padded = _padded(np.minimum.reduce(costs), TILE_SETS[int(number)], sizes, work)
     return np.asarray(constant + padded * per_flop + data * per_byte, np.float64)
+
+
+def fit_overlapped(work: Floats, sm_count: float, time_s: Floats) -> Floats:
+    """Choose how products fill a device, and fit a time whose compute and memory parts overlap.
+
+    Parameters
+    ----------
+    work : ndarray
+        Shape (n, 11): ``FEATURES`` and ``PRODUCTS``.
+    sm_count : float
+        Multiprocessors of the device.
+    time_s : ndarray
+        Measured times [s].
+
+    Returns
+    -------
+    ndarray
+        constant [s], slope over padded FLOPs [s/flop], slope over bytes
+        [s/byte]; then multiprocessors, number of the tile set (``NO_TILES`` for
+        none), edge cost, depth and norm of the overlap.
+
+    Notes
+    -----
+    Every option is monotone in batch, m, n and k and at most doubles with a
+    size that doubles; so are the least of several, the norm and the sum. The
+    candidate with the least mean absolute relative error is taken.
+    """
+    sizes = _sizes(work)
+    data = work[:, 1] + work[:, 2]
+    options: list[Floats] = []
+    misses: list[float] = []
+    settings = [(float(NO_TILES), 0.0)]
+    settings += [
+        (float(n), e) for n in range(len(TILE_SETS)) if len(TILE_SETS[n]) > 1 for e in EDGES
+    ]
+    for number, edge in settings:
+        for depth in DEPTHS:
+            flop = _filled(sizes, work, sm_count, int(number), edge, depth)
+            for norm in OVERLAPS:
+                times = _fit_norm(flop, data, time_s, norm)
+                found = np.array([*times, sm_count, number, edge, depth, norm], np.float64)
+                options.append(found)
+                missed = (_join(times, flop, data, norm) - time_s) / np.maximum(time_s, SHORTEST_S)
+                misses.append(float(np.abs(missed).mean()))
+    return options[choose_least(misses)]
+
+
+def evaluate_overlapped(work: Floats, coefficients: Floats) -> Floats:
+    """Return the time [s] of every row, as ``evaluate_tiles``."""
+    sm_count, number, edge, depth, norm = coefficients[3:]
+    flop = _filled(_sizes(work), work, sm_count, int(number), edge, depth)
+    return _join(coefficients[:3], flop, work[:, 1] + work[:, 2], int(norm))
+
+
+def _fit_norm(flop: Floats, data: Floats, time_s: Floats, norm: int) -> Floats:
+    """Return constant and slopes: linear in them where the norm's own weights are held."""
+    known_s = np.maximum(time_s, SHORTEST_S)
+    rates = [float(np.max(work / known_s)) for work in (flop, data)]
+    times = np.array([time_s.min() / 2, *(1 / rate if rate else 0.0 for rate in rates)])
+    best, least = times, np.inf
+    for _ in range(ROUNDS):
+        predicted = _join(times, flop, data, norm)
+        relative = (predicted - time_s) / known_s
+        error = float(np.abs(relative).mean())
+        if error < least:
+            best, least = times, error
+        both = np.maximum(predicted - times[0], 1e-30)
+        columns = np.column_stack(
+            [
+                np.ones(len(flop)),
+                flop * (times[1] * flop / both) ** (norm - 1),
+                data * (times[2] * data / both) ** (norm - 1),
+            ]
+        )
+        scale = columns.max(axis=0)
+        scale[scale == 0] = 1.0
+        weights = 1 / (known_s * np.sqrt(1 + (relative / OUTLIER) ** 2))
+        solution, _ = solve_nonnegative(columns / scale * weights[:, None], time_s * weights)
+        times = solution / scale
+    return best
+
+
+def _join(times: Floats, flop: Floats, data: Floats, norm: int) -> Floats:
+    """Return constant and the norm of computing and of moving bytes [s]; roots of roots of 4."""
+    compute, memory = times[1] * flop, times[2] * data
+    if norm == 1:
+        return np.asarray(times[0] + compute + memory, np.float64)
+    squares = [compute * compute, memory * memory]
+    if norm == 2:
+        return np.asarray(times[0] + np.sqrt(squares[0] + squares[1]), np.float64)
+    fourth = squares[0] * squares[0] + squares[1] * squares[1]
+    return np.asarray(times[0] + np.sqrt(np.sqrt(fourth)), np.float64)
+
+
+def _filled(
+    sizes: Floats, work: Floats, sm_count: float, number: int, edge: float, depth: float
+) -> Floats:
+    """Return FLOPs of every row with those that a pipeline's ends and ragged waves waste.
+
+    A product large enough to fill every wave of the best tile wastes none.
+    """
+    batch, m, n, k, count = (sizes[..., place] for place in range(5))
+    if number == NO_TILES:
+        least = 2 * batch * m * n * (k + depth * (k > 0))
+    else:
+        least = np.full(m.shape, np.inf)
+        shapes = TILES[list(TILE_SETS[number])]
+        loads = 1 + edge * (1 / shapes[:, 0] + 1 / shapes[:, 1])
+        for (rows, columns), load in zip(shapes, loads / loads.min(), strict=True):
+            tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
+            step = 2 * rows * columns * load * sm_count
+            for split in SPLITS:
+                cost = np.ceil(tiles * split / sm_count) * step * (k / split + depth)
+                least = np.minimum(least, cost + SPLIT_FLOP * split * batch * m * n * (split > 1))
+    total = np.sum(least * count, axis=1)
+    return np.asarray(np.where(sizes[:, 0, 0] > 0, total, work[:, 0]), np.float64)
 
 
 def _sizes(work: Floats) -> Floats:

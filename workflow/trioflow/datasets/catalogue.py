@@ -33,7 +33,16 @@ SINGLE_OPERATORS = ("neusight/operators-train", "neusight/operators-test")
 SINGLE_PRODUCTS = (
     "aiconfigurator/gemm-a100", "aiconfigurator/gemm-h100", "aiconfigurator/gemm-h200",
 )  # fmt: skip
-"""Datasets of matrix products in half precision; one table a GPU."""
+"""Datasets of matrix products in half precision that the new-GPU rule is fitted to; one table a GPU."""
+HALF_PRODUCTS = (
+    "aiconfigurator/gemm-a100", "aiconfigurator/linear-h100", "aiconfigurator/gemm-h200",
+)  # fmt: skip
+"""Datasets of matrix products that steps in half precision are timed with; one table a GPU."""
+HALF_ATTENTION = (
+    "aiconfigurator/attention-a100", "aiconfigurator/attention-h100",
+    "aiconfigurator/attention-h200",
+)  # fmt: skip
+"""Datasets of fused attention in half precision; one table a GPU."""
 
 
 @dataclass(frozen=True)

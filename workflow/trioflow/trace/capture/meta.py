@@ -90,7 +90,8 @@ def capture_meta(
         folder = Path(temporary)
         try:
             workload = build_workload(chosen, seed, "meta")
-            with mode, fused_attention() if target == "cuda" else nullcontext():
+            masks: set[bool] = set()
+            with mode, fused_attention(masks) if target == "cuda" else nullcontext():
                 _move_to_fake(workload.model)
                 step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
                 step()  # makes the optimizer's states
@@ -106,17 +107,18 @@ def capture_meta(
                 "and --device meta computes none",
                 fix="capture it on a device",
             ) from error
-        write_json(
-            folder / "environment.json",
-            _describe(row, batch, seed, mode) | model | {"target": target},
-        )
+        found = {"target": target} | ({"causal_attention": masks == {True}} if masks else {})
+        write_json(folder / "environment.json", _describe(row, batch, seed, mode) | model | found)
         trace = merge_trace(folder)
     return _without_times(trace)
 
 
 @contextmanager
-def fused_attention() -> Iterator[None]:
-    """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has."""
+def fused_attention(masks: set[bool]) -> Iterator[None]:
+    """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has.
+
+    Whether the calls are causal goes into ``masks``: no operator's shapes say it.
+    """
     functional = torch.nn.functional
     attention = functional.scaled_dot_product_attention
 
@@ -124,6 +126,7 @@ def fused_attention() -> Iterator[None]:
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, **named: Any,
     ) -> Any:  # fmt: skip
+        masks.add(bool(is_causal))
         return attention(query, key, value, attn_mask, 0.0, is_causal, **named)
 
     functional.scaled_dot_product_attention = fused

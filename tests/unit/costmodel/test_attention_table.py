@@ -1,0 +1,170 @@
+"""Fused attention in half precision: shapes of operators, the tables' form, the model that uses them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from trioflow.costmodel.attention_table import (
+    BACKWARD_FLOP,
+    BACKWARD_SHARES,
+    NEWER_SPEEDUP,
+    SHAPE,
+    attention_columns,
+    fit_attention,
+)
+from trioflow.costmodel.choices import list_models
+from trioflow.costmodel.device_times import choose_operator_model, find_mask
+from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.tensor_products import shipped_attention
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import load_device
+from trioflow.trace.store import load_trace
+
+FLASH = "aten::_scaled_dot_product_flash_attention"
+BACKWARD_RATIO = BACKWARD_FLOP * BACKWARD_SHARES[1] / BACKWARD_SHARES[0]
+
+
+def make_operator(name=FLASH, batch=4, heads=32, groups=8, sequence=4096, size=128):
+    """Return one operator's row; its FLOPs count queries times keys in full, as traces do."""
+    query, key = [batch, heads, sequence, size], [batch, groups, sequence, size]
+    inputs, outputs, flop = [query, key, key], [query], 4 * batch * heads * sequence**2 * size
+    if "backward" in name:
+        inputs, outputs, flop = [query, query, key, key, query], [query, key, key], flop * 5 // 2
+    return {
+        "name": name, "phase": "backward" if "backward" in name else "forward", "module": "m",
+        "flop": flop, "read_bytes": 2 * sum(math.prod(shape) for shape in inputs),
+        "write_bytes": 2 * sum(math.prod(shape) for shape in outputs), "input_shapes": inputs,
+        "output_shapes": outputs, "kind": "compute", "device_ns": 0,
+    }  # fmt: skip
+
+
+def make_operators(*rows):
+    return pd.DataFrame(list(rows)).assign(op_id=range(len(rows)))
+
+
+def time_s(table, causal=True, **sizes):
+    operators = make_operators(make_operator(**sizes))
+    shape = attention_columns(operators, causal)
+    rows = pd.DataFrame({"flop": operators["flop"] * shape["attention_share"]}).join(shape)
+    return float(table.predict(rows)[0])
+
+
+def test_shapes_are_read_in_either_order_and_from_gradients():
+    query, key = [2, 8, 512, 64], [2, 4, 512, 64]
+    by_rows = [[2, 512, 8, 64], [2, 512, 4, 64], [2, 512, 4, 64]]
+    operators = pd.DataFrame(
+        {
+            "name": [FLASH, FLASH + "_backward", "aten::_flash_attention_forward",
+                     "flash_attn::_flash_attn_forward", "aten::mm", FLASH],
+            "input_shapes": [[query, key, key], [query, query, key, key, query], by_rows, by_rows,
+                             [[2, 3], [3, 4]], None],
+        }
+    )  # fmt: skip
+    found = attention_columns(operators, causal=True)
+    pairs = 512 * 512 / 2
+    assert found["attention_flop"].tolist() == [
+        256 * pairs,
+        640 * pairs,
+        256 * pairs,
+        256 * pairs,
+        0,
+        0,
+    ]
+    assert (found["attention_heads"][:4] == 8).all() and (
+        found["attention_groups"][:4] == 0.5
+    ).all()
+    assert found["attention_backward"].tolist() == [0, 1, 0, 0, 0, 0]
+    assert (found.iloc[4:] == 0).all().all() and list(found.columns) == list(SHAPE)
+    assert attention_columns(operators, causal=False)["attention_flop"][0] == 512 * pairs
+
+
+@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "h100-sxm", "h200"])
+def test_attention_is_monotone_and_at_most_proportional_in_heads(name):
+    table = shipped_attention()[name]
+    for batch in (1, 3, 17):
+        for heads, groups in ((1, 1), (8, 8), (32, 4)):
+            for sequence in (300, 1024, 16384):
+                base = {"batch": batch, "heads": heads, "groups": groups, "sequence": sequence}
+                once = time_s(table, **base)
+                for change in ({"batch": 2 * batch}, {"heads": 2 * heads, "groups": 2 * groups}):
+                    assert once <= time_s(table, **{**base, **change}) <= 2 * once
+                assert once <= time_s(table, **{**base, "sequence": sequence + 1})
+                assert once <= time_s(table, **{**base, "size": 256})
+                assert once <= time_s(table, causal=False, **base)
+
+
+def test_half_of_a_large_causal_square_is_computed_and_gradients_follow_the_published_ratio():
+    table = shipped_attention()["a100-sxm4-80gb"]
+    large = {"sequence": 32768, "batch": 8}
+    assert time_s(table, causal=False, **large) / time_s(table, **large) == pytest.approx(
+        2, rel=0.03
+    )
+    assert time_s(table, name=FLASH + "_backward") == pytest.approx(BACKWARD_RATIO * time_s(table))
+    # FlashAttention 2 reaches 190 TFLOP/s of an A100 at this length (its paper, figure 5).
+    reached = 2 * 8 * 32 * 32768**2 * 128 / time_s(table, **large)
+    assert 0.5 < reached / load_device("a100-sxm4-80gb").peak("bf16") < 0.73
+
+
+def test_hopper_runs_the_older_kernel_unless_the_name_says_otherwise():
+    table = shipped_attention()["h100-sxm"]
+    newest = time_s(table, name="aten::_scaled_dot_product_cudnn_attention")
+    assert NEWER_SPEEDUP[0] - 0.3 < time_s(table) / newest <= sum(NEWER_SPEEDUP) / 2
+    older, gradient = (
+        table.spread(attention_columns(make_operators(make_operator(name)), True))
+        for name in (FLASH, FLASH + "_backward")
+    )
+    assert older[0][0] < table.low_log and older[1][0] > table.high_log
+    assert gradient[0][0] < older[0][0] and gradient[1][0] > older[1][0]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {path.parent.name: load_operator_model(path) for path in list_models()}
+
+
+def test_a_step_in_bf16_takes_the_tables_attention(models):
+    operators = make_operators(make_operator(), make_operator(FLASH + "_backward"))
+    for device in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA H200"):
+        name = {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H200": "h200"}.get(
+            device, "a100-sxm4-80gb"
+        )
+        causal = choose_operator_model(models, device, "bf16", True, True).model
+        found = causal.predict(operators)
+        assert found["time_s"].iloc[0] == pytest.approx(time_s(shipped_attention()[name]))
+        assert found["time_s"].iloc[1] == pytest.approx(BACKWARD_RATIO * found["time_s"].iloc[0])
+        assert found["extrapolated"].tolist() == [False, True], "no table holds a gradient"
+        unknown = choose_operator_model(models, device, "bf16", True).model.predict(operators)
+        assert unknown["high_s"].iloc[0] > 1.9 * unknown["time_s"].iloc[0], "nobody says the mask"
+        full = choose_operator_model(models, device, "bf16", True, False).model.predict(operators)
+        assert 1.5 < full["time_s"].iloc[0] / found["time_s"].iloc[0] < 2
+
+
+def test_attention_is_resized_with_its_heads(models):
+    model = choose_operator_model(models, "NVIDIA H100 80GB HBM3", "bf16", True, True).model
+    operators = make_operators(make_operator(), make_operator(FLASH + "_backward"))
+    operators["device_ns"] = (model.predict(operators)["time_s"] * 1e9).round().astype(int)
+    quarter = make_operators(make_operator(batch=1), make_operator(FLASH + "_backward", batch=1))
+    target = operators.assign(
+        **{name: quarter[name] for name in ("flop", "read_bytes", "write_bytes")}
+    )
+    found = model.rescale(operators, target)["time_s"].to_numpy()
+    assert found == pytest.approx(model.predict(quarter)["time_s"].to_numpy(), rel=0.02)
+
+
+def test_whether_attention_is_causal_is_read_from_the_capture_or_the_workload():
+    trace = load_trace("gpt2-b8")
+    trace.facts["row"] = {"causal": "True"}
+    assert find_mask(trace) is True
+    trace.facts["causal_attention"] = False
+    assert find_mask(trace) is False
+    trace.facts["causal_attention"], trace.facts["row"] = None, {"causal": "None"}
+    assert find_mask(trace) is None
+
+
+def test_without_a_table_nothing_is_fitted(tmp_path):
+    with pytest.raises(InputError, match="no table of fused attention"):
+        fit_attention(tmp_path)
+    assert np.all([table.rows > 1000 for table in shipped_attention().values()])
