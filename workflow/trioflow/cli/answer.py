@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,20 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.cli.choices import read_options
+from trioflow.cli.inspect import describe_model
 from trioflow.cli.text import format_facts, format_table
-from trioflow.errors import InputError
+from trioflow.errors import InputError, PlatformError
 from trioflow.export.counters import can_count_links
 from trioflow.export.step_files import write_step
+from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.memory import find_fullest
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import WAYS
+from trioflow.prediction.language_answer import describe_run
 from trioflow.units import format_bytes, format_time
 
+DAY_S, JOULES_PER_MWH = 86400.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
@@ -51,6 +57,7 @@ def run_simulate(options: argparse.Namespace) -> None:
         options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
     )
     told, breakdown = prediction.to_dict(), None
+    told |= add_run(told, options, prediction.step.platform.device.name)
     if options.by:
         breakdown = prediction.breakdown(options.by, options.depth)
     if options.timeline:
@@ -69,15 +76,20 @@ def run_simulate(options: argparse.Namespace) -> None:
     print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
     print(
         format_facts([
+            ("model", describe_model(prediction.step.traces[0].facts)),
             ("cost model", told["cost_model"]),
             ("peak memory", f"{memory}: {verdict}"),
             ("filled by", describe_filling(told["memory"])),
             ("step time", f"{format_time(told['step_time_s'])}  ({interval}; {told['confidence']})"),
             ("without session", describe_unanchored(told)),
-            ("throughput", f"{told['samples_per_s']:.3g} samples/s"),
+            ("throughput", describe_throughput(told)),
+            ("MFU", describe_utilisation(told)),
+            ("MFU counts", told.get("mfu_formula", "")),
             ("compute", f"{format_time(told['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(told['communication_s'])}, "
-             f"of which {format_time(told['exposed_communication_s'])} exposed"),
+             f"of which {format_time(told['exposed_communication_s'])} exposed{describe_waits(told)}"),
+            ("bubble", f"{told['bubble_share']:.1%} of the step, on average" if "bubble_share" in told else ""),
+            ("run", describe_cost(told)),
             ("simulated", f"{told['events']} events in {format_time(told['simulator_wall_s'])}"
              f"{' (one of identical ranks each)' if told['folded'] else ''}"),
             ("timeline", options.timeline or ""),
@@ -88,6 +100,66 @@ def run_simulate(options: argparse.Namespace) -> None:
         print(f"\n{format_breakdown(breakdown, told['step_time_s'])}")
     for warning in told["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def add_run(
+    told: Mapping[str, Any], options: argparse.Namespace, device_name: str
+) -> dict[str, Any]:
+    """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
+    power_w = find_power(device_name) if options.power_w is None else options.power_w
+    run = describe_run(told, options.tokens, options.price_per_gpu_hour, power_w)
+    return {"run": run} if run else {}
+
+
+def find_power(device_name: str) -> float | None:
+    """Return what a device's sheet lets it draw [W]; None where none says it."""
+    with suppress(PlatformError):
+        limit_w = find_device(device_name).power_limit_w
+        return limit_w if math.isfinite(limit_w) else None
+    return None
+
+
+def describe_throughput(told: Mapping[str, Any]) -> str:
+    """Return the rate in samples, and in tokens where a sample has any."""
+    text = f"{told['samples_per_s']:.3g} samples/s"
+    if "tokens_per_s" not in told:
+        return text
+    return (
+        f"{told['tokens_per_s']:,.0f} tokens/s, {told['tokens_per_s_per_gpu']:,.0f} a GPU "
+        f"({told['tokens_per_step']:,} tokens a step; {text})"
+    )
+
+
+def describe_utilisation(told: Mapping[str, Any]) -> str:
+    """Return the share of the peak that model FLOPs reach, and their rate."""
+    if "mfu" not in told:
+        return ""
+    return (
+        f"{told['mfu']:.1%} ({told['mfu_without_embeddings']:.1%} without embeddings): "
+        f"{told['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU"
+    )
+
+
+def describe_waits(told: Mapping[str, Any]) -> str:
+    """Return the exposed communication of each degree's groups."""
+    parts = [
+        f"{name} {format_time(time_s)}"
+        for name, time_s in told.get("exposed_by_group_s", {}).items()
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def describe_cost(told: Mapping[str, Any]) -> str:
+    """Return what a run of many tokens takes."""
+    run = told.get("run")
+    if not run:
+        return ""
+    text = f"{run['tokens']:.3g} tokens: {run['time_s'] / DAY_S:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours"
+    if "cost" in run:
+        text += f", {run['cost']:,.0f} at the price given"
+    if "energy_j" in run:
+        text += f", {run['energy_j'] / JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"
+    return text
 
 
 def describe_unanchored(told: dict[str, Any]) -> str:

@@ -11,16 +11,19 @@ from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules import SCHEDULES
 from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
+from trioflow.precision_recipes import RECIPE_NAMES
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
+from trioflow.trace.language.step import ATTENTIONS
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add traces, platform, batch, plan and cost model: all that a task graph is made from."""
     parser.add_argument(
         "trace", metavar="TRACE", nargs="+",
-        help="folder or pack of a trace, or a shipped one's name; more of the same workload at other batches "
-        "make other batches more certain",
+        help="folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
+        "configuration's file; more of the same workload at other batches make other batches more certain",
     )  # fmt: skip
+    add_model_arguments(parser)
     parser.add_argument(
         "--platform", required=True, metavar="NAME|FILE",
         help="shipped platform, this-machine (after `make reproduce`), or a YAML file",
@@ -61,6 +64,34 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--override", metavar="CSV",
         help="operator times from elsewhere, at the trace's sizes: columns name, time_us and, where "
         "needed, phase and input_shapes",
+    )  # fmt: skip
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what is asked of a language model that is given by its name or its configuration."""
+    model = parser.add_argument_group("of a language model given by its name or configuration")
+    model.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample")
+    model.add_argument(
+        "--precision", metavar="RECIPE",
+        help=f"what is held and computed in which format: {', '.join(RECIPE_NAMES)} (default: bf16, which is autocast)",
+    )  # fmt: skip
+    model.add_argument(
+        "--attention", choices=ATTENTIONS,
+        help=f"whether attention's scores are kept in memory (default: {ATTENTIONS[0]}, which keeps none)",
+    )  # fmt: skip
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what a run of many steps is asked by: tokens, price, power."""
+    parser.add_argument(
+        "--tokens", type=float, metavar="N", help="tokens of a whole run, to say its days, cost and energy"
+    )  # fmt: skip
+    parser.add_argument(
+        "--price-per-gpu-hour", type=float, metavar="P", help="price of a GPU, to say what it costs"
+    )
+    parser.add_argument(
+        "--power-w", type=float, metavar="W",
+        help="power of a GPU while it trains, to say the energy [W] (default of a run: its sheet's limit)",
     )  # fmt: skip
 
 

@@ -129,5 +129,8 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         schedule=schedule,
         mode=options.mode,
         last_batch=options.last_batch,
+        sequence=options.sequence,
+        precision=options.precision,
+        attention=options.attention,
     )
     return plan, platform, assumed

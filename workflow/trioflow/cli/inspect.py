@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.methods import fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
+from trioflow.precision_recipes import choose_recipe
 from trioflow.tables import PHASES, records
+from trioflow.trace.language.sizes import read_language_model
 from trioflow.trace.store import Trace, find_operators, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 from trioflow.units import format_bytes, format_count, format_time, ns_to_s
+
+
+def describe_model(facts: Mapping[str, Any]) -> str:
+    """Return the sizes of a language model and of its samples; empty for another trace."""
+    told = read_language_model(facts)
+    if told is None:
+        return ""
+    recipe = choose_recipe(str(facts.get("precision_recipe", facts["precision"])))
+    attention = facts["language_model"]["attention"]
+    return f"{told[0].describe()}; sequence {told[1]}, {recipe.describe()}, {attention} attention"
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -48,7 +61,7 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
             )
     rows.sort(key=lambda row: (PHASES.index(row["phase"]), -row["device_time_s"]))
     facts = trace.facts
-    kept = ("device_name", "torch", "warnings", "unjoined")
+    kept = ("device_name", "torch", "warnings", "unjoined", "language_model", "precision_recipe")
     return {
         **summarise_trace(trace, str(facts["workload"])),
         **{key: facts.get(key) for key in kept},
@@ -60,7 +73,10 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
 
 def run_show(options: argparse.Namespace) -> None:
     """Print what a trace holds."""
-    trace = load_trace(options.trace)
+    step = {
+        name: getattr(options, name) for name in ("sequence", "batch", "precision", "attention")
+    }
+    trace = load_trace(options.trace, **step)
     if options.operators:
         print(write_operator_times(trace), end="")
         return
@@ -72,6 +88,7 @@ def run_show(options: argparse.Namespace) -> None:
         format_facts([
             ("workload", f"{told['workload']}, batch {told['batch']}, {told['precision']}, {told['optimizer']}"),
             ("source", str(told["source"])),
+            ("model", describe_model(trace.facts)),
             ("device", str(told["device_name"] or "none")),
             ("step", describe_step(told)),
             ("operators", f"{told['operators']} operators, {told['kernels']} device kernels"),

@@ -12,7 +12,12 @@ from typing import TextIO, cast
 
 from trioflow import __version__
 from trioflow.cli import answer, capture, inspect
-from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
+from trioflow.cli.arguments import (
+    add_collectives_argument,
+    add_model_arguments,
+    add_plan_arguments,
+    add_run_arguments,
+)
 from trioflow.cli.collectives import add_collective, add_import_collectives
 from trioflow.cli.datasets import add_retrieve
 from trioflow.cli.export import add_export
@@ -69,6 +74,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.set_defaults(run=answer.run_simulate)
     add_plan_arguments(parser)
     add_collectives_argument(parser)
+    add_run_arguments(parser)
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )
@@ -91,8 +97,11 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = commands.add_parser("show", help="what a trace holds: operators by phase and class")
     parser.set_defaults(run=inspect.run_show)
     parser.add_argument(
-        "trace", metavar="TRACE", help="folder or pack of a trace, or a shipped one's name"
-    )
+        "trace", metavar="TRACE",
+        help="folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
+    )  # fmt: skip
+    add_model_arguments(parser)
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of such a model's step")
     parser.add_argument(
         "--operators", action="store_true",
         help="print every distinct operator with its time as CSV, the format of simulate's --override",

@@ -11,8 +11,10 @@ import pandas as pd
 from trioflow import __version__
 from trioflow.engine.certainty import CONFIDENCES
 from trioflow.engine.simulate import Summary
+from trioflow.parallel.modes import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
+from trioflow.prediction.language_answer import describe_rates, describe_waits
 from trioflow.prediction.step import Simulated, Step
 from trioflow.units import format_bytes, format_time
 
@@ -171,10 +173,21 @@ class Prediction:
             "folded": summary.folded,
             "unfolded_reason": summary.unfolded_reason,
             "warnings": self.warnings,
+            **self.describe_language(),
         }
         if self.simulated.trace_only_s is not None:
             found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}  # fmt: skip
         return found
+
+    def describe_language(self) -> dict[str, Any]:
+        """Return tokens/s, MFU and what ranks wait for; nothing of a step that has no tokens."""
+        metadata, facts = self.task_graph.metadata, self.step.traces[0].facts
+        if metadata.mode != TRAIN:
+            return {}
+        rates = describe_rates(
+            facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device
+        )
+        return rates and rates | describe_waits(self.task_graph, self.timeline, metadata.plan)
 
     def __repr__(self) -> str:
         return "\n".join(

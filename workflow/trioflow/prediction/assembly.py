@@ -31,7 +31,7 @@ from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
 from trioflow.prediction.step import Step
 from trioflow.provenance import read_json
-from trioflow.trace.store import Trace, load_trace
+from trioflow.trace.store import Trace, is_model, load_trace
 
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
 """What a prediction starts from: a trace or its name, several of one workload at other batches, or
@@ -105,6 +105,8 @@ def prepare_step(
     """
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
+    if not isinstance(traces, DeviceTimes):
+        traces, batch = open_models(traces, plan, batch, options)
     times = time_operators(traces, platform.device.name, options)
     graph = build_graph(times, plan, batch=batch, host=platform.host, options=options)
     return join_step(graph, times, platform, options)
@@ -208,11 +210,47 @@ def time_operators(
     """
     if isinstance(traces, DeviceTimes):
         return traces
-    return choose_times(load_traces(traces), device_name, options.cost_model, options.override)
+    loaded = load_traces(traces, **options.language_step)
+    return choose_times(loaded, device_name, options.cost_model, options.override)
 
 
-def load_traces(traces: Traces) -> list[Trace]:
+def open_models(
+    traces: Traces, plan: Plan, batch: int | None, options: Options
+) -> tuple[Traces, int | None]:
+    """Return traces, those of language models made for the micro-batch that a plan runs.
+
+    Parameters
+    ----------
+    traces, plan, options
+        As for ``prepare_step``.
+    batch : int, optional
+        Samples of the whole step; by default every micro-batch of a model has one.
+
+    Returns
+    -------
+    Traces, int or None
+        The traces, and the samples of the whole step.
+    """
+    first = traces if isinstance(traces, str | Path) else None
+    if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
+        first = traces[0] if isinstance(traces[0], str | Path) else None
+    if first is None or not is_model(first):
+        return traces, batch
+    parts = plan.data * plan.pieces
+    samples = 1 if batch is None or batch % parts else batch // parts
+    trace = load_trace(first, batch=samples, **options.language_step)
+    return trace, samples * parts if batch is None else batch
+
+
+def load_traces(traces: Traces, **step: Any) -> list[Trace]:
     """Return traces, those given by name loaded.
+
+    Parameters
+    ----------
+    traces : Traces
+        As for ``prepare_step``.
+    **step
+        What is asked of a language model given by its name or configuration.
 
     Raises
     ------
@@ -222,7 +260,7 @@ def load_traces(traces: Traces) -> list[Trace]:
     if isinstance(traces, DeviceTimes):
         return traces.traces
     several = [traces] if isinstance(traces, str | Path | Trace) else traces
-    return [one if isinstance(one, Trace) else load_trace(one) for one in several]
+    return [one if isinstance(one, Trace) else load_trace(one, **step) for one in several]
 
 
 def build_graph(

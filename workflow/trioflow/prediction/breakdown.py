@@ -86,6 +86,38 @@ def build_breakdown(
     return result.reindex(columns=tables.BREAKDOWN.names)
 
 
+def measure_exposed(
+    timeline: pd.DataFrame, labels: NDArray[np.str_]
+) -> tuple[dict[str, float], float]:
+    """Return the communication of each label that no compute hides, and the time that a rank idles.
+
+    Parameters
+    ----------
+    timeline : DataFrame
+        Columns of ``tables.TIMELINE``.
+    labels : array of str [tasks]
+        What to tell communication apart by; empty for what is none.
+
+    Returns
+    -------
+    dict of str to float
+        By label, means over the ranks [s].
+    float
+        Neither compute nor communication, mean over the ranks [s].
+    """
+    step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
+
+    def measure(chosen: NDArray[np.bool_]) -> pd.Series:
+        frame = timeline[chosen].assign(op_id=np.nan)
+        return _measure_rows(frame, np.zeros(len(frame), dtype=np.int64), 1, step_s).iloc[0]
+
+    found = {
+        str(name): float(measure((labels == name) | (labels == ""))["exposed_communication_s"])
+        for name in np.unique(labels[labels != ""])
+    }
+    return found, float(measure(np.ones(len(timeline), dtype=bool))["idle_s"])
+
+
 def cut_path(path: str, depth: int) -> str:
     """Return the first parts of a module's path."""
     return ".".join(path.split(".")[:depth])

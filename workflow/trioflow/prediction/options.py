@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
@@ -53,6 +54,10 @@ class Options(SimulationOptions):
         Whether the batch is what is left of a data set.
     interval : bool
         Whether the ends of the 80 % interval are simulated too, which takes three times as long.
+    sequence : int, optional
+        Tokens of a sample, where a language model's name or configuration stands for a trace.
+    precision, attention : str, optional
+        Of such a model's step: see ``trace.language.step.LanguageStep``.
     """
 
     cost_model: str | Path | None = None
@@ -66,6 +71,9 @@ class Options(SimulationOptions):
     mode: str = TRAIN
     last_batch: bool = False
     interval: bool = True
+    sequence: int | None = None
+    precision: str | None = None
+    attention: str | None = None
 
     def __post_init__(self) -> None:
         if self.anchor not in ANCHORS:
@@ -76,6 +84,11 @@ class Options(SimulationOptions):
             raise InputError(
                 f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}"
             )
+
+    @property
+    def language_step(self) -> dict[str, Any]:
+        """What is asked of a language model's step, for ``trace.store.load_trace``."""
+        return {name: getattr(self, name) for name in ("sequence", "precision", "attention")}
 
     @property
     def anchoring(self) -> Anchoring:

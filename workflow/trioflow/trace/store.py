@@ -325,6 +325,19 @@ def language_models() -> ModuleType:
     return import_module(f"{__package__}.language.read")
 
 
+def is_model(name: str | Path) -> bool:
+    """Tell whether a name or a path stands for a language model, and not for a trace.
+
+    Raises
+    ------
+    InputError
+        When a file is a configuration of a model that is not built.
+    """
+    if (find_trace(name) / "trace.json").exists():
+        return False
+    return language_models().find_configuration(name) is not None
+
+
 _PACKAGE = Path(__file__).parent.parent
 SHIPPED = _PACKAGE / "data" / "traces"
 """Folder of the traces inside the package."""

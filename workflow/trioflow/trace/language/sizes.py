@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -151,3 +152,12 @@ class LanguageModel:
                 f"{self.positions} positions with a table of {self.longest}", file=place
             )
         return self
+
+
+def read_language_model(facts: Mapping[str, Any]) -> tuple[LanguageModel, int] | None:
+    """Return the model and the tokens of a sample that a trace's facts tell; None where they do not."""
+    told = facts.get("language_model")
+    if not told:
+        return None
+    names = [field.name for field in fields(LanguageModel)]
+    return LanguageModel(**{name: told[name] for name in names}), int(told["sequence"])

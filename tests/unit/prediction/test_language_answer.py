@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from trioflow.cli.main import main
+from trioflow.errors import InputError
+from trioflow.parallel.plan import make_plan
+from trioflow.prediction.assembly import predict
+from trioflow.prediction.language_answer import describe_run, name_group
+from trioflow.trace.language.sizes import read_language_model
+
+pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "vocab_size": 1024,
+}  # fmt: skip
+PLAN = make_plan(data=2, tensor=2, pipeline=2, schedule="1f1b", micro_batches=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prediction(folder):
+    return predict(
+        folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False
+    )
+
+
+def test_a_model_stands_for_the_trace_of_the_micro_batch_that_the_plan_runs(folder, prediction):
+    assert prediction.task_graph.metadata.batch == 8  # one sample a micro-batch
+    larger = predict(folder, PLAN, "dgx-h100", batch=16, sequence=128, interval=False)
+    assert larger.step.traces[0].facts["batch"] == 2
+    with pytest.raises(InputError, match="sequence of a trace that was captured"):
+        predict("gpt2-tiny-b8", make_plan(), "dgx-h100", sequence=128)
+
+
+def test_rates_follow_from_the_step_time_and_the_sizes(prediction):
+    told = prediction.to_dict()
+    model, sequence = read_language_model(prediction.step.traces[0].facts)
+    assert told["tokens_per_step"] == 8 * 128
+    assert told["tokens_per_s"] == pytest.approx(8 * 128 / prediction.step_time_s)
+    assert told["tokens_per_s_per_gpu"] == pytest.approx(told["tokens_per_s"] / 8)
+    peak = prediction.step.platform.device.peak_flop_per_s["bf16"]
+    flop = 6 * model.parameters + 12 * 4 * 256 * sequence
+    assert told["mfu"] == pytest.approx(told["tokens_per_s_per_gpu"] * flop / peak)
+    less = 6 * 2 * 1024 * 256 * told["tokens_per_s_per_gpu"] / peak
+    assert told["mfu"] - told["mfu_without_embeddings"] == pytest.approx(less)
+    assert (told["precision"], told["attention"]) == ("megatron-bf16", "flash")
+
+
+def test_waits_are_told_apart_by_the_degree_that_communicates(prediction):
+    told = prediction.to_dict()
+    assert set(told["exposed_by_group_s"]) == {"data", "tensor", "pipeline"}
+    assert max(told["exposed_by_group_s"].values()) <= prediction.exposed_communication_s * 1.5
+    by_rank = prediction.breakdown("rank")
+    idle = (by_rank["idle_s"] * by_rank["ranks"]).sum() / by_rank["ranks"].sum()
+    assert told["bubble_share"] == pytest.approx(idle / prediction.step_time_s)
+    assert told["bubble_share"] > 0
+
+
+@pytest.mark.parametrize(
+    ("group", "degree"),
+    [("0,1", "tensor"), ("0,2", "data"), ("1,3", "data"), ("0,4", "pipeline")],
+)
+def test_groups_are_named_by_their_stride(group, degree):
+    assert name_group(group, PLAN) == degree
+
+
+def test_a_run_of_many_tokens_has_hours_cost_and_energy():
+    told = {"tokens_per_s": 1e6, "ranks": 64}
+    run = describe_run(told, 3.6e12, 2.0, 700.0)
+    assert run["time_s"] == 3.6e6
+    assert run["gpu_hours"] == 64_000
+    assert run["cost"] == 128_000
+    assert run["energy_j"] == 64_000 * 3600 * 700
+    with pytest.raises(InputError, match="--tokens of a step that has none"):
+        describe_run({"ranks": 1}, 1e9, None, None)
+
+
+def test_the_command_answers_in_the_units_of_the_field(folder, capsys):
+    words = ["--sequence", "128", "--precision", "pure-bf16", "--platform", "dgx-h100"]
+    assert (
+        main(["simulate", str(folder), *words, "--plan", "fsdp", "--ranks", "8", "--tokens", "1e9"])
+        == 0
+    )
+    shown = capsys.readouterr().out
+    for text in (
+        "tokens/s",
+        "MFU",
+        "model TFLOP/s",
+        "pure-bf16",
+        "flash attention",
+        "GPU-hours",
+        "700 W",
+    ):
+        assert text in shown
+    assert main(["show", str(folder), "--sequence", "128", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["language_model"]["hidden"] == 256

@@ -1,0 +1,151 @@
+"""A prediction in the units of language-model training: tokens, model FLOPs, money and energy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.engine.timeline import select_communication
+from trioflow.errors import InputError
+from trioflow.hardware.machine import Device
+from trioflow.parallel.modes import TRAIN
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.plan_row import Plan
+from trioflow.precision_recipes import choose_recipe
+from trioflow.prediction.breakdown import measure_exposed
+from trioflow.trace.language.sizes import read_language_model
+
+HOUR_S = 3600.0
+MFU_FORMULA = (
+    "(6 x all parameters, embeddings included, + 12 x layers x width x sequence) x tokens/s/GPU over the"
+    " peak of the sheet; attention in full, recomputation not counted"
+)
+
+
+def describe_rates(
+    facts: Mapping[str, Any], samples: int, step_time_s: float, ranks: int, device: Device
+) -> dict[str, Any]:
+    """Return what a step comes to in tokens and model FLOPs; nothing for what is no language model.
+
+    Parameters
+    ----------
+    facts : mapping
+        Of the trace.
+    samples : int
+        Of the whole step.
+    step_time_s : float
+        The step [s].
+    ranks : int
+        GPUs.
+    device : Device
+        The GPU; where its peak is not known, there is no MFU.
+    """
+    told = read_language_model(facts)
+    if told is None or step_time_s <= 0:
+        return {}
+    model, sequence = told
+    tokens = samples * sequence
+    rate = tokens / step_time_s / ranks
+    found: dict[str, Any] = {
+        "sequence": sequence,
+        "attention": facts["language_model"]["attention"],
+        "precision": choose_recipe(str(facts.get("precision_recipe", facts["precision"]))).name,
+        "parameters": model.parameters,
+        "tokens_per_step": tokens,
+        "tokens_per_s": tokens / step_time_s,
+        "tokens_per_s_per_gpu": rate,
+        "model_flop_per_s_per_gpu": rate * model.flop_per_token(sequence),
+        "mfu_formula": MFU_FORMULA,
+    }
+    peak = device.peak_flop_per_s.get(str(facts["precision"]))
+    if peak:
+        bare = model.flop_per_token(sequence) - 6.0 * model.embedding_parameters
+        found["mfu"] = found["model_flop_per_s_per_gpu"] / peak
+        found["mfu_without_embeddings"] = rate * bare / peak
+    return found
+
+
+def describe_run(
+    told: Mapping[str, Any],
+    tokens: float | None,
+    price_per_gpu_hour: float | None,
+    power_w: float | None,
+) -> dict[str, Any]:
+    """Return what training on many tokens takes at a predicted step's rate.
+
+    Parameters
+    ----------
+    told : mapping
+        Of `describe_rates`, with the ``ranks``.
+    tokens : float, optional
+        Tokens of the run.
+    price_per_gpu_hour : float, optional
+        Price of a GPU [1/h]; the cost is in its currency.
+    power_w : float, optional
+        Power of a GPU while it trains [W].
+
+    Raises
+    ------
+    InputError
+        When the number of tokens is not positive, or the model has none.
+    """
+    if tokens is None:
+        return {}
+    if not 0 < tokens < float("inf"):
+        raise InputError(f"--tokens {tokens:g} is not positive")
+    if "tokens_per_s" not in told:
+        raise InputError(
+            "--tokens of a step that has none", fix="name a language model, such as llama-3.1-8b"
+        )
+    time_s = tokens / told["tokens_per_s"]
+    gpu_hours = time_s * told["ranks"] / HOUR_S
+    found = {"tokens": tokens, "time_s": time_s, "gpu_hours": gpu_hours}
+    if price_per_gpu_hour is not None:
+        found["cost"] = gpu_hours * price_per_gpu_hour
+    if power_w is not None:
+        found |= {"energy_j": gpu_hours * HOUR_S * power_w, "power_w": power_w}
+    return found
+
+
+def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict[str, Any]:
+    """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
+
+    Returns
+    -------
+    dict
+        ``bubble_share`` (means over ranks, of the step; only of a pipeline) and
+        ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, data, pipeline;
+        where groups wait at once, each counts.
+    """
+    if graph.metadata.mode != TRAIN or timeline.empty:
+        return {}
+    groups = graph.tasks["group"]
+    known = {text: name_group(str(text), plan) for text in groups.dropna().unique()}
+    labels = groups.map(known).astype(object).fillna("pipeline").to_numpy(dtype=str)
+    labels = np.where(select_communication(timeline), labels, "")
+    exposed, idle_s = measure_exposed(timeline, labels)
+    step_s = float(timeline["end_s"].max())
+    found: dict[str, Any] = {"exposed_by_group_s": exposed}
+    if plan.pipeline > 1:
+        found["bubble_share"] = idle_s / step_s if step_s else 0.0
+    return found
+
+
+def name_group(text: str, plan: Plan) -> str:
+    """Return the degree whose ranks a group holds, by Megatron-LM's order: tensor, data, pipeline.
+
+    Parameters
+    ----------
+    text : str
+        Ranks with commas between.
+    plan : Plan
+        The degrees.
+    """
+    ranks = [int(word) for word in text.split(",")]
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+    if step < plan.tensor:
+        return "tensor"
+    return "data" if step < plan.tensor * plan.data else "pipeline"
