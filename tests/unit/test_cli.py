@@ -252,15 +252,6 @@ def test_a_broken_shipped_file_cannot_pass_unseen():
     assert SHIPPED_WORKLOADS.exists()
 
 
-def test_the_command_does_not_import_torch():
-    code = (
-        "import sys; from trioflow.cli import main; "
-        f"main(['simulate', '{TRACE}', '--platform', '{PLATFORM}']); "
-        "assert 'torch' not in sys.modules and 'seaborn' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
 def test_the_shipped_workloads_are_the_configured_ones(request):
     configured = request.config.rootpath / "config" / "workloads.tsv"
     assert SHIPPED_WORKLOADS.read_bytes() == configured.read_bytes()

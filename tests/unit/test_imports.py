@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from trioflow.cli.main import COMMANDS
 from trioflow.imports import PACKAGE, imported_names, required_modules
 from trioflow.provenance import digest_modules
 
@@ -144,17 +145,20 @@ def test_torch_is_imported_by_capture_and_measure_only() -> None:
                 assert "torch" not in imports_at_import_time(path), name
 
 
-def modules_after_import(module: str) -> set[str]:
+def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
+    words = ["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
     code = (
-        f"import json, sys, {module}; print(json.dumps([m.partition('.')[0] for m in sys.modules]))"
+        f"import json, sys, trioflow.cli; assert trioflow.cli.main({words}) == 0; "
+        "print(); print(json.dumps(list(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(run.stdout))
-
-
-def test_the_command_starts_without_torch() -> None:
-    heavy = modules_after_import("trioflow.cli") & {"torch", "torchvision", "seaborn", "matplotlib"}
-    assert not heavy
+    loaded = set(json.loads(run.stdout.splitlines()[-1]))
+    assert "trioflow.prediction.assembly" in loaded
+    libraries = {"torch", "torchvision", "seaborn", "matplotlib", "scipy", "numba"}
+    assert not {name.partition(".")[0] for name in loaded} & libraries
+    other = {place.rpartition(".")[0] for name, place in COMMANDS.items() if name != "simulate"}
+    other -= {"trioflow.cli.inspect"}  # simulate describes a model as show does
+    assert not loaded & other, "other subcommands"
 
 
 def test_only_capture_and_measure_scripts_need_torch() -> None:

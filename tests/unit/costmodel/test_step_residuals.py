@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
+from scipy.special import stdtrit
 from trioflow.costmodel import step_residuals
-from trioflow.costmodel.intervals import ASSUMED_FACTOR
+from trioflow.costmodel.intervals import ASSUMED_FACTOR, COVERAGE, student_quantile
 from trioflow.costmodel.step_residuals import (
     ALONE,
     BATCH,
@@ -86,3 +87,9 @@ def test_residuals_are_read_as_written(tmp_path: Path) -> None:
     wrong.write_text(path.read_text().replace("pipeline\tcuda", "peers\tcuda"))
     with pytest.raises(TableError, match="is not a residual"):
         load_residuals(wrong)
+
+
+def test_students_quantiles_are_scipys() -> None:
+    for freedom in range(1, 60):
+        quantile = float(stdtrit(freedom, COVERAGE[1]))
+        assert student_quantile(freedom) == pytest.approx(quantile, rel=1e-12)

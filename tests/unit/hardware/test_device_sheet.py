@@ -14,6 +14,7 @@ from trioflow.hardware.device_sheet import (
     SHIPPED,
     DeviceSheet,
     find_device,
+    find_sheet,
     list_devices,
     load_device,
 )
@@ -225,3 +226,21 @@ def test_broken_sheets_are_refused(old: str, new: str, message: str, tmp_path: P
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match="no such file"):
         load_device(tmp_path / "none.yaml")
+
+
+def test_no_sheet_is_read_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list_devices():
+        sheet = load_device(name)
+        assert not any(is_processor(each) for each in (sheet.name, *sheet.driver_names)), name
+    monkeypatch.setattr("trioflow.hardware.device_sheet._read", None)
+    assert find_sheet("AMD EPYC, one core") is None
+
+
+def test_a_users_sheet_of_a_processor_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioflow.hardware.device_sheet.OWN", tmp_path)
+    text = FOUR_NUMBERS.replace("NVIDIA GeForce RTX 3090", "AMD EPYC")
+    (tmp_path / "epyc.yaml").write_text(text.replace("name: rtx-3090", "name: epyc"))
+    sheet = find_sheet("AMD EPYC")
+    assert sheet is not None and sheet.name == "epyc"

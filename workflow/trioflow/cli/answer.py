@@ -15,8 +15,15 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.cli.arguments import (
+    add_collectives_argument,
+    add_json_argument,
+    add_plan_arguments,
+    add_run_arguments,
+)
 from trioflow.cli.choices import read_options
 from trioflow.cli.inspect import describe_model
+from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table
 from trioflow.errors import InputError, PlatformError
 from trioflow.export.counters import can_count_links
@@ -25,7 +32,7 @@ from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.memory import find_fullest
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
-from trioflow.prediction.breakdown import WAYS
+from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.language_answer import describe_run
 from trioflow.units import format_bytes, format_time
 
@@ -257,3 +264,30 @@ def check_timeline(path: str | None) -> None:
             f"--timeline {path}: unknown ending",
             fix="use .parquet, or .json or .json.gz for Perfetto",
         )
+
+
+def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand ``simulate``."""
+    parser = commands.add_parser(
+        "simulate", help="predict the training step of a plan on a platform"
+    )
+    parser.set_defaults(run=run_simulate)
+    add_plan_arguments(parser)
+    add_collectives_argument(parser)
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
+    )
+    add_network_arguments(parser)
+    add_algorithm_arguments(parser, ", for all or as all_reduce=ring,all_gather=direct")
+    parser.add_argument(
+        "--no-fold", action="store_true",
+        help="simulate every rank, also where ranks do the same and simulating them once is exact",
+    )  # fmt: skip
+    parser.add_argument("--by", choices=WAYS, help="break the step down as well")
+    parser.add_argument(
+        "--depth", type=int, default=DEPTH, metavar="N",
+        help=f"parts of a module's path that --by module tells apart (default: {DEPTH})",
+    )  # fmt: skip
+    parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
+    add_json_argument(parser)

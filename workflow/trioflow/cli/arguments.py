@@ -160,3 +160,8 @@ def add_collectives_argument(parser: argparse.ArgumentParser) -> None:
         "--collectives", metavar="MODEL",
         help=f"fitted collective model, a shipped one by name, or {CLOSED_FORM} (the ring's, over the links)",
     )  # fmt: skip
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option for programs."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")

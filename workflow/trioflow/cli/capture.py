@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import InputError
-from trioflow.experiments import Workload, load_workloads
+from trioflow.experiments import OPTIMIZERS, PRECISIONS, Workload, load_workloads
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
@@ -92,3 +92,45 @@ def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Tra
         ) from None
     capture_workload(row, options.batch, raw, device=options.device)
     return merge_trace(raw)
+
+
+def add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand ``capture``."""
+    parser = commands.add_parser(
+        "capture", help="capture one training step on this device (needs torch)"
+    )
+    parser.set_defaults(run=run_capture)
+    parser.add_argument(
+        "workload", metavar="WORKLOAD",
+        help="by name, such as resnet50 or gpt2, or a function of yours, module:function",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=int, required=True, metavar="N", help="samples of the step")
+    parser.add_argument(
+        "--workloads",
+        metavar="FILE",
+        help="table of workloads (default: config/workloads.tsv, then those that ship)",
+    )
+    parser.add_argument(
+        "--sequence", type=int, metavar="N", help="tokens of a sample, instead of the workload's"
+    )
+    parser.add_argument(
+        "--layers", type=int, metavar="N",
+        help="depth of the model: two blocks are captured, the last one is repeated",
+    )  # fmt: skip
+    parser.add_argument("--precision", choices=PRECISIONS, help="instead of the workload's")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, metavar="O",
+        help=f"instead of the workload's: {', '.join(OPTIMIZERS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda", "meta", "auto"], default="auto",
+        help="default: a GPU where present; meta: the operators that --target runs, without their times, for "
+        "models that fit no device",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", choices=["cuda", "cpu"],
+        help="with --device meta: whose operators (default: cuda, any GPU's of NVIDIA)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
+    )

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from trioflow.cli.arguments import add_json_argument, add_model_arguments
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
-from trioflow.costmodel.methods import fit_named_model
+from trioflow.costmodel.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.precision_recipes import choose_recipe
 from trioflow.tables import PHASES, records
@@ -143,3 +144,35 @@ def run_fit(options: argparse.Namespace) -> None:
 
 def _optional(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand ``show``."""
+    parser = commands.add_parser("show", help="what a trace holds: operators by phase and class")
+    parser.set_defaults(run=run_show)
+    parser.add_argument(
+        "trace", metavar="TRACE",
+        help="folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
+    )  # fmt: skip
+    add_model_arguments(parser)
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of such a model's step")
+    parser.add_argument(
+        "--operators", action="store_true",
+        help="print every distinct operator with its time as CSV, the format of simulate's --override",
+    )  # fmt: skip
+    add_json_argument(parser)
+
+
+def add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand ``fit``."""
+    parser = commands.add_parser("fit", help="fit an operator cost model to traces")
+    parser.set_defaults(run=run_fit)
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"
+    )
+    parser.add_argument(
+        "--method", default=AUTO, metavar="NAME",
+        help=f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
+    add_json_argument(parser)

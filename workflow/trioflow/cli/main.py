@@ -7,29 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO, cast
 
 from trioflow import __version__
-from trioflow.cli import answer, capture, inspect
-from trioflow.cli.arguments import (
-    add_collectives_argument,
-    add_model_arguments,
-    add_plan_arguments,
-    add_run_arguments,
-)
-from trioflow.cli.collectives import add_collective, add_import_collectives
-from trioflow.cli.datasets import add_retrieve
-from trioflow.cli.export import add_export
-from trioflow.cli.imports import add_import
-from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
-from trioflow.cli.pack import add_pack
-from trioflow.cli.search import add_search
 from trioflow.cli.text import PlainStream, escape_text
-from trioflow.costmodel.methods import AUTO, METHOD_NAMES
 from trioflow.errors import TrioflowError
-from trioflow.experiments import OPTIMIZERS, PRECISIONS
-from trioflow.prediction.breakdown import DEPTH, WAYS
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
 """Variable of the environment that shows where an unforeseen error came from."""
@@ -39,8 +23,24 @@ EXAMPLE = """example, with a trace that ships with trioflow:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all subcommands."""
+COMMANDS = {
+    "simulate": "trioflow.cli.answer.add_simulate",
+    "collective": "trioflow.cli.collectives.add_collective",
+    "show": "trioflow.cli.inspect.add_show",
+    "fit": "trioflow.cli.inspect.add_fit",
+    "capture": "trioflow.cli.capture.add_capture",
+    "import": "trioflow.cli.imports.add_import",
+    "export": "trioflow.cli.export.add_export",
+    "retrieve": "trioflow.cli.datasets.add_retrieve",
+    "import-collectives": "trioflow.cli.collectives.add_import_collectives",
+    "pack": "trioflow.cli.pack.add_pack",
+    "search": "trioflow.cli.search.add_search",
+}
+"""What adds each subcommand, in the order of the help."""
+
+
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """Return the parser of one subcommand, or of all: each imports what it needs."""
     parser = argparse.ArgumentParser(
         prog="trioflow",
         description="Predict a training step on many devices from an operator trace of one.",
@@ -49,119 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trioflow {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_simulate(commands)
-    add_collective(commands)
-    _add_show(commands)
-    _add_fit(commands)
-    _add_capture(commands)
-    add_import(commands)
-    add_export(commands)
-    add_retrieve(commands)
-    add_import_collectives(commands)
-    add_pack(commands)
-    add_search(commands)
+    for name in [command] if command in COMMANDS else COMMANDS:
+        module, _, function = COMMANDS[name].rpartition(".")
+        getattr(import_module(module), function)(commands)
     return parser
-
-
-def _json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
-
-
-def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "simulate", help="predict the training step of a plan on a platform"
-    )
-    parser.set_defaults(run=answer.run_simulate)
-    add_plan_arguments(parser)
-    add_collectives_argument(parser)
-    add_run_arguments(parser)
-    parser.add_argument(
-        "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
-    )
-    add_network_arguments(parser)
-    add_algorithm_arguments(parser, ", for all or as all_reduce=ring,all_gather=direct")
-    parser.add_argument(
-        "--no-fold", action="store_true",
-        help="simulate every rank, also where ranks do the same and simulating them once is exact",
-    )  # fmt: skip
-    parser.add_argument("--by", choices=WAYS, help="break the step down as well")
-    parser.add_argument(
-        "--depth", type=int, default=DEPTH, metavar="N",
-        help=f"parts of a module's path that --by module tells apart (default: {DEPTH})",
-    )  # fmt: skip
-    parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
-    _json(parser)
-
-
-def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("show", help="what a trace holds: operators by phase and class")
-    parser.set_defaults(run=inspect.run_show)
-    parser.add_argument(
-        "trace", metavar="TRACE",
-        help="folder or pack of a trace, a shipped one's name, or a language model by name or configuration",
-    )  # fmt: skip
-    add_model_arguments(parser)
-    parser.add_argument("--batch", type=int, metavar="N", help="samples of such a model's step")
-    parser.add_argument(
-        "--operators", action="store_true",
-        help="print every distinct operator with its time as CSV, the format of simulate's --override",
-    )  # fmt: skip
-    _json(parser)
-
-
-def _add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("fit", help="fit an operator cost model to traces")
-    parser.set_defaults(run=inspect.run_fit)
-    parser.add_argument(
-        "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"
-    )
-    parser.add_argument(
-        "--method", default=AUTO, metavar="NAME",
-        help=f"{', '.join(METHOD_NAMES)}, or one that a package registers (default: {AUTO})",
-    )  # fmt: skip
-    parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
-    _json(parser)
-
-
-def _add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "capture", help="capture one training step on this device (needs torch)"
-    )
-    parser.set_defaults(run=capture.run_capture)
-    parser.add_argument(
-        "workload", metavar="WORKLOAD",
-        help="by name, such as resnet50 or gpt2, or a function of yours, module:function",
-    )  # fmt: skip
-    parser.add_argument("--batch", type=int, required=True, metavar="N", help="samples of the step")
-    parser.add_argument(
-        "--workloads",
-        metavar="FILE",
-        help="table of workloads (default: config/workloads.tsv, then those that ship)",
-    )
-    parser.add_argument(
-        "--sequence", type=int, metavar="N", help="tokens of a sample, instead of the workload's"
-    )
-    parser.add_argument(
-        "--layers", type=int, metavar="N",
-        help="depth of the model: two blocks are captured, the last one is repeated",
-    )  # fmt: skip
-    parser.add_argument("--precision", choices=PRECISIONS, help="instead of the workload's")
-    parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, metavar="O",
-        help=f"instead of the workload's: {', '.join(OPTIMIZERS)}",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda", "meta", "auto"], default="auto",
-        help="default: a GPU where present; meta: the operators that --target runs, without their times, for "
-        "models that fit no device",
-    )  # fmt: skip
-    parser.add_argument(
-        "--target", choices=["cuda", "cpu"],
-        help="with --device meta: whose operators (default: cuda, any GPU's of NVIDIA)",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         redirect_stdout(cast("TextIO", PlainStream(sys.stdout))),
         redirect_stderr(cast("TextIO", PlainStream(sys.stderr))),
     ):
-        return _run(build_parser().parse_args(arguments))
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        return _run(build_parser(words[0] if words else "").parse_args(words))
 
 
 def _run(options: argparse.Namespace) -> int:

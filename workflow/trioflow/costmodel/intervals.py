@@ -212,6 +212,28 @@ def _log_residuals(frame: pd.DataFrame, doubled: bool) -> Floats:
     return np.asarray(np.log(recorded / predicted) * (2.0 if doubled else 1.0), np.float64)
 
 
+_STUDENT = (
+    3.0776835371752544, 1.8856180831641272, 1.637744353696209, 1.533206274058944, 1.4758840488244815,
+    1.4397557472651483, 1.4149239276505086, 1.3968153097438654, 1.3830287383966329, 1.372183641110336,
+    1.3634303180205407, 1.356217334023205, 1.3501712887800552, 1.345030374454651, 1.3406056078504558,
+    1.3367571673273153, 1.3333793897216268, 1.3303909435699093, 1.3277282090267986, 1.3253407069850465,
+    1.3231878738651728, 1.321236741613362, 1.3194602398161621, 1.3178359336731498, 1.31634507267387,
+    1.3149718642705175, 1.3137029128292737, 1.3125267815926664, 1.311433647301551, 1.3104150253913955,
+    1.3094635494946454, 1.3085727931295192, 1.3077371244508864, 1.30695158712643, 1.3062118020160345,
+    1.3055138855362491, 1.3048543814976248, 1.3042302038905027, 1.303638588621274, 1.3030770526071949,
+)  # fmt: skip
+"""Student's 90 % quantiles, from one degree of freedom on: importing scipy takes longer than a step's answer."""
+
+
+def student_quantile(freedom: int) -> float:
+    """Return Student's 90 % quantile, the upper end of ``COVERAGE``, with some degrees of freedom."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, COVERAGE[1]))
+
+
 def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> dict[Key, Band]:
     """Return a band for every class and phase with enough residuals, and for wider ones.
 
@@ -227,7 +249,7 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
         few workloads are widened as Student's are: what misses one operator of
         a workload misses the others, too.
     """
-    from scipy.special import ndtri, stdtrit
+    from scipy.special import ndtri
 
     doubled = basis == LEFT_OUT_OPERATORS
     if clustered and len(frame):
@@ -252,7 +274,7 @@ def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> di
             low, high = np.quantile(chosen["residual"], COVERAGE)
             if clustered:
                 workloads = frame["workload"].iloc[positions].nunique()
-                widening = float(stdtrit(workloads, COVERAGE[1]) / ndtri(COVERAGE[1]))
+                widening = student_quantile(workloads) / float(ndtri(COVERAGE[1]))
                 low, high = low * widening, high * widening
             bands[key] = Band(
                 min(rounded(low), 0.0),
@@ -297,8 +319,6 @@ def fit_step_band(
     there are workloads: steps of one workload are not independent. Errors are
     taken around 0, so that a bias widens the interval.
     """
-    from scipy.special import stdtrit
-
     if frame.empty:
         return StepBand(math.log(ASSUMED_FACTOR), 0, 0, None, ASSUMED)
     sums = frame.groupby(["workload", *by], sort=True)[["time_s", "held_out_s"]].sum()
@@ -315,7 +335,7 @@ def fit_step_band(
                 f"{basis}; {len(more)} of them, captured at one batch, by predicting their steps"
             )
     workloads = len(squares)
-    half = rounded(float(stdtrit(workloads, COVERAGE[1])) * math.sqrt(float(squares.mean())))
+    half = rounded(student_quantile(workloads) * math.sqrt(float(squares.mean())))
     relative = sums["held_out_s"] / sums["time_s"].clip(lower=SHORTEST_S) - 1.0
     distance = 0.0
     if "recorded_s" in frame.columns:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.intervals import StepBand
+from trioflow.costmodel.intervals import StepBand, student_quantile
 from trioflow.costmodel.least_squares import rounded
 from trioflow.costmodel.model_file import read_content
 from trioflow.costmodel.new_gpu_data import (
@@ -235,13 +235,11 @@ def _step_band(frame: pd.DataFrame) -> NewGpuBand:
     interval. It covers a GPU of another kind (inference boards of 70 W, older
     chips), hence too much between the large boards that were measured.
     """
-    from scipy.special import stdtrit
-
     errors = pd.concat([_sum_errors(frame), _product_errors(frame)])
     if errors.empty:
         return ASSUMED
     squares = (errors**2).groupby(level="chips").mean()
-    half = rounded(float(stdtrit(len(squares), ENDS[1])) * math.sqrt(float(squares.mean())), DIGITS)
+    half = rounded(student_quantile(len(squares)) * math.sqrt(float(squares.mean())), DIGITS)
     error = rounded(float(np.abs(np.expm1(-errors)).mean()), DIGITS)
     return NewGpuBand(-half, half, len(squares), error)
 

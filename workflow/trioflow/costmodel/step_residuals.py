@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trioflow.costmodel.intervals import ASSUMED_FACTOR, COVERAGE
+from trioflow.costmodel.intervals import ASSUMED_FACTOR, student_quantile
 from trioflow.errors import TableError
 from trioflow.provenance import PACKAGE
 
@@ -129,8 +129,6 @@ def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks
 
 @cache
 def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float:
-    from scipy.special import stdtrit
-
     own = spell_workload(workload)
     rows = [one for one in load_residuals() if one.way == way and one.workload != own]
     same = [one for one in rows if one.device_kind == device_kind]
@@ -142,7 +140,7 @@ def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float
     for one in rows:
         squares.setdefault(one.workload, []).append(one.log_error**2)
     mean = float(np.mean([np.mean(errors) for errors in squares.values()]))
-    half = float(stdtrit(len(squares), COVERAGE[1])) * math.sqrt(mean)
+    half = student_quantile(len(squares)) * math.sqrt(mean)
     most = max(one.ranks for one in rows)
     return half * max(1.0, math.log2(ranks) / math.log2(most) if most > 1 else 1.0)
 

@@ -19,7 +19,7 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 
 from trioflow.errors import PlatformError
-from trioflow.hardware.device_names import DeviceName, plain_name, read_name
+from trioflow.hardware.device_names import DeviceName, is_processor, plain_name, read_name
 from trioflow.provenance import PACKAGE, read_json
 from trioflow.yaml_files import read_yaml
 
@@ -193,7 +193,12 @@ def find_device(name: str) -> DeviceSheet:
 
 
 def find_sheet(device_name: str) -> DeviceSheet | None:
-    """Return the sheet of a device, or None where there is none: a processor, say."""
+    """Return the sheet of a device, or None where there is none.
+
+    The sheets that ship are those of GPUs: a processor has none but the user's own.
+    """
+    if is_processor(device_name) and not any(OWN.glob("*.y*ml")):
+        return None
     try:
         return find_device(device_name)
     except PlatformError:
