@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -59,33 +60,39 @@ def required_modules(file: str | Path) -> list[str]:
     -----
     Modules found at run time only (entry points, ``importlib``) are not seen.
     """
-    found: dict[Path, None] = {}
-    todo = [Path(file)]
+    found: set[str] = set()
+    todo = set(_direct_modules(str(file)))
     while todo:
-        for module in _direct_modules(todo.pop()):
-            if module not in found:
-                found[module] = None
-                todo.append(module)
-    return sorted(module.relative_to(PACKAGE).with_suffix("").as_posix() for module in found)
+        found |= todo
+        todo = {needed for name in todo for needed in _modules_of(name)} - found
+    return sorted(found)
+
+
+def _direct_modules(file: str) -> Iterator[str]:
+    """Yield the library modules that importing a file's imports executes."""
+    for name in imported_names(file):
+        yield from _executed(name)
 
 
 @cache
-def _direct_modules(file: Path) -> tuple[Path, ...]:
-    """Return the library files that importing a file's imports executes."""
-    modules = (path for name in sorted(imported_names(file)) for path in _executed(name))
-    return tuple(dict.fromkeys(modules))
+def _modules_of(module: str) -> tuple[str, ...]:
+    return tuple(_direct_modules(f"{PACKAGE}/{module}.py"))
 
 
 @cache
-def _executed(name: str) -> tuple[Path, ...]:
-    """Return the files that ``import name`` executes: each package on the way, then the module."""
-    parts = name.split(".")
-    if parts[0] != LIBRARY:
+def _executed(name: str) -> tuple[str, ...]:
+    """Return what ``import name`` executes: each package on the way, then the module."""
+    library, *parts = name.split(".")
+    if library != LIBRARY:
         return ()
-    folder, files = PACKAGE, [PACKAGE / "__init__.py"]
-    for part in parts[1:]:
-        module, folder = folder / f"{part}.py", folder / part
-        if not (folder / "__init__.py").is_file():
-            return (*files, module) if module.is_file() else tuple(files)
-        files.append(folder / "__init__.py")
-    return tuple(files)
+    held = _library_modules()
+    places = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
+    packages = [f"{place}/__init__".lstrip("/") for place in places]
+    return tuple(one for one in (*packages, *places) if one in held)
+
+
+@cache
+def _library_modules() -> frozenset[str]:
+    """Return every module of the library, packages as their ``__init__``."""
+    found = PACKAGE.rglob("*.py")
+    return frozenset(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in found)

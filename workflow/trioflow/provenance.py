@@ -9,6 +9,7 @@ import platform
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,22 @@ def digest_modules(*packages: str) -> str:
     digest = hashlib.sha256()
     for name in sorted(packages):
         folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
-        if folder.is_dir():
-            files = sorted(folder.rglob("*.py"))
-        elif module.is_file():
+        if module.is_file():
             files = [module]
+        elif folder.is_dir():
+            files = sorted(folder.rglob("*.py"))
         else:
             raise FileNotFoundError(f"trioflow has no package or module {name!r}")
         for file in files:
-            digest.update(str(file.relative_to(PACKAGE)).encode())
-            digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
+            digest.update(_named_content(file))
     return digest.hexdigest()[:16]
+
+
+@cache
+def _named_content(file: Path) -> bytes:
+    """Return a module's place and text; rules share most modules, and a process reads each once."""
+    place = str(file.relative_to(PACKAGE)).encode()
+    return place + file.read_bytes().replace(b"\r\n", b"\n")
 
 
 def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:
