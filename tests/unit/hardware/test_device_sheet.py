@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from trioflow.errors import PlatformError
+from trioflow.hardware import device_sheet
 from trioflow.hardware.device_names import is_processor, read_name
 from trioflow.hardware.device_sheet import (
     SCHEMA,
@@ -226,6 +227,18 @@ def test_broken_sheets_are_refused(old: str, new: str, message: str, tmp_path: P
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match="no such file"):
         load_device(tmp_path / "none.yaml")
+
+
+def test_a_name_reads_its_own_sheet_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    build = device_sheet._read
+    monkeypatch.setattr(device_sheet, "_read", lambda path: read.append(path.stem) or build(path))
+    for sheet in map(load_device, list_devices()):
+        for name in (sheet.name, *sheet.driver_names):
+            read.clear()
+            device_sheet._shipped.cache_clear()
+            assert find_device(name.upper()) == sheet
+            assert sheet.name in read and len(read) <= 4, name
 
 
 def test_no_sheet_is_read_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

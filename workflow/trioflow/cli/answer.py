@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from trioflow.cli.choices import read_options
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table
-from trioflow.errors import InputError, PlatformError
+from trioflow.errors import InputError
 from trioflow.export.counters import can_count_links
 from trioflow.export.step_files import write_step
-from trioflow.hardware.device_sheet import find_device
+from trioflow.hardware.device_sheet import find_sheet
 from trioflow.parallel.memory import find_fullest
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
@@ -120,10 +119,8 @@ def add_run(
 
 def find_power(device_name: str) -> float | None:
     """Return what a device's sheet lets it draw [W]; None where none says it."""
-    with suppress(PlatformError):
-        limit_w = find_device(device_name).power_limit_w
-        return limit_w if math.isfinite(limit_w) else None
-    return None
+    sheet = find_sheet(device_name)
+    return sheet.power_limit_w if sheet and math.isfinite(sheet.power_limit_w) else None
 
 
 def describe_throughput(told: Mapping[str, Any]) -> str:
