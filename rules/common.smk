@@ -13,6 +13,7 @@ from trioflow.costmodel.published_collectives import (
 from trioflow.datasets.catalogue import (
     HALF_ATTENTION,
     HALF_PRODUCTS,
+    NODE_BANDWIDTHS,
     SINGLE_PRODUCTS,
     load_catalogue,
 )
@@ -212,6 +213,12 @@ def published_gpu_files(wildcards):
 def published_collective_files(wildcards):
     """The public files that hold measured collectives."""
     return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]
+
+
+def published_node_files(wildcards):
+    """The public files that hold collectives over many nodes."""
+    files = find_catalogue().select_files(NODE_BANDWIDTHS)
+    return [f"<results>/data/{file.key}" for file in files]
 
 
 def published_product_files(wildcards):

@@ -174,3 +174,26 @@ rule fit_tensor_products:
         "fit published matrix products in half precision"
     script:
         "../scripts/fit_tensor_products.py"
+
+
+rule fit_between_nodes:
+    input:
+        published_node_files,
+    output:
+        "<results>/cost_models/published/p5-h100/between_nodes.json",
+    log:
+        "<logs>/fit_between_nodes.log",
+    benchmark:
+        "<benchmarks>/fit_between_nodes.tsv"
+    conda:
+        "../envs/analysis.yaml"
+    resources:
+        mem_mb=1000,
+        runtime=5,
+    params:
+        library=library_digest("fit_between_nodes"),
+        data=f"{config['results']}/data",
+    message:
+        "read published collectives over many nodes"
+    script:
+        "../scripts/fit_between_nodes.py"

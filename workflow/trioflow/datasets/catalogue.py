@@ -43,6 +43,8 @@ HALF_ATTENTION = (
     "aiconfigurator/attention-h200",
 )  # fmt: skip
 """Datasets of fused attention in half precision; one table a GPU."""
+NODE_BANDWIDTHS = ("nanotron/node-bandwidths",)
+"""Datasets of collectives over many nodes."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
         "host": {key: number(value, f"host.{key}") for key, value in platform.host.items()},
         "collectives": platform.collectives,
         "node_collectives": platform.node_collectives,
+        "between_nodes": platform.between_nodes,
         "notes": platform.notes,
     }
     return {key: value for key, value in content.items() if value not in (None, "", {})}

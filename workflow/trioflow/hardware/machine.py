@@ -115,6 +115,8 @@ class Platform:
         one node or its nodes are not known.
     node_collectives : str or None
         Shipped cost model of collectives inside such a node.
+    between_nodes : str or None
+        Shipped measurements of collectives over several such nodes.
     unmeasured : tuple of str
         Keys, as in ``sources`` and as far-reaching, of the numbers that nobody
         has measured on such a machine: assumed ones and peaks of data sheets.
@@ -136,6 +138,7 @@ class Platform:
     notes: str = ""
     ranks_per_node: int | None = None
     node_collectives: str | None = None
+    between_nodes: str | None = None
     unmeasured: tuple[str, ...] = ()
     routing: Routing = Routing()
     compute_slowdown_during_collective: float = 1.0

@@ -156,6 +156,7 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
         notes=content.get("notes", ""),
         ranks_per_node=_read_ranks_per_node(content),
         node_collectives=content.get("node_collectives"),
+        between_nodes=content.get("between_nodes"),
         unmeasured=tuple(sorted(unmeasured)),
         compute_slowdown_during_collective=_number(content.get(SLOWDOWN, {"value": 1.0})),
         routing=Routing(**content.get("routing", {}), failed=frozenset(list_failed_links(content))),

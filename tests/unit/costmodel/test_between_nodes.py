@@ -1,0 +1,121 @@
+"""Collectives measured over whole nodes: the public figure, what ships of it, and the times it gives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from trioflow.costmodel.between_nodes import (
+    FILE,
+    PLATFORM,
+    SHIPPED_FOLDER,
+    NodeCurve,
+    build_between_nodes,
+    find_between_nodes,
+    read_node_bandwidths,
+)
+from trioflow.costmodel.platform_collectives import load_platform_collectives
+from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
+from trioflow.errors import InputError
+from trioflow.hardware.platform import load_platform
+from trioflow.network.across_nodes import NodeGroups
+from trioflow.network.routing import Router
+
+SIZE = 256_000_000
+
+
+def test_what_ships_is_what_the_figure_draws(tmp_path):
+    told = os.environ.get("TRIOFLOW_DATA_MIRROR")
+    if not told or not load_catalogue().held_files(told, NODE_BANDWIDTHS):
+        pytest.skip("the public figure is not at hand")
+    built = build_between_nodes(told, tmp_path / FILE)
+    assert built.read_bytes() == (SHIPPED_FOLDER / PLATFORM / FILE).read_bytes()
+
+
+def test_a_figure_is_read_as_bus_bandwidths_with_their_bands(tmp_path):
+    file = tmp_path / load_catalogue().select_files(NODE_BANDWIDTHS)[0].key
+    file.parent.mkdir(parents=True)
+    with pytest.raises(InputError, match="no bandwidths of collectives"):
+        read_node_bandwidths(tmp_path)
+    lines = [
+        part
+        for name in ("AllReduce", "AllGather", "ReduceScatter")
+        for part in (
+            '{"x": [0, 1, 1, 0], "y": [500, 400, 100, 200]}',
+            f'{{"x": [0, 1], "y": [400, 200], "name": "{name}"}}',
+        )
+    ]
+    file.write_text(f"<script>Plotly.newPlot(  'id', [{', '.join(lines)}], {{}})</script>")
+    found = read_node_bandwidths(tmp_path)
+    reduced = found.curves["all_reduce"]
+    assert reduced.nodes == (1, 2)
+    assert reduced.time_s[1] == pytest.approx(2 * 15 / 16 * 256e6 / 200e9, rel=1e-5)
+    assert reduced.low_s[0] == pytest.approx(2 * 7 / 8 * 256e6 / 500e9, rel=1e-5)
+    assert reduced.high_s[1] == pytest.approx(2 * 15 / 16 * 256e6 / 100e9, rel=1e-5)
+    assert found.spread("all_gather", 2) == pytest.approx((0.5, 2.0), rel=1e-5)
+    file.write_text("<html></html>")
+    with pytest.raises(InputError, match="does not draw the three collectives"):
+        read_node_bandwidths(tmp_path)
+
+
+@cache
+def load_cluster():
+    platform = load_platform(PLATFORM, 512)
+    path = SHIPPED_FOLDER / str(platform.node_collectives) / "collectives.json"
+    return platform, load_platform_collectives(path), Router(platform.links)
+
+
+def plan(collective, size, nodes, per_node=8, measured=None):
+    groups = NodeGroups(*load_cluster())
+    if measured is not None:
+        groups._measured = measured
+    group = tuple(8 * node + place for node in range(nodes) for place in range(per_node))
+    assert groups.holds(group)
+    return groups.plan(collective, size, group).time
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_measured_node_counts_are_met_and_left_out_ones_held_by_the_band(collective):
+    measured = find_between_nodes(PLATFORM)
+    curve = measured.curves[collective]
+    errors = []
+    for place, nodes in enumerate(curve.nodes[1:], start=1):
+        found = plan(collective, SIZE, nodes)
+        assert found.time_s == pytest.approx(curve.time_s[place], rel=1e-6)
+        assert found.low_s <= 1.01 * curve.low_s[place] or collective == "all_reduce"
+        assert found.high_s >= 0.99 * curve.high_s[place]
+        assert found.confidence == "interpolated"
+        if 1 < place < len(curve.nodes) - 1:
+            kept = [tuple(v for n, v in enumerate(values) if n != place) for values in
+                    (curve.nodes, curve.time_s, curve.low_s, curve.high_s)]  # fmt: skip
+            cut = replace(measured, curves={**measured.curves, collective: NodeCurve(*kept)})
+            left_out = plan(collective, SIZE, nodes, measured=cut)
+            errors.append(abs(left_out.time_s / curve.time_s[place] - 1))
+            assert left_out.low_s <= curve.time_s[place] <= left_out.high_s
+    assert sum(errors) / len(errors) < 0.2
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
+def test_times_grow_with_size_nodes_and_ranks_sharing_a_card(collective):
+    for nodes, per_node in ((2, 1), (4, 8), (64, 2)):
+        times = [plan(collective, size, nodes, per_node) for size in (1000, 10**6, SIZE, 10**9)]
+        assert all(a.time_s < b.time_s for a, b in pairwise(times))
+        assert all(one.low_s <= one.time_s <= one.high_s for one in times)
+        more = plan(collective, SIZE, min(2 * nodes, 64), per_node)
+        assert more.time_s >= times[2].time_s
+    assert plan(collective, SIZE, 8, 4).confidence == "extrapolated"
+
+
+def test_a_message_between_nodes_takes_a_step_more_than_the_links():
+    groups = NodeGroups(*load_cluster())
+    groups.holds((0, 8))
+    time = groups.plan("send", 10**8, (0, 8)).time
+    assert 10**8 / 50e9 + 20e-6 < time.time_s < 10**8 / 50e9 + 100e-6
+    assert "as was measured on p5-h100" in groups.plan("send", 10**8, (0, 8)).warning
+
+
+def test_clusters_that_nobody_measured_stay_with_their_links():
+    assert find_between_nodes("dgx-h100") is None and find_between_nodes("") is None
