@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
+from trioflow.cli.answer import DAY_S
+from trioflow.cli.arguments import add_model_arguments, add_run_arguments
 from trioflow.cli.text import format_table
 from trioflow.errors import InputError
 from trioflow.plan_row import BUCKETED
 from trioflow.units import BYTES_PER_MIB, format_bytes, format_time
 
 SHOWN_REASONS = 5
+BAR, WIDTH = 24, 76
+"""Characters of a progress bar, and of its line."""
 
 
 def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,12 +42,8 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--top", type=int, default=10, metavar="K", help="plans to simulate in full (default: 10)"
     )
-    parser.add_argument(
-        "--price-per-gpu-hour", type=float, metavar="P", help="to compare what a step costs"
-    )
-    parser.add_argument(
-        "--power-w", type=float, metavar="W", help="power of a device, to compare energy [W]"
-    )
+    add_model_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
     parser.add_argument("--override", metavar="CSV", help="as for simulate")
     parser.add_argument(
@@ -67,11 +69,39 @@ def find_plans(options: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of ``trioflow search``."""
     from trioflow.sweeps.search import search
 
-    return search(
+    watch = follow(sys.__stderr__)  # bare: a bar goes back to the start of its line
+    told = search(
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
-        cost_model=options.cost_model, override=options.override,
+        cost_model=options.cost_model, override=options.override, tokens=options.tokens,
+        watch=watch, sequence=options.sequence, precision=options.precision,
+        attention=options.attention,
     )  # fmt: skip
+    if watch:
+        watch(1, 1, "")
+    return told
+
+
+def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
+    """Return what draws a progress bar on a terminal; None where there is no terminal.
+
+    It is wiped off once all are done.
+    """
+    if stream is None or not stream.isatty():
+        return None
+    drawn = (-1, "")
+
+    def draw(done: int, total: int, doing: str) -> None:
+        nonlocal drawn
+        part = BAR * done // max(total, 1)
+        if (part, doing) == drawn:
+            return
+        drawn = (part, doing)
+        bar = f"{'#' * part}{'.' * (BAR - part)} {done} of {total} plans {doing}"
+        stream.write(f"\r{bar if done < total else '':<{WIDTH}}\r")
+        stream.flush()
+
+    return draw
 
 
 def run_search(options: argparse.Namespace) -> None:
@@ -98,7 +128,7 @@ def run_search(options: argparse.Namespace) -> None:
     low, high = told["outline_error"]
     print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
     _print_left_out(told)
-    for warning in told["warnings"]:
+    for warning in sum_up(told["warnings"]):
         print(f"warning: {warning}", file=sys.stderr)
     if not told["ranking"]:
         raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
@@ -118,6 +148,9 @@ def format_ranking(told: dict[str, Any]) -> str:
     extra = [name for name in ("cost_per_step", "energy_j") if name in told["compared_by"]]
     head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
     rows = []
+    tokens = any("tokens_per_s" in row for row in told["ranking"])
+    head += ["micro-batch", "tokens/s/GPU", "MFU"] if tokens else []
+    head += ["run [days]"] if any("run" in row for row in told["ranking"]) else []
     for place, row in enumerate(told["ranking"], 1):
         cells = [
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
@@ -125,8 +158,25 @@ def format_ranking(told: dict[str, Any]) -> str:
             f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
             format_bytes(row["peak_memory_bytes"]),
         ]  # fmt: skip
-        rows.append([*cells, *(f"{row[name]:.3g}" for name in extra)])
+        cells += [f"{row[name]:.3g}" for name in extra]
+        if tokens:
+            mfu = f"{row['mfu']:.1%}" if "mfu" in row else "-"
+            cells += [f"{row['micro_batch_samples']:g}", f"{row['tokens_per_s_per_gpu']:,.0f}", mfu]
+        if "run" in row:
+            cells.append(f"{row['run']['time_s'] / DAY_S:,.1f}")
+        rows.append(cells)
     return format_table(head, rows, left=2)
+
+
+def sum_up(warnings: Sequence[str]) -> list[str]:
+    """Return warnings with those that differ in their numbers alone as one, and how many they were."""
+    alike: dict[str, list[str]] = {}
+    for warning in warnings:
+        alike.setdefault(re.sub(r"\d+", "#", re.sub(r"^\w+ on ", "", warning)), []).append(warning)
+    return [
+        group[0] if len(group) == 1 else f"{group[0]} (and {len(group) - 1} more like it)"
+        for group in alike.values()
+    ]
 
 
 def describe_rest(row: dict[str, Any]) -> str:

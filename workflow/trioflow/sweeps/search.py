@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trioflow.engine.certainty import CONFIDENCES
 from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
-from trioflow.parallel.plan import describe_plan
+from trioflow.parallel.plan import BUCKET_BYTES, describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
+from trioflow.prediction.language_answer import describe_rates, describe_run
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
@@ -25,6 +26,8 @@ from trioflow.units import format_bytes
 FURTHER = 3
 """At most so many times the plans asked for are simulated while the outline leaves the order open."""
 HOUR_S = 3600.0
+Watch = Callable[[int, int, str], None]
+"""Follows a search: plans done, of how many, and what was done."""
 ALIKE_SHARE = 0.01
 """Bucket sizes of a plan whose outlined steps differ by no more are told as alike."""
 
@@ -89,7 +92,8 @@ class _Simulated:
 def search(
     traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
     price_per_gpu_hour: float | None = None, power_w: float | None = None,
-    cost_model: str | None = None, override: str | None = None,
+    cost_model: str | None = None, override: str | None = None, tokens: float | None = None,
+    watch: Watch | None = None, **step: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Rank the plans of a model: what ``trioflow search --json`` prints.
 
@@ -109,6 +113,13 @@ def search(
         Price [1/h] and power [W] of a device, to compare cost and energy too.
     cost_model, override : str, optional
         As for ``Options``.
+    tokens : float, optional
+        Of a whole run, to say what it takes under each plan.
+    watch : callable, optional
+        Told how many plans are done of how many, and what is done with them.
+    **step
+        What is asked of a language model given by its name or configuration: ``sequence``,
+        ``precision``, ``attention``.
 
     Raises
     ------
@@ -119,19 +130,24 @@ def search(
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"--{flag} {value} is not positive")
-    workshop = Workshop({"trace": load_traces(traces)})
+    workshop = Workshop({"trace": load_traces(traces, **step)})
     facts = workshop.load_traces("trace")[0].facts
     batch = int(facts["batch"]) * max(counts) if batch is None else batch
     all_found = [
         search_plans(
             workshop, "trace", platform, count, batch, top=top, cost_model=cost_model or "",
-            override=override or "",
+            override=override or "", watch=watch, space=choose_space(facts),
         )
         for count in counts
     ]  # fmt: skip
     ranking = [row for found in all_found for row in found.ranking]
     ranking.sort(key=lambda row: row["step_time_s"])
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
+    for row in ranking:
+        device = workshop.load_platform(platform, row["ranks"]).device
+        row.update(describe_rates(facts, batch, row["step_time_s"], row["ranks"], device))
+        if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
+            row["run"] = run
     mark_front(ranking, columns)
     refused: Counter[str] = Counter()
     for found in all_found:
@@ -164,7 +180,7 @@ def search(
 def search_plans(
     workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, *,
     top: int = 10, space: Space | None = None, plans: Sequence[Plan] | None = None,
-    cost_model: str = "", override: str = "",
+    cost_model: str = "", override: str = "", watch: Watch | None = None,
 ) -> Found:  # fmt: skip
     """Return the best plans for a model on a number of ranks.
 
@@ -184,6 +200,8 @@ def search_plans(
         To choose among, instead of the space.
     cost_model, override : str
         As for ``trioflow simulate``.
+    watch : callable, optional
+        As for ``search``.
 
     Raises
     ------
@@ -205,12 +223,12 @@ def search_plans(
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
     asked = (trace, platform, ranks, batch, top, space, plans, cost_model, override)
     with remembering(workshop.memory):
-        return _search(workshop, *asked)
+        return _search(workshop, *asked, watch or (lambda done, all_plans, doing: None))
 
 
 def _search(
     workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, top: int,
-    space: Space | None, plans: Sequence[Plan] | None, cost_model: str, override: str,
+    space: Space | None, plans: Sequence[Plan] | None, cost_model: str, override: str, watch: Watch,
 ) -> Found:  # fmt: skip
     traces = workshop.load_traces(trace)
     machine = workshop.load_platform(platform, ranks)
@@ -224,7 +242,8 @@ def _search(
         chosen = list(enumerate_plans(traces[0], ranks, batch, space or Space(), refusals))
     outline.prepare(chosen, batch)
     candidates: list[Candidate] = []
-    for plan in chosen:
+    for place, plan in enumerate(chosen):
+        watch(place, len(chosen), "outlined")
         try:
             step = outline_step(outline, plan, batch)
         except PlanError as error:
@@ -238,7 +257,12 @@ def _search(
     candidates.sort(key=lambda c: c.time_s)
     key = [trace, cost_model, override]
 
+    tried = 0
+
     def run(variants: Variants) -> _Simulated | None:
+        nonlocal tried
+        watch(tried, FURTHER * top, "tried in full, at most")
+        tried += 1
         candidate = variants.best
         _, graph = workshop.build_graph(times, key, candidate.plan, batch, machine)
         step = workshop.prepare(times, graph, machine)
@@ -259,6 +283,7 @@ def _search(
             "plan_text": describe_way(candidate.plan, batch), "step_time_s": time_s,
             "low_s": told.low_s, "high_s": told.high_s,
             "exposed_communication_s": told.exposed_communication_s,
+            "micro_batch_samples": batch / candidate.plan.data / candidate.plan.pieces,
             "peak_memory_bytes": peak, "outlined_s": candidate.time_s, "ranks": ranks,
             **_tell_buckets(variants),
             **{name: getattr(candidate.plan, name) for name in PLAN_COLUMNS},
@@ -269,6 +294,25 @@ def _search(
     found.refused = dict(refusals.counts.most_common())
     _rank(found, simulated)
     return found
+
+
+def choose_space(facts: Mapping[str, Any]) -> Space:
+    """Return what to vary for a trace: of a language model what the frameworks that train them have.
+
+    Notes
+    -----
+    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved pipelines, replicas whole, with
+    distributed optimizer or fully sharded, tensor parallelism with its activations shared, DDP's
+    own buckets; flash attention leaves selective recomputation nothing to do.
+    """
+    if not facts.get("language_model"):
+        return Space()
+    eager = facts["language_model"]["attention"] == "eager"
+    return Space(
+        schedules=("1f1b", "interleaved"), shardings=("none", "distributed", "fsdp"),
+        recomputations=("none", "selective", "full") if eager else ("none", "full"),
+        sequence_parallel=(True,), buckets_bytes=(BUCKET_BYTES,),
+    )  # fmt: skip
 
 
 def _drop(

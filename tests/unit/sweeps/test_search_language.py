@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from trioflow.cli.main import main
+from trioflow.cli.search import follow, sum_up
+from trioflow.sweeps.search import search
+from trioflow.sweeps.search_space import Space
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "num_key_value_heads": 2, "vocab_size": 1024,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_plans_of_a_language_model_are_ranked_in_tokens(folder, capsys):
+    words = [
+        "--ranks",
+        "4",
+        "--batch",
+        "8",
+        "--platform",
+        "dgx-h100",
+        "--top",
+        "2",
+        "--tokens",
+        "1e9",
+    ]
+    words += ["--sequence", "128", "--precision", "megatron-bf16", "--json"]
+    assert main(["search", str(folder), *words]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for row in told["ranking"]:
+        assert row["tokens_per_s"] == pytest.approx(8 * 128 / row["step_time_s"])
+        assert row["run"]["time_s"] == pytest.approx(1e9 / row["tokens_per_s"])
+        pieces = row["micro_batches"] if row["pipeline"] > 1 else row["accumulate"]
+        assert row["micro_batch_samples"] * pieces * row["data"] == 8
+        assert row["recompute"] in ("none", "full")
+        assert row["schedule"] in ("none", "1f1b", "interleaved")
+
+
+def test_a_search_tells_how_far_it_is(folder):
+    seen = []
+    search(
+        str(folder), 2, "dgx-h100", batch=2, top=1, sequence=64,
+        watch=lambda done, total, doing: seen.append((done, total, doing)),
+    )  # fmt: skip
+    outlined = [(done, total) for done, total, doing in seen if doing == "outlined"]
+    assert [done for done, _ in outlined] == list(range(outlined[0][1]))
+    assert any(doing.startswith("tried") for _, _, doing in seen)
+
+
+def test_a_bar_is_drawn_on_a_terminal_only():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert follow(io.StringIO()) is None
+    terminal = Terminal()
+    draw = follow(terminal)
+    for done in range(100):
+        draw(done, 100, "outlined")
+    assert terminal.getvalue().count("\r") <= 2 * 25
+    draw(1, 1, "")
+    assert terminal.getvalue().endswith(" \r")
+
+
+def test_warnings_that_differ_in_their_numbers_are_one():
+    told = sum_up(["all_gather on 64 ranks: slow", "all_reduce on 8 ranks: slow", "another"])
+    assert told == ["all_gather on 64 ranks: slow (and 1 more like it)", "another"]
+
+
+def test_other_models_are_searched_as_before():
+    from trioflow.sweeps.search import choose_space
+
+    assert choose_space({"workload": "resnet18"}) == Space()
