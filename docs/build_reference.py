@@ -96,9 +96,10 @@ def _python_lines() -> Iterator[str]:
     )
     for owner in (SimulationOptions, trioflow.Options):
         for names, kind, text in ENTRY.findall(f"{inspect.getdoc(owner)}\n"):
-            default = getattr(trioflow.Options(), names)
             meaning = " ".join(text.split()).replace("``", "`")
-            yield f"| `{names}` | {kind} | `{default!r}` | {meaning} |"
+            for name in names.split(", "):
+                default = getattr(trioflow.Options(), name)
+                yield f"| `{name}` | {kind} | `{default!r}` | {meaning} |"
     yield from (
         "",
         "## Attributes and methods of `Prediction`",

@@ -1,5 +1,6 @@
 """The parts of the README that are rewritten from the tables of a run."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -171,4 +172,21 @@ def test_the_projects_readme_has_both_blocks():
     text = (Path(__file__).parents[2] / "README.md").read_text()
     for block in (ERRORS, VALIDATION):
         assert [text.count(marker) for marker in markers(block)] == [1, 1]
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 160
+
+
+def test_prose_is_at_most_120_characters_wide():
+    """Rows of tables, commands, and blocks that a run writes aside."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", root / "workflow/DESIGN.md"]
+    pages += sorted((root / "docs").glob("*.md"))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        if re.search("[Gg]enerated by|^Written by", text, re.MULTILINE):
+            continue
+        text = re.sub(
+            r"<!-- (\w+):begin -->.*?<!-- \1:end -->|^```.*?^```", "", text, flags=re.S | re.M
+        )
+        wide = [line for line in text.splitlines() if len(line) > 120]
+        wide = [line for line in wide if line[:1] != "|" and " " in line.strip("`, ")]
+        assert not wide, (page.name, wide[:2])
