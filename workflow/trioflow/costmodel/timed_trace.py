@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
 from trioflow.costmodel.new_gpu import new_gpu_interval
 from trioflow.costmodel.overrides import Overrides, apply_overrides
 from trioflow.trace.store import Trace
-from trioflow.units import s_to_ns
+from trioflow.units import ns_to_s, s_to_ns
 
 PREDICTED = "predicted"
 """The fact ``step_time_source`` of a trace whose times a model gave."""
 FACT = "predicted_times"
 """The fact that holds the interval of such times."""
+NO_HOST = "; host time is not part of them"
+"""How the warning of such times ends where the platform does not say what a launch takes."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def time_trace(
         "warnings": [
             *trace.facts.get("warnings", []),
             f"no time was recorded: all are predicted by the cost model of {device_name}, "
-            f"{share:.0%} of them outside the sizes that it was fitted to; host time is not part of them",
+            f"{share:.0%} of them outside the sizes that it was fitted to{NO_HOST}",
         ],
     }  # fmt: skip
     return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
@@ -123,6 +126,23 @@ def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
     below_s = float((beyond["time_s"] - beyond["low_s"]).sum())
     above_s = float((beyond["high_s"] - beyond["time_s"]).sum())
     return max(1.0 - below_s / total_s, 1.0 / WIDEST_FACTOR), 1.0 + above_s / total_s
+
+
+def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats:
+    """Return the host time of some of a trace's operators [s].
+
+    The recorded one; where times were predicted, ``launch_s`` of each that runs
+    on the device: PyTorch's host time of a view is a small part of a kernel's.
+    """
+    if trace.facts.get("step_time_source") == PREDICTED and launch_s:
+        return np.where(operators["device_ns"].to_numpy() > 0, launch_s, 0.0)
+    return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
+
+
+def mention_launches(warnings: Sequence[str], launch_s: float) -> list[str]:
+    """Return warnings that say what a launch was taken to last, in place of saying that none was."""
+    said = f"; the host takes {launch_s * 1e6:.3g} us for each"
+    return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
 
 
 def times_interval(facts: Mapping[str, Any]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from trioflow.costmodel.step_residuals import (
     PIPELINE,
     least_half_width,
 )
-from trioflow.costmodel.timed_trace import times_interval
+from trioflow.costmodel.timed_trace import host_times, mention_launches, times_interval
 from trioflow.experiments import Plan
 from trioflow.parallel.given import Stages, choose_stages
 from trioflow.parallel.graph_metadata import GraphMetadata
@@ -131,7 +131,8 @@ def extrapolate(
     counts = [*replicas, batch] if replicas else sizes
     factors = [count / int(trace.facts["batch"]) for count in counts]
     split = split_updates(trace, plan, split_for_plan(trace, plan))
-    times, extrapolated = _predict_times(reference, split.operators, factors, model)
+    launch_s = float((host or {}).get("launch_s", 0.0))
+    times, extrapolated = _predict_times(reference, split.operators, factors, model, launch_s)
     builder = _set_up_builder(plan, trace, split, times, schedule, dict(host or {}), mode)
     builder.factors = factors
     if plan.sharding == "zero1":
@@ -171,7 +172,7 @@ def extrapolate(
             memory_curves=take_curves(memory),
             memory=memory,
             warnings=[
-                *trace.facts.get("warnings", []),
+                *mention_launches(trace.facts.get("warnings", []), launch_s),
                 *describe_anchor(anchor),
                 *_size_warnings(schedule, sizes),
                 *_repeat_warnings(repeated, batch, plan),
@@ -256,19 +257,29 @@ def _least_half_width(
 
 
 def _predict_times(
-    reference: Reference, operators: pd.DataFrame, factors: Sequence[float], model: OperatorModel
+    reference: Reference,
+    operators: pd.DataFrame,
+    factors: Sequence[float],
+    model: OperatorModel,
+    launch_s: float,
 ) -> tuple[list[OperatorTimes], bool]:
     """Return the operators' times for each micro-batch, and whether any is out of the model's range."""
-    found = {f: _predict_for(reference, operators, f, model) for f in dict.fromkeys(factors)}
+    found = {
+        f: _predict_for(reference, operators, f, model, launch_s) for f in dict.fromkeys(factors)
+    }
     return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
 
 
 @remembered
 def _predict_for(
-    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel
+    reference: Reference,
+    operators: pd.DataFrame,
+    factor: float,
+    model: OperatorModel,
+    launch_s: float,
 ) -> tuple[OperatorTimes, bool]:
     """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
-    host_s = np.array([ns_to_s(t) for t in reference.operators["cpu_ns"]])
+    host_s = host_times(reference.trace, reference.operators, launch_s)
     target = resize_batch(operators, factor)
     device_s, beyond = predict_operator_times(reference.operators, target, model)
     return OperatorTimes(device_s, host_s, reference.trace.facts.get("device") == "cuda"), beyond

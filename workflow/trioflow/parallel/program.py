@@ -35,8 +35,10 @@ from trioflow.parallel.zero_optimizer import OptimizerPartition
 HOST_COSTS = (
     "tensor_parallel_forward_s", "tensor_parallel_backward_s", "tensor_parallel_update_s",
     "pipeline_micro_batch_s", "data_parallel_step_s", "sharded_forward_s", "sharded_backward_s",
+    "launch_s",
 )  # fmt: skip
-"""Host times of a platform that a plan adds to a rank's own work."""
+"""Host times of a platform that a plan adds to a rank's own work; the last one for each operator
+whose host time no trace holds."""
 
 
 @dataclass

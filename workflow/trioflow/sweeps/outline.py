@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.timed_trace import host_times
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
@@ -52,7 +53,6 @@ from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
 from trioflow.sweeps.outline_units import Floats, UnitState, UnitUpkeep, UnitWork
 from trioflow.trace.store import Trace, pipeline_units
-from trioflow.units import ns_to_s
 
 Made = TypeVar("Made")
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
@@ -218,7 +218,7 @@ class Outline:
         trace = reference.trace
         factor = samples / int(trace.facts["batch"])
         device_s = self._device_s(plan, samples)
-        host_s = ns_to_s(1.0) * reference.operators["cpu_ns"].to_numpy(dtype=np.float64)
+        host_s = host_times(trace, reference.operators, self.platform.host.get("launch_s", 0.0))
         units = self._units_of(trace)
         operator, unit, share = self.keep(("spread", id(trace)), spread_updates, trace, units)
         place = unit * 3 + self._phases_of(trace)[operator]
@@ -375,9 +375,10 @@ class Outline:
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
         recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
         device_s, _ = predict_operator_times(recorded, target, self._asked_model)
-        host_s = ns_to_s(float(recorded["cpu_ns"].sum()))
+        host_s = host_times(trace, recorded, self.platform.host.get("launch_s", 0.0)).sum()
         total_s = float(device_s.sum())
-        return max(total_s, host_s) if trace.facts.get("device") == "cuda" else total_s + host_s
+        beside = trace.facts.get("device") == "cuda"
+        return float(max(total_s, host_s) if beside else total_s + host_s)
 
     def _time_partitioned_update(self, plan: Plan, samples: int) -> float:
         done = self._work_of_operators(plan, samples)
