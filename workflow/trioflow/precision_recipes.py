@@ -111,6 +111,13 @@ def recipe_of(facts: Mapping[str, Any]) -> PrecisionRecipe:
     return RECIPES.get(name, RECIPES["fp32"])
 
 
+def reduced_width(facts: Mapping[str, Any]) -> float:
+    """Return the bytes of a gradient as it is exchanged, over those of its weight in a trace."""
+    recipe = recipe_of(facts)
+    held = {int(entry.get("elem_bytes", 4)) for entry in facts.get("parameters") or []}
+    return recipe.reduce_bytes / held.pop() if recipe.casts_model and len(held) == 1 else 1.0
+
+
 def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
     """Return a recipe by its name.
 

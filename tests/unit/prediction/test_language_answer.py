@@ -103,3 +103,25 @@ def test_the_command_answers_in_the_units_of_the_field(folder, capsys):
         assert text in shown
     assert main(["show", str(folder), "--sequence", "128", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["language_model"]["hidden"] == 256
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(data=4),
+        make_plan(data=4, sharding="distributed"),
+        make_plan(data=4, sharding="fsdp"),
+    ],
+    ids=["ddp", "distributed", "fsdp"],
+)
+def test_gradients_are_exchanged_and_weights_gathered_in_the_formats_of_the_recipe(folder, plan):
+    moved = {}
+    for name in ("pure-bf16", "megatron-bf16"):
+        made = predict(folder, plan, "dgx-h100", sequence=64, precision=name, interval=False)
+        tasks = made.task_graph.tasks
+        mine = tasks[(tasks["kind"] == "collective") & (tasks["rank"] == 0)]
+        moved[name] = mine.groupby("name", observed=True)["message_bytes"].sum().to_dict()
+    for collective, size in moved["pure-bf16"].items():
+        doubled = 1 if collective == "all_gather" else 2
+        assert moved["megatron-bf16"][collective] == pytest.approx(doubled * size, rel=0.01)
+    assert moved["pure-bf16"]

@@ -21,6 +21,7 @@ from trioflow.cli.arguments import (
     add_run_arguments,
 )
 from trioflow.cli.choices import read_options
+from trioflow.cli.configuration import add_configuration_argument, apply_configuration
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table
@@ -57,6 +58,7 @@ def write_timeline(prediction: Prediction, path: str) -> None:
 
 def run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
+    apply_configuration(options)
     check_timeline(options.timeline)
     check_breakdown(options)
     prediction = predict_options(
@@ -269,7 +271,8 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "simulate", help="predict the training step of a plan on a platform"
     )
     parser.set_defaults(run=run_simulate)
-    add_plan_arguments(parser)
+    add_plan_arguments(parser, megatron=True)
+    add_configuration_argument(parser)
     add_collectives_argument(parser)
     add_run_arguments(parser)
     parser.add_argument(

@@ -16,10 +16,13 @@ from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
 from trioflow.trace.language.step import ATTENTIONS
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add traces, platform, batch, plan and cost model: all that a task graph is made from."""
+def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:
+    """Add traces, platform, batch, plan and cost model: all that a task graph is made from.
+
+    Where Megatron-LM's file may stand for a trace (``megatron``), none need be there.
+    """
     parser.add_argument(
-        "trace", metavar="TRACE", nargs="+",
+        "trace", metavar="TRACE", nargs="*" if megatron else "+",
         help="folder or pack of a trace, a shipped one's name, or a language model by its name (llama-3.1-8b) or its "
         "configuration's file; more of the same workload at other batches make other batches more certain",
     )  # fmt: skip

@@ -27,6 +27,7 @@ from trioflow.errors import PlanError
 from trioflow.parallel.parameters import Parameter, list_parameters
 from trioflow.parallel.pipeline import assign_units, find_tied, loss_operators
 from trioflow.parallel.remembered import remembered
+from trioflow.precision_recipes import reduced_width
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
 
@@ -48,6 +49,8 @@ class ShardedUnit:
     in_graph : bool
         Whether its input has a gradient. Otherwise autograd never comes back
         to it, and its gradients are reduced at the end of backward.
+    reduced_width : float
+        Bytes of a gradient as it is reduced, over those of its parameter.
     """
 
     name: str
@@ -57,6 +60,7 @@ class ShardedUnit:
     first_backward: int
     last_backward: int
     in_graph: bool
+    reduced_width: float = 1.0
 
     def gathered_bytes(self, shards: int) -> int:
         """Return the result of its all-gather [bytes]."""
@@ -64,7 +68,8 @@ class ShardedUnit:
 
     def reduced_bytes(self, shards: int) -> int:
         """Return the input of its reduce-scatter [bytes]."""
-        return sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
+        held = sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
+        return round(held * self.reduced_width)
 
 
 @remembered
@@ -111,7 +116,9 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
         for unit, index in zip(made, inner, strict=True)
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
-    return [*_in_order(made), _place_root(trace, rest)]
+    width = reduced_width(trace.facts)
+    units_made = [*_in_order(made), _place_root(trace, rest)]
+    return [replace(unit, reduced_width=width) for unit in units_made]
 
 
 @remembered

@@ -38,7 +38,7 @@ from trioflow.parallel.updates import (
     place_parameters,
     share_updates,
 )
-from trioflow.precision_recipes import recipe_of
+from trioflow.precision_recipes import recipe_of, reduced_width
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -189,11 +189,14 @@ class StageWorks:
     def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
         """Return a stage's gradients in the order in which they become ready, sized for one shard."""
         plan, rules = self.plan, self._rules()
+        width = reduced_width(self.trace.facts)
         shared = {tied.gradient["name"] for tied in self.tied}
         gradients = [
             {
                 **g,
-                "size_bytes": int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1),
+                "size_bytes": round(
+                    int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) * width
+                ),
             }
             for g in self.trace.facts.get("gradients", [])
             if int(g["ready_after_op_id"]) in in_stage and g["name"] not in shared
@@ -201,7 +204,8 @@ class StageWorks:
         for tied in self.tied:
             if stage in tied.stages:
                 ready = tied.ready_after.get(stage, max(in_stage))
-                copy = {"size_bytes": tied.size_bytes, "ready_after_op_id": ready}
+                size_bytes = round(tied.size_bytes * width)
+                copy = {"size_bytes": size_bytes, "ready_after_op_id": ready}
                 gradients.append({**tied.gradient, **copy})
         return sorted(gradients, key=lambda g: int(g["ready_after_op_id"])) if shared else gradients
 
@@ -237,7 +241,8 @@ class StageWorks:
 
     def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
         """Return the weights of each bucket as ranks gather them [bytes]."""
-        made = {str(g["name"]): int(g["size_bytes"]) for g in self.trace.facts["gradients"]}
+        width = reduced_width(self.trace.facts)
+        made = {str(g["name"]): g["size_bytes"] * width for g in self.trace.facts["gradients"]}
         held = {p.name: p.size_bytes for p in list_parameters(self.trace)}
         return [
             round(
