@@ -84,7 +84,7 @@ def test_measured_times_on_changed_links_are_told(capsys: pytest.CaptureFixture[
         (["--algorithm", "in-network", "--collectives", "h200x8-nvlink"], "give one of them"),
         (["--routing-seed", "3"], "the first route takes all; say --ties ecmp"),
         (["--fail-link", "rank0"], "'rank0' names no link; write --fail-link FROM,TO"),
-        (["--degrade-link", "rank0,switch,half"], "'half' is no share of a bandwidth"),
+        (["--degrade-link", "rank0,switch,half"], "'half' is not a share of a bandwidth"),
         (["--degrade-link", "rank0,switch,0"], "--fail-link takes a link away"),
         (["--fail-link", "gpu0,switch"], "no link leads from gpu0 to switch; nodes are"),
         (["--network", "token-ring"], "no network is called 'token-ring'"),

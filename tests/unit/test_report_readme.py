@@ -156,8 +156,8 @@ def test_the_speed_block_holds_the_headlines_with_aims_and_peers(tmp_path):
     [
         ("", "its columns are not"),
         ("what\tvalue\n", "its columns are not"),
-        ("\t".join(COLUMNS) + "\nx\tsoon\ts\t\t\t\t\t\t\n", "row 0, column value: 'soon' is no number"),
-        ("\t".join(COLUMNS) + "\nx\t\ts\t\t\t\t\t\t\n", "'' is no number"),
+        ("\t".join(COLUMNS) + "\nx\tsoon\ts\t\t\t\t\t\t\n", "row 0, column value: 'soon' is not a number"),
+        ("\t".join(COLUMNS) + "\nx\t\ts\t\t\t\t\t\t\n", "'' is not a number"),
     ],
 )  # fmt: skip
 def test_a_table_of_speeds_of_another_kind_is_refused(text, told, tmp_path):

@@ -115,7 +115,7 @@ def _degrade(link: Link, text: str, factor: str) -> Link:
         left = math.nan
     if not 0 < left <= 1:
         raise InputError(
-            f"--degrade-link {text}: {factor!r} is no share of a bandwidth",
+            f"--degrade-link {text}: {factor!r} is not a share of a bandwidth",
             fix="write a number above 0 and up to 1; --fail-link takes a link away",
         )
     return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)

@@ -103,7 +103,7 @@ def read_conformance(path: str | Path = SHIPPED) -> pd.DataFrame:
         if not fits.all():
             row = int((~fits).to_numpy().argmax())
             raise TableError(
-                f"{frame[column].iloc[row]!r} is no such value", file=path,
+                f"{frame[column].iloc[row]!r} is not a value of that column", file=path,
                 place=f"row {row}, column {column}",
             )  # fmt: skip
     return frame.assign(count=frame["count"].astype("int64"))

@@ -363,6 +363,18 @@ def _group_warnings(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{text} ({join_words(found)})" for text, found in where.items()]
 
 
+GLOSSARY = {
+    "anchor": "steps of the measuring session on one rank, which set the clock of its predictions: the ratio of the measured "
+    "to the traced step, and nothing of a step on several ranks",
+    "oracle": "a prediction that is given part of the answer, such as measured compute in place of predicted compute: what "
+    "is left is the error of the other parts",
+    "coverage": "of intervals: the share of measured values that lie inside theirs, 80 % where they are right; of a trace: "
+    "the share of kernel time on a GPU, or of the step on a CPU, that lies in operators with a name",
+}  # fmt: skip
+"""Words of the reports that no table's column explains."""
+
+
 def render_glossary() -> str:
-    """Return the meaning of every metric."""
-    return "<h3>Accuracy</h3>" + render_definitions(METRICS.items())
+    """Return the meaning of the words and of every metric."""
+    words = render_definitions(GLOSSARY.items())
+    return words + "<h3>Accuracy</h3>" + render_definitions(METRICS.items())

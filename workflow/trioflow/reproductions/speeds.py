@@ -64,7 +64,7 @@ def read_speeds(path: str | Path) -> pd.DataFrame:
         if wrong.any():
             row = int(wrong.to_numpy().argmax())
             raise TableError(
-                f"{frame[name].iloc[row]!r} is no number", file=path,
+                f"{frame[name].iloc[row]!r} is not a number", file=path,
                 place=f"row {row}, column {name}", fix=fix,
             )  # fmt: skip
         frame[name] = numbers

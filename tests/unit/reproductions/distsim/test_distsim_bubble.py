@@ -69,5 +69,5 @@ def test_what_the_second_micro_batch_adds_is_told() -> None:
 def test_a_curve_without_times_or_norm_is_refused(change, words) -> None:
     with pytest.raises(InputError, match=words):
         compare_throughput(change(simulate_steps([1, 2, 4])))
-    with pytest.raises(InputError, match="no pipeline"):
+    with pytest.raises(InputError, match="not a pipeline"):
         bubble_throughput(0, 4)

@@ -12,8 +12,8 @@ from trioflow.reproductions.figures.averages import (
     PIPELINE,
     SINGLE,
     TENSOR,
+    describe_averages,
     find_averages,
-    tell_averages,
 )
 
 from reproductions.figures.figure_cases import make_evidence
@@ -41,5 +41,5 @@ def test_the_nearest_averages_are_found(told: dict[str, Any], expected: list[flo
 
 def test_words_carry_the_numbers() -> None:
     row = make_evidence(figure="fig08", family=DDP, device="NVIDIA A40")
-    assert tell_averages(row) == "DDP, 2 A40: 2.91 %"
+    assert describe_averages(row) == "DDP, 2 A40: 2.91 %"
     assert all(0 < one.error < 0.2 for one in PAPER_AVERAGES), "shares, not per cents"

@@ -96,7 +96,7 @@ def test_a_measured_time_comes_from_a_sidecar(tmp_path):
     found = read_measured(row, tmp_path)
     assert (found.time_s, found.source, found.spread) == (0.0125, "a/b.json", None)
     file.write_text(json.dumps({"e2e_latency": 0}))
-    with pytest.raises(InputError, match="0 is no time"):
+    with pytest.raises(InputError, match="0 is not a time"):
         read_measured(row, tmp_path)
     file.unlink()
     with pytest.raises(InputError, match="cannot be read"):

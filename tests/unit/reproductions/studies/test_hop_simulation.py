@@ -121,8 +121,8 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], told: str) 
     [
         ({(0, 1): 1.0}, np.zeros(3), r"the shape \(3,\)"),
         ({(0, 1): 1.0}, np.zeros((2, 0)), r"the shape \(2, 0\)"),
-        ({(0, 1): -1.0}, np.ones((2, 2)), "-1.0 is no time"),
-        ({(0, 1): 1.0}, np.full((2, 2), np.inf), "inf is no time"),
+        ({(0, 1): -1.0}, np.ones((2, 2)), "-1.0 is not a time"),
+        ({(0, 1): 1.0}, np.full((2, 2), np.inf), "inf is not a time"),
         ({(0, 0): 1.0}, np.ones((2, 2)), r"the edge \(0, 0\) does not join two of 2 workers"),
         ({(0, 2): 1.0}, np.ones((2, 2)), r"the edge \(0, 2\)"),
     ],

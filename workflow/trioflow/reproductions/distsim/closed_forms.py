@@ -165,7 +165,7 @@ def bubble_throughput(micro_batches: int, stages: int) -> float:
         When a number is below 1.
     """
     if min(micro_batches, stages) < 1:
-        raise InputError(f"{micro_batches} micro-batches on {stages} stages is no pipeline")
+        raise InputError(f"{micro_batches} micro-batches on {stages} stages is not a pipeline")
     return micro_batches * stages / (micro_batches + stages - 1)
 
 

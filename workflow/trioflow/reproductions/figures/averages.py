@@ -153,6 +153,6 @@ def find_averages(row: Mapping[str, Any]) -> list[PaperAverage]:
     return found
 
 
-def tell_averages(row: Mapping[str, Any]) -> str:
+def describe_averages(row: Mapping[str, Any]) -> str:
     """Return them in words."""
     return "; ".join(f"{one.cases}: {100 * one.error:.2f} %" for one in find_averages(row))

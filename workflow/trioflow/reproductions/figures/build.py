@@ -13,7 +13,7 @@ from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.provenance import stamp
 from trioflow.reproductions.figures import catalogue
-from trioflow.reproductions.figures.averages import tell_averages
+from trioflow.reproductions.figures.averages import describe_averages
 from trioflow.reproductions.figures.catalogue import Figure
 from trioflow.reproductions.figures.column_style import save_column_figure
 from trioflow.reproductions.figures.evidence_figure import draw_evidence
@@ -118,7 +118,7 @@ def _build_evidence(
     measured = {row["evidence"] for row in rows} - {ONLY_SIMULATED}
     drawn = measured or {ONLY_SIMULATED}
     told = [
-        {**row, "paper": tell_averages(row) if row["evidence"] in drawn else ""} for row in told
+        {**row, "paper": describe_averages(row) if row["evidence"] in drawn else ""} for row in told
     ]
     return pd.DataFrame(told, columns=EVIDENCE.names)
 
@@ -152,7 +152,7 @@ def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for key, row in zip(keys, rows, strict=True):
         plans.setdefault(key, set()).add(row["plan"])
     found = [
-        {**row, "label": row["workload"], "series": _tell_plan(row)}
+        {**row, "label": row["workload"], "series": _describe_plan(row)}
         for key, row in zip(keys, rows, strict=True)
         if len(plans[key]) > 1
     ]
@@ -161,7 +161,7 @@ def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _tell_plan(row: Mapping[str, Any]) -> str:
+def _describe_plan(row: Mapping[str, Any]) -> str:
     """Return a public case's kind of plan, as ``families.name_plan`` tells a live one's."""
     chunks = row["micro_batches"]
     return (

@@ -133,7 +133,7 @@ def _make_panel(figure: Figure, kind: str, name: str, rows: Rows, measured: bool
         parts = ", ".join(f"{what} {100 * mean:.1f} %" for what, mean in means.items())
         title += f"\nmean |error|: {parts}"
     else:
-        title += f"\nmean |error| {mean_absolute(points):.1f} %{_tell_coverage(rows)}"
+        title += f"\nmean |error| {mean_absolute(points):.1f} %{_describe_coverage(rows)}"
     return Panel(title, "error of the prediction [%]", points, True)
 
 
@@ -169,7 +169,7 @@ def find_mean_errors(rows: Rows) -> dict[str, float]:
     return {what: sum(each) / len(each) for what, each in errors.items()}
 
 
-def _tell_coverage(rows: Rows) -> str:
+def _describe_coverage(rows: Rows) -> str:
     """Return how many measured values lie in their intervals."""
     known = [row for row in rows if row["low_s"] is not None and row["high_s"] is not None]
     if not known:

@@ -106,7 +106,7 @@ def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
         spread_logarithmic(axes, points)
         style.show_seconds(axes.xaxis)
         axes.set_title(
-            f"{MEASURED_HERE.upper()} (the simulator)\nmedian and range of {repeats} runs; {_tell_events(rows)}"
+            f"{MEASURED_HERE.upper()} (the simulator)\nmedian and range of {repeats} runs; {_describe_events(rows)}"
         )
         axes.set_xlabel("time to simulate one step", labelpad=1.5)
         handles = [one for one in list_handles(looks, [points]) if "%" not in str(one.get_label())]
@@ -115,7 +115,7 @@ def draw_speeds(figure: Figure, rows: pd.DataFrame) -> Drawing:
     return drawing
 
 
-def _tell_events(rows: pd.DataFrame) -> str:
+def _describe_events(rows: pd.DataFrame) -> str:
     rate = float(rows["events"].sum() / rows["wall_s"].sum())
     return f"{rate / 1e6:.1f} million events/s" if rate >= 1e5 else f"{rate:.0f} events/s"
 

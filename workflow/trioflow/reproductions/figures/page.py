@@ -118,7 +118,7 @@ def describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
     """
     if figure.form in (catalogue.WAFER, catalogue.HOP):
         told = {
-            ONLY_SIMULATED: f"everything: {len(rows)} runs of the study, {_tell_study(figure, rows)}"
+            ONLY_SIMULATED: f"everything: {len(rows)} runs of the study, {_describe_study(figure, rows)}"
         }
     elif figure.form == catalogue.SPEED:
         told = {
@@ -129,10 +129,10 @@ def describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
     else:
         told = _describe_evidence(figure, rows)
     basis = [(kind, told.get(kind, "nothing")) for kind in EVIDENCE_KINDS]
-    return [*basis, ("paper, other cases", _tell_paper(figure, rows))]
+    return [*basis, ("paper, other cases", _describe_paper(figure, rows))]
 
 
-def _tell_study(figure: Figure, rows: pd.DataFrame) -> str:
+def _describe_study(figure: Figure, rows: pd.DataFrame) -> str:
     if figure.form == catalogue.WAFER:
         return f"{rows['workload'].nunique()} workloads on mesh and circuits"
     return f"{rows['seed'].nunique()} draws of slow-downs on {rows['graph'].nunique()} graphs"
@@ -171,7 +171,7 @@ def _describe_evidence(figure: Figure, rows: pd.DataFrame) -> dict[str, str]:
     return told
 
 
-def _tell_paper(figure: Figure, rows: pd.DataFrame) -> str:
+def _describe_paper(figure: Figure, rows: pd.DataFrame) -> str:
     if figure.form == catalogue.WAFER:
         return f"{100 * PAPER_SHARE:.2f} % of the step on the electrical mesh is communication, for VGG-19 (TrioSim, ISCA 2025)"
     if "paper" not in rows:

@@ -142,7 +142,7 @@ def predict_by_triosim(
         When the bandwidth is not positive.
     """
     if not bandwidth_bytes_per_s > 0:
-        raise InputError(f"{bandwidth_bytes_per_s} bytes/s is no bandwidth")
+        raise InputError(f"{bandwidth_bytes_per_s} bytes/s is not a bandwidth")
     degrees = [d for d in (plan.data, plan.tensor, plan.pipeline) if d > 1]
     if len(degrees) > 1 or plan.sharding != "none" or plan.pieces > 1 or plan.stages_per_rank > 1:
         return None

@@ -320,7 +320,7 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
         ) from None  # fmt: skip
     value = content.get("e2e_latency") if isinstance(content, dict) else None
     if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise InputError(f"{value!r} is no time", file=file, place="e2e_latency")
+        raise InputError(f"{value!r} is not a time", file=file, place="e2e_latency")
     return Measured(ms_to_s(float(value)), row.measured)
 
 

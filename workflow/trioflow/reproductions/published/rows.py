@@ -81,7 +81,7 @@ def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
         least = 0 if column in _MAY_BE_ZERO else 1
         if not (text.isascii() and text.isdigit() and int(text) >= least):
             raise TableError(
-                f"{text!r} is no whole number of {least} or more", file=file,
+                f"{text!r} is not a whole number of {least} or more", file=file,
                 place=f"{place}, column {column}",
             )  # fmt: skip
         numbers[column] = int(text)

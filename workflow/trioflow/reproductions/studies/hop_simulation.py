@@ -150,7 +150,7 @@ def _check(
     times = [*sending_s.values(), *compute_s.ravel().tolist(), latency_s]
     for time_s in times:
         if not 0 <= time_s < math.inf:
-            raise SimulationError(f"Hop: {time_s!r} is no time")
+            raise SimulationError(f"Hop: {time_s!r} is not a time")
     for edge in sending_s:
         if edge[0] == edge[1] or not all(0 <= worker < workers for worker in edge):
             raise SimulationError(f"Hop: the edge {edge} does not join two of {workers} workers")

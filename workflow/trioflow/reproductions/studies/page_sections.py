@@ -93,10 +93,10 @@ def _render_paper_cases(rows: pd.DataFrame) -> str:
             cells.append(Cell(_range(shares), min(shares)))
         lines.append([*cells, Cell("nearly half", "")])
     caption = "Communication that circuits take away (1 to 8 ports a circuit: least to most)"
-    return render_table(columns, lines, caption) + render_paragraph(_say_closest(rows))
+    return render_table(columns, lines, caption) + render_paragraph(_describe_closest(rows))
 
 
-def _say_closest(rows: pd.DataFrame) -> str:
+def _describe_closest(rows: pd.DataFrame) -> str:
     """Say which circuits take away closest to half of the mesh's communication."""
     found = [
         (abs(share - 0.5), share, ports, variant, mesh)

@@ -110,7 +110,7 @@ def parse_case(case: str) -> tuple[str, int, int, int]:
     """
     found = _CASE.fullmatch(case)
     if not found:
-        raise InputError(f"{case!r} is no case of a collective")
+        raise InputError(f"{case!r} is not a case of a collective")
     nodes, ranks = found["nodes"] or "1", found["ranks"]
     return found["collective"], int(ranks), int(nodes), int(found["bytes"])
 

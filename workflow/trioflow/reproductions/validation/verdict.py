@@ -52,7 +52,7 @@ def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         Column("width", "of the interval", SCORES["mean_relative_width"]),
     ]  # fmt: skip
     rows = [_aim_cells(entry) for entry in reach_aims(summary)]
-    told = [text for name, place in ASKED.items() if (text := _tell_case(cases, name, place))]
+    told = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
     return render_table(columns, rows, "Aims and what was reached") + render_list(told)
 
 
@@ -83,7 +83,7 @@ def _aim_cells(entry: Mapping[str, Any]) -> list[Cell]:
     ]  # fmt: skip
 
 
-def _tell_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
+def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
     """Return one sentence on a case that was asked for; nothing where it was not judged."""
     name, quantity, group, case = place
     rows = cases[
@@ -112,7 +112,7 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         error = write_percent(entry["ours"]["mean_absolute_error"])
         title = f"{entry['aim'].title}: {error}, aim {write_aim(entry)}"
         split = split_error(rows)
-        told = render_paragraph(_tell_split(split, entry["ours"]))
+        told = render_paragraph(_describe_split(split, entry["ours"]))
         parts += [f"<h3>{escape_text(title)}</h3>", told, _render_split(split)]
         worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
         for row in worst.head(WORST).to_dict("records"):
@@ -123,7 +123,7 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     return "".join(parts) + (_render_bandwidths(bandwidths) if len(bandwidths) else "")
 
 
-def _tell_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
+def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
     """Say which part weighs most, and what the oracle makes of it."""
     error, first = 100 * ours["mean_absolute_error"], split.iloc[0]
     text = (

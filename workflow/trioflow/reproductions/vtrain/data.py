@@ -82,7 +82,7 @@ def _check_rows(frame: pd.DataFrame, path: Path) -> None:
     whole = frame["data"] * frame["micro_batch"] * frame["micro_batches"]
     wrong = {
         "the degrees' product is not the number of GPUs": degrees != frame["gpus"],
-        "the batch is no whole number of micro-batches": whole != frame["batch"],
+        "the batch is not a whole number of micro-batches": whole != frame["batch"],
         "the layers do not fill the stages evenly": frame["layers"] % frame["pipeline"] != 0,
         "the time is not positive": ~(frame["measured_s"] > 0),
     }

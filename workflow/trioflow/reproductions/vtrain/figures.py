@@ -45,7 +45,7 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     wrong = found.isna().any(axis=1)
     if wrong.any():
         row = cases[wrong].iloc[0]
-        raise InputError(f"{row['workload']} under {row['plan']} is no case of vTrain's sets")
+        raise InputError(f"{row['workload']} under {row['plan']} is not a case of vTrain's sets")
     frame = pd.concat([cases, found.astype(np.int64)], axis=1)
     frame["micro_batch"] = frame["batch"] // (frame["data"] * frame["micro_batches"])
     frame["error"] = frame["predicted_s"] / frame["measured_s"] - 1.0
