@@ -7,7 +7,7 @@ import pytest
 from trioflow.cli.main import main
 from trioflow.cli.search import follow, sum_up
 from trioflow.sweeps.search import search
-from trioflow.sweeps.search_space import Space
+from trioflow.sweeps.search_space import Space, choose_space
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
@@ -80,6 +80,4 @@ def test_warnings_that_differ_in_their_numbers_are_one():
 
 
 def test_other_models_are_searched_as_before():
-    from trioflow.sweeps.search import choose_space
-
     assert choose_space({"workload": "resnet18"}) == Space()

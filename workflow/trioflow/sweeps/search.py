@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trioflow.engine.certainty import CONFIDENCES
 from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
-from trioflow.parallel.plan import BUCKET_BYTES, describe_plan
+from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
-from trioflow.prediction.language_answer import describe_rates, describe_run
+from trioflow.prediction.language_answer import HOUR_S, describe_rates, describe_run
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
 from trioflow.sweeps.ranking import ASSUMPTION, Prediction, find_front, probability_faster
-from trioflow.sweeps.search_space import Refusals, Space, enumerate_plans
+from trioflow.sweeps.search_space import Refusals, Space, choose_space, enumerate_plans
 from trioflow.sweeps.workshop import Workshop
 from trioflow.units import format_bytes
 
 FURTHER = 3
 """At most so many times the plans asked for are simulated while the outline leaves the order open."""
-HOUR_S = 3600.0
 Watch = Callable[[int, int, str], None]
 """Follows a search: plans done, of how many, and what was done."""
 ALIKE_SHARE = 0.01
@@ -140,8 +139,8 @@ def search(
         )
         for count in counts
     ]  # fmt: skip
-    ranking = [row for found in all_found for row in found.ranking]
-    ranking.sort(key=lambda row: row["step_time_s"])
+    rows = [row for found in all_found for row in found.ranking]
+    ranking = sorted(rows, key=lambda row: float(row["step_time_s"]))
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
         device = workshop.load_platform(platform, row["ranks"]).device
@@ -294,25 +293,6 @@ def _search(
     found.refused = dict(refusals.counts.most_common())
     _rank(found, simulated)
     return found
-
-
-def choose_space(facts: Mapping[str, Any]) -> Space:
-    """Return what to vary for a trace: of a language model what the frameworks that train them have.
-
-    Notes
-    -----
-    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved pipelines, replicas whole, with
-    distributed optimizer or fully sharded, tensor parallelism with its activations shared, DDP's
-    own buckets; flash attention leaves selective recomputation nothing to do.
-    """
-    if not facts.get("language_model"):
-        return Space()
-    eager = facts["language_model"]["attention"] == "eager"
-    return Space(
-        schedules=("1f1b", "interleaved"), shardings=("none", "distributed", "fsdp"),
-        recomputations=("none", "selective", "full") if eager else ("none", "full"),
-        sequence_parallel=(True,), buckets_bytes=(BUCKET_BYTES,),
-    )  # fmt: skip
 
 
 def _drop(

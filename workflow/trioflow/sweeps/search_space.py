@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -44,6 +44,25 @@ class Space:
     sequence_parallel: tuple[bool, ...] = (False, True)
     buckets_bytes: tuple[int, ...] = SEARCHED_BUCKETS_BYTES
     most_pieces: int = 64
+
+
+def choose_space(facts: Mapping[str, Any]) -> Space:
+    """Return what to vary for a trace: of a language model what the frameworks that train them have.
+
+    Notes
+    -----
+    Megatron-LM, nanotron and torchtitan: 1F1B or interleaved pipelines, replicas whole, with
+    distributed optimizer or fully sharded, tensor parallelism with its activations shared, DDP's
+    own buckets; flash attention leaves selective recomputation nothing to do.
+    """
+    if not facts.get("language_model"):
+        return Space()
+    eager = facts["language_model"]["attention"] == "eager"
+    return Space(
+        schedules=("1f1b", "interleaved"), shardings=("none", "distributed", "fsdp"),
+        recomputations=("none", "selective", "full") if eager else ("none", "full"),
+        sequence_parallel=(True,), buckets_bytes=(BUCKET_BYTES,),
+    )  # fmt: skip
 
 
 @dataclass
