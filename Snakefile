@@ -1,6 +1,6 @@
 # trioflow: from an operator trace of one rank, predict the training step of many.
 # snakemake            the report and case studies (docs/studies.md); traces: that stage (localrules below) and what it needs
-# snakemake validation, published, published_traces, data   public data: network or mirror (docs/data.md)
+# snakemake validation, published, published_traces, clusters, data   public data: network or mirror (docs/data.md)
 
 from snakemake.utils import min_version
 from trioflow.provenance import read_json
@@ -40,6 +40,7 @@ include: "rules/reproductions/distsim.smk"
 include: "rules/sweep.smk"
 include: "rules/reproductions/validate.smk"
 include: "rules/reproductions/published.smk"
+include: "rules/reproductions/clusters.smk"
 include: "rules/reproductions/figures.smk"
 
 

@@ -46,6 +46,7 @@ PUBLISHED_ROWS = load_published_rows(config["tables"]["published"])
 PUBLISHED_SETS = list(dict.fromkeys(row.set for row in PUBLISHED_ROWS.values()))
 VTRAIN_SETS = list(VTRAIN)
 PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
+CLUSTER_RUNS = "nanotron/runs-h100"
 VTRAIN_DATASETS = ["vtrain/iteration-times-a100", "vtrain/all-reduce-a100"]
 
 
@@ -230,6 +231,12 @@ def published_product_files(wildcards):
 def vtrain_files(wildcards):
     """The file of iteration times and the all-reduces beside it."""
     files = find_catalogue().select_files(VTRAIN_DATASETS)
+    return [f"<results>/data/{file.key}" for file in files]
+
+
+def cluster_files(wildcards):
+    """The file of nanotron's runs."""
+    files = find_catalogue().select_files([CLUSTER_RUNS])
     return [f"<results>/data/{file.key}" for file in files]
 
 

@@ -161,14 +161,14 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     assert not loaded & other, "other subcommands"
 
 
-def test_only_capture_and_measure_scripts_need_torch() -> None:
+def test_only_scripts_that_run_models_need_torch() -> None:
     scripts = sorted((PACKAGE.parents[1] / "scripts").glob("*.py"))
     assert scripts
     with_torch = {path for path in SOURCES if "torch" in imports_at_import_time(path)}
     for script in scripts:
         files = [PACKAGE / f"{module}.py" for module in required_modules(script)]
         needs = any(file in with_torch for file in files)
-        assert needs <= (script.stem in ("capture", "measure")), script.name
+        assert needs <= (script.stem in ("capture", "measure", "judge_clusters")), script.name
 
 
 def test_required_modules_follow_imports_through_packages_and_functions(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.memory import FRAGMENTATION
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.updates import list_updates
 from trioflow.precision_recipes import RECIPES
@@ -142,3 +143,24 @@ def test_too_few_micro_batches_for_pytorch_are_run_and_said(transformer_trace):
     assert any("1 micro-batches on 2 stages" in w for w in graph.metadata.warnings)
     enough = build(transformer_trace, 1, 1, 2, "none", micro_batches=2)
     assert not any("stages under 1f1b" in w for w in enough.metadata.warnings)
+
+
+def test_a_gpu_s_allocator_holds_more_than_it_hands_out(gpu_trace, transformer_trace):
+    """By a share, and without a pipeline by the inputs of a micro-batch's reduce-scatters."""
+    assert "reserved_bytes" not in build(transformer_trace, 2, 1, 1, "none").metadata.memory[0]
+    beyond = {}
+    for degrees in ((1, 1), (2, 1), (2, 2)):
+        tensor, pipeline = degrees
+        schedule = "1f1b" if pipeline > 1 else ""
+        pieces = {"micro_batches": 2} if pipeline > 1 else {"accumulate": 2}
+        plan = make_plan(1, tensor, pipeline, schedule, sequence_parallel=tensor > 1, **pieces)
+        graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH)
+        held = graph.metadata.memory[0]
+        beyond[degrees] = held["reserved_bytes"] - round(held["peak_bytes"] * (1 + FRAGMENTATION))
+        scattered = [
+            r["message_bytes"] for r in records(graph.tasks)
+            if (r["rank"], r["name"], r["phase"]) == (0, "reduce_scatter", "forward")
+        ]  # fmt: skip
+        if degrees == (2, 1):
+            assert beyond[degrees] == sum(scattered) // 2 // 2 > 0
+    assert beyond[1, 1] == beyond[2, 2] == 0

@@ -183,6 +183,10 @@ def describe_filling(memory: Sequence[dict[str, Any]]) -> str:
         for category, size in fullest["categories"].items()
         if size >= fullest["peak_bytes"] / 100
     ]
+    if "reserved_bytes" in fullest:
+        parts.append(
+            f"{format_bytes(fullest['reserved_bytes'])} with what the allocator keeps free"
+        )
     rank = f"rank {fullest['ranks'][0]}, " if len(memory) > 1 else ""
     return f"{', '.join(parts)} ({rank}{fullest['when']})"
 

@@ -268,6 +268,24 @@ CHECKS = pa.schema([
 ])  # fmt: skip
 
 
+CLUSTER_MEMORY = pa.schema([
+    column("set", TEXT, "ran, ran and fitted on (1.34 B parameters on 1 and 2 nodes), or failed"),
+    column("parameters", FLOAT, "parameters of the model, in 1e9"),
+    column("nodes", INT, "nodes of 8 GPUs"),
+    column("data", INT, "data-parallel degree"),
+    column("tensor", INT, "tensor-parallel degree"),
+    column("pipeline", INT, "pipeline degree"),
+    column("zero", INT, "ZeRO's stage, 0 or 1"),
+    column("micro_batch", INT, "samples of a micro-batch"),
+    column("accumulate", INT, "micro-batches of a replica"),
+    column("measured_bytes", FLOAT, "memory of rank 0 as the file tells it; null for most that failed", "bytes", null=True),
+    column("allocated_bytes", INT, "predicted peak of what rank 0's allocator hands out", "bytes"),
+    column("reserved_bytes", INT, "predicted peak of what rank 0's allocator holds", "bytes"),
+    column("fullest_bytes", INT, "predicted peak handed out on the fullest rank", "bytes"),
+    column("fullest_reserved_bytes", INT, "predicted peak held on the fullest rank", "bytes"),
+    column("reason", TEXT, "what trioflow knows of why it failed: too few micro-batches, out of memory, other; empty for runs"),
+])  # fmt: skip
+
 ANALYTICAL = pa.schema([
     column("experiment", TEXT, "experiment that is predicted"),
     column("plan", TEXT, "its plan"),

@@ -1,0 +1,54 @@
+# Purpose: predict the memory of nanotron's runs on 8 to 512 H100; an hour, so no part of another target.
+# Inputs:  public data (results/data/); torch, for the models' traces
+# Outputs: results/clusters/memory.parquet; results/report/clusters.html
+
+
+rule clusters:
+    input:
+        "<results>/report/clusters.html",
+    localrule: True
+
+
+rule judge_clusters:
+    input:
+        cluster_files,
+    output:
+        table="<results>/clusters/memory.parquet",
+    log:
+        "<logs>/judge_clusters.log",
+    benchmark:
+        "<benchmarks>/judge_clusters.tsv"
+    conda:
+        "../../envs/capture.yaml"
+    resources:
+        mem_mb=6000,
+        runtime=180,
+    params:
+        library=library_digest("judge_clusters"),
+        data=f"{config['results']}/data",
+    message:
+        "predict the memory of nanotron's runs"
+    script:
+        "../../scripts/judge_clusters.py"
+
+
+rule describe_clusters:
+    input:
+        table="<results>/clusters/memory.parquet",
+    output:
+        page="<results>/report/clusters.html",
+    log:
+        "<logs>/describe_clusters.log",
+    benchmark:
+        "<benchmarks>/describe_clusters.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        library=library_digest("describe_clusters"),
+    message:
+        "show nanotron's memory beside predictions of it"
+    script:
+        "../../scripts/describe_clusters.py"

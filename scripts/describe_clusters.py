@@ -1,0 +1,7 @@
+"""Write the page of nanotron's runs."""
+
+from trioflow.job_log import log_job
+from trioflow.reproductions.clusters.page import build_clusters_page
+
+with log_job(snakemake.log[0]):
+    build_clusters_page(snakemake.input.table, snakemake.output.page)

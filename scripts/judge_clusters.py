@@ -1,0 +1,13 @@
+"""Predict the memory of nanotron's runs."""
+
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.reproductions.clusters.memory import judge_memory
+from trioflow.reproductions.clusters.nanotron import read_runs
+from trioflow.reproductions.tables import CLUSTER_MEMORY
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    cases = judge_memory(read_runs(snakemake.params.data))
+    facts = stamp(snakemake.input)
+    write_table(cases, "cluster_memory", snakemake.output.table, facts, CLUSTER_MEMORY)

@@ -1,0 +1,1 @@
+"""Real training runs of language models on clusters, beside what trioflow predicts of them."""

@@ -1,0 +1,96 @@
+"""The memory of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from trioflow.parallel.remembered import Memory, remembering
+from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.prediction.options import Options
+from trioflow.reproductions.clusters.nanotron import Run, cut_stages, plan_run, trace_run
+from trioflow.reproductions.clusters.scores import (
+    FAILED,
+    FITTED,
+    OTHER,
+    RAN,
+    ROOM_BYTES,
+    TOO_FEW,
+    TOO_MUCH,
+)
+
+DEVICE = "NVIDIA H100 80GB HBM3"
+FITTED_PARAMETERS, FITTED_NODES = 1.34, 2
+
+
+def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return what was measured and predicted of each run.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        From ``nanotron.read_runs``, or some of them.
+
+    Returns
+    -------
+    DataFrame
+        A row a run; columns of ``reproductions.tables.CLUSTER_MEMORY``.
+
+    Notes
+    -----
+    Rank 0 wrote the file: its stage's peak is compared. Under 1F1B a stage
+    holds as many micro-batches as stages are left, so further ones than one
+    more than the stages change nothing, and are not built; nor are replicas
+    beyond two without ZeRO. Stages that nanotron leaves empty are left out.
+    """
+    rows: list[dict[str, Any]] = []
+    for parameters in dict.fromkeys(run.parameters for run in runs):
+        mine = [run for run in runs if run.parameters == parameters]
+        with remembering(Memory()):
+            rows += _judge_model(mine)
+    return pd.DataFrame(rows)
+
+
+def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
+    rows = []
+    trace = times = None
+    for run in runs:
+        if trace is None:
+            trace = trace_run(run)
+            times = time_operators(trace, DEVICE)
+        assert times is not None
+        stages = cut_stages(trace, run)
+        pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
+        data = run.data if run.zero else min(run.data, 2)
+        key = (len(stages), run.pipeline, run.tensor, run.micro_batch, pieces, data, run.zero)
+        if key not in known:
+            plan = plan_run(run, len(stages), pieces, data)
+            options = Options(stages=stages if len(stages) > 1 else None)
+            graph = build_graph(times, plan, batch=data * pieces * run.micro_batch, options=options)
+            memory = graph.metadata.memory
+            known[key] = {
+                "allocated_bytes": next(e for e in memory if 0 in e["ranks"])["peak_bytes"],
+                "reserved_bytes": next(e for e in memory if 0 in e["ranks"])["reserved_bytes"],
+                "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
+                "fullest_reserved_bytes": max(entry["reserved_bytes"] for entry in memory),
+            }
+        rows.append(_describe(run, known[key]))
+    return rows
+
+
+def _describe(run: Run, found: dict[str, Any]) -> dict[str, Any]:
+    fitted = run.parameters == FITTED_PARAMETERS and run.nodes <= FITTED_NODES
+    reason = ""
+    if not run.ran:
+        reason = TOO_MUCH if found["fullest_reserved_bytes"] > ROOM_BYTES else OTHER
+        reason = TOO_FEW if run.accumulate < run.pipeline - 1 else reason
+    return {
+        "set": (FITTED if fitted else RAN) if run.ran else FAILED,
+        "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+        "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
+        "accumulate": run.accumulate, "measured_bytes": run.measured_bytes, **found,
+        "reason": reason,
+    }  # fmt: skip
