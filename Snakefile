@@ -40,7 +40,6 @@ include: "rules/reproductions/distsim.smk"
 include: "rules/sweep.smk"
 include: "rules/reproductions/validate.smk"
 include: "rules/reproductions/published.smk"
-include: "rules/reproductions/clusters.smk"
 include: "rules/reproductions/figures.smk"
 
 

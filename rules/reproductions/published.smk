@@ -4,6 +4,7 @@
 #          results/report/published.html, published.parquet and figures in published/
 
 
+include: "clusters.smk"
 include: "vtrain.smk"
 
 

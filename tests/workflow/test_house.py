@@ -18,7 +18,7 @@ from project_copy import ROOT, Project
 
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
-WITH_TORCH = {"capture", "measure"}
+WITH_TORCH = {"capture", "measure", "judge_clusters"}
 
 
 def read_rules() -> dict[str, str]:
