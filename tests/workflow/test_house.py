@@ -18,7 +18,8 @@ from project_copy import ROOT, Project
 
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
-WITH_TORCH = {"capture", "measure", "judge_clusters"}
+MEASURING = {"capture", "measure"}
+WITH_TORCH = MEASURING | {"judge_clusters"}
 
 
 def read_rules() -> dict[str, str]:
@@ -53,7 +54,7 @@ def test_a_rule_has_one_name_and_every_declaration(name: str) -> None:
     assert f'../envs/{environment}.yaml"' in text
     for word in ("mem_mb=", "runtime=", "    message:"):
         assert word in text
-    assert ("measurement=1" in text) == ("threads: 2" in text) == (name in WITH_TORCH)
+    assert ("measurement=1" in text) == ("threads: 2" in text) == (name in MEASURING)
     assert "    run:" not in text and "    shell:" not in text
 
 
