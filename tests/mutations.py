@@ -115,14 +115,15 @@ def totals(trace: Trace) -> dict[str, Any]:
         found[column] = sum(map(int, operators[column]))
     parameters = tensors[tensors["category"] == "parameter"]
     found["parameters"] = parameters["storage_id"].nunique()
-    found["gradients"] = len(trace.facts["gradients"])
+    found["gradients"] = len(trace.facts.gradients)
     moves = operators["kind"] == "collective"
     found["collectives"] = int(moves.sum())
     found["communication_ns"] = int(operators["device_ns"][moves].sum())
     counts = Counter(operators["phase"])
     found |= {phase: counts[phase] for phase in PHASES}
     found |= {
-        key: trace.facts.get(key) for key in ("batch", "step_time_s", "device_name", "precision")
+        key: getattr(trace.facts, key)
+        for key in ("batch", "step_time_s", "device_name", "precision")
     }
     return found
 
@@ -196,7 +197,7 @@ class Bench:
         return Outcome(*said, verdict, mutation.note, mutation.evidence, text, changes)
 
     def _warnings(self, trace: Trace) -> set[str]:
-        said = set(trace.facts["warnings"])
+        said = set(trace.facts.warnings)
         if not self.source.whole:
             return said
         return {NUMBER.sub("N", one.partition(" (first:")[0]) for one in said}

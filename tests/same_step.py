@@ -24,7 +24,7 @@ def assert_same_step(made, captured):
         ours, theirs = (getattr(trace, table)[column] for trace in (made, captured))
         assert in_order(ours) == in_order(theirs), column
     for fact in ("parameters", "buffers", "units", "tensor_split", "flop", "operators"):
-        assert made.facts.get(fact) == captured.facts.get(fact), fact
+        assert getattr(made.facts, fact) == getattr(captured.facts, fact), fact
     assert gradient_facts(made) == gradient_facts(captured)
 
 
@@ -35,7 +35,7 @@ def in_order(numbers):
 
 
 def gradient_facts(trace):
-    return [{k: v for k, v in g.items() if "storage" not in k} for g in trace.facts["gradients"]]
+    return [{k: v for k, v in g.items() if "storage" not in k} for g in trace.facts.gradients]
 
 
 def category_bytes(trace):

@@ -51,7 +51,7 @@ def test_predicted_peaks_are_those_of_real_steps(trace, row, plan, request):
     buckets = case.memory[0]["categories"].get("bucket", 0)
     # On some processors oneDNN copies a convolution's weight into its own order, which is not predicted.
     convolves = traced.operators["name"].str.contains("convolution").any()
-    copied = max(int(g["size_bytes"]) for g in traced.facts["gradients"]) if convolves else 0
+    copied = max(int(g["size_bytes"]) for g in traced.facts.gradients) if convolves else 0
     for row in table.itertuples():
         low, high = row.predicted_bytes, row.predicted_bytes + buckets + copied
         # Shares of the measured peak, as the table's errors are.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from few_facts import few_facts
 from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from trioflow.costmodel.operators import (
     fit_operator_model,
     load_operator_model,
 )
+from trioflow.trace.facts import Facts
 
 SIZES = ["flop", "read_bytes", "write_bytes"]
 SIZE = st.one_of(st.just(0), st.integers(0, 10**4), st.integers(0, 10**13))
@@ -34,7 +36,7 @@ METHOD = st.sampled_from(sorted(METHODS))
 @dataclass
 class FakeTrace:
     operators: pd.DataFrame
-    facts: dict[str, Any]
+    facts: Facts
 
 
 def make_operators(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
@@ -44,10 +46,7 @@ def make_operators(rows: list[tuple[Any, ...]]) -> pd.DataFrame:
 
 def fit(traces: list[tuple[str, int, Any]], method: str) -> tuple[OperatorCostModel, pd.DataFrame]:
     model, table = fit_operator_model(
-        [
-            FakeTrace(make_operators(rows), {"workload": w, "batch": b, "device_name": "d"})
-            for w, b, rows in traces
-        ],
+        [FakeTrace(make_operators(rows), few_facts(workload=w, batch=b)) for w, b, rows in traces],
         method=method,
     )
     assert isinstance(model, OperatorCostModel)

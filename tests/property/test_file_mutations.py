@@ -43,7 +43,7 @@ def test_no_edit_of_a_folder_passes_without_a_word(kind: str, bench: FolderBench
     for seed in range(2 * BUDGET):
         folder, evidence = bench.change(kind, seed)
         assert not evidence
-        assert any("edited after" in one for one in load_trace(folder).facts["warnings"]), seed
+        assert any("edited after" in one for one in load_trace(folder).facts.warnings), seed
 
 
 def check_bytes(

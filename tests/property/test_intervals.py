@@ -45,13 +45,13 @@ def typical_error(way: str, kind: str, workload: str) -> float:
 @pytest.mark.parametrize("name", ["gpt2-tiny-b8", "gpt2-b8", "resnet50-b128"])
 def test_ranks_that_were_not_measured_widen_the_interval(name: str, ranks: int) -> None:
     trace = load_trace(name)
-    kind = "cpu" if trace.facts["device"] == "cpu" else "cuda"
+    kind = "cpu" if trace.facts.device == "cpu" else "cuda"
     for plan, way in PLANS.items():
         try:
             found = half_width(trace, named_plan(plan, ranks))
         except PlanError:
             continue  # A network without layers to split, or with fewer than stages.
-        assert found >= typical_error(way, kind, str(trace.facts["workload"])), plan
+        assert found >= typical_error(way, kind, trace.facts.workload), plan
 
 
 def test_another_batch_widens_the_interval_whatever_the_model_says() -> None:
@@ -64,7 +64,7 @@ def test_another_batch_widens_the_interval_whatever_the_model_says() -> None:
 
 def test_a_recorded_step_stays_narrow_but_holds_its_repeats() -> None:
     trace = load_trace("gpt2-tiny-b8")
-    times = trace.facts["step_times_s"]
+    times = trace.facts.step_times_s
     low, middle, high = np.quantile(times, [0.1, 0.5, 0.9])
     found = half_width(trace, named_plan("single", 1))
     assert min(math.log(middle / low), math.log(high / middle)) <= found * (1 + 1e-9) < 0.05

@@ -51,8 +51,8 @@ def test_every_kernel_has_its_operator_and_the_busy_time_is_the_published_sum(tr
     # The profile's own sum over kernels and fills: 346.37 ms.
     assert busy_ns(device) == pytest.approx(346.37e6, rel=1e-3)
     assert trace.operators["device_ns"].sum() == pytest.approx(346.37e6, rel=1e-3)
-    assert trace.facts["joined_share"] == 1.0
-    assert trace.facts["operators_without_tensors"] == 0
+    assert trace.facts.joined_share == 1.0
+    assert trace.facts.operators_without_tensors == 0
 
 
 def test_every_convolution_has_its_shapes_and_flop(trace):
@@ -77,14 +77,14 @@ def test_every_convolution_has_its_shapes_and_flop(trace):
 
 
 def test_the_model_is_found(trace):
-    gradients = trace.facts["gradients"]
+    gradients = trace.facts.gradients
     # 133.05 million parameters of 4 bytes (torchvision's count).
     assert sum(g["size_bytes"] for g in gradients) == 133_047_848 * 4
     assert len(gradients) == 26
     ready = [g["ready_after_op_id"] for g in gradients]
     assert ready == sorted(ready)
-    assert trace.facts["device_name"] == "NVIDIA H100 80GB HBM3"
-    assert (trace.facts["batch"], trace.facts["optimizer"]) == (512, "adam")
+    assert trace.facts.device_name == "NVIDIA H100 80GB HBM3"
+    assert (trace.facts.batch, trace.facts.optimizer) == (512, "adam")
     assert set(trace.operators["phase"]) == {"forward", "backward", "optimizer"}
     modules = trace.operators[trace.operators["name"] == "aten::conv2d"]["module"]
     assert modules.tolist() == [f"VGG_0.Sequential_0.Conv2d_{i}" for i in range(10)]
@@ -107,13 +107,13 @@ def test_kineto_alone_gives_the_same_times_flop_and_gradients(files, trace):
     alone = import_kineto(files[0], None, NOTHING_SAID)
     for column in ("name", "phase", "module", "device_ns", "flop"):
         assert alone.operators[column].tolist() == trace.operators[column].tolist(), column
-    sizes = [[g["size_bytes"] for g in t.facts["gradients"]] for t in (alone, trace)]
+    sizes = [[g["size_bytes"] for g in t.facts.gradients] for t in (alone, trace)]
     assert sizes[0] == sizes[1]
-    assert any("no execution trace" in w for w in alone.facts["warnings"])
+    assert any("no execution trace" in w for w in alone.facts.warnings)
 
 
 def test_the_profile_says_all_and_is_not_contradicted(files, trace):
-    assert trace.facts["precision"] == "tf32"
+    assert trace.facts.precision == "tf32"
     with pytest.raises(TraceError, match="batch 512, --batch says 128"):
         import_kineto(*files, ImportOptions(batch=128))
     with pytest.raises(TraceError, match="precision tf32, --precision says fp32"):

@@ -37,9 +37,9 @@ def test_every_table_is_read_without_options(traces):
     assert len(traces) == TABLES
     assert all(recognise(path) for path in traces)
     for path, trace in traces.items():
-        assert trace.facts["device_name"].replace(" ", "_") == path.parent.name
-        assert int(path.stem.rpartition("-")[2]) == trace.facts["batch"]
-        assert trace.facts["precision"] == "fp32"
+        assert trace.facts.device_name.replace(" ", "_") == path.parent.name
+        assert int(path.stem.rpartition("-")[2]) == trace.facts.batch
+        assert trace.facts.precision == "fp32"
 
 
 def test_nothing_of_a_table_is_lost(traces):
@@ -53,18 +53,18 @@ def test_nothing_of_a_table_is_lost(traces):
             * sum(float(row[f"{key}_latency"]) for key in ("fw", "bw", "acc"))
             for row in rows
         )
-        kept_s = trace.facts["busy_s"] + trace.facts["host_only_s"]
+        kept_s = trace.facts.busy_s + trace.facts.host_only_s
         assert kept_s * 1e3 == pytest.approx(total_ms, rel=1e-6), path.stem
 
 
 def test_parameters_are_the_published_ones(traces):
     for path, trace in traces.items():
-        count = sum(prod(p["shape"]) for p in trace.facts["parameters"])
-        gradients = sum(g["size_bytes"] for g in trace.facts["gradients"])
+        count = sum(prod(p["shape"]) for p in trace.facts.parameters)
+        gradients = sum(g["size_bytes"] for g in trace.facts.gradients)
         for name, known in PARAMETERS.items():
             if path.stem.startswith(name):
                 assert count == known
-        assert gradients == (4 * count if trace.facts["mode"] == "train" else 0)
+        assert gradients == (4 * count if trace.facts.mode == "train" else 0)
 
 
 def test_work_follows_from_the_parameters(traces):
@@ -72,7 +72,7 @@ def test_work_follows_from_the_parameters(traces):
     trace = next(t for p, t in traces.items() if p.stem == "gpt2_large-train-1024-4")
     flop = trace.operators.groupby("phase")["flop"].sum()
     weights = sum(
-        prod(p["shape"]) for p in trace.facts["parameters"]
+        prod(p["shape"]) for p in trace.facts.parameters
         if len(p["shape"]) == 2 and p["name"] != "transformer.wpe.weight"
     )  # fmt: skip
     attention = 36 * 2 * 2 * 4 * 1024 * 1024 * 1280
@@ -83,9 +83,9 @@ def test_work_follows_from_the_parameters(traces):
 def test_without_the_timers_floor_sums_meet_what_was_measured(traces):
     """In inference on H100 the model's measured time is the operators' within 5 %."""
     off = {
-        path.stem: trace.facts["busy_over_measured"] - 1
+        path.stem: trace.facts.busy_over_measured - 1
         for path, trace in traces.items()
-        if "H100" in path.parent.name and trace.facts["mode"] == "inf"
+        if "H100" in path.parent.name and trace.facts.mode == "inf"
     }
     assert len(off) == 8
     assert max(map(abs, off.values())) < 0.05
@@ -94,14 +94,14 @@ def test_without_the_timers_floor_sums_meet_what_was_measured(traces):
 
 def test_known_disagreements_are_reported_not_tuned(traces):
     off = {
-        (path.parent.name, path.stem): trace.facts["busy_over_measured"] - 1
+        (path.parent.name, path.stem): trace.facts.busy_over_measured - 1
         for path, trace in traces.items()
     }
     assert off["NVIDIA_A100_80GB_PCIe", "gpt3_27-train-2048-1"] == pytest.approx(-0.174, abs=0.002)
     forty = "NVIDIA_A100-PCIE-40GB"
     assert off[forty, "bert_large-inf-512-8"] == pytest.approx(0.515, abs=0.002)
     assert off[forty, "gpt2_large-inf-1024-8"] == pytest.approx(0.168, abs=0.002)
-    warned = traces[next(p for p in traces if p.parent.name == forty)].facts["warnings"]
+    warned = traces[next(p for p in traces if p.parent.name == forty)].facts.warnings
     assert any("more than the whole model's measured" in warning for warning in warned)
 
 
@@ -115,7 +115,7 @@ def test_plans_run(traces):
             trace, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)
         ).tasks
         compute = single[single["kind"] == "compute"]["duration_s"].sum()
-        assert compute == pytest.approx(trace.facts[told], rel=1e-12)
+        assert compute == pytest.approx(getattr(trace.facts, told), rel=1e-12)
     ddp = extrapolate(trace, named_plan("ddp", 4), ProportionalModel(), batch=4).tasks
     reduced = ddp[(ddp["rank"] == 0) & ddp["name"].str.contains("all_reduce")]
     assert reduced["message_bytes"].sum() == 4 * PARAMETERS["gpt2_large"]

@@ -112,7 +112,7 @@ def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataF
     )
     moved = retime_trace(import_triosim(mirror / RESNET50, options), "NVIDIA A40")
     low, high = new_gpu_interval(moved.facts)
-    step_s = moved.facts["step_time_s"]
+    step_s = moved.facts.step_time_s
     measured_s = judged.loc[
         (judged["group"] == OTHER_SOFTWARE) & (judged["device"] == "NVIDIA A40"), "measured_s"
     ].iloc[0]

@@ -82,11 +82,11 @@ def test_sizes_at_another_batch_are_those_of_its_table(devices):
     checked = 0
     for device in devices.values():
         for source, target in itertools.permutations(device.traces, 2):
-            mode = source.facts.get("mode")
-            same = ("workload", "mode")
-            if mode is None or any(source.facts[k] != target.facts.get(k) for k in same):
+            mode = source.facts.mode
+            same = source.facts.workload == target.facts.workload
+            if mode is None or not same or mode != target.facts.mode:
                 continue
-            factor = target.facts["batch"] / source.facts["batch"]
+            factor = target.facts.batch / source.facts.batch
             resized = resize(source.operators, factor)[features].to_numpy()
             known = target.operators[features].to_numpy()
             assert (resized != known).any(axis=1).mean() < 0.045
@@ -104,7 +104,7 @@ def test_columns_of_the_single_operators_mean_what_we_take_them_for(mirror, devi
     rows = sized_rows(alone, products=True).assign(time_s=alone["device_ns"] * 1e-9)
     ratios, swapped = [], []
     for trace in devices[H100].traces:
-        if trace.facts.get("mode") != "inf":
+        if trace.facts.mode != "inf":
             continue
         own = sized_rows(trace.operators, products=True)
         own["time_s"] = trace.operators["device_ns"].to_numpy() * 1e-9
@@ -156,7 +156,7 @@ def test_busy_time_of_a_convolutional_network_at_four_times_the_batch(devices):
     """TrioSim's VGG-13, from batch 128 to the raw profile's 512, by models that saw neither."""
     device = devices[H100]
     source, target = (
-        next(t for t in device.traces if t.facts["workload"] == "vgg13" and t.facts["batch"] == b)
+        next(t for t in device.traces if t.facts.workload == "vgg13" and t.facts.batch == b)
         for b in (128, 512)
     )
     measured_s = target.operators["device_ns"].sum() * 1e-9
@@ -177,7 +177,7 @@ def test_judged_rows_are_not_needed_by_the_model_that_judges_them(devices):
     spoilt = []
     for trace in device.traces:
         operators = trace.operators
-        if trace.facts["workload"] == "bert_large":
+        if trace.facts.workload == "bert_large":
             operators = operators.assign(device_ns=operators["device_ns"] * 7)
         spoilt.append(type(trace)(operators, trace.tensors, trace.facts))
     models = [
@@ -187,5 +187,5 @@ def test_judged_rows_are_not_needed_by_the_model_that_judges_them(devices):
         )[0]
         for traces in (device.traces, spoilt)
     ]
-    operators = next(t for t in device.traces if t.facts["workload"] == "bert_large").operators
+    operators = next(t for t in device.traces if t.facts.workload == "bert_large").operators
     pd.testing.assert_frame_equal(*(model.predict(operators) for model in models))

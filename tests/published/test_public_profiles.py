@@ -42,13 +42,13 @@ def test_compute_under_an_all_reduce_is_kept_and_the_device_sets_the_step_time()
     assert times["compute"] == pytest.approx(7.04, abs=0.01)
     assert times["collective"] == pytest.approx(15.7, abs=0.1)
     facts = trace.facts
-    assert facts["device_name"] == "AMD Instinct MI300X"
-    assert facts["step_time_source"] == "device period"
-    assert facts["step_time_s"] == pytest.approx(18.77e-3, abs=1e-5)
-    assert facts["profiled_step_s"] == pytest.approx(15.95e-3, abs=1e-5)
+    assert facts.device_name == "AMD Instinct MI300X"
+    assert facts.step_time_source == "device period"
+    assert facts.step_time_s == pytest.approx(18.77e-3, abs=1e-5)
+    assert facts.profiled_step_s == pytest.approx(15.95e-3, abs=1e-5)
     assert any(
         w.startswith("4 operators communicate") and "of it beside compute" in w
-        for w in facts["warnings"]
+        for w in facts.warnings
     )
 
 
@@ -65,31 +65,31 @@ def test_kernels_launched_before_the_profile_began_are_the_step_before_s():
     )
     assert sum(kind_ms(trace).values()) == pytest.approx(31.9, abs=0.01)
     assert trace.operators["kernels"].sum() == 1198
-    assert trace.facts["warnings"][0].startswith("501 device events (13.4 ms) were launched before")
+    assert trace.facts.warnings[0].startswith("501 device events (13.4 ms) were launched before")
 
 
 def test_the_categories_of_pytorch_1_9_give_six_steps():
     trace = load("kineto/resnet50-v100", "1623143089861.pt.trace.json.gz")
-    assert trace.facts["profiled_steps"] == 6
+    assert trace.facts.profiled_steps == 6
     assert trace.operators["kernels"].sum() == 1516
-    assert trace.facts["device_name"] == "Tesla V100-DGXS-32GB"
+    assert trace.facts.device_name == "Tesla V100-DGXS-32GB"
     phases = trace.operators.groupby("phase")["device_ns"].sum() / 1e6
     assert phases["backward"] > phases["forward"] > phases["optimizer"] > 0
-    assert sum(g["size_bytes"] for g in trace.facts["gradients"]) > 8e6
-    missing = next(w for w in trace.facts["warnings"] if w.startswith("FLOPs are missing"))
+    assert sum(g["size_bytes"] for g in trace.facts.gradients) > 8e6
+    missing = next(w for w in trace.facts.warnings if w.startswith("FLOPs are missing"))
     assert "aten::cudnn_convolution_backward (46.1% of the time)" in missing
 
 
 def test_a_step_that_was_begun_and_not_run_is_skipped_and_rocm_counts_processors_too():
     trace = load("kineto/profiles-many-devices", "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
-    assert (len(trace.operators), trace.facts["profiled_steps"]) == (20, 1)
-    assert trace.facts["device_name"] == "AMD Radeon Graphics"
+    assert (len(trace.operators), trace.facts.profiled_steps) == (20, 1)
+    assert trace.facts.device_name == "AMD Radeon Graphics"
 
 
 def test_a_shared_name_may_be_made_precise_but_not_of_another_vendor():
     path = find("kineto/profiles-many-devices", "mi250_minitoy_train_ROCm6_2_kineto.json.gz")
     named = ImportOptions(gpu="AMD Instinct MI250X", batch=32, precision="fp32")
-    assert import_kineto(path, None, named).facts["device_name"] == "AMD Instinct MI250X"
+    assert import_kineto(path, None, named).facts.device_name == "AMD Instinct MI250X"
     for other in ("NVIDIA A100-SXM4-40GB", "AMD EPYC 7763"):
         with pytest.raises(TraceError, match=f"a device of AMD, --gpu says {other}"):
             import_kineto(path, None, ImportOptions(gpu=other, batch=32, precision="fp32"))
@@ -124,7 +124,7 @@ def dlrm(tmp_path_factory):
 
 def test_files_that_differ_in_annotations_and_two_calls_are_of_one_run(dlrm):
     trace = import_kineto(*dlrm, ImportOptions(batch=32, precision="fp32"))
-    warnings = trace.facts["warnings"]
+    warnings = trace.facts.warnings
     assert "2 calls of the profile are not in the execution trace (first: aten::select)" in warnings
-    assert trace.facts["operators_without_tensors"] == 20  # 18 of them bare launches
+    assert trace.facts.operators_without_tensors == 20  # 18 of them bare launches
     assert trace.operators["write_bytes"].sum() > 0

@@ -38,10 +38,10 @@ def test_chakra_files_of_a_plan(tmp_path, capsys):
     trace = load_trace(TRACE)
     metadata, nodes = wire.read(tmp_path / "out" / "step.1.et")
     assert metadata["trioflow.batch"] == 8 and metadata["trioflow.ranks"] == 2
-    assert metadata["trioflow.device_name"] == trace.facts["device_name"]
+    assert metadata["trioflow.device_name"] == trace.facts.device_name
     assert sum(n["attr"].get("num_ops", 0) for n in nodes) == trace.operators["flop"].sum()
     reduced = sum(n["attr"]["comm_size"] for n in nodes if n["attr"].get("comm_type") == 0)
-    assert reduced == sum(g["size_bytes"] for g in trace.facts["gradients"])
+    assert reduced == sum(g["size_bytes"] for g in trace.facts.gradients)
     graph = read_chakra_graph("out/step")
     assert f"{len(graph.tasks)} nodes in out/step.0.et to step.1.et" in out
 

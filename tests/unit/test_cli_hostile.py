@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,14 +78,14 @@ def test_control_characters_are_spelled_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = load_trace("gpt2-tiny-b8")
-    trace.facts["workload"] = "mine\x1b[2J\x9b31m\u202egnp.exe\nok"
+    trace.facts = replace(trace.facts, workload="mine\x1b[2J\x9b31m\u202egnp.exe\nok")
     save_trace(trace, tmp_path / "trace")
     assert not main(["show", str(tmp_path / "trace")])
     printed = capsys.readouterr().out
     assert "mine\\x1b[2J\\x9b31m\\u202egnp.exe" in printed
     assert printed == escape_control(printed)
     assert not main(["show", str(tmp_path / "trace"), "--json"])
-    assert json.loads(capsys.readouterr().out)["workload"] == trace.facts["workload"]
+    assert json.loads(capsys.readouterr().out)["workload"] == trace.facts.workload
     assert "\\x1b" in refuse(capsys, "show", "no\x1bwhere\nat all")
     assert "a\\nb" in format_facts([("a\nb", "c")]) and "a\\rb" in format_table(["x"], [["a\rb"]])
     assert escape_control("a\tb\r\nc\n") == "a\tb\r\nc\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from trioflow.cli.main import main
-from trioflow.trace.store import UNTIMED, Trace, load_trace, save_trace
+from trioflow.trace.facts import UNTIMED
+from trioflow.trace.store import Trace, load_trace, save_trace
 
 
 def test_a_profile_becomes_a_trace_that_can_be_shown_and_simulated(tmp_path, raw_cnn, capsys):
@@ -17,7 +19,7 @@ def test_a_profile_becomes_a_trace_that_can_be_shown_and_simulated(tmp_path, raw
     told = capsys.readouterr().out
     assert "mine, batch 4" in told
     assert f"next: trioflow show {out}" in told
-    assert load_trace(out).facts["source"] == "Kineto and execution trace"
+    assert load_trace(out).facts.source == "Kineto and execution trace"
     assert main(["show", out, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["workload"] == "mine"
@@ -29,7 +31,7 @@ def test_a_profile_becomes_a_trace_that_can_be_shown_and_simulated(tmp_path, raw
 
 def test_a_captured_folder_is_recognised(tmp_path, raw_cnn, cnn_trace):
     assert main(["import", str(raw_cnn), "-o", str(tmp_path / "t")]) == 0
-    assert load_trace(tmp_path / "t").facts["source"] == "capture"
+    assert load_trace(tmp_path / "t").facts.source == "capture"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_a_bad_source_is_one_sentence_and_status_2(tmp_path, capsys, source, wor
 
 
 def test_a_trace_without_times_is_timed_by_the_platform_s_model(tmp_path, cnn_trace, capsys):
-    facts = cnn_trace.facts | {"step_time_source": UNTIMED, "step_time_s": 0.0}
+    facts = replace(cnn_trace.facts, step_time_source=UNTIMED, step_time_s=0.0)
     operators = cnn_trace.operators.assign(device_ns=0, cpu_ns=0)
     save_trace(Trace(operators, cnn_trace.tensors, facts), tmp_path / "t")
     words = ["simulate", str(tmp_path / "t"), "--plan", "ddp", "--ranks", "2"]

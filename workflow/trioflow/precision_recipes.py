@@ -12,9 +12,7 @@ bytes a parameter, 6 + 12/d distributed).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trioflow.errors import InputError
 
@@ -103,19 +101,6 @@ RECIPES = {
 AUTOCAST = {"autocast": "bf16"}
 """Other words for some of them."""
 RECIPE_NAMES = (*RECIPES, *AUTOCAST)
-
-
-def recipe_of(facts: Mapping[str, Any]) -> PrecisionRecipe:
-    """Return the recipe of a trace by its facts; single precision where they name none."""
-    name = str(facts.get("precision_recipe") or facts.get("precision"))
-    return RECIPES.get(name, RECIPES["fp32"])
-
-
-def reduced_width(facts: Mapping[str, Any]) -> float:
-    """Return the bytes of a gradient as it is exchanged, over those of its weight in a trace."""
-    recipe = recipe_of(facts)
-    held = {int(entry.get("elem_bytes", 4)) for entry in facts.get("parameters") or []}
-    return recipe.reduce_bytes / held.pop() if recipe.casts_model and len(held) == 1 else 1.0
 
 
 def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:

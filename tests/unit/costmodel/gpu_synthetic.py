@@ -11,6 +11,7 @@ from trioflow.costmodel.device_fit import DeviceLimits
 from trioflow.costmodel.new_gpu_data import BENCHMARKS
 from trioflow.costmodel.new_gpu_rules import Exponents, device_rates, expected_s, size_rows
 from trioflow.hardware.device_sheet import load_device
+from trioflow.trace.facts import Facts
 
 from costmodel.synthetic import FakeTrace
 
@@ -70,10 +71,13 @@ def make_step(width: int, batch: int, layers: int = 2, factor: float = 1.0) -> p
 
 def make_gpu_trace(width: int, batch: int, factor: float = 1.0) -> FakeTrace:
     """Return a trace; captures of one width are one workload."""
-    facts = {
-        "workload": f"model {width}", "batch": batch, "device_name": DEVICE, "precision": "fp32",
-        "step_time_s": 1.0,
-    }  # fmt: skip
+    facts = Facts(
+        workload=f"model {width}",
+        batch=batch,
+        device_name=DEVICE,
+        precision="fp32",
+        step_time_s=1.0,
+    )
     return FakeTrace(make_step(width, batch, factor=factor), facts)
 
 

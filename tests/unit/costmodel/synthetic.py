@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from trioflow import tables
+from trioflow.trace.facts import Facts
 
 CONSTANT_S = {"aten::linear": 20e-6, "aten::add": 4e-6, "aten::conv2d": 50e-6, "aten::t": 2e-6}
 PER_FLOP_S = {"aten::linear": 1e-11, "aten::conv2d": 2e-11}
@@ -19,7 +20,7 @@ class FakeTrace:
     """As much of a trace as a fit reads."""
 
     operators: pd.DataFrame
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts
 
 
 def law_s(name: str, flop: float, data_bytes: float) -> float:
@@ -81,7 +82,7 @@ def make_trace(
     """Return a trace of the synthetic law."""
     return FakeTrace(
         make_operators(widths, batch, noise, seed),
-        {"workload": workload, "batch": batch, "device_name": "made up", "step_time_s": 1.0},
+        Facts(workload=workload, batch=batch, device_name="made up", step_time_s=1.0),
     )
 
 

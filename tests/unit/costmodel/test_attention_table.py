@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -156,11 +157,11 @@ def test_attention_is_resized_with_its_heads(models):
 
 def test_whether_attention_is_causal_is_read_from_the_capture_or_the_workload():
     trace = load_trace("gpt2-b8")
-    trace.facts["row"] = {"causal": "True"}
+    trace.facts = replace(trace.facts, row={"causal": "True"})
     assert find_mask(trace) is True
-    trace.facts["causal_attention"] = False
+    trace.facts = replace(trace.facts, causal_attention=False)
     assert find_mask(trace) is False
-    trace.facts["causal_attention"], trace.facts["row"] = None, {"causal": "None"}
+    trace.facts = replace(trace.facts, causal_attention=None, row={"causal": "None"})
     assert find_mask(trace) is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -146,8 +148,8 @@ def test_left_out_workloads_take_the_single_operators_of_their_shapes_along():
 def test_a_left_out_workload_changes_nothing():
     traces = make_gpu_traces()
     spoilt = [
-        make_gpu_trace(int(t.facts["workload"].split()[1]), t.facts["batch"], 9.0)
-        if t.facts["workload"] == "model 512" else t
+        make_gpu_trace(int(t.facts.workload.split()[1]), t.facts.batch, 9.0)
+        if t.facts.workload == "model 512" else t
         for t in traces
     ]  # fmt: skip
     operators = make_step(640, 2)
@@ -161,7 +163,7 @@ def test_a_left_out_workload_changes_nothing():
 
 def test_products_of_another_precision_are_set_aside():
     odd = make_gpu_trace(512, 2, 0.1)
-    odd.facts |= {"precision": "tf32", "workload": "other"}
+    odd.facts = replace(odd.facts, precision="tf32", workload="other")
     rows = DeviceData.prepare([*make_gpu_traces(), odd], LIMITS)
     assert rows.facts["precisions"] == {"gemm": "fp32"}
     products = rows.rows[rows.rows["base"] == "gemm"]

@@ -18,6 +18,7 @@ from trioflow.costmodel.overrides import load_overrides
 from trioflow.costmodel.timed_trace import times_interval
 from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.device_sheet import find_device
+from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step
@@ -37,7 +38,7 @@ def make_trace(device=A100, batch=4, *, timed=True, **facts):
         "precision": "fp32", "step_time_s": operators["device_ns"].sum() * 1e-9,
         "step_time_source": "busy" if timed else "none",
     }  # fmt: skip
-    return Trace(operators, pd.DataFrame(), told | facts)
+    return Trace(operators, pd.DataFrame(), Facts(**(told | facts)))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_the_traced_device_keeps_its_times(a100):
 def test_another_gpu_gets_times_by_the_rule_and_the_model_too(a100):
     trace = make_trace(precision="bf16")
     found = prepare_device_times([trace], A40, {"own": a100})
-    ratio = found.traces[0].facts["step_time_s"] / trace.facts["step_time_s"]
+    ratio = found.traces[0].facts.step_time_s / trace.facts.step_time_s
     assert ratio > 1.2, "half the rate, a third of the bandwidth"
     low, high = times_interval(found.traces[0].facts)
     assert low < 0.9 and high > 1.1
@@ -66,7 +67,7 @@ def test_another_gpu_gets_times_by_the_rule_and_the_model_too(a100):
     assert found.model.device_name == A40
     assert "new GPU: NVIDIA A40 from NVIDIA A100" in found.model_text
     assert any("no cost model of NVIDIA A40" in warning for warning in found.warnings)
-    assert any("new GPU" in warning for warning in found.traces[0].facts["warnings"])
+    assert any("new GPU" in warning for warning in found.traces[0].facts.warnings)
 
 
 def test_a_model_of_the_target_is_preferred(a100):
@@ -74,7 +75,7 @@ def test_a_model_of_the_target_is_preferred(a100):
     found = prepare_device_times([make_trace()], H100, {"a": a100, "h": other})
     assert found.model is other and found.warnings == []
     assert found.confidence == "extrapolated"
-    assert found.traces[0].facts["step_time_s"] < make_trace().facts["step_time_s"]
+    assert found.traces[0].facts.step_time_s < make_trace().facts.step_time_s
 
 
 def test_a_device_without_a_sheet_only_lends(a100):
@@ -88,8 +89,8 @@ def test_a_device_without_a_sheet_only_lends(a100):
 
 def test_without_times_the_model_gives_them(a100):
     found = prepare_device_times([make_trace("none", timed=False)], A100, {"own": a100})
-    real_s = make_trace().facts["step_time_s"]
-    assert found.traces[0].facts["step_time_s"] == pytest.approx(real_s, rel=0.05)
+    real_s = make_trace().facts.step_time_s
+    assert found.traces[0].facts.step_time_s == pytest.approx(real_s, rel=0.05)
     assert found.confidence == "extrapolated"
     low, high = times_interval(found.traces[0].facts)
     assert (low, high) == pytest.approx(a100.step_interval("predict"))
@@ -97,7 +98,7 @@ def test_without_times_the_model_gives_them(a100):
 
 def test_without_times_on_a_gpu_that_nobody_measured(a100):
     found = prepare_device_times([make_trace("none", timed=False)], A40, {"own": a100})
-    assert found.traces[0].facts["device_name"] == A40
+    assert found.traces[0].facts.device_name == A40
     low, high = times_interval(found.traces[0].facts)
     base_low, base_high = a100.step_interval("predict")
     assert low < base_low and high > base_high, "the rule's error comes on top"
@@ -124,9 +125,9 @@ def test_times_from_elsewhere_replace_recorded_ones(a100, tmp_path):
     gelu = operators["name"] == "aten::gelu"
     assert set(operators.loc[gelu, "device_ns"]) == {1_000_000}
     assert (operators.loc[~gelu, "device_ns"] == trace.operators.loc[~gelu, "device_ns"]).all()
-    assert found.traces[0].facts["step_time_s"] == pytest.approx(operators["device_ns"].sum() / 1e9)
+    assert found.traces[0].facts.step_time_s == pytest.approx(operators["device_ns"].sum() / 1e9)
     assert found.confidence == "uncalibrated"
-    assert "2 operators" in found.traces[0].facts["warnings"][-1]
+    assert "2 operators" in found.traces[0].facts.warnings[-1]
     with pytest.raises(InputError, match="2 traces were given"):
         prepare_device_times([trace, trace], A100, {"own": a100}, overrides=load_overrides(path))
 
@@ -156,7 +157,7 @@ def test_models_made_of_recorded_times_alone(a100):
     trace = make_trace()
     found = lend_recorded_times([trace], "recorded", A100)
     assert found.model.rescale(trace.operators, trace.operators)["time_s"].sum() == pytest.approx(
-        trace.facts["step_time_s"]
+        trace.facts.step_time_s
     )
     assert (found.confidence, found.warnings) == ("measured", [])
     other = lend_recorded_times([trace], "proportional", H100)

@@ -17,7 +17,8 @@ SHEETED = "NVIDIA A100 80GB PCIe"
 
 def on_a_gpu():
     return [
-        replace(trace, facts=trace.facts | {"device_name": SHEETED}) for trace in make_gpu_traces()
+        replace(trace, facts=replace(trace.facts, device_name=SHEETED))
+        for trace in make_gpu_traces()
     ]
 
 

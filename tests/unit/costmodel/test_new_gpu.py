@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ from trioflow.costmodel.operators import fit_operator_model
 from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
 from trioflow.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.hardware.device_sheet import load_device
-from trioflow.trace.store import Trace, check_facts
+from trioflow.trace.facts import Facts, check_facts
+from trioflow.trace.store import Trace
 
 from costmodel.gpu_synthetic import law_rows
 from costmodel.synthetic import make_operators
@@ -264,13 +266,13 @@ def gpu_trace(**facts: Any) -> Trace:
     table = make_operators([64, 128], batch=8)
     table = table.assign(start_ns=table["device_ns"].cumsum() - table["device_ns"], kind="compute")
     busy = float(table["device_ns"].sum()) * 1e-9
-    told = {
+    told: dict[str, Any] = {
         "workload": "toy", "batch": 8, "device_name": "NVIDIA H100 80GB HBM3", "device": "cuda",
         "precision": "tf32", "step_time_s": busy + 1e-4, "step_times_s": [busy, busy + 2e-4],
         "busy_s": busy, "measured_end_to_end_s": 1.0, "gradients": [], "warnings": ["older"],
         **facts,
     }  # fmt: skip
-    return Trace(table, pd.DataFrame(), told)
+    return Trace(table, pd.DataFrame(), Facts(**told))
 
 
 def test_a_trace_becomes_another_gpu_s() -> None:
@@ -278,35 +280,36 @@ def test_a_trace_becomes_another_gpu_s() -> None:
     moved = retime_trace(trace, "NVIDIA A40")
     before, after = (float(t.operators["device_ns"].sum()) * 1e-9 for t in (trace, moved))
     assert after > 2 * before
-    assert moved.facts["device_name"] == "NVIDIA A40"
-    told = moved.facts["new_gpu"]
+    assert moved.facts.device_name == "NVIDIA A40"
+    told = moved.facts.new_gpu
     assert told["label"] == "new GPU: NVIDIA A40 from NVIDIA H100 80GB HBM3"
     assert told["source_device"] == "NVIDIA H100 80GB HBM3" and told["rule"] == "ours"
     assert told["traced"]["measured_end_to_end_s"] == 1.0
-    assert moved.facts["measured_end_to_end_s"] > 2.0, "carried over as the operators are"
-    assert moved.facts["warnings"][0] == "older"
-    assert moved.facts["warnings"][-1].startswith(told["label"])
+    assert moved.facts.measured_end_to_end_s > 2.0, "carried over as the operators are"
+    assert moved.facts.warnings[0] == "older"
+    assert moved.facts.warnings[-1].startswith(told["label"])
     low, high = new_gpu_interval(moved.facts)
     assert low < 0.9 and high > 1.1 and new_gpu_interval(trace.facts) == (1.0, 1.0)
-    host_s = trace.facts["step_time_s"] - before
-    assert moved.facts["step_time_s"] - after == pytest.approx(host_s, rel=1e-6)
-    assert moved.facts["busy_s"] == pytest.approx(after)
+    host_s = trace.facts.step_time_s - before
+    assert moved.facts.step_time_s - after == pytest.approx(host_s, rel=1e-6)
+    assert moved.facts.busy_s == pytest.approx(after)
     assert moved.operators["start_ns"].is_monotonic_increasing
     assert (moved.operators["device_ns"] >= 0).all()
-    assert trace.facts["device_name"] == "NVIDIA H100 80GB HBM3", "the given trace is untouched"
-    check_facts(moved.facts)
+    assert trace.facts.device_name == "NVIDIA H100 80GB HBM3", "the given trace is untouched"
+    check_facts(moved.facts.to_dict())
 
 
 def test_operators_timed_one_by_one_are_anchored_on_a_new_gpu_too() -> None:
     """A timer that shows 5 us where nothing runs is taken off before the step is carried over."""
     plain, timed = gpu_trace(), gpu_trace(timer_floor_s=5e-6)
     step_s = float(plain.operators["device_ns"].sum()) * 1e-9
-    plain.facts["measured_end_to_end_s"] = timed.facts["measured_end_to_end_s"] = step_s
+    for trace in (plain, timed):
+        trace.facts = replace(trace.facts, measured_end_to_end_s=step_s)
     timed.operators["device_ns"] += 5000 * (timed.operators["device_ns"] > 0)
     for way in (TIMER, RATIO):
         moved = retime_trace(timed, A40)
         found = anchor_step(moved, way).apply(moved.operators["device_ns"].to_numpy() * 1e-9)
-        wanted = retime_trace(plain, A40).facts["measured_end_to_end_s"]
+        wanted = retime_trace(plain, A40).facts.measured_end_to_end_s
         assert found.sum() == pytest.approx(wanted, rel=0.01)
         assert moved.operators["device_ns"].sum() * 1e-9 > 1.001 * found.sum()
 
@@ -344,7 +347,7 @@ def test_a_trace_of_the_same_gpu_is_itself() -> None:
 def test_traces_that_tell_nothing_are_refused() -> None:
     with pytest.raises(TraceError, match="does not say its precision"):
         retime_trace(gpu_trace(precision=None), A40)
-    assert retime_trace(gpu_trace(precision=None), A40, precision="fp32").facts["new_gpu"]
+    assert retime_trace(gpu_trace(precision=None), A40, precision="fp32").facts.new_gpu
     with pytest.raises(TraceError, match="holds no times"):
         retime_trace(gpu_trace(step_time_source="none"), A40)
     with pytest.raises(TraceError, match="themselves predicted"):

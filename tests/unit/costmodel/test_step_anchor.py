@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def tiny():
 
 
 def with_step(trace: Trace, step_s: float, floor_s: float) -> Trace:
-    facts = {**trace.facts, "measured_end_to_end_s": step_s, "timer_floor_s": floor_s}
+    facts = replace(trace.facts, measured_end_to_end_s=step_s, timer_floor_s=floor_s)
     return Trace(trace.operators, trace.tensors, facts)
 
 

@@ -43,7 +43,7 @@ def test_what_is_made_of_a_step_adds_up_to_it(written):
     assert moved == pytest.approx(result.summary.link_bytes) and min(moved.values()) > 0
     breakdown = frames["breakdown"]
     assert breakdown["by"].unique().tolist() == ["rank", "stage", "module"]
-    gradient_bytes = sum(entry["size_bytes"] for entry in trace.facts["gradients"])
+    gradient_bytes = sum(entry["size_bytes"] for entry in trace.facts.gradients)
     for by, ranks in (("rank", 2), ("stage", 1), ("module", 1)):
         assert (
             breakdown.loc[breakdown["by"] == by, "gradient_bytes"].sum() == ranks * gradient_bytes

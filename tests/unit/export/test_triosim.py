@@ -68,20 +68,21 @@ def test_read_back_an_imported_trace_is_the_same(imported, tmp_path):
     again = import_triosim(tmp_path, OPTIONS)
     assert columns(again.operators) == columns(imported.operators)
     assert columns(again.tensors) == columns(imported.tensors)
-    changed = {k for k in imported.facts if again.facts[k] != imported.facts[k]}
+    told, read_back = imported.facts.to_dict(), again.facts.to_dict()
+    changed = {k for k in told if read_back[k] != told[k]}
     assert changed == {"inputs", "warnings"}, "digests, and the warning about the completed node"
 
 
 def test_a_captured_trace_keeps_its_work_and_shapes(captured, tmp_path):
     write_triosim(captured, tmp_path)
-    batch = captured.facts["batch"]
+    batch = captured.facts.batch
     again = import_triosim(tmp_path, ImportOptions(gpu="x", precision="fp32", batch=batch))
     assert columns(again.operators, LOST) == columns(captured.operators, LOST)
     exact = captured.operators["device_ns"]
     assert (again.operators["device_ns"] - exact).abs().max() < 1000
     assert abs(again.operators["device_ns"].sum() - exact.sum()) <= 500, "the sum is kept"
-    assert sum(g["size_bytes"] for g in again.facts["gradients"]) == sum(
-        g["size_bytes"] for g in captured.facts["gradients"]
+    assert sum(g["size_bytes"] for g in again.facts.gradients) == sum(
+        g["size_bytes"] for g in captured.facts.gradients
     )
     joined = again.operators["forward_op_id"].dropna()
     told = captured.operators["forward_op_id"][joined.index]
@@ -90,7 +91,8 @@ def test_a_captured_trace_keeps_its_work_and_shapes(captured, tmp_path):
 
 
 def test_split_operators_follow_from_the_work_where_no_one_tells(imported, tmp_path):
-    flags = imported.facts.pop("tp_flagged")
+    flags = imported.facts.tp_flagged
+    imported.facts = replace(imported.facts, tp_flagged=None)
     write_triosim(imported, tmp_path)
     place = TRACE.index("tpflag")
     rows = read(tmp_path, "trace.csv")[1:]
@@ -98,7 +100,7 @@ def test_split_operators_follow_from_the_work_where_no_one_tells(imported, tmp_p
 
 
 def test_spans_of_another_length_are_not_used(imported, tmp_path):
-    imported.facts["span_ns"] = imported.facts["span_ns"][1:]
+    imported.facts = replace(imported.facts, span_ns=imported.facts.span_ns[1:])
     write_triosim(imported, tmp_path)
     rows = read(tmp_path, "trace.csv")[1:]
     assert [row[4] for row in rows] == [row[5] for row in rows]
@@ -112,7 +114,7 @@ def test_the_kinds_of_tensors_are_named(imported, tmp_path):
 
 
 def test_a_trace_without_times_is_refused_and_leaves_nothing(captured, tmp_path):
-    facts = captured.facts | {"step_time_source": "none", "step_time_s": 0.0}
+    facts = replace(captured.facts, step_time_source="none", step_time_s=0.0)
     with pytest.raises(TraceError, match="holds no times"):
         write_triosim(Trace(captured.operators, captured.tensors, facts), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -127,7 +129,7 @@ def test_same_trace_same_bytes(captured, tmp_path):
 
 def test_a_processors_trace_comes_back_as_a_processors(captured, tmp_path):
     write_triosim(captured, tmp_path)
-    said = ImportOptions(precision="fp32", batch=captured.facts["batch"])
+    said = ImportOptions(precision="fp32", batch=captured.facts.batch)
     again = import_triosim(tmp_path, replace(said, gpu="AMD EPYC, one core"))
-    assert again.facts["device"] == "cpu"
-    assert import_triosim(tmp_path, replace(said, gpu="NVIDIA A40")).facts["device"] == "cuda"
+    assert again.facts.device == "cpu"
+    assert import_triosim(tmp_path, replace(said, gpu="NVIDIA A40")).facts.device == "cuda"

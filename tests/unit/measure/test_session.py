@@ -60,7 +60,7 @@ def test_the_sweep_covers_the_model(session, transformer_trace):
     samples = read_table(session / "collective_samples.parquet", "collective_samples")
     assert (samples["ranks"] == 2).all()
     assert set(samples["round"]) == set(range(ROUNDS))
-    size = sum(g["size_bytes"] for g in transformer_trace.facts["gradients"])
+    size = sum(g["size_bytes"] for g in transformer_trace.facts.gradients)
     reduce = samples[samples["collective"] == "all_reduce"]
     assert reduce["message_bytes"].max() >= size
     sweep = sweep_sizes(size, sharded=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -32,12 +33,12 @@ def build(trace, data, tensor, pipeline, sharding, micro_batches=2):
 @pytest.fixture(scope="module")
 def gpu_trace(transformer_trace):
     """The small transformer as if a device with streams had run it, launched at once."""
-    facts = {**transformer_trace.facts, "device": "cuda", "tail_s": 0.0}
+    facts = replace(transformer_trace.facts, device="cuda", tail_s=0.0)
     return Trace(transformer_trace.operators.assign(cpu_ns=0), transformer_trace.tensors, facts)
 
 
 def with_recipe(trace, name):
-    return Trace(trace.operators, trace.tensors, {**trace.facts, "precision_recipe": name})
+    return Trace(trace.operators, trace.tensors, replace(trace.facts, precision_recipe=name))
 
 
 def sizes(graph, *names):
@@ -113,7 +114,7 @@ def test_main_gradients_stand_all_the_time_and_buckets_hold_what_backward_makes(
         held_by(transformer_trace, name) for name in ("fp32", "megatron-bf16", "nanotron-bf16")
     )
     whole = megatron["gradient"]
-    assert whole == sum(int(g["size_bytes"]) for g in transformer_trace.facts["gradients"])
+    assert whole == sum(int(g["size_bytes"]) for g in transformer_trace.facts.gradients)
     assert plain["bucket"] == whole and "bucket" not in megatron
     assert nanotron["bucket"] == whole * RECIPES["nanotron-bf16"].made_bytes // 4
     assert "bucket" not in held_by(transformer_trace, "nanotron-bf16", "distributed")

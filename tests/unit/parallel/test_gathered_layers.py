@@ -55,7 +55,7 @@ def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
         assert (split.operators.loc[norms, column] == whole.loc[norms, column]).all()
     norm_bytes = sum(
         g["size_bytes"]
-        for g in cnn_trace.facts["gradients"]
+        for g in cnn_trace.facts.gradients
         if "bn" in g["name"] or "downsample.1" in g["name"]
     )
     assert split.gathered_bytes == norm_bytes
@@ -150,7 +150,7 @@ def test_a_table_of_positions_does_not_grow_with_the_batch(transformer_trace):
 
 
 def test_forward_launches_of_one_process_take_turns(transformer_trace):
-    steady = replace(transformer_trace, facts={**transformer_trace.facts, "device": "cuda"})
+    steady = replace(transformer_trace, facts=replace(transformer_trace.facts, device="cuda"))
     graph = extrapolate(steady, named_plan("tp-gather", 3), MODEL)
     host = graph.tasks[(graph.tasks["stream"] == "host")]
     forward = host[host["phase"] == "forward"]

@@ -16,10 +16,10 @@ MODEL = ProportionalModel()
 
 
 def test_stages_of_equally_many_layers(cnn_trace, transformer_trace):
-    names = [unit["name"] for unit in transformer_trace.facts["units"]]
+    names = [unit["name"] for unit in transformer_trace.facts.units]
     assert names == ["embedding", "blocks.0", "blocks.1", "head"]
     assert partition(transformer_trace, 2, "count") == [names[:2], names[2:]]
-    inner = [unit["name"] for unit in cnn_trace.facts["units"]][1:-1]
+    inner = [unit["name"] for unit in cnn_trace.facts.units][1:-1]
     for count in (2, 4):
         cut = partition(cnn_trace, count, "count")
         assert [sum(unit in inner for unit in stage) for stage in cut] == [

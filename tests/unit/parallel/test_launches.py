@@ -49,9 +49,9 @@ def test_tensor_ranks_and_micro_batches_launch_as_often_as_one(trace):
 
 def test_recorded_host_times_stay(trace):
     operators = trace.operators.assign(device_ns=np.int64(1000), cpu_ns=np.int64(7))
-    recorded = Trace(operators, trace.tensors, {**trace.facts, "step_time_source": "profile"})
+    recorded = Trace(operators, trace.tensors, replace(trace.facts, step_time_source="profile"))
     assert host_times(recorded, operators, 1e-4) == pytest.approx(np.full(len(operators), 7e-9))
-    predicted = Trace(operators, trace.tensors, {**trace.facts, "step_time_source": "predicted"})
+    predicted = Trace(operators, trace.tensors, replace(trace.facts, step_time_source="predicted"))
     assert host_times(predicted, operators, 1e-4) == pytest.approx(np.full(len(operators), 1e-4))
     assert host_times(predicted, operators, 0.0) == pytest.approx(np.full(len(operators), 7e-9))
 

@@ -115,7 +115,7 @@ def test_the_table_has_a_row_a_rank_and_category(cnn_trace):
 def test_categories_are_those_of_the_model(cnn_trace):
     memory = extrapolate(cnn_trace, make_plan(), MODEL, batch=BATCH).metadata.memory
     told = memory[0]["categories"]
-    parameters = sum(g["size_bytes"] for g in cnn_trace.facts["gradients"])
+    parameters = sum(g["size_bytes"] for g in cnn_trace.facts.gradients)
     assert told["parameter"] == parameters
     assert told["optimizer_state"] == pytest.approx(parameters, rel=0.01)  # one momentum
     assert told["gradient"] <= parameters
@@ -134,7 +134,7 @@ def test_ranks_that_share_hold_their_part(transformer_trace):
     assert halves["gathered"] > 0 and "bucket" not in halves
     assert peak(named_plan("ddp", 2))["bucket"] == whole["parameter"]
     shards = peak(named_plan("tp", 2))
-    rules = transformer_trace.facts["tensor_split"]
+    rules = transformer_trace.facts.tensor_split
     assert rules and whole["parameter"] / 2 < shards["parameter"] < whole["parameter"]
     assert shards["activation"] < whole["activation"]
 
@@ -166,7 +166,7 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
     """Closed forms of 1F1B on a GPT of four blocks under autocast, one block a rank."""
     trace = repeat_layers(load_trace(find_trace("gpt-145b-b1")), 4)
     sequence, hidden, vocabulary = (
-        int(trace.facts["row"][k]) for k in ("sequence", "hidden", "vocabulary")
+        int(trace.facts.row[k]) for k in ("sequence", "hidden", "vocabulary")
     )
 
     def held(micro_batches, category, recompute):
@@ -186,5 +186,5 @@ def test_a_pipeline_holds_its_micro_batches_in_flight_and_no_more():
     assert again[1] - again[2] == 4 * sequence * hidden, "of each block its fp32 input is kept"
     # PyTorch's last stage returns the results of all micro-batches; Megatron's does not.
     assert many[3] - few[3] == 8 * 2 * sequence * vocabulary
-    parameters = sum(prod(one["shape"]) for one in trace.facts["parameters"])
+    parameters = sum(prod(one["shape"]) for one in trace.facts.parameters)
     assert sum(held(8, "optimizer_state", "full")) == pytest.approx(8 * parameters, rel=1e-6)

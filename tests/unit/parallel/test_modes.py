@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
@@ -110,7 +112,7 @@ def test_the_last_batch_of_a_data_set_is_filled_up(transformer_trace):
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tp", "1f1b"])
 def test_a_device_beside_its_host_waits_for_each_launch(name, transformer_trace):
     """Every rank has a queue of launches with the traced host times, and each kernel waits for its own."""
-    facts = {**transformer_trace.facts, "device": "cuda"}
+    facts = replace(transformer_trace.facts, device="cuda")
     trace = Trace(transformer_trace.operators, transformer_trace.tensors, facts)
     graph = extrapolate(trace, named_plan(name, 2), MODEL, batch=2 * BATCH)
     tasks, needs = graph.tasks, graph.dependencies

@@ -26,7 +26,7 @@ def gpu_trace(transformer_trace):
     """The trace as of a device beside its host."""
     return Trace(
         transformer_trace.operators, transformer_trace.tensors,
-        {**transformer_trace.facts, "device": "cuda"},
+        replace(transformer_trace.facts, device="cuda"),
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_gradients_go_and_parameters_come_back_once(name, gpu_trace):
     graph = graph_of(gpu_trace, plan)
     tasks = graph.tasks
     assert not ((tasks["phase"] == "optimizer") & tasks["op_id"].notna()).any()
-    gradients = sum(g["size_bytes"] for g in gpu_trace.facts["gradients"])
+    gradients = sum(g["size_bytes"] for g in gpu_trace.facts.gradients)
     shares = {"ddp": 2 * gradients, "single": gradients, "gpipe": gradients}
     found = {}
     for words in ("offload gradients", "fetch parameters"):

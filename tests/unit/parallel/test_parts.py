@@ -80,5 +80,5 @@ def test_the_partition_file_says_what_a_real_run_needs(tmp_path, cnn_trace):
     assert set(content["stages"]) == {"2", "3"}
     assert content["stages"]["3"] == partition(cnn_trace, 3)
     assert [u for stage in content["stages"]["2"] for u in stage] == list(pipeline_units(cnn_trace))
-    assert content["traced_steps_s"] == {str(BATCH): cnn_trace.facts["step_time_s"]}
-    assert content["parameter_bytes"] == sum(g["size_bytes"] for g in cnn_trace.facts["gradients"])
+    assert content["traced_steps_s"] == {str(BATCH): cnn_trace.facts.step_time_s}
+    assert content["parameter_bytes"] == sum(g["size_bytes"] for g in cnn_trace.facts.gradients)

@@ -129,7 +129,7 @@ def test_heads_that_do_not_divide_are_refused_with_degrees_that_do(
     operators = operators[~attention] if shapes is None else operators
     for place in operators.index[attention.loc[operators.index]]:
         operators.at[place, "input_shapes"] = shapes
-    known = {**transformer_trace.facts, "row": {}, **facts}
+    known = replace(transformer_trace.facts, **{"row": {}, **facts})
     trace = replace(transformer_trace, operators=operators, facts=known)
     with pytest.raises(PlanError, match=fix):
         check_plan(make_plan(tensor=degree), trace, 4)
@@ -137,7 +137,5 @@ def test_heads_that_do_not_divide_are_refused_with_degrees_that_do(
 
 
 def test_a_trace_alone_says_how_many_heads_there_are(transformer_trace):
-    facts = {
-        k: v for k, v in transformer_trace.facts.items() if k not in ("row", "attention_heads")
-    }
+    facts = replace(transformer_trace.facts, row=None, attention_heads=None)
     assert count_heads(replace(transformer_trace, facts=facts)) == [4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -27,7 +28,7 @@ def renamed(trace: Trace, modules: dict[str, str]) -> Trace:
 def test_megatron_s_rules_are_those_whose_modules_the_trace_has(tiny):
     first = str(tiny.operators["module"][tiny.operators["module"] != ""].iloc[0])
     trace = renamed(tiny, {first: "transformer.h.3.mlp.c_fc"})
-    told = split_like_megatron(trace).facts["tensor_split"]
+    told = split_like_megatron(trace).facts.tensor_split
     assert told == {"*.mlp.c_fc": "column"}
     assert not set(LAYERS) & set(VOCABULARY)
     with pytest.raises(PlanError, match="no module of"):
@@ -37,12 +38,12 @@ def test_megatron_s_rules_are_those_whose_modules_the_trace_has(tiny):
 def test_a_table_of_another_tool_is_cut_by_the_names_of_its_modules(tiny):
     first, second = [m for m in dict.fromkeys(tiny.operators["module"]) if m][:2]
     named = renamed(tiny, {first: "transformer.h.3.mlp.c_fc", second: "lm_head"})
-    nameless = {k: told for k, told in named.facts.items() if k != "tensor_split"}
+    nameless = replace(named.facts, tensor_split=None)
     trace = Trace(named.operators, named.tensors, nameless)
     for vocabulary, wanted in ((False, set()), (True, {"lm_head"})):
         plan = make_plan(tensor=2, vocabulary_parallel=vocabulary)
         check_plan(plan, trace, 8)
-        rules = prepare_split(trace, plan).facts["tensor_split"]
+        rules = prepare_split(trace, plan).facts.tensor_split
         assert set(rules) == {"*.mlp.c_fc"} | wanted
     other = renamed(trace, {first: "elsewhere"})
     with pytest.raises(PlanError, match="no layers that a tensor split cuts"):
@@ -61,7 +62,7 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
     first, second = [m for m in dict.fromkeys(tiny.operators["module"]) if m][:2]
     for head, shared in (("lm_head", True), ("elsewhere", False)):
         named = renamed(tiny, {first: "transformer.h.3.mlp.c_fc", second: head})
-        nameless = {k: told for k, told in named.facts.items() if k != "tensor_split"}
+        nameless = replace(named.facts, tensor_split=None)
         assert shares(Trace(named.operators, named.tensors, nameless)) == shared
     wordless = Trace(tiny.operators, tiny.tensors.assign(category="buffer"), tiny.facts)
     assert not shares(wordless)

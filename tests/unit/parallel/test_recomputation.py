@@ -7,6 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from captured import BATCH
+from few_facts import few_facts
 from same_model import ProportionalModel
 from trioflow.engine.simulate import simulate
 from trioflow.errors import PlanError
@@ -29,7 +30,7 @@ def test_a_unit_runs_again_right_before_its_backward(transformer_trace):
     graph = extrapolate(transformer_trace, make_plan(recompute="full"), MODEL, batch=BATCH)
     tasks = run_of(graph)
     regions = plan_recomputation(transformer_trace, "full")
-    assert len(regions) == len(transformer_trace.facts["units"])
+    assert len(regions) == len(transformer_trace.facts.units)
     names, ops = tasks["name"].tolist(), tasks["op_id"].astype(int).tolist()
     for region in regions:
         begin = next(
@@ -120,7 +121,7 @@ def test_what_does_not_go_together_is_refused(cnn_trace):
         make_plan(pipeline=2, schedule="gpipe-recompute", recompute="full")
     with pytest.raises(PlanError, match="does not show an attention; use recompute full"):
         extrapolate(cnn_trace, make_plan(recompute="selective"), MODEL)
-    facts = {**cnn_trace.facts, "units": []}
+    facts = replace(cnn_trace.facts, units=[])
     chainless = Trace(cnn_trace.operators, cnn_trace.tensors, facts)
     with pytest.raises(PlanError, match="does not show its units; use recompute none"):
         extrapolate(chainless, make_plan(recompute="full"), MODEL)
@@ -147,5 +148,5 @@ def test_an_attention_in_several_operators_is_found(transformer_trace):
         op_id=[len(rows) + i for i in range(len(rows))], phase="backward", forward_op_id=range(len(rows))
     ).iloc[::-1]  # fmt: skip
     operators = pd.concat([forward, backward], ignore_index=True)
-    found = plan_recomputation(Trace(operators, tensors, {"workload": "w"}), "selective")
+    found = plan_recomputation(Trace(operators, tensors, few_facts()), "selective")
     assert [(region.operators, region.stops_at) for region in found] == [((1, 2, 3), 4)]

@@ -18,19 +18,15 @@ def larger(cnn_trace):
     """The same workload at four times the batch; each operator took three times as long."""
     operators = resize_batch(cnn_trace.operators, 4)
     operators["device_ns"] *= 3
-    facts = {
-        **cnn_trace.facts,
-        "batch": 4 * BATCH,
-        "step_time_s": 3 * cnn_trace.facts["step_time_s"],
-    }
+    facts = replace(cnn_trace.facts, batch=4 * BATCH, step_time_s=3 * cnn_trace.facts.step_time_s)
     return Trace(operators, cnn_trace.tensors, facts)
 
 
 def test_an_exact_batch_is_taken_as_recorded(cnn_trace, larger):
     for trace in (cnn_trace, larger):
-        reference = choose_reference([larger, cnn_trace], trace.facts["batch"])
+        reference = choose_reference([larger, cnn_trace], trace.facts.batch)
         assert reference.trace is trace and reference.operators is trace.operators
-        assert reference.shares == {trace.facts["batch"]: 1.0}
+        assert reference.shares == {trace.facts.batch: 1.0}
 
 
 def test_between_two_traces_every_operator_is_interpolated(cnn_trace, larger):

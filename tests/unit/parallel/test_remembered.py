@@ -132,9 +132,9 @@ def test_graphs_are_the_same_with_and_without_a_memory(build: Callable[[Plan], T
 def test_a_changed_trace_is_another_one() -> None:
     """A copy with other facts must not be answered from the first one's results."""
     trace = load_trace("gpt2-tiny-b8")
-    units = trace.facts["units"]
+    units = trace.facts.units
     merged = [{"name": "both", "modules": [*units[0]["modules"], *units[1]["modules"]]}, *units[2:]]
-    other = replace(trace, facts={**trace.facts, "units": merged})
+    other = replace(trace, facts=replace(trace.facts, units=merged))
     with remembering(Memory()):
         assert assign_units(trace).max() == len(units) - 1
         assert assign_units(other).max() == len(units) - 2

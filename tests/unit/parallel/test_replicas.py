@@ -20,12 +20,12 @@ MIB = 2**20
 def as_gpu(trace: Trace, cpu_ns: int | None = None) -> Trace:
     """Return a trace as of a device beside its host."""
     operators = trace.operators if cpu_ns is None else trace.operators.assign(cpu_ns=cpu_ns)
-    facts = {**trace.facts, "device": "cuda", "tail_s": 0.0}
+    facts = replace(trace.facts, device="cuda", tail_s=0.0)
     return replace(trace, operators=operators, facts=facts)
 
 
 def parameter_bytes(trace):
-    return sum(g["size_bytes"] for g in trace.facts["gradients"])
+    return sum(g["size_bytes"] for g in trace.facts.gradients)
 
 
 def of_rank(graph, rank):
@@ -55,8 +55,7 @@ def test_a_step_moves_parameters_twice_and_samples_twice(cnn_trace, devices):
         return int(tasks.loc[tasks["name"] == name, "message_bytes"].sum())
 
     buffers = sum(
-        (1 if not b["shape"] else b["shape"][0]) * b["elem_bytes"]
-        for b in cnn_trace.facts["buffers"]
+        (1 if not b["shape"] else b["shape"][0]) * b["elem_bytes"] for b in cnn_trace.facts.buffers
     )
     assert moved("broadcast") == parameter_bytes(cnn_trace) + buffers
     assert moved("reduce") == parameter_bytes(cnn_trace)

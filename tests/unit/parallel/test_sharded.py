@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from captured import BATCH
@@ -29,7 +30,7 @@ def gpu_trace(transformer_trace):
     """The small transformer as if a device with streams had run it, launched at once."""
     operators = transformer_trace.operators.copy()
     operators["cpu_ns"] = 0
-    facts = {**transformer_trace.facts, "device": "cuda", "tail_s": 0.0}
+    facts = replace(transformer_trace.facts, device="cuda", tail_s=0.0)
     return Trace(operators, transformer_trace.tensors, facts)
 
 

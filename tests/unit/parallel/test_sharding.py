@@ -37,7 +37,7 @@ def tied_trace(tmp_path_factory):
 
 
 def with_facts(trace, **facts):
-    return Trace(trace.operators, trace.tensors, {**trace.facts, **facts})
+    return Trace(trace.operators, trace.tensors, replace(trace.facts, **facts))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_inner_units_are_sharded_alone_and_the_root_has_the_rest(transformer_tra
     units = build_units(transformer_trace)
     assert [unit.name for unit in units] == [*BLOCKS, ""]
     names = [p.name for unit in units for p in unit.parameters]
-    assert sorted(names) == sorted(p["name"] for p in transformer_trace.facts["parameters"])
+    assert sorted(names) == sorted(p["name"] for p in transformer_trace.facts.parameters)
     for unit in units[:-1]:
         assert all(p.name.startswith(f"{unit.name}.") for p in unit.parameters)
         phases = transformer_trace.operators["phase"]
@@ -64,19 +64,19 @@ def test_inner_units_are_sharded_alone_and_the_root_has_the_rest(transformer_tra
     assert (
         root.first_backward < second.first_backward <= second.last_backward < first.first_backward
     )
-    whole = sum(g["size_bytes"] for g in transformer_trace.facts["gradients"])
+    whole = sum(g["size_bytes"] for g in transformer_trace.facts.gradients)
     assert sum(unit.gathered_bytes(2) for unit in units) == whole
 
 
 def test_every_gradient_of_a_unit_is_ready_when_its_backward_ends(cnn_trace, transformer_trace):
     for trace in (cnn_trace, transformer_trace):
-        ready = {g["name"]: g["ready_after_op_id"] for g in trace.facts["gradients"]}
+        ready = {g["name"]: g["ready_after_op_id"] for g in trace.facts.gradients}
         for unit in build_units(trace)[:-1]:
             assert max(ready[p.name] for p in unit.parameters) <= unit.last_backward
 
 
 def test_what_has_no_gradient_is_gathered_and_not_reduced(transformer_trace):
-    gradients = transformer_trace.facts["gradients"]
+    gradients = transformer_trace.facts.gradients
     frozen = [g for g in gradients if g["name"] != "blocks.0.feed_forward.up.weight"]
     first, *_ = build_units(with_facts(transformer_trace, gradients=frozen))
     missing = next(g for g in gradients if g not in frozen)
@@ -84,7 +84,7 @@ def test_what_has_no_gradient_is_gathered_and_not_reduced(transformer_trace):
 
 
 def test_a_unit_that_shares_a_parameter_is_left_to_the_root(tied_trace):
-    units = tied_trace.facts["units"]
+    units = tied_trace.facts.units
     assert {unit.name for unit in build_units(tied_trace)} == {u["name"] for u in units[1:-1]} | {
         ""
     }
@@ -109,12 +109,12 @@ def test_a_model_without_blocks_is_one_unit_and_says_so(transformer_trace):
     operators = transformer_trace.operators.assign(module="")
     trace = replace(with_facts(transformer_trace, units=[]), operators=operators)
     (root,) = build_units(trace)
-    assert len(root.parameters) == len(transformer_trace.facts["parameters"])
+    assert len(root.parameters) == len(transformer_trace.facts.parameters)
     assert describe_units(trace) == "units: the whole model at once"
 
 
 def test_a_unit_whose_input_has_no_gradient_is_reduced_at_the_end(transformer_trace):
-    units = [{"name": "nothing", "modules": ["nothing"]}, *transformer_trace.facts["units"]]
+    units = [{"name": "nothing", "modules": ["nothing"]}, *transformer_trace.facts.units]
     found = build_units(with_facts(transformer_trace, units=units))
     assert [(u.name, u.in_graph) for u in found] == [
         ("embedding", False), ("blocks.0", True), ("blocks.1", True), ("", False),
@@ -216,7 +216,7 @@ def test_an_update_of_all_parameters_is_run_by_all(transformer_trace):
 def test_gradients_that_the_trace_does_not_join_are_found(transformer_trace):
     """A residual's sum runs between a normalisation's gradients and their accumulation."""
     found = find_gradients(transformer_trace)
-    told = {g["name"]: g["gradient_storage_id"] for g in transformer_trace.facts["gradients"]}
+    told = {g["name"]: g["gradient_storage_id"] for g in transformer_trace.facts.gradients}
     missing = [name for name, storage in told.items() if storage < 0]
     assert missing and all("norm" in name for name in missing)
     assert {name: found[name] for name in told if name not in missing} == {

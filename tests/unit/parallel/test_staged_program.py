@@ -140,7 +140,7 @@ def test_graphs_of_equal_stages_have_the_ideal_bubbles(transformer_trace):
     inside = operators["module"].str.startswith("blocks") & (operators["phase"] != "optimizer")
     operators["cpu_ns"] = 0
     operators["device_ns"] = np.where(inside & (operators["flop"] > 0), 10_000_000, 0)
-    even = Trace(operators, transformer_trace.tensors, {**transformer_trace.facts, "tail_s": 0})
+    even = Trace(operators, transformer_trace.tensors, replace(transformer_trace.facts, tail_s=0))
 
     def waits(name):
         plan = make_plan(pipeline=2, schedule=name, micro_batches=4, stages_per_rank=1)

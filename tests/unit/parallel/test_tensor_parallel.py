@@ -159,9 +159,9 @@ def test_vocabulary_parallel_splits_embedding_head_and_loss(transformer_trace):
 def test_a_vocabulary_that_does_not_divide_is_padded(transformer_trace):
     plan = make_plan(tensor=3, vocabulary_parallel=True)
     prepared = prepare_split(transformer_trace, plan)
-    sizes = {g["name"]: g["size_bytes"] for g in prepared.facts["gradients"]}
+    sizes = {g["name"]: g["size_bytes"] for g in prepared.facts.gradients}
     assert sizes["embedding.token.weight"] == sizes["head.vocabulary.weight"] == 129 * HIDDEN * 4
-    shapes = {p["name"]: p["shape"] for p in prepared.facts["parameters"]}
+    shapes = {p["name"]: p["shape"] for p in prepared.facts.parameters}
     assert shapes["embedding.token.weight"] == [129, HIDDEN]
     assert shapes["embedding.position.weight"] == [16, HIDDEN]
     graph = extrapolate(
@@ -203,8 +203,8 @@ def test_models_without_words_have_no_vocabulary(cnn_trace):
 def test_a_gradient_as_large_as_a_weight_is_no_part_of_it() -> None:
     """With as many tokens as outputs, the gradient of a layer's input has its weight's shape."""
     trace = load_trace("gpt2-tiny-b8")
-    row = trace.facts["row"]
-    assert int(trace.facts["batch"]) * int(row["sequence"]) == 4 * int(row["hidden"])
+    row = trace.facts.row
+    assert trace.facts.batch * int(row["sequence"]) == 4 * int(row["hidden"])
     tasks = extrapolate(trace, make_plan(tensor=2), ProportionalModel()).tasks
     sums = tasks[(tasks["rank"] == 0) & (tasks["name"] == "all_reduce")]
     assert sums.groupby("phase").size().to_dict() == {

@@ -43,7 +43,7 @@ def forms():
 
 def build(trace, plan):
     # Four units, two a stage: the loop and the lists are cut in the same place.
-    names = [unit["name"] for unit in trace.facts["units"]]
+    names = [unit["name"] for unit in trace.facts.units]
     size = -(-len(names) // plan.stages)
     stages = [names[i : i + size] for i in range(0, len(names), size)]
     return extrapolate(
@@ -86,11 +86,11 @@ def test_each_rank_does_the_work_of_its_parameters(name, form, forms):
     done = updates.assign(work_s=updates["duration_s"] - updates["op_id"].map(host_s))
     by_operator = done.groupby("op_id")["work_s"].sum()
     assert len(by_operator) == len(list_updates(trace.operators))
-    rules, parts = trace.facts["tensor_split"], plan.tensor
+    rules, parts = trace.facts.tensor_split, plan.tensor
     # Layers that are split are done once by all tensor ranks, the others once by each.
-    whole = sum(prod(p["shape"]) for p in trace.facts["parameters"])
+    whole = sum(prod(p["shape"]) for p in trace.facts.parameters)
     split = sum(
-        prod(p["shape"]) for p in trace.facts["parameters"]
+        prod(p["shape"]) for p in trace.facts.parameters
         if is_cut(p["name"], rules)
     )  # fmt: skip
     copies = 1 + (parts - 1) * (1 - split / whole)
@@ -116,7 +116,7 @@ def test_every_state_has_its_parameter(form, forms):
     owners = find_owners(trace).of_storage
     rows = trace.tensors.drop_duplicates("storage_id")
     states = rows[(rows["category"] == STATE) & rows["shape"].map(len).gt(0)]
-    parameters = trace.facts["parameters"]
+    parameters = trace.facts.parameters
     assert len(states) >= 2 * len(parameters)
     for storage, shape in zip(states["storage_id"], states["shape"], strict=True):
         assert list(shape) == parameters[owners[storage]]["shape"]

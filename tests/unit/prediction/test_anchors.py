@@ -102,7 +102,7 @@ def test_ranks_slow_each_other_only_while_both_compute(chained, factor):
 
 def test_modules_come_from_the_trace_that_the_graph_names():
     trace = load_trace("gpt2-tiny-b8")
-    small = replace(trace, facts={**trace.facts, "batch": 2})
+    small = replace(trace, facts=replace(trace.facts, batch=2))
     for batch, found in ((4, small), (16, trace)):  # two replicas
         graph = TaskGraphBuilder().build(GraphMetadata(plan=make_plan(data=2), batch=batch))
         assert choose_traced([trace, small], graph) is found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from few_facts import few_facts
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
@@ -42,7 +43,7 @@ def step():
         }
     )
     gradients = [{"module": "h.0.a", "size_bytes": 64, "ready_after_op_id": 1}]
-    return graph, timeline, Trace(operators, pd.DataFrame(), {"gradients": gradients})
+    return graph, timeline, Trace(operators, pd.DataFrame(), few_facts(gradients=gradients))
 
 
 def test_ranks_add_up_to_the_step(step):
@@ -81,7 +82,7 @@ def test_what_hides_communication_of_a_stage_is_all_that_its_rank_computes():
         start_s=[start for start, _ in times], end_s=[end for _, end in times]
     )[tables.TIMELINE.names]
     operators = pd.DataFrame({"module": ["h"], "phase": ["forward"], "output_shapes": [[[1]]]})
-    trace = Trace(operators, pd.DataFrame(), {})
+    trace = Trace(operators, pd.DataFrame(), few_facts())
     found = build_breakdown(graph, timeline, trace, "stage").set_index("name")
     assert found["communication_s"].tolist() == [4.0, 4.0, 0.0, 0.0]
     assert found["exposed_communication_s"].tolist() == [2.0, 4.0, 0.0, 0.0]

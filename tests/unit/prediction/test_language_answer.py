@@ -36,7 +36,7 @@ def prediction(folder):
 def test_a_model_stands_for_the_trace_of_the_micro_batch_that_the_plan_runs(folder, prediction):
     assert prediction.task_graph.metadata.batch == 8  # one sample a micro-batch
     larger = predict(folder, PLAN, "dgx-h100", batch=16, sequence=128, interval=False)
-    assert larger.step.traces[0].facts["batch"] == 2
+    assert larger.step.traces[0].facts.batch == 2
     with pytest.raises(InputError, match="sequence of a trace that was captured"):
         predict("gpt2-tiny-b8", make_plan(), "dgx-h100", sequence=128)
 

@@ -92,9 +92,9 @@ def measured(tmp_path_factory):
     traced = phase_times(trace)
     slower = {phase: 1.1 * time_s for phase, time_s in traced.items()}
     busy = [{phase: factor * time_s for phase, time_s in traced.items()} for factor in (1.3, 1.4)]
-    anchors = {"traced_step_s": trace.facts["step_time_s"], "single": slower, "busy": busy}
+    anchors = {"traced_step_s": trace.facts.step_time_s, "single": slower, "busy": busy}
     session = {
-        "workload": "gpt2-tiny", "device_names": [trace.facts["device_name"]] * 2,
+        "workload": "gpt2-tiny", "device_names": [trace.facts.device_name] * 2,
         "anchors": {"8": anchors},
     }  # fmt: skip
     home = folder / "results" / "measurements" / "gpt2-tiny"

@@ -296,7 +296,7 @@ EXPERIMENT = {"experiment": "gpt-ddp2", "workload": "gpt2-tiny", "plan": "ddp2",
 def write_files(folder):
     """Write a run of one experiment whose profile is its prediction, 10 % slower; return files and the step."""
     trace = load_trace("gpt2-tiny-b8")
-    trace = replace(trace, facts={**trace.facts, "workload": "gpt2-tiny"})
+    trace = replace(trace, facts=replace(trace.facts, workload="gpt2-tiny"))
     graph = extrapolate(trace, make_plan(data=2), ProportionalModel())
     origin = TimesOrigin("c", "measured", [])
     graph.metadata = replace(graph.metadata, experiment="gpt-ddp2", operator_times=origin)
@@ -320,7 +320,7 @@ def write_files(folder):
         + "]}"
     )
     home = folder / "measurements/gpt2-tiny"
-    batch = str(trace.facts["batch"])
+    batch = str(trace.facts.batch)
     told = {**graph.metadata.traced_phases_s[batch], "step": 1.0}
     write_json(home / "session.json", {"anchors": {batch: {"single": told, "busy": [told, told]}}})
     machine = load_platform(folder / "this-machine.yaml", 2)

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from trioflow.errors import TraceError
 from trioflow.report.trace_page import build_trace_page
 from trioflow.tables import read_table, records
-from trioflow.trace.store import UNTIMED, Trace, save_trace
+from trioflow.trace.facts import UNTIMED
+from trioflow.trace.store import Trace, save_trace
 from trioflow.trace.summary import coverage_of_trace, describe_step, summarise_trace
 
 
 def test_the_page_says_where_each_trace_comes_from_and_what_could_not_be_joined(
     tmp_path, cnn_trace, transformer_trace
 ):
-    facts = cnn_trace.facts | {"unjoined": ["3 device events (4 us) <lost>"], "warnings": ["old"]}
+    facts = replace(cnn_trace.facts, unjoined=["3 device events (4 us) <lost>"], warnings=["old"])
     save_trace(Trace(cnn_trace.operators, cnn_trace.tensors, facts), tmp_path / "first")
     save_trace(transformer_trace, tmp_path / "second")
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -43,8 +45,8 @@ def test_coverage_is_of_what_was_measured(cnn_trace):
     step = coverage_of_trace(cnn_trace)
     assert 0.5 < step < 1.0  # on a CPU the interpreter's time is covered by no operator
     operators, tensors, facts = cnn_trace.operators, cnn_trace.tensors, cnn_trace.facts
-    gpu = Trace(operators, tensors, facts | {"device": "cuda", "joined_share": 0.75})
+    gpu = Trace(operators, tensors, replace(facts, device="cuda", joined_share=0.75))
     assert coverage_of_trace(gpu) == 0.75
-    untimed = Trace(operators, tensors, facts | {"step_time_source": UNTIMED, "step_time_s": 0.0})
+    untimed = Trace(operators, tensors, replace(facts, step_time_source=UNTIMED, step_time_s=0.0))
     assert coverage_of_trace(untimed) is None
     assert "no times" in describe_step(summarise_trace(untimed, "x"))

@@ -4,6 +4,7 @@ import io
 import json
 
 import pytest
+from few_facts import few_facts
 from trioflow.cli.main import main
 from trioflow.cli.search import follow, sum_up
 from trioflow.sweeps.search import search
@@ -80,4 +81,4 @@ def test_warnings_that_differ_in_their_numbers_are_one():
 
 
 def test_other_models_are_searched_as_before():
-    assert choose_space({"workload": "resnet18"}) == Space()
+    assert choose_space(few_facts(workload="resnet18")) == Space()

@@ -160,21 +160,21 @@ def test_an_edit_that_holds_is_taken_and_said(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit_table("operators", put("device_ns", 1, 300_000))(folder)
-    (warning,) = load_trace(folder).facts["warnings"]
+    (warning,) = load_trace(folder).facts.warnings
     assert warning.startswith("operators.parquet was edited after the trace was captured")
     edit_facts(lambda facts: facts.update(seed=7))(folder)
-    (warning,) = load_trace(folder).facts["warnings"]
+    (warning,) = load_trace(folder).facts.warnings
     assert warning.startswith("trace.json and operators.parquet were edited")
     pack_trace(folder, folder.parent / "pack.zip")
-    assert load_trace(folder.parent / "pack.zip").facts["warnings"] == [warning]
+    assert load_trace(folder.parent / "pack.zip").facts.warnings == [warning]
     assert not main(["simulate", str(folder), "--platform", "cpu2-gloo", "--json"])
     assert warning in json.loads(capsys.readouterr().out)["warnings"]
     save_trace(load_trace(folder), folder)  # a new trace, whose facts say what it was made of
-    assert load_trace(folder).facts["warnings"] == [warning]
+    assert load_trace(folder).facts.warnings == [warning]
 
 
 def test_the_digests_are_of_the_form_in_which_facts_are_read(folder: Path) -> None:
     facts = read_json(folder / "trace.json")
     (folder / "trace.json").write_text(json.dumps(facts))  # another form of the same facts
-    assert load_trace(folder).facts["warnings"] == []
+    assert load_trace(folder).facts.warnings == []
     assert set(facts["digests"]) == {"operators.parquet", "tensors.parquet", "trace.json"}

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -64,12 +65,12 @@ def twice(change):
 
 def test_the_step_itself_is_imported_without_a_warning(load):
     trace = load()
-    assert trace.facts["warnings"] == []
+    assert trace.facts.warnings == []
     counts = trace.operators["phase"].value_counts()
     assert counts.to_dict() == {"forward": 3, "backward": 3, "optimizer": 1}
     assert trace.operators["device_ns"].sum() == 103_000
-    assert len(trace.facts["gradients"]) == 1
-    assert len(load(alone=True).facts["warnings"]) == 1
+    assert len(trace.facts.gradients) == 1
+    assert len(load(alone=True).facts.warnings) == 1
 
 
 BAD_PROFILES = {
@@ -143,7 +144,7 @@ def test_a_profile_without_shapes_of_one_operator_says_so(load):
     def change(profile, graph):
         del event(profile, "aten::relu")["args"]["Input type"]
 
-    warnings = load(change, alone=True).facts["warnings"]
+    warnings = load(change, alone=True).facts.warnings
     assert "1 of 7 operators have no tensors recorded" in warnings
 
 
@@ -164,7 +165,7 @@ def test_shapes_that_differ_between_steps_are_warned_of(load):
 
     trace = load(change)
     assert any(
-        "1 of 2 steps ran other operators, shapes or kernels" in w for w in trace.facts["warnings"]
+        "1 of 2 steps ran other operators, shapes or kernels" in w for w in trace.facts.warnings
     )
     assert trace.operators["device_ns"].sum() == 103_000
 
@@ -178,7 +179,7 @@ def test_a_batch_that_is_none_is_refused(load, batch, tmp_path):
 
 def test_a_batch_that_no_input_has_is_warned_of(load):
     trace = load(options=ImportOptions(batch=7, precision="fp32"))
-    assert any("no input has 7 samples" in w for w in trace.facts["warnings"])
+    assert any("no input has 7 samples" in w for w in trace.facts.warnings)
 
 
 # The folder that a capture fills
@@ -240,7 +241,7 @@ def test_a_trace_that_cannot_be_kept_leaves_nothing(tmp_path, cnn_trace):
     worse = cnn_trace.tensors.assign(elem_bytes=-4)
     with pytest.raises(TableError, match=r"tensors\.parquet.*row 0, column elem_bytes"):
         save_trace(Trace(cnn_trace.operators, worse, cnn_trace.facts), tmp_path / "a")
-    facts = {**cnn_trace.facts, "tail_s": float("inf")}
+    facts = replace(cnn_trace.facts, tail_s=float("inf"))
     with pytest.raises(TraceError, match=r"trace\.json, tail_s"):
         save_trace(Trace(cnn_trace.operators, cnn_trace.tensors, facts), tmp_path / "a")
     assert not (tmp_path / "a").exists()

@@ -96,7 +96,7 @@ def run_export_triosim(options: argparse.Namespace) -> None:
 
     trace = load_trace(options.trace)
     write_triosim(trace, Path(options.output))
-    print(f"{len(trace.operators)} operators of {trace.facts['workload']} in {options.output}")
+    print(f"{len(trace.operators)} operators of {trace.facts.workload} in {options.output}")
 
 
 def run_export_schedule(options: argparse.Namespace) -> None:

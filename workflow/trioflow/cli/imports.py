@@ -57,6 +57,6 @@ def run_import(options: argparse.Namespace) -> None:
         f"{row['workload']}, batch {row['batch']}: {len(trace.operators)} operators, {row['kernels']} kernels"
     )
     print(f"step: {describe_step(row)}")
-    for warning in trace.facts["warnings"]:
+    for warning in trace.facts.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"written: {options.output}\nnext: trioflow show {options.output}")

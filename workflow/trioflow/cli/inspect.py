@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from trioflow.cli.arguments import add_json_argument, add_model_arguments
@@ -14,19 +13,20 @@ from trioflow.costmodel.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.precision_recipes import choose_recipe
 from trioflow.tables import PHASES, records
+from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 from trioflow.trace.store import Trace, find_operators, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 from trioflow.units import format_bytes, format_count, format_time, ns_to_s
 
 
-def describe_model(facts: Mapping[str, Any]) -> str:
+def describe_model(facts: Facts) -> str:
     """Return the sizes of a language model and of its samples; empty for another trace."""
     told = read_language_model(facts)
-    if told is None:
+    if told is None or facts.language_model is None:
         return ""
-    recipe = choose_recipe(str(facts.get("precision_recipe", facts["precision"])))
-    attention = facts["language_model"]["attention"]
+    recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
+    attention = facts.language_model["attention"]
     return f"{told[0].describe()}; sequence {told[1]}, {recipe.describe()}, {attention} attention"
 
 
@@ -64,8 +64,8 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
     facts = trace.facts
     kept = ("device_name", "torch", "warnings", "unjoined", "language_model", "precision_recipe")
     return {
-        **summarise_trace(trace, str(facts["workload"])),
-        **{key: facts.get(key) for key in kept},
+        **summarise_trace(trace, facts.workload),
+        **{key: getattr(facts, key) for key in kept},
         "device_time_s": device_s,
         "operators": len(operators),
         "classes": rows,

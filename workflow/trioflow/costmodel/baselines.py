@@ -128,7 +128,7 @@ def fit_recorded(traces: Sequence[TraceLike]) -> RecordedModel:
         for shape, time_s in zip(_shapes(trace.operators), seconds, strict=True):
             times.setdefault(shape, []).append(time_s)
     medians = {shape: float(np.median(each)) for shape, each in times.items()}
-    return RecordedModel(medians, str(traces[0].facts["device_name"]) if traces else "")
+    return RecordedModel(medians, traces[0].facts.device_name if traces else "")
 
 
 @dataclass(frozen=True)

@@ -240,7 +240,7 @@ class DeviceData:
         """Read traces and single operators once, to fit them several times."""
         rows, facts = device_rows(traces)
         facts["traces"] = trace_names(traces)
-        device = str(traces[0].facts["device_name"])
+        device = traces[0].facts.device_name
         groups = rows.groupby(["trace", "phase", *IDENTITY, "time_s"], sort=False)
         numbers = groups.ngroup().to_numpy()
         first = np.flatnonzero(~pd.Series(numbers).duplicated().to_numpy())

@@ -16,7 +16,8 @@ from trioflow.costmodel.timed_trace import time_trace
 from trioflow.errors import InputError
 from trioflow.hardware.device_names import is_processor
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device, find_sheet
-from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.facts import UNTIMED
+from trioflow.trace.store import Trace
 
 EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
 
@@ -98,19 +99,19 @@ def prepare_device_times(
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
     _check_overrides(overrides, traces)
-    untimed = [trace.facts.get("step_time_source") == UNTIMED for trace in traces]
+    untimed = [trace.facts.step_time_source == UNTIMED for trace in traces]
     if any(untimed) and not all(untimed):
         raise InputError(
             "some of the traces hold no times", fix="give traces with times, or without"
         )
-    precision = str(traces[0].facts.get("precision") or FALLBACK_PRECISION)
-    traced = str(traces[0].facts["device_name"])
+    precision = str(traces[0].facts.precision or FALLBACK_PRECISION)
+    traced = traces[0].facts.device_name
     sheets = find_sheet(traced), find_sheet(device_name)
     same = traced == device_name or (sheets[0] is not None and sheets[0] == sheets[1])
     carried = not (untimed[0] or same or None in sheets)
     lent = not (untimed[0] or same or carried)
     # Times that stay those of the traced device are rescaled by that device's model.
-    on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts["device"] == "cuda"
+    on_gpu = not is_processor(device_name) if untimed[0] else traces[0].facts.device == "cuda"
     found = choose_operator_model(
         models, traced if lent else device_name, precision, on_gpu, find_mask(traces[0])
     )
@@ -154,7 +155,7 @@ def lend_recorded_times(
     InputError
         When a trace holds no times.
     """
-    if any(trace.facts.get("step_time_source") == UNTIMED for trace in traces):
+    if any(trace.facts.step_time_source == UNTIMED for trace in traces):
         raise InputError(f"the cost model {name!r} needs a trace with times")
     _check_overrides(overrides, traces)
     given = list(traces)
@@ -162,7 +163,7 @@ def lend_recorded_times(
     if overrides is not None:
         found.traces = [override_trace(given[0], overrides)]
         found.doubt(UNCALIBRATED)
-    traced = str(given[0].facts["device_name"])
+    traced = given[0].facts.device_name
     if traced != device_name:
         found.doubt(UNCALIBRATED, _of_another(traced, device_name))
     return found
@@ -260,9 +261,9 @@ def choose_operator_model(
 
 def find_mask(trace: Trace) -> bool | None:
     """Return whether a trace's attention is causal, as its capture or its workload says; None unknown."""
-    said = trace.facts.get("causal_attention")
-    if said is None:
-        said = dict(trace.facts.get("row") or {}).get("causal")
+    if trace.facts.causal_attention is not None:
+        return trace.facts.causal_attention
+    said = dict(trace.facts.row or {}).get("causal")
     return {"true": True, "false": False}.get(str(said).lower())
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
 from trioflow.plugins import load_plugin
+from trioflow.trace.facts import Facts
 
 ENTRY_POINTS = "trioflow.operator_models"
 """Group under which a package registers a fit function (:class:`OperatorModelFit`) by its name."""
@@ -25,8 +26,8 @@ class TraceLike(Protocol):
         ...
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """At least ``workload``, ``batch`` and ``device_name``."""
+    def facts(self) -> Facts:
+        """What is known of the step: its workload, batch and device at least."""
         ...
 
 

@@ -59,8 +59,8 @@ def fit_named_model(
         if not traces:
             raise InputError("there is no trace to fit")
         facts = traces[0].facts
-        precision = str(facts.get("precision") or FALLBACK_PRECISION)
-        limits = DeviceLimits.of(str(facts["device_name"]), precision)
+        precision = str(facts.precision or FALLBACK_PRECISION)
+        limits = DeviceLimits.of(facts.device_name, precision)
         return fit_device_model(traces, limits, method=method)
     if method not in METHOD_NAMES:
         return find_operator_model(method, METHOD_NAMES)(traces)
@@ -81,5 +81,5 @@ def make_unfitted_model(name: str, traces: Sequence[TraceLike]) -> OperatorModel
     if name == "recorded":
         return fit_recorded(traces)
     if name == "proportional":
-        return ProportionalModel(device_name=str(traces[0].facts["device_name"]))
+        return ProportionalModel(device_name=traces[0].facts.device_name)
     raise InputError(f"no model is called {name!r}", fix=f"use one of {', '.join(UNFITTED)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,13 @@ from trioflow.costmodel.new_gpu_rules import apply_rule, key_of, size_rows
 from trioflow.costmodel.step_anchor import anchor_step
 from trioflow.errors import InputError, TraceError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
-from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.facts import NAMES, UNTIMED, Facts
+from trioflow.trace.store import Trace
 from trioflow.units import s_to_ns
 from trioflow.workload_words import PRECISIONS
 
 DEFAULT_RULE = "ours"
 COMPUTE = "compute"
-FACT = "new_gpu"
-"""Fact of a trace whose times are predicted from another GPU's."""
 
 _OF_THE_SOURCE = (
     "measured_",
@@ -210,12 +209,12 @@ def retime_trace(
     Host times stay: another machine's processor is not known. The step's time
     changes as much as the device's time in operators does.
     """
-    source = find_device(str(trace.facts["device_name"]))
+    source = find_device(trace.facts.device_name)
     target = find_device(target) if isinstance(target, str) else target
     _check(trace)
     if source.name == target.name:
         return trace
-    precision = precision or trace.facts.get("precision")
+    precision = precision or trace.facts.precision
     if not precision:
         raise TraceError(
             "the trace does not say its precision", fix="import it again with --precision"
@@ -227,39 +226,41 @@ def retime_trace(
     )  # fmt: skip
     operators = _retime_operators(trace.operators, predicted["time_s"])
     facts = _retime_facts(trace, operators)
-    if "measured_end_to_end_s" in trace.facts:
+    if trace.facts.measured_end_to_end_s is not None:
         within = carry_step(trace, source, target, rule, str(precision), model)
-        facts["measured_end_to_end_s"] = float(within["time_s"].sum())
-        facts |= {k: trace.facts[k] for k in ("timer_floor_s",) if k in trace.facts}
+        measured_s = float(within["time_s"].sum())
+        facts = replace(
+            facts, measured_end_to_end_s=measured_s, timer_floor_s=trace.facts.timer_floor_s
+        )
     total_s = float(predicted["time_s"].sum())
     beyond_s = float(predicted.loc[predicted["extrapolated"].astype(bool), "time_s"].sum())
     low, high = model.step_interval(rule)
     label = label_new_gpu(source, target)
-    facts |= {
-        "device_name": target.driver_name,
-        FACT: {
+    facts = replace(
+        facts,
+        device_name=target.driver_name,
+        new_gpu={
             "label": label,
             "rule": rule,
-            "source_device": str(trace.facts["device_name"]),
+            "source_device": trace.facts.device_name,
             "target_device": target.driver_name,
             "interval": [low, high],
             "interval_basis": f"rule {rule}: {model.facts.get('intervals', 'held out')}",
             "extrapolated_share": beyond_s / total_s if total_s else 0.0,
             "traced": _traced(trace.facts),
         },
-        "warnings": [
-            *trace.facts.get("warnings", []),
+        warnings=trace.facts.warn(
             f"{label}: compute times are predicted by the rule {rule!r} from data sheets "
             f"(80 % interval {low - 1:+.0%} to {high - 1:+.0%}), not measured; "
-            "host times are those of the traced machine",
-        ],
-    }
+            "host times are those of the traced machine"
+        ),
+    )
     return Trace(operators, trace.tensors, facts)
 
 
-def new_gpu_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
+def new_gpu_interval(facts: Facts) -> tuple[float, float]:
     """Return the 80 % interval that a trace's facts give its compute, relative; (1, 1) if traced."""
-    told = facts.get(FACT)
+    told = facts.new_gpu
     if not told:
         return 1.0, 1.0
     low, high = told["interval"]
@@ -267,11 +268,11 @@ def new_gpu_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _check(trace: Trace) -> None:
-    if trace.facts.get("step_time_source") == UNTIMED:
+    if trace.facts.step_time_source == UNTIMED:
         raise TraceError("the trace holds no times that another GPU's could follow from")
-    if FACT in trace.facts:
+    if trace.facts.new_gpu is not None:
         raise TraceError(
-            f"the trace's times are themselves predicted ({trace.facts[FACT]['label']})",
+            f"the trace's times are themselves predicted ({trace.facts.new_gpu['label']})",
             fix="start from the trace that was captured",
         )
 
@@ -288,26 +289,29 @@ def _retime_operators(operators: pd.DataFrame, time_s: pd.Series[float]) -> pd.D
     return result
 
 
-def _retime_facts(trace: Trace, operators: pd.DataFrame) -> dict[str, Any]:
+def _retime_facts(trace: Trace, operators: pd.DataFrame) -> Facts:
     """Return the facts with the step's times changed as the operators' are."""
     before_s = float(trace.operators["device_ns"].sum()) * 1e-9
     after_s = float(operators["device_ns"].sum()) * 1e-9
-    step_s = float(trace.facts["step_time_s"])
+    step_s = float(trace.facts.step_time_s)
     # Where operators overlap, their sum exceeds the step, which then changes in proportion.
     new_s = step_s + after_s - before_s if step_s >= before_s else step_s * after_s / before_s
-    facts = {k: v for k, v in trace.facts.items() if not k.startswith(_OF_THE_SOURCE)}
-    facts["step_time_s"] = new_s
-    if facts.get("step_times_s"):
-        facts["step_times_s"] = [float(t) * new_s / step_s for t in facts["step_times_s"]]
-    if "busy_s" in facts:
-        facts["busy_s"] = float(facts["busy_s"]) * after_s / before_s
+    of_the_source: dict[str, Any] = dict.fromkeys(
+        name for name in NAMES if name.startswith(_OF_THE_SOURCE)
+    )
+    facts = replace(trace.facts, step_time_s=new_s, **of_the_source)
+    if facts.step_times_s:
+        times = [float(t) * new_s / step_s for t in facts.step_times_s]
+        facts = replace(facts, step_times_s=times)
+    if facts.busy_s is not None:
+        facts = replace(facts, busy_s=float(facts.busy_s) * after_s / before_s)
     return facts
 
 
-def _traced(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _traced(facts: Facts) -> dict[str, Any]:
     """Return the plain facts that hold for the traced GPU only."""
     names = ("step_time_s", "busy_s")
     return {
-        key: value for key, value in sorted(facts.items())
+        key: value for key, value in sorted(facts.to_dict().items())
         if (key in names or key.startswith(_OF_THE_SOURCE)) and isinstance(value, int | float | str)
     }  # fmt: skip

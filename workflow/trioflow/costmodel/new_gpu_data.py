@@ -70,8 +70,8 @@ def load_cases(data_folder: str | Path) -> list[Case]:
     cases = []
     for path in load_catalogue().held_files(data_folder, MODEL_TABLES, ".csv"):
         trace = import_neusight(path, ImportOptions())
-        device = find_device(str(trace.facts["device_name"]))
-        model, mode = str(trace.facts["model"]), str(trace.facts["mode"])
+        device = find_device(trace.facts.device_name)
+        model, mode = str(trace.facts.model), str(trace.facts.mode)
         cases.append(Case(model, path.stem, mode, device, trace))
     if not cases:
         raise InputError(
@@ -93,7 +93,7 @@ def floor_of(trace: Trace) -> float:
     What the source's timer shows where nothing runs, or else the shortest
     recorded time.
     """
-    told = trace.facts.get("timer_floor_s")
+    told = trace.facts.timer_floor_s
     return float(told) if told else shortest_time_s(trace.operators)
 
 
@@ -138,7 +138,7 @@ def _benchmark_tables(data_folder: str | Path, driver_name: str) -> list[pd.Data
 def _case_rows(case: Case) -> pd.DataFrame:
     return _collapse(
         size_rows(case.trace.operators), device=case.device.name, workload=case.workload,
-        case=case.name, precision=str(case.trace.facts["precision"]), floor_s=floor_of(case.trace),
+        case=case.name, precision=str(case.trace.facts.precision), floor_s=floor_of(case.trace),
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def resize_steps(data_folder: str | Path, pairs: pd.DataFrame) -> pd.DataFrame:
             continue
         source = next(each for each in others if each.name == name)
         for before, after in _batch_pairs(device):
-            workload = str(before.facts["workload"])
+            workload = before.facts.workload
             if name not in known:
                 alone = source.benchmarks()
                 known[name] = DeviceData.prepare(source.traces, source.limits, alone)
@@ -69,14 +69,14 @@ def resize_steps(data_folder: str | Path, pairs: pd.DataFrame) -> pd.DataFrame:
             derived = derive_operator_model(
                 models[name, workload], target, precision=FALLBACK_PRECISION, model=rule
             )
-            factor = int(after.facts["batch"]) / int(before.facts["batch"])
+            factor = after.facts.batch / before.facts.batch
             found = derived.rescale(before.operators, resize(before.operators, factor))
             rows.append(
                 {
                     "device": device.name, "source": name, "chip": target.chip,
-                    "workload": workload, "mode": before.facts["mode"],
-                    "case": f"{workload} {before.facts['mode']} {before.facts['batch']} ->"
-                    f" {after.facts['batch']}",
+                    "workload": workload, "mode": before.facts.mode,
+                    "case": f"{workload} {before.facts.mode} {before.facts.batch} ->"
+                    f" {after.facts.batch}",
                     "recorded_s": float(before.operators["device_ns"].sum()) * 1e-9,
                     "held_out_s": float(found["time_s"].sum()),
                     "time_s": float(after.operators["device_ns"].sum()) * 1e-9,
@@ -93,9 +93,12 @@ def fit_resizing(resized: pd.DataFrame) -> StepBand:
 
 def _batch_pairs(device: PublishedDevice) -> Iterator[tuple[Trace, Trace]]:
     """Yield every two steps of one model and mode at different batches, in both orders."""
-    tables = [trace for trace in device.traces if "mode" in trace.facts]
+    tables = [trace for trace in device.traces if trace.facts.mode is not None]
     for before in tables:
         for after in tables:
-            alike = all(before.facts[k] == after.facts[k] for k in ("workload", "mode"))
-            if alike and before.facts["batch"] != after.facts["batch"]:
+            alike = (before.facts.workload, before.facts.mode) == (
+                after.facts.workload,
+                after.facts.mode,
+            )
+            if alike and before.facts.batch != after.facts.batch:
                 yield before, after

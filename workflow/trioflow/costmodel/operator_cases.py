@@ -16,7 +16,6 @@ from trioflow.trace.store import Trace
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
 SUM, END_TO_END, OPERATOR = "operator_sum", "end_to_end", "operator"
-_MEASURED = {"": "end_to_end", "forward": "forward", "backward": "backward"}
 Row = dict[str, Any]
 
 
@@ -51,9 +50,9 @@ class Case:
 
 def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trace) -> list[Row]:
     """Return the rows of one ordered pair of batches."""
-    before, after = int(source.facts["batch"]), int(target.facts["batch"])
-    mode = str(source.facts.get("mode", "train"))
-    name = f"{source.facts['workload']} {mode} {before} -> {after}"
+    before, after = source.facts.batch, target.facts.batch
+    mode = str(source.facts.mode or "train")
+    name = f"{source.facts.workload} {mode} {before} -> {after}"
     case = Case(BATCH_CHANGE, model, name, device, f"recorded at batch {before}")
     recorded = recorded_times(source.operators).to_numpy(np.float64)
     if model == "recorded":
@@ -65,8 +64,8 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
     for phase in ("", "forward", "backward"):
         mine, theirs = _phase(source.operators, phase), _phase(target.operators, phase)
         oracle_s = float(recorded_times(target.operators).to_numpy()[theirs].sum())
-        measured_s = target.facts.get(f"measured_{_MEASURED[phase]}_s")
-        known_s = source.facts.get(f"measured_{_MEASURED[phase]}_s")
+        measured_s = _measured_s(target, phase)
+        known_s = _measured_s(source, phase)
         group = f"{mode} {phase}".strip()
         if not mine.any() or not theirs.any():
             continue
@@ -94,8 +93,8 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
 def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row]:
     """Return the rows of one step that is predicted from shapes alone."""
     operators = trace.operators[trace.operators["device_ns"] > 0].reset_index(drop=True)
-    mode = str(trace.facts.get("mode", "train"))
-    name = f"{trace.facts['workload']} {mode} {trace.facts['batch']}"
+    mode = str(trace.facts.mode or "train")
+    name = f"{trace.facts.workload} {mode} {trace.facts.batch}"
     case = Case(LEFT_OUT, model, name, device, "the device's other workloads")
     if model == "recorded":
         known = fitted.known(operators)
@@ -114,7 +113,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
         answer = time_s * _step_factors(model, fitted, "predict", 1.0)
         group = f"{mode} {phase}".strip()
         rows.append(case.row(group, SUM, oracle_s, answer, oracle_s=oracle_s, extrapolated=outside))
-        measured_s = trace.facts.get(f"measured_{_MEASURED.get(phase, 'none')}_s")
+        measured_s = _measured_s(trace, phase)
         if measured_s:
             rows.append(
                 case.row(
@@ -205,3 +204,13 @@ def describe_sizes(shapes: Any) -> str:
     """Return shapes in words, shortened for operators over lists of tensors."""
     texts = ["x".join(str(int(size)) for size in shape) or "1" for shape in shapes]
     return ", ".join(texts[:4]) + (f", ... ({len(texts)} tensors)" if len(texts) > 4 else "")
+
+
+def _measured_s(trace: Trace, phase: str) -> float | None:
+    """Return what the source measured of a phase, or of the whole step [s]."""
+    facts = trace.facts
+    return {
+        "": facts.measured_end_to_end_s,
+        "forward": facts.measured_forward_s,
+        "backward": facts.measured_backward_s,
+    }.get(phase)

@@ -13,7 +13,7 @@ from trioflow import tables
 from trioflow.costmodel.features import FEATURES, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.products import PRODUCTS, product_columns
-from trioflow.errors import InputError, TableError, TraceError
+from trioflow.errors import InputError, TableError
 from trioflow.units import ns_to_s
 
 Names = npt.NDArray[np.object_]
@@ -49,8 +49,8 @@ def collect_rows(traces: Sequence[TraceLike], *, products: bool = False) -> pd.D
         When an operator table lacks a column, or a value is out of range.
     """
     frames = []
-    ordered = sorted(traces, key=lambda trace: (_fact(trace, "workload"), _batch(trace)))
-    devices = sorted({_fact(trace, "device_name") for trace in ordered})
+    ordered = sorted(traces, key=lambda trace: (trace.facts.workload, trace.facts.batch))
+    devices = sorted({trace.facts.device_name for trace in ordered})
     if len(devices) > 1:
         raise InputError(
             f"traces of several devices in one fit: {'; '.join(devices)}",
@@ -58,12 +58,12 @@ def collect_rows(traces: Sequence[TraceLike], *, products: bool = False) -> pd.D
         )
     for number, trace in enumerate(ordered):
         frame = trace_rows(trace.operators, products=products)
-        frame.insert(0, "workload", _fact(trace, "workload"))
-        frame.insert(1, "batch", _batch(trace))
+        frame.insert(0, "workload", trace.facts.workload)
+        frame.insert(1, "batch", trace.facts.batch)
         frame.insert(2, "trace", number)
-        frame["mode"] = str(trace.facts.get("mode", "train"))
-        frame["precision"] = str(trace.facts.get("precision", ""))
-        frame["timed"] = "calls" if "timer_floor_s" in trace.facts else "kernels"
+        frame["mode"] = str(trace.facts.mode or "train")
+        frame["precision"] = str(trace.facts.precision or "")
+        frame["timed"] = "calls" if trace.facts.timer_floor_s is not None else "kernels"
         frames.append(frame)
     if not frames or not sum(len(frame) for frame in frames):
         raise InputError("no operator to fit", fix="give at least one trace with operators")
@@ -202,19 +202,6 @@ def _join(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     return left.merge(b[IDENTITY].assign(target=b.index), on=IDENTITY)
 
 
-def _fact(trace: TraceLike, name: str) -> str:
-    if name not in trace.facts:
-        raise TraceError(f"a trace lacks the fact {name!r}", fix="capture or import it again")
-    return str(trace.facts[name])
-
-
-def _batch(trace: TraceLike) -> int:
-    text = _fact(trace, "batch")
-    if not text.isdigit() or int(text) < 1:
-        raise TraceError(f"a trace's batch is {text!r}", fix="give a positive number of samples")
-    return int(text)
-
-
 def trace_names(traces: Iterable[TraceLike]) -> list[str]:
     """Return workload and batch of each trace, sorted, for the stamp of a model."""
-    return sorted(f"{_fact(trace, 'workload')}-b{_batch(trace)}" for trace in traces)
+    return sorted(f"{trace.facts.workload}-b{trace.facts.batch}" for trace in traces)

@@ -325,7 +325,7 @@ def fit_operator_model(
     resized = held.pairs[~held.pairs["unchanged"].astype(bool)]
     model = OperatorCostModel(
         method=method,
-        device_name=str(traces[0].facts["device_name"]),
+        device_name=traces[0].facts.device_name,
         curves=curves,
         predict_bands=fit_bands(held.rows, held.basis),
         rescale_bands=fit_bands(resized, held.basis),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -228,18 +228,20 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
     operators["device_ns"] = after
     operators["start_ns"] = np.maximum(operators["start_ns"].to_numpy(np.int64) + shift, 0)
     gone_s = float((after - before).sum()) * 1e-9
-    step_s = max(float(trace.facts["step_time_s"]) + gone_s, float(after.sum()) * 1e-9)
+    step_s = max(float(trace.facts.step_time_s) + gone_s, float(after.sum()) * 1e-9)
     share = float(after[changed].sum()) / max(float(after.sum()), 1.0)
-    facts = {
-        **{name: told for name, told in trace.facts.items() if not name.startswith("measured_")},
-        "step_time_s": step_s,
-        "step_times_s": [],
-        "warnings": [
-            *trace.facts.get("warnings", []),
+    facts = replace(
+        trace.facts,
+        measured_end_to_end_s=None,
+        measured_forward_s=None,
+        measured_backward_s=None,
+        step_time_s=step_s,
+        step_times_s=[],
+        warnings=trace.facts.warn(
             f"{int(changed.sum())} operators ({share:.0%} of the compute) have times from "
-            f"{overrides.file.name}, without an interval",
-        ],
-    }
+            f"{overrides.file.name}, without an interval"
+        ),
+    )
     return Trace(operators, trace.tensors, facts)
 
 

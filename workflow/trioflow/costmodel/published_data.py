@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -59,7 +59,9 @@ class PublishedDevice:
 
     def sources(self) -> dict[str, str]:
         """Return the digest of every file that the measurements come from, by relative path."""
-        files = {Path(str(file)) for trace in self.traces for file in trace.facts["source_files"]}
+        files = {
+            Path(str(file)) for trace in self.traces for file in trace.facts.source_files or ()
+        }
         for part in (TRAIN, TEST):
             files |= set(benchmark_files(self.folder, part, self.name))
         return {
@@ -110,9 +112,7 @@ def _neusight(path: Path, device: str) -> Trace:
     """Return a table's trace, named by its model."""
     trace = import_neusight(path, ImportOptions())
     files = [path, path.with_suffix(".json")]
-    trace.facts |= {
-        "workload": trace.facts["model"], "device_name": device, "source_files": files,
-    }  # fmt: skip
+    trace.facts = replace(trace.facts, workload=str(trace.facts.model), device_name=device, source_files=files)  # fmt: skip
     return trace
 
 
@@ -134,6 +134,6 @@ def load_triosim(data_folder: str | Path) -> list[Trace]:
     traces = []
     for row, files in found:
         trace = import_row(files, row)
-        trace.facts["source_files"] = files
+        trace.facts = replace(trace.facts, source_files=files)
         traces.append(trace)
     return traces

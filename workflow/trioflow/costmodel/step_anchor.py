@@ -129,7 +129,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
     """
     if way not in WAYS:
         raise InputError(f"no way to anchor is called {way!r}", fix=f"use {', '.join(WAYS)}")
-    step_s = trace.facts.get("measured_end_to_end_s")
+    step_s = trace.facts.measured_end_to_end_s
     if step_s is None or way == NONE:
         return StepAnchor()
     time_s = trace.operators["device_ns"].to_numpy(np.float64) * 1e-9
@@ -138,9 +138,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
         raise InputError("a trace without times has no step to anchor")
     timer_s = 0.0
     if way == TIMER and total_s > step_s:
-        timer_s = min(
-            float(trace.facts.get("timer_floor_s") or 0.0), (total_s - float(step_s)) / timed
-        )
+        timer_s = min(float(trace.facts.timer_floor_s or 0.0), (total_s - float(step_s)) / timed)
     left_s = float(StepAnchor(timer_s).apply(time_s).sum())
     return StepAnchor(timer_s, float(step_s) / left_s)
 
@@ -219,7 +217,7 @@ def judge_anchors(
     dict
         ``measured_s`` and, for each of ``WAYS``, its prediction [s].
     """
-    answers: dict[str, Any] = {"measured_s": float(target.facts["measured_end_to_end_s"])}
+    answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
     for way in WAYS:
         anchor = anchor_step(source, way)
         told = AnchoredModel(model, anchor).rescale(source.operators, resized)

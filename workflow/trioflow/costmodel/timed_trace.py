@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -14,13 +13,12 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
 from trioflow.costmodel.new_gpu import new_gpu_interval
 from trioflow.costmodel.overrides import Overrides, apply_overrides
+from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 from trioflow.units import ns_to_s, s_to_ns
 
 PREDICTED = "predicted"
 """The fact ``step_time_source`` of a trace whose times a model gave."""
-FACT = "predicted_times"
-"""The fact that holds the interval of such times."""
 NO_HOST = "; host time is not part of them"
 """How the warning of such times ends where the platform does not say what a launch takes."""
 
@@ -101,20 +99,20 @@ def time_trace(
     share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(
         total_s, 1e-12
     )
-    facts = {
-        **trace.facts,
-        "device": device, "device_name": device_name,
-        "step_time_s": float(ends.iloc[-1]) / 1e9 if len(ends) else 0.0,
-        "step_time_source": PREDICTED,
-        "step_times_s": [],
-        FACT: {"interval": [low, high], "basis": model.step_interval_basis("predict"),
-               "extrapolated_share": share},
-        "warnings": [
-            *trace.facts.get("warnings", []),
+    basis = model.step_interval_basis("predict")
+    facts = replace(
+        trace.facts,
+        device=device,
+        device_name=device_name,
+        step_time_s=float(ends.iloc[-1]) / 1e9 if len(ends) else 0.0,
+        step_time_source=PREDICTED,
+        step_times_s=[],
+        predicted_times={"interval": [low, high], "basis": basis, "extrapolated_share": share},
+        warnings=trace.facts.warn(
             f"no time was recorded: all are predicted by the cost model of {device_name}, "
-            f"{share:.0%} of them outside the sizes that it was fitted to{NO_HOST}",
-        ],
-    }  # fmt: skip
+            f"{share:.0%} of them outside the sizes that it was fitted to{NO_HOST}"
+        ),
+    )
     return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
 
 
@@ -134,7 +132,7 @@ def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats
     The recorded one; where times were predicted, ``launch_s`` of each that runs
     on the device: PyTorch's host time of a view is a small part of a kernel's.
     """
-    if trace.facts.get("step_time_source") == PREDICTED and launch_s:
+    if trace.facts.step_time_source == PREDICTED and launch_s:
         return np.where(operators["device_ns"].to_numpy() > 0, launch_s, 0.0)
     return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
 
@@ -145,13 +143,13 @@ def mention_launches(warnings: Sequence[str], launch_s: float) -> list[str]:
     return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
 
 
-def times_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
+def times_interval(facts: Facts) -> tuple[float, float]:
     """Return the 80 % interval, relative, of times that were not recorded on their device.
 
     Times carried over from another GPU, and times that a model gave, have one
     in the facts of their trace; recorded times have (1, 1).
     """
-    told = facts.get(FACT)
+    told = facts.predicted_times
     if told:
         low, high = told["interval"]
         return float(low), float(high)

@@ -69,7 +69,7 @@ def size_trace(traces: Sequence[Trace], plan: Plan, batch: int) -> Trace:
     """
     samples = batch / (plan.data * plan.micro_batches)
     trace = choose_reference(traces, samples).trace
-    factor = samples / int(trace.facts["batch"])
+    factor = samples / trace.facts.batch
     split = split_for_plan(prepare_split(trace, plan), plan)
     operators = resize_batch(split.operators, factor)
     same = factor == 1.0 and plan.tensor == 1
@@ -279,7 +279,7 @@ class _Export:
 
     def _describe(self, rank: int) -> Any:
         message = new_metadata()
-        facts = self.source.facts if self.source else {}
+        facts = self.source.facts.to_dict() if self.source else {}
         metadata = self.metadata
         known = {"workload": metadata.workload, "device_name": metadata.device_name}
         told: dict[str, Any] = {

@@ -15,13 +15,14 @@ from typing import Any
 from trioflow.errors import TraceError
 from trioflow.provenance import atomic_path
 from trioflow.tables import records
+from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.triosim_tables import (
     TENSOR_COLUMNS,
     TENSOR_FILE,
     TRACE_COLUMNS,
     TRACE_FILE,
 )
-from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.store import Trace
 
 _DEVICE = 0
 
@@ -57,14 +58,14 @@ def write_triosim(trace: Trace, folder: str | Path) -> None:
     Times are whole microseconds, rounded so that the sum over the operators is
     kept: the end of each operator is rounded, not its duration. Where the
     trace does not know an operator's first kernel start and last kernel end
-    (``facts["span_ns"]``), both time columns are equal. Where it does not say
+    (``facts.span_ns``), both time columns are equal. Where it does not say
     which operators TrioSim's tensor parallelism splits
-    (``facts["tp_flagged"]``), these are the products and convolutions with a
+    (``facts.tp_flagged``), these are the products and convolutions with a
     parameter and their gradients.
     """
-    if trace.facts.get("step_time_source") == UNTIMED:
+    if trace.facts.step_time_source == UNTIMED:
         raise TraceError(
-            f"the trace of {trace.facts['workload']} holds no times, TrioSim needs them",
+            f"the trace of {trace.facts.workload} holds no times, TrioSim needs them",
             fix="export a trace that was captured on a device",
         )
     rows = records(trace.operators)
@@ -90,7 +91,7 @@ def _operator_lines(
     """Yield the rows of ``trace.csv``."""
     elements = [_count(tensor) for tensor in tensors]
     busy_us = _to_whole_us([row["device_ns"] for row in rows])
-    spans = trace.facts.get("span_ns", [])
+    spans = trace.facts.span_ns or []
     known = len(spans) == len(rows)
     span_us = _to_whole_us(spans) if known else busy_us
     flagged = _find_flagged(trace, rows, tensors)
@@ -148,8 +149,8 @@ def _find_flagged(
     trace: Trace, rows: list[dict[str, Any]], tensors: list[dict[str, Any]]
 ) -> set[int]:
     """Return the operators that TrioSim's tensor parallelism splits."""
-    if "tp_flagged" in trace.facts:
-        return set(trace.facts["tp_flagged"])
+    if trace.facts.tp_flagged is not None:
+        return set(trace.facts.tp_flagged)
     found: set[int] = set()
     for row in rows:
         reads = any(tensors[i]["category"] == "parameter" for i in row["input_ids"])

@@ -84,11 +84,11 @@ def make_case(
     batch : int, optional
         Samples of the whole step; the trace's for each replica by default.
     """
-    batch = int(trace.facts["batch"]) * plan.data if batch is None else batch
+    batch = trace.facts.batch * plan.data if batch is None else batch
     times = DeviceTimes([trace], model, "captured")
     told = build_graph(times, plan, batch=batch).metadata
     stages = told.stages if plan.pipeline > 1 else []
-    return MemoryCase(trace.facts["row"], plan, batch, stages, told.memory)
+    return MemoryCase(trace.facts.row or {}, plan, batch, stages, told.memory)
 
 
 def compare_peaks(cases: Iterable[MemoryCase], device: str = "cpu") -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,6 +53,7 @@ from trioflow.parallel.tensor_split import TensorSplit
 from trioflow.parallel.updates import predict_updates, split_updates
 from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.tables import PHASES
+from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 from trioflow.units import ns_to_s, s_to_ns
 
@@ -116,7 +116,7 @@ def extrapolate(
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
     plan = fit_vocabulary(plan, given[0])
-    batch = int(given[0].facts["batch"]) * plan.data if batch is None else batch
+    batch = given[0].facts.batch * plan.data if batch is None else batch
     repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
     batch += repeated
     check_plan(plan, given[0], batch)
@@ -129,7 +129,7 @@ def extrapolate(
     replicas = replica_sizes(plan, batch) if plan.replication == "dp" else []
     # Of DataParallel, each replica's own samples and the whole batch of the loss.
     counts = [*replicas, batch] if replicas else sizes
-    factors = [count / int(trace.facts["batch"]) for count in counts]
+    factors = [count / trace.facts.batch for count in counts]
     split = split_updates(trace, plan, split_for_plan(trace, plan))
     launch_s = float((host or {}).get("launch_s", 0.0))
     times, extrapolated = _predict_times(reference, split.operators, factors, model, launch_s)
@@ -172,7 +172,7 @@ def extrapolate(
             memory_curves=take_curves(memory),
             memory=memory,
             warnings=[
-                *mention_launches(trace.facts.get("warnings", []), launch_s),
+                *mention_launches(trace.facts.warnings, launch_s),
                 *describe_anchor(anchor),
                 *_size_warnings(schedule, sizes),
                 *_repeat_warnings(repeated, batch, plan),
@@ -188,7 +188,7 @@ def _set_up_builder(
     host: dict[str, float], mode: str,
 ) -> ProgramBuilder:  # fmt: skip
     """Return the builder of the ranks' programs, with what the plan offloads."""
-    tail_s = float(trace.facts.get("tail_s", 0.0)) * (mode == TRAIN)
+    tail_s = float(trace.facts.tail_s or 0.0) * (mode == TRAIN)
     builder = ProgramBuilder(plan, trace.operators, times, tail_s, host, schedule)
     builder.mode, builder.split = mode, split
     builder.rates = read_host_rates(plan, host)
@@ -203,19 +203,19 @@ def _describe_step(
     given: Sequence[Trace], reference: Reference, plan: Plan, batch: int, mode: str
 ) -> GraphMetadata:
     """Return what was asked for, what it starts from, and the baseline that shares out the work."""
-    share = batch / int(given[0].facts["batch"]) / plan.ranks
+    share = batch / given[0].facts.batch / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
-    step_s = float(given[0].facts["step_time_s"])
+    step_s = float(given[0].facts.step_time_s)
     return GraphMetadata(
-        workload=reference.trace.facts["workload"],
+        workload=reference.trace.facts.workload,
         plan=plan,
         plan_text=f"{describe_plan(plan, batch)}{gathered}{WORDS[mode]}",
         ranks=plan.ranks,
         batch=batch,
         traced_batches=sorted(reference.shares),
         trace_shares={str(b): part for b, part in reference.shares.items()},
-        traced_phases_s={str(t.facts["batch"]): phase_times(t) for t in given},
-        device_name=reference.trace.facts["device_name"],
+        traced_phases_s={str(t.facts.batch): phase_times(t) for t in given},
+        device_name=reference.trace.facts.device_name,
         mode=mode,
         baseline_step_time_s=step_s * share * part_of_step(given[0], mode),
     )
@@ -249,10 +249,10 @@ def _least_half_width(
         PIPELINE: plan.pipeline > 1,
     }
     left = [way for way, leaves in ways.items() if leaves]
-    alone = way_to_step == UNANCHORED or "measured_end_to_end_s" not in facts
-    if left and alone and facts.get("step_time_source") == "busy":
+    alone = way_to_step == UNANCHORED or facts.measured_end_to_end_s is None
+    if left and alone and facts.step_time_source == "busy":
         left.append(ALONE)
-    kind, workload = str(facts.get("device", "cpu")), str(facts.get("model") or facts["workload"])
+    kind, workload = str(facts.device or "cpu"), str(facts.model or facts.workload)
     return least_half_width(left, kind, workload, plan.ranks)
 
 
@@ -282,7 +282,7 @@ def _predict_for(
     host_s = host_times(reference.trace, reference.operators, launch_s)
     target = resize_batch(operators, factor)
     device_s, beyond = predict_operator_times(reference.operators, target, model)
-    return OperatorTimes(device_s, host_s, reference.trace.facts.get("device") == "cuda"), beyond
+    return OperatorTimes(device_s, host_s, reference.trace.facts.device == "cuda"), beyond
 
 
 @remembered
@@ -312,9 +312,9 @@ def rescale_distance(
     return float(np.log(rescaled_s / recorded_s)) if recorded_s > 0 and rescaled_s > 0 else 0.0
 
 
-def repeat_interval(facts: Mapping[str, Any]) -> tuple[float, float]:
+def repeat_interval(facts: Facts) -> tuple[float, float]:
     """Return the 80 % interval of the traced step's repeats, relative to their median."""
-    times = facts.get("step_times_s") or []
+    times = facts.step_times_s or []
     if len(times) < 3:
         return (1.0, 1.0)
     low, middle, high = np.quantile(times, [0.1, 0.5, 0.9])

@@ -175,7 +175,7 @@ def gather_rules(trace: Trace) -> dict[str, str]:
     by_rows = {layer.weight for layer in layers if layer.op_id in lookups}
     kinds = {layer.weight: "row" if layer.weight in by_rows else "column" for layer in layers}
     rules = {layer.module: kinds[layer.weight] for layer in layers}
-    for gradient in trace.facts.get("gradients", []):
+    for gradient in trace.facts.gradients:
         owned = kinds.get(int(gradient.get("parameter_storage_id", -1)))
         if owned:
             rules.setdefault(str(gradient["module"]), owned)
@@ -300,7 +300,7 @@ def split_gathered(trace: Trace, degree: int) -> TensorSplit:
     cut = {storage for layer in layers for storage in layer.parameters | layer.inputs}
     split.gathered_bytes = sum(
         int(g["size_bytes"])
-        for g in trace.facts.get("gradients", [])
+        for g in trace.facts.gradients
         if int(g.get("parameter_storage_id", -1)) not in cut
     )
     return split

@@ -10,6 +10,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from trioflow.errors import PlanError
@@ -59,13 +60,15 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
     found = find_layers(trace)
     if not found:
         raise PlanError(
-            f"no module of {trace.facts['workload']} is a layer that Megatron-LM cuts",
+            f"no module of {trace.facts.workload} is a layer that Megatron-LM cuts",
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
     if vocabulary:
         found |= find_vocabulary_layers(trace)
     return Trace(
-        trace.operators, trace.tensors, {**trace.facts, "tensor_split": found, BY_NAME: True}
+        trace.operators,
+        trace.tensors,
+        replace(trace.facts, tensor_split=found, tensor_split_by_name=True),
     )
 
 

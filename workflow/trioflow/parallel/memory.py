@@ -18,7 +18,7 @@ from trioflow.parallel.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.staged_program import COPIES_EARLY
 from trioflow.parallel.updates import scale_work, share_storages
-from trioflow.precision_recipes import PrecisionRecipe, recipe_of
+from trioflow.precision_recipes import PrecisionRecipe
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -81,7 +81,7 @@ def estimate_memory(
         rows = tasks[tasks["rank"] == rank]
         peak = profile_rank(
             rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
-            _held_always(program, pipeline, recipe_of(trace.facts)), program.memory.get(rank),
+            _held_always(program, pipeline, trace.facts.recipe), program.memory.get(rank),
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
@@ -153,7 +153,7 @@ def _lifetimes_of(
     Frameworks that keep main gradients (Megatron-LM, nanotron) drop both, receive into new buffers,
     and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``).
     """
-    recipe = recipe_of(trace.facts)
+    recipe = trace.facts.recipe
     sent: set[int] = set()
     returned: set[int] = set()
     drops = program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients

@@ -175,7 +175,7 @@ def _growth(
     trace: Trace, tensor: NDArray[np.int64], category: NDArray[np.str_], producer: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the part of each storage that grows with the batch."""
-    batch = int(trace.facts["batch"])
+    batch = trace.facts.batch
     shapes = [list(shape) for shape in trace.tensors["shape"].iloc[tensor]]
     whole = np.array([shape[:1] == [batch] for shape in shapes], dtype=float)
     many = np.array([len(s) > 1 and any(size % batch == 0 for size in s) for s in shapes])

@@ -174,7 +174,7 @@ def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivati
     regions = list_units(trace)
     if not regions:
         raise PlanError(
-            f"offload activations: the trace of {trace.facts['workload']} does not show its units",
+            f"offload activations: the trace of {trace.facts.workload} does not show its units",
             fix="use offload none",
         )
     unit_of_forward = {op: unit for unit, region in enumerate(regions) for op in region}

@@ -64,14 +64,14 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
     PlanError
         When the trace does not say which parameters there are.
     """
-    gradients = {str(g["name"]): g for g in trace.facts.get("gradients", [])}
-    told = trace.facts.get("parameters") or _shapes_of_gradients(trace)
+    gradients = {str(g["name"]): g for g in trace.facts.gradients}
+    told = trace.facts.parameters or _shapes_of_gradients(trace)
     if not told:
         raise PlanError(
             "the trace does not say which parameters there are, so they cannot be sharded",
             fix="capture it again, or give trace.json the key parameters",
         )
-    rules = dict(trace.facts.get("tensor_split", {})) if tensor > 1 else {}
+    rules = dict(trace.facts.tensor_split or {}) if tensor > 1 else {}
     made = find_gradients(trace)
     found = []
     for entry in told:
@@ -101,7 +101,7 @@ def find_gradients(trace: Trace) -> dict[str, int]:
     that size made before, which no other parameter has.
     """
     sizes, tensors = tensor_bytes(trace), trace.tensors
-    entries = trace.facts.get("gradients", [])
+    entries = trace.facts.gradients
     found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
     known = set(found.values())
     free: dict[int, tuple[int, int]] = {}
@@ -133,7 +133,7 @@ def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
         first.setdefault((int(storage), sizes[row]), row)
     found: list[dict[str, Any]] = []
     # Gradients become ready from the last parameter to the first.
-    for gradient in reversed(trace.facts.get("gradients", [])):
+    for gradient in reversed(trace.facts.gradients):
         key = (int(gradient["parameter_storage_id"]), int(gradient["size_bytes"]))
         if key in first:
             shape = tensors["shape"].iloc[first[key]]

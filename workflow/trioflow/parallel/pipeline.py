@@ -160,9 +160,9 @@ def partition_trace(
     write_json(
         path,
         {
-            "workload": trace.facts["workload"],
-            "traced_steps_s": {str(t.facts["batch"]): t.facts["step_time_s"] for t in traces},
-            "parameter_bytes": sum(int(g["size_bytes"]) for g in trace.facts["gradients"]),
+            "workload": trace.facts.workload,
+            "traced_steps_s": {str(t.facts.batch): t.facts.step_time_s for t in traces},
+            "parameter_bytes": sum(int(g["size_bytes"]) for g in trace.facts.gradients),
             "balanced_by": "recorded time of the whole step",
             "stages": {str(count): partition(trace, count) for count in counts},
         },
@@ -316,7 +316,7 @@ def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
             for index in row["input_ids"]:
                 readers.setdefault(storage[index], set()).add(row["op_id"])
     tied = []
-    for gradient in trace.facts.get("gradients", []):
+    for gradient in trace.facts.gradients:
         reading = readers.get(int(gradient["parameter_storage_id"]), set())
         stages = tuple(sorted({int(stage_of[op]) for op in reading}))
         if len(stages) < 2:

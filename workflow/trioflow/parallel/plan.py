@@ -225,10 +225,10 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
     micro_batch_sizes(plan, batch)
     megatron = plan.tensor > 1 and plan.tensor_style == "megatron"
-    named = trace.facts.get("tensor_split") or find_layers(trace)
+    named = trace.facts.tensor_split or find_layers(trace)
     if megatron and not (plan.vocabulary_parallel or named):
         raise PlanError(
-            f"plan {plan.plan}: workload {trace.facts['workload']} has no layers that a tensor split cuts",
+            f"plan {plan.plan}: workload {trace.facts.workload} has no layers that a tensor split cuts",
             fix='name them in the model\'s tensor_split, for example {"blocks.*.up": "column", "blocks.*.down": '
             '"row"} (docs/add_your_own.md), or use data or pipeline parallelism, or tensor_style gather',
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioflow.parallel.gathered_layers import gather_rules
-from trioflow.parallel.megatron_names import BY_NAME, find_layers, split_like_megatron
+from trioflow.parallel.megatron_names import find_layers, split_like_megatron
 from trioflow.parallel.tensor_parallel import split_operators
 from trioflow.parallel.tensor_split import TensorSplit, with_rules
 from trioflow.parallel.vocabulary import find_vocabulary
@@ -30,12 +30,12 @@ def prepare_split(trace: Trace, plan: Plan) -> Trace:
         return with_rules(trace, gather_rules(trace), {})
     if plan.tensor == 1:
         return trace
-    if not trace.facts.get("tensor_split") and find_layers(trace):
+    if not trace.facts.tensor_split and find_layers(trace):
         return split_like_megatron(trace, vocabulary=plan.vocabulary_parallel)
     if not plan.vocabulary_parallel:
         return trace
     found = find_vocabulary(trace, plan.tensor)
-    rules = {**trace.facts.get("tensor_split", {}), **dict.fromkeys(found.modules, "column")}
+    rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
     return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
 
 
@@ -56,5 +56,5 @@ def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
     """
     return split_operators(
         trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
-        vocabulary=plan.vocabulary_parallel and not trace.facts.get(BY_NAME),
+        vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
     )  # fmt: skip

@@ -79,7 +79,7 @@ def plan_recomputation(trace: Trace, kind: str) -> list[Recomputation]:
     if not regions:
         what = "its units" if kind == "full" else "an attention"
         raise PlanError(
-            f"recompute {kind}: the trace of {trace.facts['workload']} does not show {what}",
+            f"recompute {kind}: the trace of {trace.facts.workload} does not show {what}",
             fix="use recompute none" if kind == "full" else "use recompute full",
         )
     saved = _find_saved(trace)

@@ -58,27 +58,27 @@ def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
         When the traces are of different workloads or devices.
     """
     _check_same(traces)
-    ordered = sorted(traces, key=lambda t: int(t.facts["batch"]))
+    ordered = sorted(traces, key=lambda t: t.facts.batch)
     nearest = min(
-        reversed(ordered), key=lambda t: round(abs(float(np.log(batch / t.facts["batch"]))), 9)
+        reversed(ordered), key=lambda t: round(abs(float(np.log(batch / t.facts.batch))), 9)
     )
-    traced = int(nearest.facts["batch"])
-    lower = [t for t in ordered if t.facts["batch"] < batch]
-    upper = [t for t in ordered if t.facts["batch"] > batch]
+    traced = nearest.facts.batch
+    lower = [t for t in ordered if t.facts.batch < batch]
+    upper = [t for t in ordered if t.facts.batch > batch]
     if traced == batch or not lower or not upper:
         return Reference(nearest, nearest.operators, traced, {traced: 1.0})
     low, high = lower[-1], upper[0]
     if low.operators["name"].tolist() != high.operators["name"].tolist():
         return Reference(nearest, nearest.operators, traced, {traced: 1.0})
-    span = high.facts["batch"] - low.facts["batch"]
-    weight = float((batch - low.facts["batch"]) / span)
+    span = high.facts.batch - low.facts.batch
+    weight = float((batch - low.facts.batch) / span)
     operators = resize_batch(nearest.operators, batch / traced)
     for column in ("device_ns", "cpu_ns"):
         mixed = (1 - weight) * low.operators[column] + weight * high.operators[column]
         operators[column] = mixed.round().astype("int64")
     parts = {
-        int(low.facts["batch"]): (1 - weight) * float(low.facts["step_time_s"]),
-        int(high.facts["batch"]): weight * float(high.facts["step_time_s"]),
+        low.facts.batch: (1 - weight) * float(low.facts.step_time_s),
+        high.facts.batch: weight * float(high.facts.step_time_s),
     }
     total = sum(parts.values())
     return Reference(nearest, operators, batch, {b: part / total for b, part in parts.items()})
@@ -87,7 +87,7 @@ def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
 def _check_same(traces: Sequence[Trace]) -> None:
     """Refuse traces that do not show one workload on one device."""
     for key in ("workload", "device_name", "precision", "optimizer"):
-        values = {str(trace.facts.get(key, "")) for trace in traces}
+        values = {str(getattr(trace.facts, key) or "") for trace in traces}
         if len(values) > 1:
             raise PlanError(
                 f"the traces differ in {key}: {', '.join(sorted(values))}",

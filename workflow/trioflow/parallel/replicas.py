@@ -93,7 +93,7 @@ def build_replicas(
         When the trace does not say which parameters there are, or shows no
         output that the loss reads.
     """
-    parts = [count / int(trace.facts["batch"]) for count in samples]
+    parts = [count / trace.facts.batch for count in samples]
     loss = find_loss(trace)
     rows = records(trace.operators, "op_id", "phase", "forward_op_id", "input_ids", "output_ids")
     model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
@@ -103,7 +103,7 @@ def build_replicas(
     parameters = [(p.size_bytes, p.elem_bytes) for p in list_parameters(trace)]
     buffers = [
         (prod(b["shape"]) * int(b["elem_bytes"]), int(b["elem_bytes"]))
-        for b in trace.facts.get("buffers", [])
+        for b in trace.facts.buffers or []
     ]
     broadcasts = [*coalesce_broadcasts(parameters), *coalesce_broadcasts(buffers)]
     sums = coalesce_sums(parameters)

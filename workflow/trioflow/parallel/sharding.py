@@ -27,7 +27,6 @@ from trioflow.errors import PlanError
 from trioflow.parallel.parameters import Parameter, list_parameters
 from trioflow.parallel.pipeline import assign_units, find_tied, loss_operators
 from trioflow.parallel.remembered import remembered
-from trioflow.precision_recipes import reduced_width
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
 
@@ -95,7 +94,7 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     """
     if not pipeline_units(trace) and (found := find_units(trace)):
         told = [{"name": name, "modules": modules} for name, modules in found.items()]
-        trace = replace(trace, facts={**trace.facts, "units": told})
+        trace = replace(trace, facts=replace(trace.facts, units=told))
     parameters, units = list_parameters(trace, tensor), pipeline_units(trace)
     owner = {p.name: _find_unit(p.name, units) for p in parameters}
     tied = find_tied(trace, assign_units(trace)) if units else []
@@ -116,7 +115,7 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
         for unit, index in zip(made, inner, strict=True)
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
-    width = reduced_width(trace.facts)
+    width = trace.facts.reduced_width
     units_made = [*_in_order(made), _place_root(trace, rest)]
     return [replace(unit, reduced_width=width) for unit in units_made]
 

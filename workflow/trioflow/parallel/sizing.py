@@ -6,6 +6,8 @@ with the batch; activations do. The operator table keeps the two parts apart.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -30,7 +32,7 @@ def without_communication(trace: Trace) -> Trace:
     operators = trace.operators.copy()
     operators.loc[communicates, ["device_ns", "cpu_ns"]] = 0
     warning = f"{int(communicates.sum())} communication operators of the traced run are left out"
-    facts = trace.facts | {"warnings": [*trace.facts.get("warnings", []), warning]}
+    facts = replace(trace.facts, warnings=[*trace.facts.warnings, warning])
     return Trace(operators, trace.tensors, facts)
 
 

@@ -38,7 +38,6 @@ from trioflow.parallel.updates import (
     place_parameters,
     share_updates,
 )
-from trioflow.precision_recipes import recipe_of, reduced_width
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -145,7 +144,7 @@ class StageWorks:
         ]
 
     def _rules(self) -> dict[str, str]:
-        return dict(self.trace.facts.get("tensor_split", {}))
+        return dict(self.trace.facts.tensor_split or {})
 
     def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
         """Return a stage's operators; each stage updates its own copy of a tied parameter."""
@@ -189,7 +188,7 @@ class StageWorks:
     def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
         """Return a stage's gradients in the order in which they become ready, sized for one shard."""
         plan, rules = self.plan, self._rules()
-        width = reduced_width(self.trace.facts)
+        width = self.trace.facts.reduced_width
         shared = {tied.gradient["name"] for tied in self.tied}
         gradients = [
             {
@@ -198,7 +197,7 @@ class StageWorks:
                     int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) * width
                 ),
             }
-            for g in self.trace.facts.get("gradients", [])
+            for g in self.trace.facts.gradients
             if int(g["ready_after_op_id"]) in in_stage and g["name"] not in shared
         ]
         for tied in self.tied:
@@ -225,7 +224,7 @@ class StageWorks:
             work.buckets = self._group_gradients(work, gradients)
             if plan.sharding == "distributed":
                 work.gathered_bytes = self._size_weights(work.buckets)
-            elif not recipe_of(self.trace.facts).keeps_main_gradients:
+            elif not self.trace.facts.recipe.keeps_main_gradients:
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
             work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
@@ -241,8 +240,8 @@ class StageWorks:
 
     def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
         """Return the weights of each bucket as ranks gather them [bytes]."""
-        width = reduced_width(self.trace.facts)
-        made = {str(g["name"]): g["size_bytes"] * width for g in self.trace.facts["gradients"]}
+        width = self.trace.facts.reduced_width
+        made = {str(g["name"]): g["size_bytes"] * width for g in self.trace.facts.gradients}
         held = {p.name: p.size_bytes for p in list_parameters(self.trace)}
         return [
             round(
@@ -259,7 +258,7 @@ class StageWorks:
     ) -> list[Bucket]:
         """Return the buckets of a stage's gradients, and note where those lie that go to the host."""
         plan = self.plan
-        if not self.trace.facts.get("gradients"):
+        if not self.trace.facts.gradients:
             raise PlanError(
                 f"plan {plan.plan}: the trace does not say which gradients there are",
                 fix="capture it again, or give trace.json the key gradients",
@@ -291,7 +290,7 @@ class StageWorks:
     def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:
         """Size the sum, over tensor-parallel ranks, of gradients that each has of its own tokens."""
         sizes = [
-            int(g["size_bytes"]) for g in self.trace.facts.get("gradients", [])
+            int(g["size_bytes"]) for g in self.trace.facts.gradients
             if g["name"] in names and int(g["ready_after_op_id"]) in in_stage
         ]  # fmt: skip
         if sizes:
@@ -307,7 +306,7 @@ class StageWorks:
         units = build_units(self.trace, plan.tensor)
         costs = cost_units(units, plan.shards, steps, self._elementwise_s)
         # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
-        beside = self.trace.facts.get("device") != "cpu"
+        beside = self.trace.facts.device != "cpu"
         return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
@@ -388,7 +387,7 @@ def stages_of_operators(
 
 def upkeep_phase(trace: Trace) -> str:
     """Return the phase whose element-wise operators resemble copies and sums of gradients."""
-    return "forward" if trace.facts.get("device") == "cuda" else "optimizer"
+    return "forward" if trace.facts.device == "cuda" else "optimizer"
 
 
 @remembered

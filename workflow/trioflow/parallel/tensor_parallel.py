@@ -75,7 +75,7 @@ class _Splitter:
     def __init__(
         self, trace: Trace, degree: int, sequence: bool, vocabulary: Vocabulary | None
     ) -> None:
-        self.rules: Mapping[str, str] = trace.facts.get("tensor_split", {})
+        self.rules: Mapping[str, str] = trace.facts.tensor_split or {}
         self.degree, self.sequence, self.vocabulary = degree, sequence, vocabulary
         tensors = trace.tensors
         self.storage = tensors["storage_id"].tolist()
@@ -86,7 +86,7 @@ class _Splitter:
         self.weights: dict[int, set[tuple[int, ...]]] = {}
         self.shards = {
             int(entry[key])
-            for entry in trace.facts.get("gradients", [])
+            for entry in trace.facts.gradients
             if is_sharded(entry, self.rules)
             for key in ("parameter_storage_id", "gradient_storage_id")
         } - {-1}
@@ -340,7 +340,7 @@ def split_operators(
         )
     split.partial_gradients = frozenset(
         str(g["name"])
-        for g in trace.facts.get("gradients", [])
+        for g in trace.facts.gradients
         if int(g.get("parameter_storage_id", -1)) in splitter.partial - splitter.shards
     )
     return split
@@ -350,7 +350,7 @@ def _cut_updates(split: TensorSplit, trace: Trace, degree: int) -> None:
     """Leave the rank its part of the optimizer, and note what the framework dispatches on shards."""
     shares = {op: share for op, share in shard_updates(trace, degree).items() if share < 1}
     split.operators = scale_work(split.operators, shares)
-    rules = trace.facts.get("tensor_split", {})
+    rules = trace.facts.tensor_split or {}
     updates = records(trace.operators, "op_id", "phase", "module")
     of_layers = {
         int(row["op_id"])

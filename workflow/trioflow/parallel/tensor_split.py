@@ -139,8 +139,8 @@ def count_heads(trace: Trace) -> list[int]:
     The model's configuration says them where it was captured, and so do the
     shapes [batch, heads, tokens, size] that PyTorch's own attention reads.
     """
-    told = str(trace.facts.get("row", {}).get("heads", ""))
-    found = {int(n) for n in (*trace.facts.get("attention_heads", []), *[told] * told.isdigit())}
+    told = str((trace.facts.row or {}).get("heads", ""))
+    found = {*(trace.facts.attention_heads or ()), *map(int, [told] * told.isdigit())}
     for name, phase, shapes in zip(
         *(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True
     ):
@@ -173,7 +173,7 @@ def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, 
     Tensors alone whose first dimension is the batch count: numbers and masks
     of one sample are made on every device.
     """
-    batch, tensors = int(trace.facts["batch"]), trace.tensors
+    batch, tensors = trace.facts.batch, trace.tensors
     columns = (tensors[name].tolist() for name in ("storage_id", "category", "shape", "elem_bytes"))
     storage, category, shape, elem = columns
     found: dict[int, tuple[int, int]] = {}
@@ -202,18 +202,18 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
     """
     gradients = [
         {**g, "size_bytes": round(int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0))}
-        for g in trace.facts.get("gradients", [])
+        for g in trace.facts.gradients
     ]  # fmt: skip
     grown = {g["name"]: padded.get(int(g["parameter_storage_id"]), 1.0) for g in gradients}
     parameters = [
         {**p, "shape": [round(p["shape"][0] * grown[p["name"]]), *p["shape"][1:]]}
         if grown.get(p["name"], 1.0) != 1.0
         else p
-        for p in trace.facts.get("parameters", [])
+        for p in trace.facts.parameters or []
     ]
-    facts = {**trace.facts, "tensor_split": dict(rules), "gradients": gradients}
-    if "parameters" in trace.facts:
-        facts["parameters"] = parameters
+    facts = replace(trace.facts, tensor_split=dict(rules), gradients=gradients)
+    if trace.facts.parameters is not None:
+        facts = replace(facts, parameters=parameters)
     return replace(trace, facts=facts)
 
 

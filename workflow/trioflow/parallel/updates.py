@@ -22,7 +22,6 @@ from trioflow.parallel.parameters import Parameter, list_parameters
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.sizing import WORK, predict_operator_times
 from trioflow.parallel.tensor_split import TensorSplit, kind_of_module
-from trioflow.precision_recipes import recipe_of
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -159,7 +158,7 @@ def shard_updates(trace: Trace, degree: int) -> dict[int, float]:
     try:
         whole, mine = list_parameters(trace), list_parameters(trace, degree)
     except PlanError:  # names of modules are all that is known
-        rules = dict(trace.facts.get("tensor_split", {}))
+        rules = dict(trace.facts.tensor_split or {})
         modules = trace.operators.loc[updates, "module"]
         cut = [bool(kind_of_module(str(module), rules)) for module in modules]
         return {op: 1 / degree for op, found in zip(updates, cut, strict=True) if found}
@@ -202,7 +201,7 @@ def share_storages(
     if not owners:
         return {}
     whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor)
-    updated, main = held_sizes(trace, plan), recipe_of(trace.facts).main_parameter_bytes
+    updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
     shares: dict[int, float] = {}
     for storage, index in owners.items():
         parameter, size = mine[index], max(whole[index].size_bytes, 1)
@@ -287,7 +286,7 @@ def place_parameters(
         Parameters, by name, of which several stages hold a copy each.
     """
     found: dict[str, frozenset[int]] = {}
-    for gradient in trace.facts.get("gradients", []):
+    for gradient in trace.facts.gradients:
         name = str(gradient["name"])
         made = frozenset([int(stage_of[int(gradient["ready_after_op_id"])])])
         found[name] = frozenset(tied[name]) if name in tied else made

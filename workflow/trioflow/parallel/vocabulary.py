@@ -81,7 +81,7 @@ def check_tokens(trace: Trace, degree: int) -> None:
 def find_head(trace: Trace) -> int | None:
     """Return the last product with a parameter in forward, unless that is a split layer's; None without one."""
     category = trace.tensors["category"].tolist()
-    rules, loss = trace.facts.get("tensor_split", {}), find_loss(trace)
+    rules, loss = (trace.facts.tensor_split or {}), find_loss(trace)
     found = None
     for row in records(trace.operators, *_COLUMNS):
         if row["phase"] != "forward" or row["op_id"] in loss:
@@ -152,7 +152,7 @@ def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
 
 def has_vocabulary(trace: Trace, degree: int) -> bool:
     """Tell whether tensor-parallel ranks can share the vocabulary of a trace's model."""
-    if not trace.facts.get("tensor_split") and find_layers(trace):
+    if not trace.facts.tensor_split and find_layers(trace):
         return bool(find_vocabulary_layers(trace))
     try:
         find_vocabulary(trace, degree)
@@ -165,7 +165,7 @@ def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -
     """Return the modules that use the weights, the owner of a tied one included."""
     owners = [
         str(g["module"])
-        for g in trace.facts.get("gradients", [])
+        for g in trace.facts.gradients
         if int(g.get("parameter_storage_id", -1)) in weights
     ]
     return tuple(dict.fromkeys([*(str(row["module"]) for row in rows), *owners]))

@@ -98,7 +98,7 @@ def _list_mismatches(
     devices = session.get("device_names") or [platform.device.name]
     if devices[0] != platform.device.name:
         yield f"it ran on {devices[0]}, and the platform's device is {platform.device.name}"
-    captured = {str(trace.facts["batch"]): float(trace.facts["step_time_s"]) for trace in traces}
+    captured = {str(trace.facts.batch): float(trace.facts.step_time_s) for trace in traces}
     for batch in metadata.trace_shares:
         if batch not in anchors:
             yield f"it has no step of the traced batch {batch}, only of {', '.join(anchors)}"

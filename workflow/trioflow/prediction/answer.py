@@ -130,7 +130,7 @@ class Prediction:
         known = ("workload", "batch", "device_name", "step_time_source")
         return {
             "trioflow_version": __version__,
-            "traces": [{key: trace.facts.get(key) for key in known} for trace in step.traces],
+            "traces": [{key: getattr(trace.facts, key) for key in known} for trace in step.traces],
             "cost_model": step.cost_model,
             "collectives": "ring closed form" if step.collectives is None
             else str(getattr(step.collectives, "platform", type(step.collectives).__name__)),
@@ -156,7 +156,7 @@ class Prediction:
         batch = metadata.batch
         found = {
             **{key: value for key, value in times.items() if value is not None},
-            "workload": step.traces[0].facts["workload"],
+            "workload": step.traces[0].facts.workload,
             "batch": batch,
             "plan": metadata.plan.plan,
             "plan_text": metadata.plan_text,
@@ -204,7 +204,7 @@ class Prediction:
 
     @property
     def _title(self) -> str:
-        workload, name = self.step.traces[0].facts["workload"], self.step.platform.name
+        workload, name = self.step.traces[0].facts.workload, self.step.platform.name
         return f"{workload} on {name}: {self.task_graph.metadata.plan_text}"
 
     def _facts(self) -> list[tuple[str, str]]:

@@ -187,7 +187,7 @@ def _add_gradients(
 ) -> list[int]:
     """Return the gradients that become ready among the operators of each key [keys] [bytes]."""
     sizes = np.zeros(len(trace.operators) + 1)
-    for entry in trace.facts.get("gradients", []):
+    for entry in trace.facts.gradients:
         sizes[int(entry["ready_after_op_id"])] += int(entry["size_bytes"])
     operators = frame["op_id"].to_numpy(dtype=np.int64, na_value=len(sizes) - 1)
     # Recomputed and repeated ones are one gradient.
@@ -201,7 +201,7 @@ def _describe_modules(
 ) -> tuple[list[int], list[Any]]:
     """Return the gradients of each module [bytes], and the shapes of its last forward operator."""
     gradients = dict.fromkeys(keys, 0)
-    for entry in trace.facts.get("gradients", []):
+    for entry in trace.facts.gradients:
         module = cut_path(str(entry["module"]), depth)
         gradients[module] = gradients.get(module, 0) + int(entry["size_bytes"])
     columns = zip(modules, trace.operators["phase"], trace.operators["output_shapes"], strict=True)

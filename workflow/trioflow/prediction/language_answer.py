@@ -16,6 +16,7 @@ from trioflow.parallel.task_graph import TaskGraph
 from trioflow.plan_row import Plan
 from trioflow.precision_recipes import choose_recipe
 from trioflow.prediction.breakdown import measure_exposed
+from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 
 HOUR_S = 3600.0
@@ -26,13 +27,13 @@ MFU_FORMULA = (
 
 
 def describe_rates(
-    facts: Mapping[str, Any], samples: int, step_time_s: float, ranks: int, device: Device
+    facts: Facts, samples: int, step_time_s: float, ranks: int, device: Device
 ) -> dict[str, Any]:
     """Return what a step comes to in tokens and model FLOPs; nothing for what is no language model.
 
     Parameters
     ----------
-    facts : mapping
+    facts : Facts
         Of the trace.
     samples : int
         Of the whole step.
@@ -44,15 +45,15 @@ def describe_rates(
         The GPU; where its peak is not known, there is no MFU.
     """
     told = read_language_model(facts)
-    if told is None or step_time_s <= 0:
+    if told is None or facts.language_model is None or step_time_s <= 0:
         return {}
     model, sequence = told
     tokens = samples * sequence
     rate = tokens / step_time_s / ranks
     found: dict[str, Any] = {
         "sequence": sequence,
-        "attention": facts["language_model"]["attention"],
-        "precision": choose_recipe(str(facts.get("precision_recipe", facts["precision"]))).name,
+        "attention": facts.language_model["attention"],
+        "precision": choose_recipe(str(facts.precision_recipe or facts.precision)).name,
         "parameters": model.parameters,
         "tokens_per_step": tokens,
         "tokens_per_s": tokens / step_time_s,
@@ -60,7 +61,7 @@ def describe_rates(
         "model_flop_per_s_per_gpu": rate * model.flop_per_token(sequence),
         "mfu_formula": MFU_FORMULA,
     }
-    peak = device.peak_flop_per_s.get(str(facts["precision"]))
+    peak = device.peak_flop_per_s.get(str(facts.precision))
     if peak:
         bare = model.flop_per_token(sequence) - 6.0 * model.embedding_parameters
         found["mfu"] = found["model_flop_per_s_per_gpu"] / peak

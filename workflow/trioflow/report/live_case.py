@@ -77,7 +77,7 @@ class LiveCase:
         step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
         factors = step.settle(anchor)
         host_s = step.trace.operators["cpu_ns"].to_numpy(np.float64) * 1e-9
-        if step.trace.facts.get("device") == "cuda":
+        if step.trace.facts.device == "cuda":
             host_s = np.zeros_like(host_s)  # there the host has tasks of its own
         plain = replace(step, anchor=None, options=Options(interval=False))
         return cls(

@@ -24,7 +24,8 @@ from trioflow.report.pages import (
     write_page,
 )
 from trioflow.report.wording import NOTHING, write_percent, write_time
-from trioflow.trace.store import STEP_TIME_SOURCES, UNTIMED, load_trace
+from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
+from trioflow.trace.store import load_trace
 from trioflow.trace.summary import SEPARATOR, summarise_trace
 from trioflow.units import format_bytes, format_count
 

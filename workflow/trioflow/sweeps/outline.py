@@ -48,7 +48,6 @@ from trioflow.parallel.updates import (
     spread_updates,
 )
 from trioflow.parallel.zero_optimizer import partition_optimizer
-from trioflow.precision_recipes import recipe_of
 from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
 from trioflow.sweeps.outline_units import Floats, UnitState, UnitUpkeep, UnitWork
@@ -106,7 +105,7 @@ class Outline:
     @property
     def keeps_main_gradients(self) -> bool:
         """Whether gradients lie in buffers that are always there."""
-        return recipe_of(self.traces[0].facts).keeps_main_gradients
+        return self.traces[0].facts.recipe.keeps_main_gradients
 
     def lies_in_buckets(self, plan: Plan) -> bool:
         """Whether a plan's gradients are added up where they are exchanged, and never copied."""
@@ -216,7 +215,7 @@ class Outline:
     def _sum_operators(self, plan: Plan, samples: int) -> _OperatorWork:
         reference = self._reference(samples)
         trace = reference.trace
-        factor = samples / int(trace.facts["batch"])
+        factor = samples / trace.facts.batch
         device_s = self._device_s(plan, samples)
         host_s = host_times(trace, reference.operators, self.platform.host.get("launch_s", 0.0))
         units = self._units_of(trace)
@@ -227,7 +226,7 @@ class Outline:
             for values in (device_s, host_s)
         )
         # A GPU's host runs ahead of it, and the slower of the two decides; a CPU does both itself.
-        beside = trace.facts.get("device") == "cuda"
+        beside = trace.facts.device == "cuda"
         spent_s = np.maximum(device, host) if beside else device + host
         return _OperatorWork(trace, factor, device_s if beside else device_s + host_s, spent_s)
 
@@ -269,7 +268,7 @@ class Outline:
         asked = 0
         for samples, plans in sorted(plans_of.items()):
             reference = self._reference(samples)
-            operators, factor = reference.operators, samples / int(reference.trace.facts["batch"])
+            operators, factor = reference.operators, samples / reference.trace.facts.batch
             rows = self.keep(("rows", id(operators)), number_rows, operators)
             splits = [self._split(reference.trace, plan).operators for plan in plans]
             target = resize_batch(pd.concat(splits, ignore_index=True), factor)
@@ -354,8 +353,8 @@ class Outline:
 
     def _sum_upkeep(self, plan: Plan) -> UnitUpkeep:
         trace = self.traces[0]
-        gradients = trace.facts.get("gradients", [])
-        rules = dict(trace.facts.get("tensor_split", {}))
+        gradients = trace.facts.gradients
+        rules = dict(trace.facts.tensor_split or {})
         ready = np.array([int(g["ready_after_op_id"]) for g in gradients], dtype=np.int64)
         sizes = [
             int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) for g in gradients
@@ -377,7 +376,7 @@ class Outline:
         device_s, _ = predict_operator_times(recorded, target, self._asked_model)
         host_s = host_times(trace, recorded, self.platform.host.get("launch_s", 0.0)).sum()
         total_s = float(device_s.sum())
-        beside = trace.facts.get("device") == "cuda"
+        beside = trace.facts.device == "cuda"
         return float(max(total_s, host_s) if beside else total_s + host_s)
 
     def _time_partitioned_update(self, plan: Plan, samples: int) -> float:

@@ -131,7 +131,7 @@ def search(
             raise InputError(f"--{flag} {value} is not positive")
     workshop = Workshop({"trace": load_traces(traces, **step)})
     facts = workshop.load_traces("trace")[0].facts
-    batch = int(facts["batch"]) * max(counts) if batch is None else batch
+    batch = facts.batch * max(counts) if batch is None else batch
     all_found = [
         search_plans(
             workshop, "trace", platform, count, batch, top=top, cost_model=cost_model or "",
@@ -154,7 +154,7 @@ def search(
     first = all_found[0].ranking
     beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
     return {
-        "workload": facts["workload"],
+        "workload": facts.workload,
         "platform": platform,
         "ranks": counts,
         "batch": batch,

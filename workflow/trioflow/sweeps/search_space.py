@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ from trioflow.experiments import Plan
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan
 from trioflow.plan_row import BUCKETED, RECOMPUTATIONS
 from trioflow.sweeps.parameters import fill_values, resolve_plan
+from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 from trioflow.units import BYTES_PER_MIB
 
@@ -46,7 +47,7 @@ class Space:
     most_pieces: int = 64
 
 
-def choose_space(facts: Mapping[str, Any]) -> Space:
+def choose_space(facts: Facts) -> Space:
     """Return what to vary for a trace: of a language model what the frameworks that train them have.
 
     Notes
@@ -55,9 +56,9 @@ def choose_space(facts: Mapping[str, Any]) -> Space:
     distributed optimizer or fully sharded, tensor parallelism with its activations shared, DDP's
     own buckets; flash attention leaves selective recomputation nothing to do.
     """
-    if not facts.get("language_model"):
+    if not facts.language_model:
         return Space()
-    eager = facts["language_model"]["attention"] == "eager"
+    eager = facts.language_model["attention"] == "eager"
     return Space(
         schedules=("1f1b", "interleaved"), shardings=("none", "distributed", "fsdp"),
         recomputations=("none", "selective", "full") if eager else ("none", "full"),

@@ -198,12 +198,12 @@ class Workshop:
         traces = self.load_traces(values["trace"])
         self.load_platform(values["platform"], 1)
         row: dict[str, Any] = {
-            "scenario": number, **values, "workload": str(traces[0].facts["workload"]),
+            "scenario": number, **values, "workload": traces[0].facts.workload,
             "status": INFEASIBLE, "reason": "", **dict.fromkeys(_ABSENT),
         }  # fmt: skip
         try:
             plan = resolve_plan(values)
-            batch = resolve_batch(values, plan, int(traces[0].facts["batch"]))
+            batch = resolve_batch(values, plan, traces[0].facts.batch)
             row |= {name: getattr(plan, name) for name in PLAN_COLUMNS}
             row |= {"ranks": plan.ranks, "batch": batch, "samples": batch // plan.data}
             return row | self._simulate(values, plan, batch)

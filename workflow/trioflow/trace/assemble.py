@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.trace.facts import Facts, check_facts
 from trioflow.trace.flops import count_flop, may_multiply
 from trioflow.trace.gradients import ReadyGradient, join_gradients, own_optimizer_operators
-from trioflow.trace.store import Trace, check_facts
+from trioflow.trace.store import Trace
 from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, TensorTracker
 
 
@@ -75,10 +76,8 @@ def assemble_trace(
     operators : sequence of ObservedOperator
         The outermost operators.
     facts : mapping
-        ``workload``, ``batch`` [samples], ``device_name``, ``step_time_s`` [s],
-        ``step_time_source`` and whatever else the source says;
-        ``parameters`` (name, shape, elem_bytes in the model's order) gives
-        gradients their names.
+        What the source says, as ``trace.json`` will hold it (`Facts`); ``parameters``
+        (name, shape, elem_bytes in the model's order) gives gradients their names.
     ready : sequence of ReadyGradient, optional
         The gradients in the order in which they become ready; None to take every backward operator that
         has a forward operator with parameters.
@@ -120,7 +119,7 @@ def assemble_trace(
         "flop": int(frame["flop"].sum()),
         "warnings": warnings,
     }
-    return Trace(frame, tracker.table(_owners(rows, tracker)), told)
+    return Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(told))
 
 
 def _tell_uncounted(

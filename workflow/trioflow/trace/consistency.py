@@ -8,12 +8,12 @@ does not, over whole columns, so that loading stays fast.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from trioflow.errors import TraceError
 
 if TYPE_CHECKING:
+    from trioflow.trace.facts import Entry
     from trioflow.trace.store import Trace
 
 MOST_OF_STEP = 2.0
@@ -39,7 +40,7 @@ class _Columns:
 
     def __init__(self, trace: Trace) -> None:
         self.operators, self.tensors, self.facts = trace.operators, trace.tensors, trace.facts
-        self.count, self.batch = len(trace.operators), int(trace.facts["batch"])
+        self.count, self.batch = len(trace.operators), trace.facts.batch
 
     def numbers(self, name: str, absent: int = -1, table: str = "operators") -> NDArray[np.int64]:
         """Return a whole-numbered column; what is missing as another number."""
@@ -58,9 +59,9 @@ class _Columns:
         return [prod(shape) * int(size) for shape, size in pairs]
 
     @cached_property
-    def gradients(self) -> list[Mapping[str, Any]]:
+    def gradients(self) -> Sequence[Entry]:
         """The facts of the gradients."""
-        return list(self.facts.get("gradients", []))
+        return self.facts.gradients
 
 
 Found = tuple[str, str, str]
@@ -80,8 +81,11 @@ def _phases_are_named(c: _Columns) -> Found | None:
 
 
 def _counts_agree(c: _Columns) -> Found | None:
-    for name, found in (("operators", c.count), ("flop", int(c.operators["flop"].sum()))):
-        said = c.facts.get(name)
+    flop = int(c.operators["flop"].sum())
+    for name, said, found in (
+        ("operators", c.facts.operators, c.count),
+        ("flop", c.facts.flop, flop),
+    ):
         if isinstance(said, int) and said != found:
             return "facts", name, f"{said} is said, the operators have {found}"
     return None
@@ -180,8 +184,8 @@ def _inputs_have_the_batch(c: _Columns) -> Found | None:
 
 
 def _named_tensors_are_possible(c: _Columns) -> Found | None:
-    for key in ("parameters", "buffers"):
-        for row, one in enumerate(c.facts.get(key, [])):
+    for key, entries in (("parameters", c.facts.parameters), ("buffers", c.facts.buffers)):
+        for row, one in enumerate(entries or []):
             size, shape = one.get("elem_bytes", 1), one.get("shape", [])
             if not isinstance(size, int) or size < 1:
                 return "facts", f"{key}[{row}].elem_bytes", f"{size!r:.40} is no size of an element"
@@ -214,7 +218,7 @@ def _gradients_stand_once(c: _Columns) -> Found | None:
 def _gradients_are_as_large_as_parameters(c: _Columns) -> Found | None:
     shapes: dict[str, int] = {
         one["name"]: prod(one["shape"]) * int(one["elem_bytes"])
-        for one in c.facts.get("parameters", [])
+        for one in c.facts.parameters or []
         if isinstance(one.get("elem_bytes"), int)
     }
     for row, one in enumerate(c.gradients):
@@ -242,13 +246,13 @@ def _works_fit_to_tensors(c: _Columns) -> Found | None:
 
 def _times_fit_into_the_step(c: _Columns) -> Found | None:
     """Compare sums: a device computes one instant once, and a CPU's step is nothing but operators."""
-    source, step_s = c.facts.get("step_time_source", "un-profiled"), c.facts["step_time_s"]
+    source, step_s = (c.facts.step_time_source or "un-profiled"), c.facts.step_time_s
     if source == "none" or not c.count:
         return None
     computes = np.asarray(c.operators["kind"], dtype=str) != "collective"
     device, host = c.numbers("device_ns"), c.numbers("cpu_ns")
     device_s, all_s = float(device[computes].sum()) / 1e9, float((device + host).sum()) / 1e9
-    on_cpu, problem = c.facts.get("device") == "cpu", ""
+    on_cpu, problem = c.facts.device == "cpu", ""
     most = MOST_OF_BUSY_STEP if on_cpu else MOST_OF_STEP
     if not device.any():
         problem = f"all are 0 in a step of {step_s} s"

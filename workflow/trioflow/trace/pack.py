@@ -69,7 +69,7 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
         raise TraceError("there is no such folder", file=target.parent, fix="make it first")
     if target.is_dir():
         raise TraceError("this is a folder", file=target, fix="name a file, such as trace.zip")
-    facts = load_trace(trace).facts
+    facts = load_trace(trace).facts.to_dict()
     members = _read_members(find_trace(trace))
     files = {name: _describe(content) for name, content in members.items()}
     manifest = {

@@ -12,14 +12,15 @@ DNN training", CF 2023: profile each distinct event once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from trioflow.errors import TraceError
 from trioflow.tables import records
 from trioflow.trace.block import BlockName, Row, find_block
+from trioflow.trace.facts import UNTIMED, Entry, Facts
 from trioflow.trace.repeat_tables import Repetition
-from trioflow.trace.store import UNTIMED, Trace, pipeline_units
+from trioflow.trace.store import Trace, pipeline_units
 from trioflow.units import ns_to_s
 
 
@@ -53,9 +54,9 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
                 fix=f"ask for at least {stack.count}, or capture fewer",
             )
         trace = repeat_block(trace, stack.repeated, layers - stack.count + 1)
-    row = trace.facts.get("row", {})
+    row = trace.facts.row or {}
     if "layers" in row:  # two stacks counted it twice
-        facts = {**trace.facts, "row": {**row, "layers": str(layers)}}
+        facts = replace(trace.facts, row={**row, "layers": str(layers)})
         trace = Trace(trace.operators, trace.tensors, facts)
     return trace
 
@@ -79,7 +80,7 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
         Forward operators of each copy follow those of the block, backward
         operators come in reverse order of depth; each copy has its own
         parameters, gradients, optimizer states and activations, and works on
-        the output of the copy before it. ``facts["repeated"]`` lists what was
+        the output of the copy before it. ``facts.repeated`` lists what was
         repeated, one ``block`` and ``copies`` a call.
 
     Raises
@@ -105,33 +106,33 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
     found = find_block(trace, block)
     repetition = Repetition(trace, found, copies)
     operators, tensors = repetition.operators(), repetition.tensors()
-    facts = repeat_facts(trace.facts, found.name, copies, repetition)
-    facts |= {
-        "operators": len(operators),
-        "backward_operators_joined": int(operators["forward_op_id"].notna().sum()),
-        "flop": int(operators["flop"].sum()),
-    }
+    facts = _repeat_facts(trace.facts, found.name, copies, repetition)
+    facts = replace(
+        facts,
+        operators=len(operators),
+        backward_operators_joined=int(operators["forward_op_id"].notna().sum()),
+        flop=int(operators["flop"].sum()),
+    )
     added_ns = {
         column: int(operators[column].sum() - trace.operators[column].sum())
         for column in ("device_ns", "cpu_ns")
     }
-    return Trace(operators, tensors, facts | _grow_step(trace.facts, added_ns))
+    return Trace(operators, tensors, _grow_step(facts, added_ns))
 
 
-def _grow_step(facts: dict[str, Any], added_ns: dict[str, int]) -> dict[str, Any]:
-    """Return the facts about the step's time after some operators were added."""
-    before_s = float(facts["step_time_s"])
-    if facts.get("step_time_source") == UNTIMED:
-        return {}
-    beside = facts.get("device") == "cuda"
+def _grow_step(facts: Facts, added_ns: dict[str, int]) -> Facts:
+    """Return the facts with the step's time after some operators were added."""
+    before_s = float(facts.step_time_s)
+    if facts.step_time_source == UNTIMED:
+        return facts
+    beside = facts.device == "cuda"
     added_s = ns_to_s(max(added_ns.values()) if beside else sum(added_ns.values()))
     after_s = before_s + added_s
     # The repeats keep their relative spread, which is what is read of them.
-    times = [float(t) * after_s / before_s for t in facts.get("step_times_s") or []]
-    return {"step_time_s": after_s, "step_times_s": times, "step_time_source": "repeated"}
+    times = [float(t) * after_s / before_s for t in facts.step_times_s or []]
+    return replace(facts, step_time_s=after_s, step_times_s=times, step_time_source="repeated")
 
 
-Entry = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -145,14 +146,12 @@ class Places(Protocol):
         """Return the new number of a storage, or -1."""
 
 
-def repeat_facts(
-    facts: Mapping[str, Any], name: BlockName, copies: int, places: Places
-) -> dict[str, Any]:
+def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Places) -> Facts:
     """Return the facts with the block's part of each repeated.
 
     Parameters
     ----------
-    facts : mapping
+    facts : Facts
         Facts of the captured trace.
     name : BlockName
         The block.
@@ -161,26 +160,26 @@ def repeat_facts(
     places : Places
         Where operators and storages went.
     """
-    changed = dict(facts)
-    for key in ("parameters", "buffers"):
-        if key in facts:
-            changed[key] = _repeat_named(facts[key], name, copies)
-    if "units" in facts:
-        changed["units"] = _repeat_units(facts["units"], name, copies)
-    if "tensor_split" in facts:
-        changed["tensor_split"] = _repeat_patterns(facts["tensor_split"], name, copies)
-    changed["gradients"] = _repeat_gradients(facts, name, copies, places)
-    row = dict(facts.get("row", {}))
+    row = dict(facts.row or {})
     if str(row.get("layers", "")).isdecimal():
         row["layers"] = str(int(row["layers"]) + copies - 1)
-        changed["row"] = row
     # What was measured of the shallow model holds for no other.
-    changed = {key: value for key, value in changed.items() if not key.startswith("peak_")}
-    changed["repeated"] = [
-        *facts.get("repeated", []),
-        {"block": name.path, "copies": copies},
-    ]
-    return changed
+    other = {key: value for key, value in facts.other.items() if not key.startswith("peak_")}
+    return replace(
+        facts,
+        parameters=None
+        if facts.parameters is None
+        else _repeat_named(facts.parameters, name, copies),
+        buffers=None if facts.buffers is None else _repeat_named(facts.buffers, name, copies),
+        units=None if facts.units is None else _repeat_units(facts.units, name, copies),
+        tensor_split=None
+        if facts.tensor_split is None
+        else _repeat_patterns(facts.tensor_split, name, copies),
+        gradients=_repeat_gradients(facts, name, copies, places),
+        row=None if facts.row is None else row,
+        repeated=[*(facts.repeated or []), {"block": name.path, "copies": copies}],
+        other=other,
+    )
 
 
 def _repeat_runs(
@@ -240,12 +239,10 @@ def _repeat_patterns(rules: Mapping[str, str], name: BlockName, copies: int) -> 
     return dict(items)
 
 
-def _repeat_gradients(
-    facts: Mapping[str, Any], name: BlockName, copies: int, places: Places
-) -> list[Entry]:
+def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Places) -> list[Entry]:
     """Repeat the block's gradients: deepest copy first, as backward makes them ready."""
-    gradients = list(facts.get("gradients", []))
-    known = facts.get("parameters") or []
+    gradients = facts.gradients
+    known = facts.parameters or []
     mine = [i for i, p in enumerate(known) if name.holds(p["name"])] or [
         g["index"] for g in gradients if name.holds(g["name"]) and g.get("index", -1) >= 0
     ]
@@ -325,7 +322,7 @@ def find_layers(trace: Trace) -> list[Stack]:
             fix="name one for trioflow.trace.repeat.repeat_block",
         )
     if len(stacks) > 1:
-        layers = str(trace.facts.get("row", {}).get("layers", ""))
+        layers = str((trace.facts.row or {}).get("layers", ""))
         counted = [names for names in stacks if str(len(names)) == layers]
         if not counted:
             found = ", ".join(f"{len(n)} of {n[0].prefix}" for n in stacks)

@@ -94,7 +94,7 @@ class Repetition:
 
     def _parameter_ratio(self) -> float:
         """Return the parameters' bytes after over before."""
-        sizes = [(g["name"], int(g["size_bytes"])) for g in self.trace.facts.get("gradients", [])]
+        sizes = [(g["name"], int(g["size_bytes"])) for g in self.trace.facts.gradients]
         mine = sum(size for name, size in sizes if self.block.name.holds(name))
         total = sum(size for _, size in sizes)
         return 1 + (self.copies - 1) * mine / total if total else 1.0

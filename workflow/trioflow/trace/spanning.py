@@ -72,7 +72,7 @@ def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict
     """
     storage = trace.tensors["storage_id"].tolist()
     known: dict[int, str] = {}
-    for gradient in trace.facts.get("gradients", []):
+    for gradient in trace.facts.gradients:
         for key in ("parameter_storage_id", "gradient_storage_id"):
             if gradient.get(key, -1) >= 0:
                 known[gradient[key]] = gradient["name"]

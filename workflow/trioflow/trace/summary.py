@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trioflow.tables import PHASES
-from trioflow.trace.store import STEP_TIME_SOURCES, UNTIMED, Trace
+from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
+from trioflow.trace.store import Trace
 from trioflow.units import format_time, ns_to_s
 
 SEPARATOR = "; "
@@ -19,14 +20,14 @@ def coverage_of_trace(trace: Trace) -> float | None:
     holds nothing but operators' times covers them by definition.
     """
     facts = trace.facts
-    source = facts.get("step_time_source")
+    source = facts.step_time_source
     if source == UNTIMED:
         return None
-    if facts.get("device") == "cuda" and "joined_share" in facts:
-        return float(facts["joined_share"])
+    if facts.device == "cuda" and facts.joined_share is not None:
+        return float(facts.joined_share)
     if source == "busy":
         return 1.0
-    return ns_to_s(float(trace.operators["device_ns"].sum())) / float(facts["step_time_s"])
+    return ns_to_s(float(trace.operators["device_ns"].sum())) / float(facts.step_time_s)
 
 
 def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
@@ -41,17 +42,17 @@ def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
     """
     operators, facts = trace.operators, trace.facts
     counts = operators["phase"].value_counts()
-    unjoined = list(facts.get("unjoined", []))
+    unjoined = list(facts.unjoined or [])
     return {
         "trace": name,
-        "workload": str(facts["workload"]),
-        "source": str(facts.get("source", "capture")),
-        "device": str(facts["device_name"]),
-        "batch": int(facts["batch"]),
-        "precision": str(facts.get("precision", "")),
-        "optimizer": str(facts.get("optimizer", "")),
-        "step_time_source": str(facts.get("step_time_source", "un-profiled")),
-        "step_time_s": float(facts["step_time_s"]),
+        "workload": facts.workload,
+        "source": str(facts.source or "capture"),
+        "device": facts.device_name,
+        "batch": facts.batch,
+        "precision": str(facts.precision or ""),
+        "optimizer": str(facts.optimizer or ""),
+        "step_time_source": str(facts.step_time_source or "un-profiled"),
+        "step_time_s": float(facts.step_time_s),
         **{f"{phase}_operators": int(counts.get(phase, 0)) for phase in PHASES},
         "kernels": int(operators["kernels"].sum()),
         "device_s": ns_to_s(float(operators["device_ns"].sum())),
@@ -59,9 +60,9 @@ def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
         "flop": int(operators["flop"].sum()),
         "read_bytes": int(operators["read_bytes"].sum()),
         "write_bytes": int(operators["write_bytes"].sum()),
-        "parameter_bytes": sum(int(g["size_bytes"]) for g in facts.get("gradients", [])),
+        "parameter_bytes": sum(int(g["size_bytes"]) for g in facts.gradients),
         "not_joined": SEPARATOR.join(unjoined),
-        "warnings": SEPARATOR.join(w for w in facts.get("warnings", []) if w not in unjoined),
+        "warnings": SEPARATOR.join(w for w in facts.warnings if w not in unjoined),
     }
 
 

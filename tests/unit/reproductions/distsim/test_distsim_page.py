@@ -172,7 +172,7 @@ def test_the_best_rates_are_of_long_operators_and_decide_every_time(transformer_
         Link(name_rank_node(1), name_rank_node(0), 1e30, 0.0),
     )
     machine = Platform("free links", Device("chip", "cpu", 10**9, {}), 2, links)
-    batch = int(transformer_trace.facts["batch"])
+    batch = transformer_trace.facts.batch
     alone_s = predict_by_rates([transformer_trace], rates, make_plan(), batch, machine, None)
     assert alone_s == pytest.approx(rates.time_operators(operators).sum(), rel=1e-3)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.operators import load_operator_model
@@ -27,7 +29,7 @@ def make_case(plan: str = "ddp", ranks: int = 4, batch: int = 32, **facts: objec
         "device": "cuda",
         "measured_end_to_end_s": 1.1 * total_s,
     }
-    trace = Trace(operators, trace.tensors, {**trace.facts, **told, **facts})
+    trace = Trace(operators, trace.tensors, replace(trace.facts, **(told | facts)))
     row = PublishedRow(
         "case", "made-up", "gpt2-tiny", ("trace",), "h100x8-nvlink", "h100-sxm", plan, ranks, 0, batch,
         "whole step", "throughput of nothing", "",
@@ -46,7 +48,7 @@ def replicas():
 def test_one_gpu_at_its_own_batch_is_its_measured_step_with_the_band():
     case = make_case("single", 1, 8)
     told = case.predict()
-    step_s = case.reference.facts["measured_end_to_end_s"]
+    step_s = case.reference.facts.measured_end_to_end_s
     assert told.step_time_s == pytest.approx(step_s, rel=0.05)  # the host's times come on top
     assert told.low_s <= BAND[0] * told.step_time_s * 1.05
     assert told.high_s >= told.step_time_s

@@ -115,8 +115,8 @@ def test_every_case_fills_the_wafer_and_has_its_trace() -> None:
 
 def test_traces_are_timed_for_the_device_of_the_studies() -> None:
     trace = load_timed_trace("vgg19-b128").traces[0]
-    assert trace.facts["device_name"] == load_study_device().name
-    assert trace.facts["step_time_source"] == "predicted"
+    assert trace.facts.device_name == load_study_device().name
+    assert trace.facts.step_time_source == "predicted"
     assert trace.operators["device_ns"].sum() > 0
 
 

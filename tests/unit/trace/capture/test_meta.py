@@ -31,10 +31,10 @@ def captured(row, folder, batch=BATCH):
 @pytest.mark.parametrize("name", ["transformer_trace", "bert_trace", "cnn_trace"])
 def test_fake_tensors_run_what_a_cpu_runs(name, request):
     real = request.getfixturevalue(name)
-    made = capture_meta(real.facts["row"], BATCH, target="cpu")
+    made = capture_meta(real.facts.row, BATCH, target="cpu")
     assert_same_step(made, real)
     assert category_bytes(made) == category_bytes(real)
-    assert made.facts["row"] == real.facts["row"]
+    assert made.facts.row == real.facts.row
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_fake_tensors_run_what_a_cpu_runs(name, request):
 def test_so_they_do_with_lists_and_casts(row, tmp_path):
     made = capture_meta(row, BATCH, target="cpu")
     assert_same_step(made, captured(row, tmp_path))
-    assert made.facts["warnings"] == []
+    assert made.facts.warnings == []
 
 
 def test_gradients_of_a_shared_weight_are_added_as_on_a_cpu(tmp_path):
@@ -68,7 +68,7 @@ def test_an_encoder_and_a_decoder_are_repeated_together():
     row = {**catalog_row("t5-small"), **SMALL}
     made = repeat_layers(capture_meta({**row, "layers": 4}, 2, target="cpu"), 5)
     assert_same_step(made, capture_meta({**row, "layers": 5}, 2, target="cpu"))
-    assert made.facts["repeated"] == [
+    assert made.facts.repeated == [
         {"block": "encoder.block.2", "copies": 2},
         {"block": "decoder.block.2", "copies": 2},
     ]
@@ -86,9 +86,9 @@ def test_there_are_no_times(tmp_path):
     made = capture_meta(TRANSFORMER, BATCH, target="cpu")
     assert not made.operators[["start_ns", "device_ns", "cpu_ns"]].to_numpy().any()
     facts = made.facts
-    assert (facts["device"], facts["device_name"]) == ("meta", "none")
-    assert (facts["step_time_s"], facts["step_time_source"]) == (0.0, "none")
-    assert facts["tail_s"] == 0.0 and facts["step_times_s"] == [] and facts["warnings"] == []
+    assert (facts.device, facts.device_name) == ("meta", "none")
+    assert (facts.step_time_s, facts.step_time_source) == (0.0, "none")
+    assert facts.tail_s == 0.0 and facts.step_times_s == [] and facts.warnings == []
     save_trace(made, tmp_path)
     assert load_trace(tmp_path).facts == facts
 
@@ -103,7 +103,7 @@ def test_the_same_row_gives_the_same_bytes(tmp_path):
 
 def test_a_number_asked_of_a_tensor_is_counted():
     made = capture_meta({**TRANSFORMER, "precision": "fp16"}, BATCH, target="cpu")
-    assert any("asked tensors for" in warning for warning in made.facts["warnings"])
+    assert any("asked tensors for" in warning for warning in made.facts.warnings)
 
 
 @pytest.mark.parametrize(
@@ -118,18 +118,18 @@ def test_the_largest_models_take_no_memory(workload, published):
     grown_bytes = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
     assert grown_bytes < 1e9  # two layers' weights alone are 19 GB
     h, layers, s, v = (int(row[k]) for k in ("hidden", "layers", "sequence", "vocabulary"))
-    parameters = sum(prod(p["shape"]) for p in made.facts["parameters"])
+    parameters = sum(prod(p["shape"]) for p in made.facts.parameters)
     assert parameters == pytest.approx(published, rel=0.01)
     # 12 L h^2 of weights, 13 L h of biases and norms, position and token embedding, last norm;
     # unlike the published models' the head is not tied to the embedding: v h more.
     assert parameters == 12 * layers * h**2 + 13 * layers * h + (v + s) * h + 2 * h + v * h
-    assert sum(g["size_bytes"] for g in made.facts["gradients"]) == 4 * parameters
-    assert len(made.facts["units"]) == layers + 2
+    assert sum(g["size_bytes"] for g in made.facts.gradients) == 4 * parameters
+    assert len(made.facts.units) == layers + 2
     # Forward: 24 s h^2 a layer of matrix products, 4 s^2 h of attention, 2 s h v of the head;
     # backward twice as much, and the fused attention computes its scores again: 2 s^2 h a layer.
     closed = 72 * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
-    assert made.facts["flop"] == round(closed) + 2 * s**2 * h * layers
-    assert made.operators["forward_op_id"].notna().sum() == made.facts["backward_operators_joined"]
+    assert made.facts.flop == round(closed) + 2 * s**2 * h * layers
+    assert made.operators["forward_op_id"].notna().sum() == made.facts.backward_operators_joined
 
 
 def test_what_cannot_run_without_values_is_refused(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_gpu_updates_lists_of_parameters_and_a_cpu_one_by_one(of_targets):
     }
     assert any(name.startswith("aten::_foreach_") for name in names["cuda"])
     assert not any(name.startswith("aten::_foreach_") for name in names["cpu"])
-    assert {t: trace.facts["target"] for t, trace in of_targets.items()} == {
+    assert {t: trace.facts.target for t, trace in of_targets.items()} == {
         "cuda": "cuda", "cpu": "cpu",
     }  # fmt: skip
     # What the row insists on stays.
@@ -195,10 +195,10 @@ def test_a_gpu_fuses_attention_with_dropout(of_targets):
 def test_what_a_gpu_runs_is_the_default():
     with pytest.raises(InputError, match="unknown target 'tpu'; use cuda or cpu"):
         capture_meta(TRANSFORMER, BATCH, target="tpu")
-    assert capture_meta(TRANSFORMER, BATCH).facts["target"] == "cuda"
+    assert capture_meta(TRANSFORMER, BATCH).facts.target == "cuda"
 
 
 def test_the_shipped_study_of_gpt2_is_what_a_gpu_runs():
     trace = load_trace("gpt2-b8")
     names = trace.operators.query("phase == 'optimizer'")["name"]
-    assert trace.facts["target"] == "cuda" and any(n.startswith("aten::_foreach") for n in names)
+    assert trace.facts.target == "cuda" and any(n.startswith("aten::_foreach") for n in names)

@@ -79,15 +79,15 @@ def test_the_traced_step_comes_back_from_trioflows_own_file(own_file, transforme
     assert recognise(own_file)
     trace = import_chakra(own_file, ImportOptions())
     assert columns(trace, *SAME) == columns(transformer_trace, *SAME)
-    assert trace.facts["batch"] == 4
+    assert trace.facts.batch == 4
     for fact in ("workload", "device", "device_name", "precision", "units", "tensor_split"):
-        assert trace.facts[fact] == transformer_trace.facts[fact], fact
-    step_s = transformer_trace.facts["step_time_s"]
-    assert trace.facts["step_time_s"] == pytest.approx(step_s, abs=2e-6)
+        assert getattr(trace.facts, fact) == getattr(transformer_trace.facts, fact), fact
+    step_s = transformer_trace.facts.step_time_s
+    assert trace.facts.step_time_s == pytest.approx(step_s, abs=2e-6)
     for side in ("device_ns", "cpu_ns"):
         apart_ns = (trace.operators[side] - transformer_trace.operators[side]).abs()
         assert apart_ns.max() <= 1001 and apart_ns.mean() < 500
-    names = [[g["name"] for g in t.facts["gradients"]] for t in (trace, transformer_trace)]
+    names = [[g["name"] for g in t.facts.gradients] for t in (trace, transformer_trace)]
     assert names[0] == names[1] and len(names[0]) > 10
     save_trace(trace, tmp_path / "trace")
     assert columns(load_trace(tmp_path / "trace"), *SAME) == columns(trace, *SAME)
@@ -120,15 +120,15 @@ def test_one_rank_of_a_plan_is_a_trace_too(plan, transformer_trace, tmp_path):
     trace = import_chakra(file, ImportOptions())
     tasks = graph.tasks[graph.tasks["rank"] == 1]
     messages = tasks[tasks["message_bytes"].notna()]
-    told = trace.facts["communication"]
+    told = trace.facts.communication
     assert [m["comm_size_bytes"] for m in told] == messages["message_bytes"].tolist()
     assert [m["name"] for m in told] == [n.split()[0] for n in messages["name"]]
     rows = trace.operators.loc[[m["op_id"] for m in told]]
     assert set(rows["kind"]) == {"collective"} and rows["device_ns"].sum() == 0
-    assert trace.facts["step_time_s"] == pytest.approx(tasks["duration_s"].sum(), abs=2e-6)
+    assert trace.facts.step_time_s == pytest.approx(tasks["duration_s"].sum(), abs=2e-6)
     runs = tasks.loc[tasks["op_id"].notna() & (tasks["kind"] == "compute"), "op_id"].astype(int)
     assert trace.operators["flop"].sum() == source.operators["flop"].loc[runs].sum() > 0
-    assert any("communicate" in warning for warning in trace.facts["warnings"])
+    assert any("communicate" in warning for warning in trace.facts.warnings)
 
 
 def convert(raw, path):
@@ -177,11 +177,11 @@ def test_a_converted_profile_is_the_profile(raw, request, tmp_path):
         assert columns(ours, name) == columns(theirs, name), name
     joined = [t.operators["forward_op_id"].fillna(-1).tolist() for t in (ours, theirs)]
     assert joined[0] == joined[1] and max(joined[0]) > 0
-    assert ours.facts["gradients"] == theirs.facts["gradients"]
-    assert ours.facts["step_time_s"] == pytest.approx(theirs.facts["step_time_s"], abs=5e-6)
+    assert ours.facts.gradients == theirs.facts.gradients
+    assert ours.facts.step_time_s == pytest.approx(theirs.facts.step_time_s, abs=5e-6)
     apart = (ours.operators["device_ns"] - theirs.operators["device_ns"]).abs()
     assert apart.max() <= 1000
-    assert ours.facts["step_time_source"] == "profiled"
+    assert ours.facts.step_time_source == "profiled"
 
 
 def tensor(number, shape):
@@ -238,8 +238,8 @@ def test_kernels_belong_to_the_operator_that_launched_them(load):
     assert rows["device_ns"] == [300_000, 40_000, 0, 10_000, 0, 7_000]
     assert rows["kernels"] == [1, 1, 0, 1, 1, 1]
     assert rows["flop"][0] == 2 * 4 * 8 * 16
-    assert trace.facts["device"] == "cuda" and trace.facts["optimizer"] == "unknown"
-    assert trace.facts["communication"] == [
+    assert trace.facts.device == "cuda" and trace.facts.optimizer == "unknown"
+    assert trace.facts.communication == [
         {"op_id": 2, "name": "all_reduce", "comm_size_bytes": 4096, "group": "3"},
         {"op_id": 4, "name": "send", "comm_size_bytes": 8, "group": ""},
     ]
@@ -257,7 +257,7 @@ def test_the_last_of_several_steps_is_read(load):
     later[1].name = "aten::matmul"
     trace = load(*first, *later)
     assert trace.operators["name"].tolist()[:2] == ["aten::matmul", "aten::relu"]
-    assert "the file holds 2 steps: the last one is read" in trace.facts["warnings"]
+    assert "the file holds 2 steps: the last one is read" in trace.facts.warnings
 
 
 def test_a_step_without_a_duration_is_none(load):
@@ -283,15 +283,15 @@ def test_a_generated_graph_is_read_node_by_node(load):
     assert rows["device_ns"] == [10_000, 20_000, 0, 5_000, 0]
     assert rows["flop"] == rows["batch_flop"] == [1000, 2000, 0, 0, 0]
     assert rows["read_bytes"] == [64, 0, 0, 128, 0] and rows["write_bytes"] == [0, 0, 0, 128, 0]
-    assert trace.facts["step_time_s"] == pytest.approx(35e-6)
-    assert trace.facts["step_time_source"] == "busy"
-    assert [m["comm_size_bytes"] for m in trace.facts["communication"]] == [256, 9]
-    assert any("grow with the batch" in warning for warning in trace.facts["warnings"])
+    assert trace.facts.step_time_s == pytest.approx(35e-6)
+    assert trace.facts.step_time_source == "busy"
+    assert [m["comm_size_bytes"] for m in trace.facts.communication] == [256, 9]
+    assert any("grow with the batch" in warning for warning in trace.facts.warnings)
 
 
 def test_a_graph_without_times_is_a_trace_without_times(load):
     trace = load(make(0, num_ops=5, is_cpu_op=False), make(1, data=[0], num_ops=5, is_cpu_op=False))
-    assert trace.facts["step_time_source"] == "none" and trace.facts["step_time_s"] == 0
+    assert trace.facts.step_time_source == "none" and trace.facts.step_time_s == 0
     assert trace.operators["flop"].tolist() == [5, 5]
 
 
@@ -306,7 +306,7 @@ def test_host_nodes_are_host_time_before_the_device(tmp_path):
     assert rows == {
         "name": ["aten::mm", "aten::add"], "device_ns": [7000] * 2, "cpu_ns": [5000] * 2
     }  # fmt: skip
-    assert trace.facts["tail_s"] == pytest.approx(3e-6)
+    assert trace.facts.tail_s == pytest.approx(3e-6)
 
 
 @pytest.mark.parametrize(

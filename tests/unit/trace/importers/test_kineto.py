@@ -38,8 +38,7 @@ def assert_same_work(one, other):
     for column in WORK:
         assert one.operators[column].tolist() == other.operators[column].tolist(), column
     sizes = [
-        [(g["size_bytes"], g["ready_after_op_id"]) for g in t.facts["gradients"]]
-        for t in (one, other)
+        [(g["size_bytes"], g["ready_after_op_id"]) for g in t.facts.gradients] for t in (one, other)
     ]
     assert sizes[0] == sizes[1]
 
@@ -47,10 +46,10 @@ def assert_same_work(one, other):
 def test_the_raw_files_alone_hold_what_the_capture_does(files, cnn_trace):
     trace = import_kineto(*files, SAID)
     assert_same_work(trace, cnn_trace)
-    assert trace.facts["optimizer"] == "sgd"
-    assert trace.facts["step_time_source"] == "profiled"
+    assert trace.facts.optimizer == "sgd"
+    assert trace.facts.step_time_source == "profiled"
     total_s = (trace.operators["device_ns"].sum() + trace.operators["cpu_ns"].sum()) / 1e9
-    assert total_s + trace.facts["tail_s"] == pytest.approx(trace.facts["step_time_s"], rel=1e-4)
+    assert total_s + trace.facts.tail_s == pytest.approx(trace.facts.step_time_s, rel=1e-4)
 
 
 def as_pytorch_2_1(kineto, execution_trace):
@@ -108,9 +107,9 @@ def test_kineto_alone_knows_times_flop_and_gradients(files, cnn_trace):
     # Without identities an update is nobody's.
     ours, theirs = (t.operators[t.operators["phase"] != "optimizer"] for t in (alone, cnn_trace))
     assert ours["module"].tolist() == theirs["module"].tolist()
-    sizes = [[g["size_bytes"] for g in t.facts["gradients"]] for t in (alone, cnn_trace)]
+    sizes = [[g["size_bytes"] for g in t.facts.gradients] for t in (alone, cnn_trace)]
     assert sizes[0] == sizes[1]
-    assert "no execution trace" in alone.facts["warnings"][0]
+    assert "no execution trace" in alone.facts.warnings[0]
 
 
 def test_a_profile_without_shapes_needs_the_execution_trace(files, raw_cnn, cnn_trace):
@@ -172,11 +171,11 @@ def schedule(sizes, folder):
 
 def test_several_steps_of_the_profiler_s_schedule_are_averaged(tmp_path):
     trace = import_kineto(schedule([4, 4, 4, 4], tmp_path), None, SAID)
-    assert trace.facts["profiled_steps"] == 3
+    assert trace.facts.profiled_steps == 3
     optimizer = trace.operators[trace.operators["phase"] == "optimizer"]
     assert any(name.startswith("aten::_foreach_") for name in optimizer["name"])
-    assert trace.facts["optimizer"] == "adam"
-    assert sum(g["size_bytes"] for g in trace.facts["gradients"]) == 4 * (8 * 16 + 16 + 16 * 4 + 4)
+    assert trace.facts.optimizer == "adam"
+    assert sum(g["size_bytes"] for g in trace.facts.gradients) == 4 * (8 * 16 + 16 + 16 * 4 + 4)
 
 
 def test_the_signature_tells_what_is_written():

@@ -137,23 +137,23 @@ def test_a_table_is_recognised_by_its_header(path, tmp_path):
 
 def test_facts_come_from_folder_name_and_sidecar(trace):
     facts = trace.facts
-    assert facts["device_name"] == "NVIDIA H100 80GB HBM3"
-    assert (facts["model"], facts["mode"], facts["batch"]) == ("tiny", "train", 2)
-    assert (facts["precision"], facts["optimizer"]) == ("fp32", "none")
-    assert facts["measured_end_to_end_s"] == 0.010
-    assert facts["measured_forward_s"] == 0.004
-    assert facts["measured_backward_s"] == 0.006
-    assert facts["step_time_source"] == "busy"
+    assert facts.device_name == "NVIDIA H100 80GB HBM3"
+    assert (facts.model, facts.mode, facts.batch) == ("tiny", "train", 2)
+    assert (facts.precision, facts.optimizer) == ("fp32", "none")
+    assert facts.measured_end_to_end_s == 0.010
+    assert facts.measured_forward_s == 0.004
+    assert facts.measured_backward_s == 0.006
+    assert facts.step_time_source == "busy"
 
 
 def test_the_layer_occurs_as_often_as_the_sidecar_says(trace):
     expected = {p: OUTSIDE_MS[p] + LAYERS * LAYER_MS[p] for p in OUTSIDE_MS}
     assert phase_ms(trace) == pytest.approx(expected, rel=1e-12)
     total_s = sum(expected.values()) / 1e3
-    assert trace.facts["step_time_s"] == pytest.approx(total_s, rel=1e-12)
-    assert trace.facts["busy_over_measured"] == pytest.approx(total_s / 0.010, rel=1e-9)
-    assert any("than the whole model's measured 10 ms" in w for w in trace.facts["warnings"])
-    assert [u["name"] for u in trace.facts["units"]] == ["embeddings", "h.0", "h.1", "h.2", "head"]
+    assert trace.facts.step_time_s == pytest.approx(total_s, rel=1e-12)
+    assert trace.facts.busy_over_measured == pytest.approx(total_s / 0.010, rel=1e-9)
+    assert any("than the whole model's measured 10 ms" in w for w in trace.facts.warnings)
+    assert [u["name"] for u in trace.facts.units] == ["embeddings", "h.0", "h.1", "h.2", "head"]
 
 
 def test_rows_without_a_kernel_take_no_device_time(trace, layer):
@@ -161,25 +161,25 @@ def test_rows_without_a_kernel_take_no_device_time(trace, layer):
     views = trace.operators[trace.operators["name"].isin(["aten::view", "aten::split"])]
     assert len(views) == 1 + 3 * LAYERS
     assert views["device_ns"].sum() == 0
-    assert trace.facts["timer_floor_s"] == FLOOR / 1e3
+    assert trace.facts.timer_floor_s == FLOOR / 1e3
     per_layer = (
         2 * VIEW + 0.012 + 2 * FLOOR + FLOOR
     )  # two views, the split, the addition's gradient
     outside = FLOOR + VIEW
-    assert layer.facts["host_only_s"] == pytest.approx((outside + per_layer) / 1e3)
-    assert trace.facts["host_only_s"] == pytest.approx((outside + LAYERS * per_layer) / 1e3)
+    assert layer.facts.host_only_s == pytest.approx((outside + per_layer) / 1e3)
+    assert trace.facts.host_only_s == pytest.approx((outside + LAYERS * per_layer) / 1e3)
 
 
 def test_in_inference_dropout_hands_its_input_on(tmp_path):
     folder = tmp_path / "Tesla_V100"
     path = write_table(folder, small_table(training=False), "tiny-inf-4-2", {"num_layer": 1})
     trace = import_neusight(path, ImportOptions())
-    assert trace.facts["mode"] == "inf"
+    assert trace.facts.mode == "inf"
     assert op(trace, "aten::native_dropout")["device_ns"] == 0
     assert op(trace, "aten::native_dropout")["read_bytes"] == 0
     assert set(trace.operators["phase"]) == {"forward"}
-    assert trace.facts["gradients"] == []
-    assert not any("gradient" in warning for warning in trace.facts["warnings"])
+    assert trace.facts.gradients == []
+    assert not any("gradient" in warning for warning in trace.facts.warnings)
     assert (trace.tensors["category"] == "parameter").sum() == 5
 
 
@@ -233,8 +233,8 @@ def test_parameters_and_gradients_are_those_of_the_whole_model(trace):
         **{f"h.{n}.wide.bias": (2 * WIDTH,) for n in range(LAYERS)},
         **{f"h.{n}.wide.weight": (WIDTH, 2 * WIDTH) for n in range(LAYERS)},
     }
-    assert {p["name"]: tuple(p["shape"]) for p in trace.facts["parameters"]} == shapes
-    gradients = {g["name"]: g for g in trace.facts["gradients"]}
+    assert {p["name"]: tuple(p["shape"]) for p in trace.facts.parameters} == shapes
+    gradients = {g["name"]: g for g in trace.facts.gradients}
     assert {n: g["size_bytes"] for n, g in gradients.items()} == {
         name: 4 * prod(shape) for name, shape in shapes.items()
     }
@@ -250,10 +250,10 @@ def test_plans_run_on_the_trace(trace, tmp_path):
             loaded, named_plan("single", 1), ProportionalModel(), anchoring=Anchoring(way)
         ).tasks
         compute = single[single["kind"] == "compute"]["duration_s"].sum()
-        assert compute == pytest.approx(trace.facts[told], rel=1e-12)
+        assert compute == pytest.approx(getattr(trace.facts, told), rel=1e-12)
     ddp = extrapolate(loaded, named_plan("ddp", 2), ProportionalModel()).tasks
     mine = ddp[(ddp["rank"] == 0) & (ddp["kind"] == "collective")]
-    assert mine["message_bytes"].sum() == sum(g["size_bytes"] for g in trace.facts["gradients"])
+    assert mine["message_bytes"].sum() == sum(g["size_bytes"] for g in trace.facts.gradients)
     pipe = extrapolate(loaded, named_plan("gpipe", 2), ProportionalModel()).tasks
     sent = set(pipe[pipe["kind"] == "send"]["message_bytes"])
     assert sent == {4 * LENGTH * WIDTH}, "one sample's activations between two layers"
@@ -284,8 +284,8 @@ def test_what_the_path_does_not_say_is_asked_for(tmp_path):
     assert phase_ms(trace)["forward"] == pytest.approx(
         OUTSIDE_MS["forward"] + 2 * LAYER_MS["forward"]
     )
-    assert trace.facts["mode"] == "train"
-    assert "measured_end_to_end_s" not in trace.facts
+    assert trace.facts.mode == "train"
+    assert trace.facts.measured_end_to_end_s is None
     with pytest.raises(TraceError, match="says batch 2, --batch says 4"):
         import_neusight(path, ImportOptions(gpu="x", repeat_layers=2, batch=4))
 

@@ -54,15 +54,15 @@ def test_operators_times_and_facts_are_those_of_the_rows(trace):
     assert trace.operators["name"].tolist() == [step[0] for step in kept]
     assert trace.operators["phase"].tolist() == [step[4] for step in kept]
     assert trace.operators["device_ns"].tolist() == [1000 * step[3][1] for step in kept]
-    assert trace.facts["busy_s"] == trace.facts["step_time_s"] == 113e-6
-    assert trace.facts["span_s"] == 138e-6
-    assert trace.facts["step_time_source"] == "busy"
-    assert trace.facts["span_ns"] == [1000 * step[3][0] for step in kept]
-    assert trace.facts["tp_flagged"] == [n for n, step in enumerate(kept) if step[5]]
-    assert trace.facts["batch"] == 4
-    assert trace.facts["device_name"] == "NVIDIA H100"
-    assert trace.facts["optimizer"] == "unknown (in trace)"
-    assert any("host and idle times are not in the source" in w for w in trace.facts["warnings"])
+    assert trace.facts.busy_s == trace.facts.step_time_s == 113e-6
+    assert trace.facts.span_s == 138e-6
+    assert trace.facts.step_time_source == "busy"
+    assert trace.facts.span_ns == [1000 * step[3][0] for step in kept]
+    assert trace.facts.tp_flagged == [n for n, step in enumerate(kept) if step[5]]
+    assert trace.facts.batch == 4
+    assert trace.facts.device_name == "NVIDIA H100"
+    assert trace.facts.optimizer == "unknown (in trace)"
+    assert any("host and idle times are not in the source" in w for w in trace.facts.warnings)
 
 
 def test_the_time_is_the_one_without_overlap(trace):
@@ -89,7 +89,7 @@ def test_a_node_that_shows_only_a_view_gets_the_tensors_of_its_products(trace):
     after = op(trace, "ReluBackward0")
     storage = trace.tensors["storage_id"]
     assert storage[row["output_ids"][0]] == storage[after["input_ids"][0]], "and feeds the next"
-    assert any("1 backward nodes show only a view" in w for w in trace.facts["warnings"])
+    assert any("1 backward nodes show only a view" in w for w in trace.facts.warnings)
 
 
 def test_backward_finds_its_forward(trace):
@@ -108,10 +108,10 @@ def test_backward_finds_its_forward(trace):
 
 
 def test_parameters_gradients_and_layers(trace):
-    sizes = {g["name"]: g["size_bytes"] for g in trace.facts["gradients"]}
+    sizes = {g["name"]: g["size_bytes"] for g in trace.facts.gradients}
     assert sizes == {"layers.1.0": 4 * 640, "layers.1.1": 4 * 2, "layers.0.0": 4 * 135}
-    assert all(g["gradient_storage_id"] >= 0 for g in trace.facts["gradients"])
-    assert [unit["name"] for unit in trace.facts["units"]] == ["layers.0", "layers.1"]
+    assert all(g["gradient_storage_id"] >= 0 for g in trace.facts.gradients)
+    assert [unit["name"] for unit in trace.facts.units] == ["layers.0", "layers.1"]
     assert op(trace, "relu_")["module"] == "layers.0"
     categories = trace.tensors.groupby("category")["storage_id"].nunique()
     assert categories["parameter"] == categories["gradient"] == 3
@@ -161,13 +161,13 @@ def test_the_batch_is_asked_for_where_no_image_goes_in(tmp_path):
     with pytest.raises(TraceError, match=r"does not say the batch.*--batch"):
         import_triosim(folder, OPTIONS)
     trace = import_triosim(folder, ImportOptions(gpu="x", precision="fp32", batch=4))
-    assert trace.facts["batch"] == 4
+    assert trace.facts.batch == 4
 
 
 def test_without_an_optimizer_the_types_tell_the_parameters(tmp_path):
     trace = import_triosim(write_files(tmp_path / "two", STEPS[:-1]), OPTIONS)
-    assert trace.facts["optimizer"] == "none"
-    assert sum(g["size_bytes"] for g in trace.facts["gradients"]) == 4 * (640 + 2 + 135)
+    assert trace.facts.optimizer == "none"
+    assert sum(g["size_bytes"] for g in trace.facts.gradients) == 4 * (640 + 2 + 135)
 
 
 def test_an_id_that_stands_for_two_tensors_is_told_apart_by_its_place(tmp_path):
@@ -191,7 +191,7 @@ def test_a_tensor_table_with_one_row_a_tensor_works_too(tmp_path):
     write_rows(folder / "tensor.csv", TENSOR, sorted(rows.values(), key=lambda row: row[1]))
     trace = import_triosim(folder, OPTIONS)
     assert op(trace, "ConvolutionBackward0")["flop"] == CONVOLUTION
-    assert any("do not stand together in tensor.csv" in w for w in trace.facts["warnings"])
+    assert any("do not stand together in tensor.csv" in w for w in trace.facts.warnings)
 
 
 def test_the_documented_spellings_are_accepted(tmp_path):
@@ -200,7 +200,7 @@ def test_the_documented_spellings_are_accepted(tmp_path):
     write_rows(folder / "trace.csv", header, trace_rows())
     shorter = [title.replace("Storgeid", "Storageid") for title in TENSOR[1:]]
     write_rows(folder / "tensor.csv", shorter, [row[1:] for row in tensor_rows()])
-    assert import_triosim(folder, OPTIONS).facts["busy_s"] == 113e-6
+    assert import_triosim(folder, OPTIONS).facts.busy_s == 113e-6
 
 
 def change(file, line, column, value):
@@ -305,7 +305,7 @@ def test_a_lone_operator_is_joined_only_where_it_shares_a_tensor(tmp_path):
     trace = import_triosim(write_files(tmp_path / "lone", steps), OPTIONS)
     row = trace.operators[trace.operators["phase"] == "backward"].iloc[0]
     assert str(row["forward_op_id"]) == "<NA>"
-    assert any("1 backward operators have no forward" in w for w in trace.facts["warnings"])
+    assert any("1 backward operators have no forward" in w for w in trace.facts.warnings)
 
 
 def test_node_names_are_read(trace):

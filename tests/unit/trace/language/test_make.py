@@ -35,7 +35,7 @@ def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkey
     monkeypatch.setattr(make, "CAPTURED_BLOCKS", model.layers)
     monkeypatch.setattr(make, "MODULES", ("tables",))  # another name in the cache
     captured = make.make_trace(model, step)
-    assert "repeated" not in captured.facts
+    assert captured.facts.repeated is None
     assert_same_step(made, captured)
     assert category_bytes(made) == category_bytes(captured)
 
@@ -43,9 +43,9 @@ def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkey
 @pytest.mark.parametrize("model", [SMALL, GPT], ids=lambda model: model.name)
 def test_a_trace_has_the_parameters_that_the_sizes_say(model):
     trace = make.make_trace(model, STEP)
-    counted = sum(g["size_bytes"] for g in trace.facts["gradients"]) // 2
+    counted = sum(g["size_bytes"] for g in trace.facts.gradients) // 2
     assert counted == model.parameters
-    assert trace.facts["language_model"]["parameters"] == model.parameters
+    assert trace.facts.language_model["parameters"] == model.parameters
 
 
 def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
@@ -69,8 +69,8 @@ def test_a_recipe_decides_the_formats_of_what_is_held(name):
     assert held["gradient"] == recipe.gradient_bytes * count
     states = 2 * recipe.state_bytes + recipe.main_parameter_bytes
     assert held["optimizer_state"] == pytest.approx(states * count, rel=0.01)  # counts of steps
-    assert trace.facts["precision"] == "bf16"
-    assert trace.facts.get("precision_recipe") == (None if name == "bf16" else name)
+    assert trace.facts.precision == "bf16"
+    assert trace.facts.precision_recipe == (None if name == "bf16" else name)
 
 
 def test_flash_attention_keeps_no_scores_and_eager_does():
@@ -94,7 +94,7 @@ def test_a_trace_is_kept_and_a_damaged_one_made_again():
 
 def test_a_model_by_name_is_a_trace_wherever_one_is_asked_for():
     trace = load_trace("llama-3.2-1b", sequence=64, precision="megatron-bf16")
-    assert trace.facts["language_model"]["layers"] == 16
+    assert trace.facts.language_model["layers"] == 16
     with pytest.raises(InputError, match="--sequence"):
         load_trace("llama-3.2-1b")
     with pytest.raises(InputError, match="sequence of a trace that was captured"):

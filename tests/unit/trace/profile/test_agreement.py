@@ -89,10 +89,10 @@ def load(folder, apply):
 
 @pytest.mark.parametrize("words", DOUBTS)
 def test_what_does_not_agree_is_said(tmp_path, words):
-    warnings = load(tmp_path, DOUBTS[words]).facts["warnings"]
+    warnings = load(tmp_path, DOUBTS[words]).facts.warnings
     assert any(warning.endswith(words) for warning in warnings), warnings
 
 
 def test_files_that_agree_raise_no_doubt(tmp_path, cnn_trace, transformer_trace):
-    assert load(tmp_path, lambda p, g: None).facts["warnings"] == []
-    assert cnn_trace.facts["warnings"] == transformer_trace.facts["warnings"] == []
+    assert load(tmp_path, lambda p, g: None).facts.warnings == []
+    assert cnn_trace.facts.warnings == transformer_trace.facts.warnings == []

@@ -19,7 +19,7 @@ trace = import_kineto(sys.argv[1], None, ImportOptions(gpu="x", batch=4, precisi
 # A process inherits getrusage's maximum from the one that started it, but not this one.
 told = dict(line.split(":", 1) for line in open("/proc/self/status"))
 peak_bytes = int(told["VmHWM"].split()[0]) * 1024
-print(json.dumps([peak_bytes, len(trace.operators), trace.facts["profiled_steps"]]))
+print(json.dumps([peak_bytes, len(trace.operators), trace.facts.profiled_steps]))
 """
 
 

@@ -23,7 +23,7 @@ def trace(request):
 def test_operator_times_and_host_times_sum_to_the_unprofiled_step(trace):
     operators = trace.operators
     total_s = (operators["device_ns"].sum() + operators["cpu_ns"].sum()) / 1e9
-    assert total_s + trace.facts["tail_s"] == pytest.approx(trace.facts["step_time_s"], rel=1e-4)
+    assert total_s + trace.facts.tail_s == pytest.approx(trace.facts.step_time_s, rel=1e-4)
 
 
 def test_operators_follow_one_another_without_overlap(trace):
@@ -33,7 +33,7 @@ def test_operators_follow_one_another_without_overlap(trace):
 
 
 def test_every_parameter_has_its_gradient_under_its_own_name(trace):
-    gradients, parameters = trace.facts["gradients"], trace.facts["parameters"]
+    gradients, parameters = trace.facts.gradients, trace.facts.parameters
     assert sorted(g["name"] for g in gradients) == sorted(p["name"] for p in parameters)
     sizes = {p["name"]: prod(p["shape"]) * p["elem_bytes"] for p in parameters}
     assert all(g["size_bytes"] == sizes[g["name"]] for g in gradients)
@@ -43,7 +43,7 @@ def test_every_parameter_has_its_gradient_under_its_own_name(trace):
 
 def test_categories_add_up_to_the_model(trace):
     sizes = np.array(tensor_bytes(trace))
-    parameter_bytes = sum(prod(p["shape"]) * p["elem_bytes"] for p in trace.facts["parameters"])
+    parameter_bytes = sum(prod(p["shape"]) * p["elem_bytes"] for p in trace.facts.parameters)
     for category in ("parameter", "gradient"):
         mine = trace.tensors[trace.tensors["category"] == category]
         whole = {}
@@ -66,7 +66,7 @@ def test_backward_operators_with_work_are_joined_to_their_forward(trace):
 
 def test_optimizer_operators_know_their_module(trace):
     optimizer = trace.operators[trace.operators["phase"] == "optimizer"]
-    modules = {g["module"] for g in trace.facts["gradients"]}
+    modules = {g["module"] for g in trace.facts.gradients}
     assert set(optimizer["module"]) - {""} == modules
     assert (optimizer["batch_flop"] == 0).all()
     assert (optimizer["batch_read_bytes"] == 0).all()
@@ -77,8 +77,8 @@ def test_flop_agrees_with_pytorch_s_own_counter(trace):
     from torch.utils.flop_counter import FlopCounterMode
     from trioflow.trace.workloads.build import build_workload
 
-    workload = build_workload(trace.facts["row"])
-    inputs, targets = workload.make_batch(trace.facts["batch"], 0)
+    workload = build_workload(trace.facts.row)
+    inputs, targets = workload.make_batch(trace.facts.batch, 0)
     # The math attention decomposes into products that the counter knows.
     with (
         FlopCounterMode(display=False) as counter,
@@ -91,7 +91,7 @@ def test_flop_agrees_with_pytorch_s_own_counter(trace):
     ]
     # A fused backward computes the scores again: one product in five.
     extra = int(attention["flop"].sum()) // 5
-    assert trace.facts["flop"] - extra == counter.get_total_flops()
+    assert trace.facts.flop - extra == counter.get_total_flops()
 
 
 def test_what_grows_with_the_batch_is_what_grows(tmp_path_factory, transformer_trace):
@@ -139,7 +139,7 @@ def test_a_trace_survives_saving(tmp_path, raw_transformer, transformer_trace):
     for name in ("operators.parquet", "tensors.parquet", "trace.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     loaded = load_trace(tmp_path / "a")
-    assert loaded.facts == json.loads(json.dumps(transformer_trace.facts))
+    assert loaded.facts.to_dict() == json.loads(json.dumps(transformer_trace.facts.to_dict()))
     assert records(loaded.operators) == records(transformer_trace.operators)
     assert records(loaded.tensors) == records(transformer_trace.tensors)
 
@@ -192,4 +192,4 @@ def test_without_the_light_profile_the_single_step_is_used(tmp_path, raw_cnn, cn
     (tmp_path / "raw" / "kineto_steps.json.gz").unlink()
     trace = merge_trace(tmp_path / "raw")
     assert trace.operators["name"].tolist() == cnn_trace.operators["name"].tolist()
-    assert trace.facts["profiled_step_s"] != cnn_trace.facts["profiled_step_s"]
+    assert trace.facts.profiled_step_s != cnn_trace.facts.profiled_step_s

@@ -137,7 +137,7 @@ def test_a_kernel_beside_another_streams_is_doubted_unless_it_communicates(tmp_p
         event("gemm", "kernel", 30, 40, 7, correlation=2, stream=7),
     ]), None, SAID)  # fmt: skip
     said = "1 kernels start while one of another stream runs"
-    assert any(said in one for one in trace.facts["warnings"]) is doubted
+    assert any(said in one for one in trace.facts.warnings) is doubted
 
 
 def test_what_runs_between_collectives_on_their_stream_is_theirs(tmp_path):
@@ -187,20 +187,20 @@ def test_kernels_of_launches_before_the_first_recorded_one_are_left_out(tmp_path
 
 def test_a_step_begun_and_not_run_is_no_step(tmp_path):
     trace = import_kineto(write(tmp_path, steps(2, device_us=50, last=False)), None, SAID)
-    assert trace.facts["profiled_steps"] == 2
-    assert trace.facts["step_time_source"] == "profiled"
+    assert trace.facts.profiled_steps == 2
+    assert trace.facts.step_time_source == "profiled"
 
 
 def test_a_device_behind_its_host_tells_the_step_time(tmp_path):
     facts = import_kineto(write(tmp_path, steps(4)), None, SAID).facts
-    assert facts["step_time_s"] == pytest.approx(150e-6)
-    assert facts["profiled_step_s"] == pytest.approx(100e-6)
-    assert facts["step_time_source"] == "device period"
+    assert facts.step_time_s == pytest.approx(150e-6)
+    assert facts.profiled_step_s == pytest.approx(100e-6)
+    assert facts.step_time_source == "device period"
 
 
 def test_a_single_step_is_never_shorter_than_its_device_works(tmp_path):
     facts = import_kineto(write(tmp_path, steps(1)), None, SAID).facts
-    assert (facts["step_time_s"], facts["step_time_source"]) == (pytest.approx(140e-6), "busy")
+    assert (facts.step_time_s, facts.step_time_source) == (pytest.approx(140e-6), "busy")
 
 
 def test_a_pause_between_steps_is_no_part_of_one(tmp_path):
@@ -211,7 +211,7 @@ def test_a_pause_between_steps_is_no_part_of_one(tmp_path):
         if one["cat"] == "kernel":
             one["dur"] = 300
     facts = import_kineto(write(tmp_path, events), None, SAID).facts
-    assert (facts["step_time_s"], facts["step_time_source"]) == (pytest.approx(300e-6), "busy")
+    assert (facts.step_time_s, facts.step_time_source) == (pytest.approx(300e-6), "busy")
 
 
 def test_old_categories_mark_steps_and_backward_too(tmp_path):
@@ -232,11 +232,11 @@ def test_old_categories_mark_steps_and_backward_too(tmp_path):
                 "Input Dims": [[4, 2], [4, 2]], "Input type": ["float", "float"]}),
         ]  # fmt: skip
     trace = import_kineto(write(tmp_path, events), None, SAID)
-    assert trace.facts["profiled_steps"] == 2
-    assert trace.facts["optimizer"] == "sgd"
+    assert trace.facts.profiled_steps == 2
+    assert trace.facts.optimizer == "sgd"
     assert trace.operators["phase"].tolist() == ["forward", "backward", "optimizer"]
     assert trace.operators["forward_op_id"].dropna().tolist() == [0]
-    assert not any("autograd's nodes" in w for w in trace.facts["warnings"])
+    assert not any("autograd's nodes" in w for w in trace.facts.warnings)
 
 
 def test_steps_that_lost_kernels_tell_no_time_of_them(tmp_path):
@@ -248,8 +248,7 @@ def test_steps_that_lost_kernels_tell_no_time_of_them(tmp_path):
     trace = import_kineto(write(tmp_path, lost), None, SAID)
     assert trace.operators["device_ns"].tolist() == [140_000, 3_000]
     assert any(
-        "2 of 3 steps ran other operators, shapes or kernels" in one
-        for one in trace.facts["warnings"]
+        "2 of 3 steps ran other operators, shapes or kernels" in one for one in trace.facts.warnings
     )
 
 
@@ -258,7 +257,7 @@ def test_it_is_said_that_the_optimizer_told_the_steps_apart(tmp_path):
     for one in marked:
         if one["name"].startswith("ProfilerStep"):
             one.update(name="Optimizer.step#SGD.step", ts=one["ts"] + 90, dur=5)
-    said = import_kineto(write(tmp_path, marked), None, SAID).facts["warnings"]
+    said = import_kineto(write(tmp_path, marked), None, SAID).facts.warnings
     assert "the profile marks no step: one lasts from optimizer step to optimizer step" in said
 
 
@@ -276,13 +275,13 @@ def gemms(count):
 def test_a_profile_without_marks_says_so(tmp_path):
     names = ["aten::embedding", *["aten::mm", "aten::relu"] * 4, "aten::linear"]
     trace = import_kineto(write(tmp_path, [*layers(names), *gemms(len(names))]), None, SAID)
-    assert UNMARKED in trace.facts["warnings"]
+    assert UNMARKED in trace.facts.warnings
     marked = [
         event("ProfilerStep#1", "user_annotation", 0, 900),
         *layers(names),
         *gemms(len(names)),
     ]
-    assert UNMARKED not in import_kineto(write(tmp_path, marked), None, SAID).facts["warnings"]
+    assert UNMARKED not in import_kineto(write(tmp_path, marked), None, SAID).facts.warnings
 
 
 def test_a_profile_without_marks_that_repeats_itself_is_refused(tmp_path):
@@ -307,7 +306,7 @@ def test_passes_of_backward_with_forward_between_them_are_repetition(tmp_path):
 
     with pytest.raises(TraceError, match="repeats the same calls 2 times"):
         import_kineto(rounds(True), None, SAID)
-    assert UNMARKED in import_kineto(rounds(False), None, SAID).facts["warnings"]
+    assert UNMARKED in import_kineto(rounds(False), None, SAID).facts.warnings
 
 
 # Devices
@@ -327,7 +326,7 @@ def said(gpu):
 def test_a_device_beyond_those_listed_has_their_common_name(tmp_path):
     listed = [{"id": n, "name": "AMD Instinct MI210"} for n in range(2)]
     trace = import_kineto(on_device(tmp_path, 2, deviceProperties=listed[:1]), None, said(None))
-    assert trace.facts["device_name"] == "AMD Instinct MI210"
+    assert trace.facts.device_name == "AMD Instinct MI210"
     mixed = [*listed, {"id": 3, "name": "AMD Instinct MI300X"}]
     with pytest.raises(TraceError, match="give it with --gpu"):
         import_kineto(on_device(tmp_path, 2, deviceProperties=mixed), None, said(None))
@@ -336,7 +335,7 @@ def test_a_device_beyond_those_listed_has_their_common_name(tmp_path):
 def test_a_name_that_contradicts_the_file_is_refused(tmp_path):
     listed = [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]
     path = on_device(tmp_path, deviceProperties=listed)
-    assert import_kineto(path, None, said("H100 SXM")).facts["device_name"] == listed[0]["name"]
+    assert import_kineto(path, None, said("H100 SXM")).facts.device_name == listed[0]["name"]
     for other in ("NVIDIA A100-SXM4-80GB", "H100 PCIe", "Intel Xeon"):
         with pytest.raises(TraceError, match="the source says gpu NVIDIA H100"):
             import_kineto(path, None, said(other))
@@ -354,7 +353,7 @@ def test_the_driver_s_calls_tell_whose_device_it_was(tmp_path, call, vendor, oth
     path = on_device(tmp_path, call=call)
     with pytest.raises(TraceError, match=f"of a device of {vendor}, --gpu says {other}"):
         import_kineto(path, None, said(other))
-    assert import_kineto(path, None, said("a chip")).facts["device_name"] == "a chip"
+    assert import_kineto(path, None, said("a chip")).facts.device_name == "a chip"
 
 
 CALL = event("aten::mm", "cpu_op", 1, 8, **{
@@ -382,7 +381,7 @@ def test_a_processor_s_run_is_no_gpu_s(tmp_path, gpu):
     path = write(tmp_path, [STEP, CALL, event("aten::cudnn_is_acceptable", "cpu_op", 20, 5)])
     with pytest.raises(TraceError, match="holds no device event: the step ran on a processor"):
         import_kineto(path, None, said(gpu))
-    assert import_kineto(path, None, said("Intel Xeon")).facts["device"] == "cpu"
+    assert import_kineto(path, None, said("Intel Xeon")).facts.device == "cpu"
 
 
 def test_events_of_a_device_that_is_not_read_are_no_silence(tmp_path):
@@ -420,7 +419,7 @@ def test_what_multiplies_without_a_rule_is_named_with_its_share(tmp_path):
         [("gemm", 50), ("k", 30), ("sm90_xmma_gemm_f32", 15), ("fbgemm_permute", 5)], 1
     ):
         events.append(event(name, "kernel", 100 * number, time, 7, correlation=number))
-    warnings = import_kineto(write(tmp_path, events), None, SAID).facts["warnings"]
+    warnings = import_kineto(write(tmp_path, events), None, SAID).facts.warnings
     assert warnings[-1] == (
         "FLOPs are missing for want of a rule, shapes or constants:"
         " mine::fused_moe (30.0% of the time), mine::router (15.0% of the time)"

@@ -153,8 +153,8 @@ def test_it_is_captured_like_any_other(write, tmp_path):
     capture_workload(row, 4, raw, device="cpu", warm_up=1, timed_steps=2, profiled_steps=2)
     trace = merge_trace(raw)
     # Two linear layers: forward, weight gradients, and one input gradient.
-    assert trace.facts["flop"] == 2 * 4 * (3 * 4 * 2 + 4 * 1 * 3)
-    assert list(trace.facts["workload"]) == list("mine")
+    assert trace.facts.flop == 2 * 4 * (3 * 4 * 2 + 4 * 1 * 3)
+    assert list(trace.facts.workload) == list("mine")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
             "no operator of the traces is long enough to tell the device's best rates",
             fix="capture a larger model or batch",
         )
-    device_name = str(traces[0].facts["device_name"])
+    device_name = traces[0].facts.device_name
     return AnalyticalModel(max(rates), max(bandwidths), device_name, "best rates")
 
 
@@ -82,7 +82,7 @@ def predict_by_rates(
     for trace in traces:
         ns = np.rint(rates.time_operators(trace.operators) * NS_PER_S).astype(np.int64)
         operators = trace.operators.assign(device_ns=ns, cpu_ns=np.int64(0))
-        facts = {**trace.facts, "tail_s": 0.0}
+        facts = replace(trace.facts, tail_s=0.0)
         timed.append(replace(trace, operators=operators, facts=facts))
     times = DeviceTimes(timed, rates, "best rates")
     return predict(

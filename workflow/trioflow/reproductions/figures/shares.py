@@ -161,7 +161,7 @@ def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> 
     """Return a row of ``SIMULATOR_TIMES``."""
     traces = workshop.load_traces(values["trace"])
     plan = resolve_plan(values)
-    batch = resolve_batch(values, plan, int(traces[0].facts["batch"]))
+    batch = resolve_batch(values, plan, traces[0].facts.batch)
     platform = workshop.load_platform(values["platform"], plan.ranks)
     times = workshop.time_operators(values["trace"], platform.device.name)
     built_s, walls_s = [], []
@@ -174,7 +174,7 @@ def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> 
         built_s.append(halfway_s - began_s)
     walls_s = walls_s[1:]
     return {
-        "trace": values["trace"], "workload": str(traces[0].facts["workload"]), "family": find_family(plan),
+        "trace": values["trace"], "workload": traces[0].facts.workload, "family": find_family(plan),
         "plan": graph.metadata.plan_text, "ranks": plan.ranks, "events": prediction.events,
         "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
         "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,

@@ -94,8 +94,8 @@ def read_recorded_step(trace: Trace) -> RecordedStep:
         np.array([sum(size[i] for i in row["output_ids"]) for row in rows], np.float64),
         np.array([tags[row["op_id"]] for row in rows]),
         (chosen["phase"] == "forward").to_numpy(),
-        float(sum(int(entry["size_bytes"]) for entry in trace.facts.get("gradients", []))),
-        int(trace.facts["batch"]),
+        float(sum(int(entry["size_bytes"]) for entry in trace.facts.gradients)),
+        trace.facts.batch,
     )
 
 

@@ -168,7 +168,7 @@ def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
 
 def _applies(case: PreparedCase) -> bool:
     plan = case.row.made_plan
-    same = case.rank_batch == int(case.reference.facts["batch"])
+    same = case.rank_batch == case.reference.facts.batch
     return plan.tensor == plan.pipeline == 1 and not same and not case.has("anchor")
 
 
@@ -179,7 +179,7 @@ def measure_growth(case: PreparedCase) -> pd.DataFrame:
     mine = tasks[(tasks["rank"] == 0) & tasks["op_id"].notna()]
     told_s = mine.groupby(mine["op_id"].astype(np.int64))["duration_s"].sum()
     recorded_s = operators["device_ns"].to_numpy(np.float64) * 1e-9
-    factor = case.rank_batch / int(case.reference.facts["batch"])
+    factor = case.rank_batch / case.reference.facts.batch
     names = [
         f"{phase}: {class_of_name(str(name))}"
         for phase, name in zip(operators["phase"], operators["name"], strict=True)

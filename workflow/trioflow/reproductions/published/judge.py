@@ -82,14 +82,14 @@ def judge_anchored_steps(
     for device in load_published(data_folder):
         source.keep_device(device)
         for one, other in list_anchored_pairs(device):
-            model = source.fit_without(device.name, str(one.facts["workload"]))
-            factor = int(other.facts["batch"]) / int(one.facts["batch"])
+            model = source.fit_without(device.name, one.facts.workload)
+            factor = other.facts.batch / one.facts.batch
             told = judge_anchors(one, other, model, resize_batch(one.operators, factor))
             rows.append(
                 {
-                    "device": device.name, "workload": str(one.facts["workload"]),
-                    "mode": str(one.facts["mode"]), "source_batch": int(one.facts["batch"]),
-                    "target_batch": int(other.facts["batch"]), "measured_s": told["measured_s"],
+                    "device": device.name, "workload": one.facts.workload,
+                    "mode": str(one.facts.mode), "source_batch": one.facts.batch,
+                    "target_batch": other.facts.batch, "measured_s": told["measured_s"],
                     **{f"{way}_s": told[way] for way in WAYS},
                 }
             )  # fmt: skip
@@ -182,7 +182,7 @@ def prepare_set(
     for row in rows:
         trace = source.read_trace(row.traces[0])
         # Without a step of its own, a trace's operators are all that is known of the step.
-        way = TIMER if "measured_end_to_end_s" in trace.facts else NONE
+        way = TIMER if trace.facts.measured_end_to_end_s is not None else NONE
         band = find_band(anchors, published_name(trace), way)
         cases.append(prepare_case(row, source, band=band))
     return source, cases
@@ -202,7 +202,7 @@ def _judge(
     """Return the row of one case."""
     row, told = case.row, case.predict()
     measured = read_measured(row, source.data_folder)
-    gpu = find_device(str(source.read_trace(row.traces[0]).facts["device_name"]))
+    gpu = find_device(source.read_trace(row.traces[0]).facts.device_name)
     return {
         "set": row.set, "case": row.case, "workload": row.workload, "source_gpu": gpu.driver_name,
         "platform": f"{case.platform.name}, {case.platform.device.name}", "ranks": row.ranks,
@@ -232,8 +232,8 @@ def predict_oracle(
     names = {name for one in rows if one.workload == row.workload for name in one.traces}
     for name in sorted(names):
         trace = source.read_trace(name)
-        same = find_device(str(trace.facts["device_name"])).name == row.gpu
-        if same and int(trace.facts["batch"]) == case.rank_batch:
+        same = find_device(trace.facts.device_name).name == row.gpu
+        if same and trace.facts.batch == case.rank_batch:
             if (name,) == row.traces:
                 return case.predict().step_time_s
             return prepare_case(row, source, traces=(name,)).predict().step_time_s
@@ -257,8 +257,8 @@ def describe_learning(case: PreparedCase) -> str:
     parts = [
         f"operators: {case.times.model_text}; the traced GPU's model without {case.row.workload}"
     ]
-    if case.times.confidence == "measured" and "measured_end_to_end_s" in reference:
-        parts.append(f"step of one GPU at batch {reference['batch']} given")
+    if case.times.confidence == "measured" and reference.measured_end_to_end_s is not None:
+        parts.append(f"step of one GPU at batch {reference.batch} given")
     if case.row.ranks > 1:
         name = "ring over the platform's nominal links"
         if case.collectives is not None:

@@ -153,7 +153,7 @@ class PreparedCase:
     def predict_analytically(self) -> float:
         """Return the step from data sheets alone: rates, links, no overlap lost [s]."""
         sheet = load_device(self.row.gpu)
-        precision = str(self.reference.facts.get("precision") or "fp32")
+        precision = str(self.reference.facts.precision or "fp32")
         model = AnalyticalModel.of_sheet(sheet, precision)
         times = replace(self.times, model=model)
         return predict(

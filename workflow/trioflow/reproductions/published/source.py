@@ -91,7 +91,7 @@ class PublishedSource:
         """Return a row's traces under one workload's name."""
         found = [self.read_trace(name) for name in names or row.traces]
         return [
-            Trace(t.operators, t.tensors, {**t.facts, "workload": row.workload, "tail_s": 0.0})
+            Trace(t.operators, t.tensors, replace(t.facts, workload=row.workload, tail_s=0.0))
             for t in found
         ]
 
@@ -145,7 +145,7 @@ class PublishedSource:
         the traced one or not at all; the rule for new GPUs is the shipped one,
         fitted to pairs of GPUs in which one trace alone never occurs.
         """
-        traced = find_device(str(traces[0].facts["device_name"]))
+        traced = find_device(traces[0].facts.device_name)
         key = published_name(traces[0])
         models = {**self.shipped_models, traced.name: self.fit_without(traced.driver_name, key)}
         return prepare_device_times(traces, load_device(gpu).driver_name, models)
@@ -167,15 +167,15 @@ class PublishedSource:
 
 def published_name(trace: Trace) -> str:
     """Return the workload's name in the published data: what a fit leaves out."""
-    told = str(trace.facts.get("model", ""))
-    return told or str(trace.facts["workload"])
+    told = str(trace.facts.model or "")
+    return told or trace.facts.workload
 
 
 def list_anchored_pairs(device: PublishedDevice) -> list[tuple[Trace, Trace]]:
     """Return every ordered pair of batches of a model whose whole steps were measured on a GPU."""
-    known = [t for t in device.traces if t.facts.get("measured_end_to_end_s")]
+    known = [t for t in device.traces if t.facts.measured_end_to_end_s]
     return [
         (a, b) for a in known for b in known
-        if a.facts["batch"] != b.facts["batch"]
-        and all(a.facts.get(key) == b.facts.get(key) for key in ("workload", "mode"))
+        if a.facts.batch != b.facts.batch
+        and (a.facts.workload, a.facts.mode) == (b.facts.workload, b.facts.mode)
     ]  # fmt: skip

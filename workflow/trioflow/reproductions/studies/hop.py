@@ -81,9 +81,9 @@ class HopWork:
 def load_work(trace: str = TRACE) -> HopWork:
     """Return the work of an iteration of a traced workload, at predicted times."""
     timed = load_timed_trace(trace).traces[0]
-    update_bytes = sum(int(gradient["size_bytes"]) for gradient in timed.facts["gradients"])
+    update_bytes = sum(int(gradient["size_bytes"]) for gradient in timed.facts.gradients)
     compute_s = ns_to_s(float(timed.operators["device_ns"].sum()))
-    return HopWork(compute_s, update_bytes, int(timed.facts["batch"]))
+    return HopWork(compute_s, update_bytes, timed.facts.batch)
 
 
 def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:

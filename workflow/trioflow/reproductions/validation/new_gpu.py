@@ -144,7 +144,7 @@ def _judge_case(
     source: Case, sized: pd.DataFrame, target: Case, rule: str, model: NewGpuModel
 ) -> list[dict[str, Any]]:
     """Return the rows of one case, one pair of GPUs and one rule."""
-    precision = str(source.trace.facts["precision"])
+    precision = str(source.trace.facts.precision)
     predicted = scale_rows(
         sized, source.device, target.device, rule, precision, model, floor_of(source.trace)
     )
@@ -166,7 +166,7 @@ def _judge_case(
             )
         )  # fmt: skip
     total_s = float(there["device_ns"].sum()) * 1e-9
-    whole_s = target.trace.facts.get("measured_end_to_end_s")
+    whole_s = target.trace.facts.measured_end_to_end_s
     if whole_s:
         predicted = carry_step(source.trace, source.device, target.device, rule, precision, model)
         rows.append(

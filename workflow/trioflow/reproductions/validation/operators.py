@@ -37,6 +37,7 @@ from trioflow.costmodel.operator_cases import (
 )
 from trioflow.costmodel.operator_rows import recorded_times, sized_rows
 from trioflow.costmodel.published_data import PublishedDevice, load_published
+from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
 MODELS = ("recorded", "proportional", *DEVICE_METHODS)
@@ -107,7 +108,7 @@ def validate_left_out_workloads(
     """
     rows: list[Row] = []
     for device in load_published(data_folder, devices):
-        workloads = sorted({str(trace.facts["workload"]) for trace in device.traces})
+        workloads = sorted({trace.facts.workload for trace in device.traces})
         judged = _Judged(device)
         for model in (name for name in models if name != "proportional"):
             for workload, fitted in judged.fit_without(model, workloads):
@@ -164,12 +165,12 @@ def _table(rows: list[Row]) -> pd.DataFrame:
 
 
 def _of(device: PublishedDevice, workload: str) -> list[Trace]:
-    return [trace for trace in device.traces if trace.facts["workload"] == workload]
+    return [trace for trace in device.traces if trace.facts.workload == workload]
 
 
 def _paired(device: PublishedDevice) -> list[str]:
     """Return the workloads that were measured at two batches, in one mode."""
-    names = sorted({str(trace.facts["workload"]) for trace in device.traces})
+    names = sorted({trace.facts.workload for trace in device.traces})
     return [name for name in names if _pairs(device, name)]
 
 
@@ -179,18 +180,16 @@ def _pairs(device: PublishedDevice, workload: str) -> list[tuple[Trace, Trace]]:
     A raw profile splits a gradient into other operators than the table of the
     same step: it can be a target, as a sum, and no source.
     """
-    mine = sorted(_of(device, workload), key=lambda trace: int(trace.facts["batch"]))
+    mine = sorted(_of(device, workload), key=lambda trace: trace.facts.batch)
     return [
         (a, b)
         for a, b in itertools.permutations(mine, 2)
-        if a.facts.get("mode") == b.facts.get("mode")
-        and a.facts["batch"] != b.facts["batch"]
-        and _is_table(a)
+        if a.facts.mode == b.facts.mode and a.facts.batch != b.facts.batch and _is_table(a)
     ]
 
 
 def _is_table(trace: Trace) -> bool:
-    return str(trace.facts["source_files"][0]).endswith(".csv")
+    return str((trace.facts.source_files or [""])[0]).endswith(".csv")
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ class _Judged:
             if model == "proportional":
                 yield workload, ProportionalModel(self.device.name)
             elif model == "recorded":
-                others = [t for t in self.device.traces if t.facts["workload"] != workload]
+                others = [t for t in self.device.traces if t.facts.workload != workload]
                 yield workload, fit_recorded(others)
             else:
                 fitted, _ = fit_device_data(self.data.without(workload), model)
@@ -239,7 +238,7 @@ def _split(benchmarks: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 @dataclass(frozen=True)
 class _Part:
     operators: pd.DataFrame
-    facts: dict[str, Any]
+    facts: Facts
 
 
 def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
@@ -247,7 +246,13 @@ def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
     return [
         _Part(
             known.iloc[part::PARTS].reset_index(drop=True),
-            {"workload": f"part {part}", "batch": 1, "device_name": device, "precision": "fp32"},
+            Facts(
+                workload=f"part {part}",
+                batch=1,
+                device_name=device,
+                step_time_s=0.0,
+                precision="fp32",
+            ),
         )
         for part in range(PARTS)
     ]

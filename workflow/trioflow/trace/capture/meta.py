@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from trioflow.provenance import stamp, write_json
 from trioflow.trace.capture.fake_profile import NotingFakeMode, profile_fake_step
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import describe_model
+from trioflow.trace.facts import UNTIMED
 from trioflow.trace.profile.merge import merge_trace
-from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.store import Trace
 from trioflow.trace.workloads.build import build_workload
 from trioflow.trace.workloads.optimizers import choose_optimizer
 from trioflow.trace.workloads.precision import choose_precision
@@ -31,8 +33,6 @@ TARGETS = ("cuda", "cpu")
 DEVICE = "meta"
 """The fact ``device`` of such a trace."""
 _PLACE = torch.device("cpu")
-_MEASURED = ("inputs", "profiled_step_s", "profiler_overhead", "span_s")
-"""Facts of a profile that say nothing here."""
 
 
 def capture_meta(
@@ -188,7 +188,8 @@ def _without_times(trace: Trace) -> Trace:
     operators = trace.operators.assign(
         start_ns=0, device_ns=0, cpu_ns=0, sequence_number=number - number.min()
     )
-    facts = {key: value for key, value in trace.facts.items() if key not in _MEASURED}
-    facts |= {"step_time_s": 0.0, "step_time_source": UNTIMED, "step_times_s": [], "tail_s": 0.0}
-    facts["source"] = "capture without data"
+    facts = replace(
+        trace.facts, source="capture without data", step_time_s=0.0, step_time_source=UNTIMED,
+        step_times_s=[], tail_s=0.0, inputs=None, profiled_step_s=None, profiler_overhead=None, span_s=None,
+    )  # fmt: skip
     return Trace(operators, trace.tensors, facts)

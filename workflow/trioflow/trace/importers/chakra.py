@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trioflow.provenance import stamp
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
+from trioflow.trace.facts import UNTIMED
 from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.importers.chakra_calls import has_calls, read_calls
 from trioflow.trace.importers.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
@@ -27,7 +29,7 @@ from trioflow.trace.profile.agreement import list_overlaps
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.timing import times_of_step
-from trioflow.trace.store import UNTIMED, Trace
+from trioflow.trace.store import Trace
 from trioflow.units import ns_to_s, us_to_ns
 
 _COMM_NAMES = {number: name for name, number in COMM_TYPES.items()}
@@ -310,10 +312,11 @@ def _add_work(trace: Trace, nodes: Sequence[ChakraNode], without: Sequence[int])
         frame[name] = values
     timed = [i for i in without if kinds[i] == "compute"]
     if timed:
-        trace.facts["warnings"].append(
+        warnings = trace.facts.warn(
             f"{len(timed)} of {len(frame)} operators have no tensors recorded: in forward and"
             " backward all their work is taken to grow with the batch"
         )
+        trace.facts = replace(trace.facts, warnings=warnings)
 
 
 def _find_optimizer(operators: Sequence[ObservedOperator]) -> str:

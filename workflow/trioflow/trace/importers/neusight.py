@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
     trace = _assemble(path, step, facts)
     if block and int(layers) > 1:
         trace = repeat_block(trace, block, int(layers))
-    trace.facts |= _compare(trace, step, block, int(layers), sidecar)
+    trace.facts = replace(trace.facts, **_compare(trace, step, block, int(layers), sidecar))
     return trace
 
 
@@ -131,7 +131,7 @@ def _assemble(path: Path, step: StepBuilder, facts: dict[str, Any]) -> Trace:
     )
     trace = assemble_trace(step.operators, facts, ready=ready)
     check_trace(trace, path)
-    trace.facts["parameters"] = parameters
+    trace.facts = replace(trace.facts, parameters=parameters)
     return trace
 
 
@@ -324,10 +324,9 @@ def _compare(
     if "measured_end_to_end_s" in measured:
         ratio = busy_s / measured["measured_end_to_end_s"]
         facts["busy_over_measured"] = ratio
-        facts["warnings"] = [
-            *trace.facts["warnings"],
+        facts["warnings"] = trace.facts.warn(
             f"the operators sum to {format_time(busy_s)}, {abs(ratio - 1) * 100:.1f} % "
             f"{'more' if ratio > 1 else 'less'} than the whole model's measured "
-            f"{format_time(measured['measured_end_to_end_s'])}",
-        ]
+            f"{format_time(measured['measured_end_to_end_s'])}"
+        )
     return facts

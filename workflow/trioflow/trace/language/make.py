@@ -7,7 +7,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +42,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     Returns
     -------
     Trace
-        As of ``trioflow capture --device meta``. ``facts["language_model"]`` has the model's sizes,
+        As of ``trioflow capture --device meta``. ``facts.language_model`` has the model's sizes,
         its parameters and the step's ``sequence`` and ``attention``.
 
     Raises
@@ -115,7 +115,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     told = asdict(model) | {
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention,
     }  # fmt: skip
-    facts = {**trace.facts, "language_model": told, "source": "configuration of a model"}
+    facts = replace(trace.facts, language_model=told, source="configuration of a model")
     return Trace(trace.operators, trace.tensors, facts)
 
 

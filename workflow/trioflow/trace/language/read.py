@@ -107,5 +107,5 @@ def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
     trace = make_trace(found.model, LanguageStep(**said))
     if not found.notes:
         return trace
-    warnings = [*trace.facts.get("warnings", []), *found.notes]
-    return replace(trace, facts={**trace.facts, "warnings": warnings})
+    warnings = trace.facts.warn(*found.notes)
+    return replace(trace, facts=replace(trace.facts, warnings=warnings))

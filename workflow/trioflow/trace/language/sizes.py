@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from trioflow.errors import InputError
+from trioflow.trace.facts import Facts
 
 NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
@@ -154,9 +154,9 @@ class LanguageModel:
         return self
 
 
-def read_language_model(facts: Mapping[str, Any]) -> tuple[LanguageModel, int] | None:
+def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     """Return the model and the tokens of a sample that a trace's facts tell; None where they do not."""
-    told = facts.get("language_model")
+    told = facts.language_model
     if not told:
         return None
     names = [field.name for field in fields(LanguageModel)]

@@ -17,6 +17,7 @@ from trioflow.errors import TraceError
 from trioflow.provenance import digest_file, read_json, stamp
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
+from trioflow.trace.facts import check_facts
 from trioflow.trace.profile.agreement import list_doubts
 from trioflow.trace.profile.execution_trace import read_nodes
 from trioflow.trace.profile.kineto import STEP, read_profile
@@ -25,7 +26,7 @@ from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.step_spans import find_spans
 from trioflow.trace.profile.steps import Step, load_step
 from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
-from trioflow.trace.store import Trace, check_facts, save_trace
+from trioflow.trace.store import Trace, save_trace
 from trioflow.units import ns_to_s
 
 RAW_FILES = (

@@ -1,0 +1,271 @@
+"""The facts of a trace: what ``trace.json`` says of the step beside its tables.
+
+``trace.json`` may leave out everything but the first four, and may hold more
+than is listed here: what other tools add is kept as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from trioflow.errors import TraceError
+from trioflow.input_files import check_values
+from trioflow.precision_recipes import RECIPES, PrecisionRecipe
+
+REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
+STEP_TIME_SOURCES = {
+    "un-profiled": "median of steps that ran without the profiler",
+    "profiled": "the profiled step's own duration, the profiler's time included",
+    "device period": "from one profiled step's end to the next one's on the device, which runs"
+    " behind the host",
+    "busy": "time in which the device was busy: no host time, no idle time",
+    "repeated": "a captured step, one of its blocks repeated",
+    "predicted": "the sum of operator times that a cost model gave",
+    "none": "the trace holds no times",
+}
+"""What ``step_time_s`` is, by the fact ``step_time_source``."""
+UNTIMED = "none"
+DIGESTS = "digests"
+"""Fact with the SHA-256 of both tables and of the other facts as they were saved; no trace in memory has it."""
+
+Entry = Mapping[str, Any]
+"""A gradient, parameter or unit, as ``trace.json`` lists it; `_LISTS` says what each must hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a traced step; None where nobody said it.
+
+    Each field is a key of ``trace.json`` and has its name there.
+
+    Attributes
+    ----------
+    workload, batch, device_name
+        What ran, how many samples of it, and the device as its driver names it.
+    step_time_s, step_time_source
+        The step [s], and what that is: a key of `STEP_TIME_SOURCES`.
+    step_times_s, profiled_step_s, profiler_overhead
+        Steps without the profiler, the profiled one [s], and by how much it is longer, relative.
+    busy_s, span_s, span_ns, host_only_s, tail_s
+        When the device was busy, from first to last kernel (by operator in ns),
+        host time of modules without kernels, host time after the last operator.
+    measured_end_to_end_s, measured_forward_s, measured_backward_s, busy_over_measured, timer_floor_s
+        The whole model as its source timed it, beside operators timed one by one.
+    gradients
+        One entry a parameter, in the order in which they become ready.
+    parameters, buffers, units, tensor_split, attention_heads, row
+        The model: what it holds, between which modules a pipeline cuts it, how tensor parallelism
+        does, and the row of the workload's table.
+    unjoined, warnings
+        What could not be joined, and all that a reader must know; a sentence each.
+    language_model
+        Sizes of a language model that was built from its configuration.
+    new_gpu, predicted_times
+        Interval and origin of times that were carried over from another GPU, or that a model gave.
+    inputs, source_files
+        Digests of the files read, and their paths.
+    other
+        What else ``trace.json`` holds.
+    """
+
+    workload: str
+    batch: int
+    device_name: str
+    step_time_s: float
+    gradients: Sequence[Entry] = field(default_factory=list)
+    warnings: Sequence[str] = field(default_factory=list)
+    source: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    precision_recipe: str | None = None
+    optimizer: str | None = None
+    causal_attention: bool | None = None
+    mode: str | None = None
+    model: str | None = None
+    target: str | None = None
+    row: Mapping[str, str] | None = None
+    seed: int | None = None
+    torch: str | None = None
+    trioflow_version: str | None = None
+    host: Mapping[str, Any] | None = None
+    inputs: Mapping[str, str] | None = None
+    source_files: Sequence[str | Path] | None = None
+    step_time_source: str | None = None
+    step_times_s: Sequence[float] | None = None
+    profiled_step_s: float | None = None
+    profiled_steps: int | None = None
+    profiler_overhead: float | None = None
+    busy_s: float | None = None
+    span_s: float | None = None
+    span_ns: Sequence[int] | None = None
+    host_only_s: float | None = None
+    tail_s: float | None = None
+    measured_end_to_end_s: float | None = None
+    measured_forward_s: float | None = None
+    measured_backward_s: float | None = None
+    busy_over_measured: float | None = None
+    timer_floor_s: float | None = None
+    operators: int | None = None
+    flop: int | None = None
+    backward_operators_joined: int | None = None
+    operators_without_tensors: int | None = None
+    device_events: int | None = None
+    joined_share: float | None = None
+    streams: int | None = None
+    unjoined: Sequence[str] | None = None
+    communication: Sequence[Entry] | None = None
+    parameters: Sequence[Entry] | None = None
+    buffers: Sequence[Entry] | None = None
+    units: Sequence[Entry] | None = None
+    tensor_split: Mapping[str, str] | None = None
+    tensor_split_by_name: bool | None = None
+    attention_heads: Sequence[int] | None = None
+    tp_flagged: Sequence[int] | None = None
+    repeated: Sequence[Entry] | None = None
+    language_model: Mapping[str, Any] | None = None
+    new_gpu: Mapping[str, Any] | None = None
+    predicted_times: Mapping[str, Any] | None = None
+    other: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any], file: str | Path | None = None) -> Facts:
+        """Return the facts of what ``trace.json`` holds, checked.
+
+        Raises
+        ------
+        TraceError
+            As `check_facts`.
+        """
+        check_facts(content, file)
+        known = {name: value for name, value in content.items() if value is not None}
+        other = {name: known.pop(name) for name in list(known) if name not in NAMES}
+        return cls(**known, other=other)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``trace.json``: every fact that somebody said."""
+        told = {name: getattr(self, name) for name in NAMES}
+        kept = {name: value for name, value in told.items() if value is not None}
+        lists = {name: list(value) for name, value in kept.items() if isinstance(value, tuple)}
+        return {**kept, **lists, **self.other}
+
+    @property
+    def recipe(self) -> PrecisionRecipe:
+        """What is held, exchanged and updated in which format; single precision if nobody said."""
+        return RECIPES.get(self.precision_recipe or self.precision or "", RECIPES["fp32"])
+
+    @property
+    def reduced_width(self) -> float:
+        """Bytes of a gradient as it is exchanged, over those of its weight in the trace."""
+        held = {int(entry.get("elem_bytes", 4)) for entry in self.parameters or []}
+        casts = self.recipe.casts_model and len(held) == 1
+        return self.recipe.reduce_bytes / held.pop() if casts else 1.0
+
+    def warn(self, *sentences: str) -> list[str]:
+        """Return the warnings with some more."""
+        return [*self.warnings, *sentences]
+
+
+NAMES = frozenset(one.name for one in fields(Facts)) - {"other"}
+"""Keys of ``trace.json`` that have a field."""
+
+
+def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> None:
+    """Check the facts that every later stage relies on.
+
+    Raises
+    ------
+    TraceError
+        When a fact is missing or of another type, a number is none, the batch
+        is no positive whole number, the step takes no time although the trace
+        is timed, or an entry of a list lacks what a plan needs.
+    """
+    check_values(dict(facts), file or "trace.json", TraceError)
+    for name in REQUIRED_FACTS:
+        if name not in facts:
+            raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
+    for name, value in facts.items():
+        kind = next((known for known, names in _KINDS.items() if name in names), "")
+        if name.endswith("_s") and not isinstance(value, list):
+            kind = "time"
+        if kind and value is not None and not _TESTS[kind](value):
+            raise TraceError(f"{value!r:.40} is not a {kind}", file=file, place=str(name))
+    batch, step_s = facts["batch"], facts["step_time_s"]
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise TraceError(f"{batch!r:.40} is no number of samples", file=file, place="batch")
+    source = facts.get("step_time_source", "un-profiled")
+    if source not in STEP_TIME_SOURCES:
+        raise TraceError(
+            f"{source!r:.40} is none of {', '.join(STEP_TIME_SOURCES)}", file=file,
+            place="step_time_source",
+        )  # fmt: skip
+    if step_s is None or (step_s == 0) != (source == UNTIMED):
+        raise TraceError(f"{step_s!r} is no time of a step", file=file, place="step_time_s")
+    for name in ("workload", "device_name"):
+        if facts[name] is None:
+            raise TraceError("None is not a text", file=file, place=name)
+    for key, needed in _LISTS.items():
+        _check_list(facts.get(key, []), key, needed, file)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_KINDS = {
+    "text": (
+        "workload", "device_name", "device", "precision", "optimizer", "source", "mode", "model", "torch",
+        "trioflow_version", "step_time_source",
+    ),
+    "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
+    "list of times": ("step_times_s", "span_ns"),
+    "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
+    "mapping": ("host", "language_model"),
+}  # fmt: skip
+"""What optional facts are, where they are there; what ends in ``_s`` and is no list is a time."""
+_TESTS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "number": _is_number,
+    "time": lambda value: _is_number(value) and value >= 0,
+    "list of times": lambda value: (
+        isinstance(value, list) and all(_is_number(one) and one >= 0 for one in value)
+    ),
+    "mapping of texts": lambda value: (
+        isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+    ),
+    "mapping": lambda value: isinstance(value, dict),
+}
+_LISTS: dict[str, dict[str, type]] = {
+    "gradients": {"name": str, "module": str, "size_bytes": int, "ready_after_op_id": int},
+    "parameters": {"name": str, "shape": list},
+    "units": {"name": str, "modules": list},
+    "buffers": {"name": str},
+    "repeated": {"block": str, "copies": int},
+    "warnings": {},
+    "unjoined": {},
+}
+"""Facts that are lists, and what an entry must hold; nothing where it is text."""
+
+
+def _check_list(
+    entries: Any, key: str, needed: Mapping[str, type], file: str | Path | None
+) -> None:
+    """Refuse a list of facts that lacks something or holds another type."""
+    if not isinstance(entries, list):
+        raise TraceError(f"{entries!r:.40} is no list", file=file, place=key)
+    for row, entry in enumerate(entries):
+        place = f"{key}[{row}]"
+        known = isinstance(entry, dict if needed else str)
+        if not known:
+            raise TraceError(f"{entry!r:.40} is no entry", file=file, place=place)
+        for name, kind in needed.items():
+            if name not in entry:
+                raise TraceError(f"{name} is missing", file=file, place=place)
+            value = entry[name]
+            member = int if name == "shape" else str
+            if not isinstance(value, kind) or (
+                isinstance(value, list) and not all(isinstance(one, member) for one in value)
+            ):
+                raise TraceError(f"{value!r:.40} is no {name}", file=file, place=f"{place}.{name}")
