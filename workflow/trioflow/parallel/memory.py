@@ -85,7 +85,7 @@ def estimate_memory(
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
-        if trace.facts.get("device") != "cpu":
+        if trace.facts.device != "cpu":
             waiting = _count_waiting(rows, program)
             told["reserved_bytes"] = round(peak.peak_bytes * (1 + FRAGMENTATION)) + waiting
         found.append({**told, "when": _say_when(rows, peak, modules), "curve": peak.list_changes()})
