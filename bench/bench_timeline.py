@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 from graphs import make_data_parallel_graph, make_switch
 from rows import Row, time_s
+from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path, summarize_timeline
-from trioflow.export.counters import count_link_rates, count_memory
 from trioflow.export.perfetto import write_perfetto
-from trioflow.network.link_usage import measure_links
+from trioflow.export.step_files import count_link_rates, count_memory
 from trioflow.tables import write_table
 
 RANKS, OPERATORS, BUCKETS, UPDATES = 128, 3000, 50, 1800

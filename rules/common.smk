@@ -28,7 +28,7 @@ from trioflow.imports import required_modules
 from trioflow.provenance import digest_modules
 from trioflow.reproductions.published.rows import load_published_rows
 from trioflow.reproductions.vtrain.data import SETS as VTRAIN
-from trioflow.sweeps.listing import list_sweeps, plan_sweep
+from trioflow.sweeps.chunks import list_sweeps, plan_sweep
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])

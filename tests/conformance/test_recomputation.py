@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from captured import BATCH, CNN, TRANSFORMER
 from test_messages import Same
+from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.recomputation import plan_recomputation
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 

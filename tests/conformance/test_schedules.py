@@ -13,17 +13,18 @@ from captured import CNN, TRANSFORMER
 from rank_runs import run_ranks
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
+from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.pipeline import split_batch
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedule_backward import split_backward
 from trioflow.parallel.schedule_table import leaves
-from trioflow.parallel.schedule_text import read_schedule, write_schedule
 from trioflow.parallel.schedules import (
     add_communication,
     build_schedule,
     check_schedule,
     lower_schedule,
+    read_schedule,
+    write_schedule,
 )
 from trioflow.parallel.staged_work import stages_of_operators
 

@@ -13,10 +13,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
 from trioflow.engine.aggregates import aggregate_program
-from trioflow.engine.alone import make_run_alone
 from trioflow.engine.compiled import run_compiled
 from trioflow.engine.exchanges import Planner
-from trioflow.engine.execution import Execution
 from trioflow.engine.lane_intervals import (
     LaneIntervals,
     join_lanes,
@@ -24,9 +22,10 @@ from trioflow.engine.lane_intervals import (
     merge_lanes,
     subtract_lanes,
 )  # fmt: skip
-from trioflow.engine.link_traffic import gather_traffic, keep_pieces
+from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces, measure_links
 from trioflow.engine.networks import NETWORKS
-from trioflow.engine.program import build_program
+from trioflow.engine.planning import make_run_alone
+from trioflow.engine.program import Execution, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.engine.timeline import measure_intervals, merge_intervals, subtract_intervals
 from trioflow.errors import SimulationError
@@ -34,7 +33,6 @@ from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.topology import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectivePlanner
-from trioflow.network.link_usage import LinkTraffic, measure_links
 from trioflow.network.message_planner import MessagePlanner
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 

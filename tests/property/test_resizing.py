@@ -16,7 +16,7 @@ from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.operators import OperatorCostModel, load_operator_model
 from trioflow.costmodel.resizing import Resizing, rescale_rows
 from trioflow.hardware.device_sheet import load_device
-from trioflow.parallel.sizing import resize_batch
+from trioflow.parallel.reference import resize_batch
 from trioflow.trace.store import load_trace
 
 BATCHES = (0.5, 1, 1.5, 2, 3, 4, 12)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trioflow.engine import compilation
+from trioflow.engine import compiled
 
 PROGRAM = """
 import sys
-from trioflow.engine import compilation
+from trioflow.engine import compiled
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
 from trioflow.parallel.task_graph import TaskGraphBuilder
@@ -22,7 +22,7 @@ for duration_s in (1.0, 2.0):
     builder.add(0, "compute", "compute", "op", duration_s=duration_s)
 platform = Platform("one", Device("chip", "gpu", 1, {}), 1, ())
 result = simulate(builder.build(), platform, engine=sys.argv[1])
-print(result.summary.step_time_s, "numba" in sys.modules, compilation.is_kept())
+print(result.summary.step_time_s, "numba" in sys.modules, compiled.is_kept())
 """
 
 
@@ -37,8 +37,8 @@ def run_program(engine: str, **environment: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compilation, "_loaded", {})
-    found = compilation.find_cache_folder()
+    monkeypatch.setattr(compiled, "_loaded", {})
+    found = compiled.find_cache_folder()
     assert found is not None
     assert found.parent == tmp_path
     return found
@@ -51,31 +51,31 @@ def test_small_answers_do_not_wait_for_numba(tmp_path: Path) -> None:
 
 
 def test_is_repaid(folder: Path) -> None:
-    assert not compilation.is_kept()
-    assert not compilation.is_repaid(compilation.UNCOMPILED_FROM_EVENTS - 1)
-    assert compilation.is_repaid(compilation.UNCOMPILED_FROM_EVENTS)
+    assert not compiled.is_kept()
+    assert not compiled.is_repaid(compiled.UNCOMPILED_FROM_EVENTS - 1)
+    assert compiled.is_repaid(compiled.UNCOMPILED_FROM_EVENTS)
     (folder / "engine").mkdir(parents=True)
     (folder / "engine" / "kernels.execute.1.nbc").touch()
-    assert compilation.is_kept()
-    assert not compilation.is_repaid(compilation.UNLOADED_FROM_EVENTS - 1)
-    assert compilation.is_repaid(compilation.UNLOADED_FROM_EVENTS)
+    assert compiled.is_kept()
+    assert not compiled.is_repaid(compiled.UNLOADED_FROM_EVENTS - 1)
+    assert compiled.is_repaid(compiled.UNLOADED_FROM_EVENTS)
 
 
 def test_is_repaid_sooner_where_kernels_are_loaded(folder: Path) -> None:
-    compilation._loaded[compilation.KERNELS] = object()
-    assert not compilation.is_repaid(compilation.LOADED_FROM_EVENTS - 1)
-    assert compilation.is_repaid(compilation.LOADED_FROM_EVENTS)
+    compiled._loaded[compiled.KERNELS] = object()
+    assert not compiled.is_repaid(compiled.LOADED_FROM_EVENTS - 1)
+    assert compiled.is_repaid(compiled.LOADED_FROM_EVENTS)
 
 
 def test_folder_is_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = compilation.find_cache_folder()
+    found = compiled.find_cache_folder()
     assert found is not None
     assert found.parent == tmp_path / "trioflow"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "me")
-    found = compilation.find_cache_folder()
+    found = compiled.find_cache_folder()
     assert found is not None
     assert found.parent == tmp_path / "me" / ".cache" / "trioflow"
 
@@ -87,8 +87,8 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    assert compilation.find_cache_folder() is None
-    assert not compilation.is_kept()
+    assert compiled.find_cache_folder() is None
+    assert not compiled.is_kept()
 
 
 class Kernel:
@@ -122,11 +122,11 @@ def test_damaged_cache_is_made_anew_or_done_without(
         def compile_kernel(function: Kernel) -> Kernel:
             return Kernel(made, function.failures - 1)
 
-    monkeypatch.setattr(compilation, "_import_kernels", lambda: Kernels)
+    monkeypatch.setattr(compiled, "_import_kernels", lambda: Kernels)
     folder.mkdir(parents=True)
     (folder / "broken").touch()
     for _ in range(2):
-        compilation.execute(None)
+        compiled.execute(None)
     assert [kernel.ran for kernel in made] == [0] * damaged + [2]
     assert folder.exists() == (damaged == 0)
 
@@ -138,9 +138,9 @@ def test_error_of_a_kernel_that_is_compiled_is_raised(
         execute = Kernel([], 1)
 
     Kernels.execute.signatures = ["compiled"]
-    monkeypatch.setattr(compilation, "_import_kernels", lambda: Kernels)
+    monkeypatch.setattr(compiled, "_import_kernels", lambda: Kernels)
     with pytest.raises(EOFError):
-        compilation.execute(None)
+        compiled.execute(None)
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.operators import load_operator_model
-from trioflow.engine import expansion
-from trioflow.engine.expansion import (
+from trioflow.engine import folding
+from trioflow.engine.folding import (
     TooLargeError,
     check_division,
     check_expansion,
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_told_with_ranks_tasks_and_memory(graph: FoldedTask
 def test_a_simulation_that_would_not_fit_ends_before_its_tasks_are_made(
     graph: FoldedTaskGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expansion, "find_available_bytes", lambda: 1e5)
+    monkeypatch.setattr(folding, "find_available_bytes", lambda: 1e5)
     platform = load_platform("h100x8-nvlink", RANKS)
     result = simulate(graph, platform)
     assert result.summary.folded, "what is executed once fits"

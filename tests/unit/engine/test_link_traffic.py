@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from trioflow import tables
+from trioflow.engine.link_traffic import link_rates, measure_links
 from trioflow.engine.simulate import Result, simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
-from trioflow.network.link_usage import link_rates, measure_links
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 B, LATENCY_S = 1024.0, 0.25

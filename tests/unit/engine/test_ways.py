@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.simulate import Result, simulate
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topology import BUILDERS
-from trioflow.network.link_usage import measure_links
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 BANDWIDTH = 1e9

@@ -18,9 +18,8 @@ from same_model import ProportionalModel
 from trioflow.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.task_graph import TaskGraphBuilder
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraphBuilder
 from trioflow.tables import records
 
 COLLECTIVE_NUMBERS = {

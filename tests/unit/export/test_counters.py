@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from same_model import ProportionalModel
 from trioflow.engine.simulate import simulate
-from trioflow.export.counters import count_memory
+from trioflow.export.step_files import count_memory
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan

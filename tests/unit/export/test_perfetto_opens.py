@@ -19,8 +19,8 @@ import pytest
 from browser import Browser, run_driver
 from trioflow.engine.simulate import Result, simulate
 from trioflow.engine.timeline import build_critical_path
-from trioflow.export.counters import count_link_rates
 from trioflow.export.perfetto import LINK_PROCESS, PATH_PROCESS, write_perfetto
+from trioflow.export.step_files import count_link_rates
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.units import s_to_ns

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from trioflow.costmodel.platform_collectives import load_platform_collectives
+from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
@@ -21,7 +22,6 @@ from trioflow.network.across_nodes import (
     spread_group,
 )
 from trioflow.network.collectives import CollectivePlanner
-from trioflow.network.link_usage import measure_links
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.provenance import PACKAGE
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 from trioflow.errors import InputError
-from trioflow.network.algorithms.catalogue import ALGORITHMS
-from trioflow.network.algorithms.names import (
+from trioflow.network.algorithms.catalogue import (
+    ALGORITHMS,
     list_algorithm_words,
     read_algorithms,
     spell_algorithm,

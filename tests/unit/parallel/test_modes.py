@@ -11,8 +11,8 @@ from trioflow.engine.simulate import simulate
 from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.modes import MODES, keep_forward
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.schedule_table import MODES, keep_forward
 from trioflow.parallel.schedules import build_schedule
 from trioflow.trace.store import Trace
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from trioflow.errors import PlanError
-from trioflow.parallel.megatron_names import LAYERS, VOCABULARY, find_layers, split_like_megatron
 from trioflow.parallel.plan import check_plan, fit_vocabulary, make_plan, named_plan
 from trioflow.parallel.plan_split import prepare_split
 from trioflow.parallel.tensor_split import kind_of_module
+from trioflow.parallel.vocabulary import LAYERS, VOCABULARY, find_layers, split_like_megatron
 from trioflow.trace.store import Trace, load_trace
 
 

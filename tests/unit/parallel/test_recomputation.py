@@ -12,9 +12,9 @@ from same_model import ProportionalModel
 from trioflow.engine.simulate import simulate
 from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
+from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.recomputation import plan_recomputation
 from trioflow.parallel.schedules import SCHEDULES
 from trioflow.trace.store import Trace
 

@@ -8,8 +8,7 @@ from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.reference import choose_reference
-from trioflow.parallel.sizing import resize_batch
+from trioflow.parallel.reference import choose_reference, resize_batch
 from trioflow.trace.store import Trace
 
 

@@ -8,7 +8,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from trioflow.errors import PlanError
 from trioflow.parallel.schedule_table import Action, Schedule, leaves
-from trioflow.parallel.schedule_text import parse_action
 from trioflow.parallel.schedules import (
     SCHEDULES,
     add_communication,
@@ -16,6 +15,7 @@ from trioflow.parallel.schedules import (
     check_schedule,
     count_in_flight,
     lower_schedule,
+    parse_action,
     read_schedule,
     run_ideally,
     write_schedule,

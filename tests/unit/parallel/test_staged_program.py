@@ -11,6 +11,7 @@ from captured import BATCH, capture_raw, with_steady_times
 from same_model import ProportionalModel
 from trioflow import experiments
 from trioflow.errors import PlanError
+from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.pipeline import (
     boundary_bytes,
@@ -20,7 +21,6 @@ from trioflow.parallel.pipeline import (
     split_batch,
 )
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan
-from trioflow.parallel.schedule_backward import split_backward
 from trioflow.parallel.schedule_table import leaves
 from trioflow.parallel.schedules import SCHEDULES, build_schedule, read_schedule, write_schedule
 from trioflow.parallel.staged_work import stages_of_operators

@@ -17,9 +17,8 @@ from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, TimesOrigin
 from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step

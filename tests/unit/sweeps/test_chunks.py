@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 from sweep_files import write_sweep
 from trioflow.errors import InputError
-from trioflow.sweeps.chunks import SIMULATED_ONLY, cut_chunks, find_chunk, list_chunk_files
+from trioflow.sweeps.chunks import (
+    SIMULATED_ONLY,
+    cut_chunks,
+    find_chunk,
+    list_chunk_files,
+    list_sweeps,
+    plan_sweep,
+)
 from trioflow.sweeps.description import Sweep, load_sweep
-from trioflow.sweeps.listing import list_sweeps, plan_sweep
 from trioflow.sweeps.parameters import PARAMETERS
 
 GRID: dict[str, Any] = {

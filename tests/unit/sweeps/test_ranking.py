@@ -7,7 +7,7 @@ import random
 
 import pytest
 from trioflow.costmodel.step_residuals import load_residuals
-from trioflow.sweeps.ranking import (
+from trioflow.sweeps.search_space import (
     QUANTILE,
     Prediction,
     find_front,

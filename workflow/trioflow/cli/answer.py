@@ -26,8 +26,7 @@ from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table
 from trioflow.errors import InputError
-from trioflow.export.counters import can_count_links
-from trioflow.export.step_files import write_step
+from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
 from trioflow.parallel.memory import find_fullest
 from trioflow.prediction.answer import Prediction

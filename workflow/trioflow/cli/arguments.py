@@ -6,9 +6,9 @@ import argparse
 
 from trioflow.costmodel.methods import UNFITTED
 from trioflow.costmodel.step_anchor import TIMER
-from trioflow.parallel.modes import MODES
 from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.plan import NAMED
+from trioflow.parallel.schedule_table import MODES
 from trioflow.parallel.schedules import SCHEDULES
 from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
 from trioflow.precision_recipes import RECIPE_NAMES

@@ -29,7 +29,7 @@ from trioflow.engine.simulate import Result, simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import measures_a_node
-from trioflow.network.algorithms.names import spell_algorithm
+from trioflow.network.algorithms.catalogue import spell_algorithm
 from trioflow.network.collectives import CollectiveCost, compute_wire_bytes
 from trioflow.network.measured_links import RelinkedCollectives
 from trioflow.network.message_planner import WHOLE

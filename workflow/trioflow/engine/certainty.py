@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trioflow.engine.execution import Execution
-from trioflow.engine.program import Program
+from trioflow.engine.program import Execution, Program
 from trioflow.errors import SimulationError
 
 CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")

@@ -1,18 +1,22 @@
-"""From the pieces of flows that an engine kept to what crossed each link."""
+"""What crossed each link, from the pieces of flows that an engine kept: bytes, rate over time, flows that shared it."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from typing import Protocol
 
-from trioflow.engine.execution import Execution
-from trioflow.engine.program import Floats, Ints, Program, count_up
+import numpy as np
+import pandas as pd
+
+from trioflow.engine.program import Execution, Floats, Ints, Program, count_up
 from trioflow.errors import InputError, SimulationError
+from trioflow.hardware.machine import Link, name_link
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.flows import FlowShape
 from trioflow.network.interface import Network
-from trioflow.network.link_usage import LinkTraffic
 from trioflow.network.messages import CollectiveRounds
+from trioflow.tables import LINKS
 
 Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 """Link, begin, end, rate, flows and order of pieces."""
@@ -129,3 +133,162 @@ def _expand_rounds(program: Program, execution: Execution) -> list[Columns]:
             np.full(each * links, -rounds, dtype=np.int64),
         ))  # fmt: skip
     return found
+
+
+_FRACTION_BITS = 52
+"""Rates are added up as whole numbers of this fraction of a link's bandwidth, so sums are exact."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinkTraffic:
+    """What crossed the links, in pieces: flows that move at one rate over one link.
+
+    Attributes
+    ----------
+    links : tuple of Link
+        Directed links, as wide as they were when the flows ran.
+    link_bytes : ndarray of float
+        Bytes that ended flows moved over each [links] [bytes].
+    step_time_s : float
+        How long all of it took [s].
+    link : ndarray of int
+        Number of the link of each piece, ascending [pieces].
+    begin_s, end_s : ndarray of float
+        When the piece's bytes move, at least in part of the clock's last bit [pieces] [s].
+    rate_bytes_per_s : ndarray of float
+        Rate of each of its flows [pieces] [bytes/s].
+    flows : ndarray of int
+        How many flows the piece stands for [pieces].
+    """
+
+    links: tuple[Link, ...]
+    link_bytes: Floats
+    step_time_s: float
+    link: Ints
+    begin_s: Floats
+    end_s: Floats
+    rate_bytes_per_s: Floats
+    flows: Ints
+
+
+class Simulated(Protocol):
+    """A result of a simulation, such as ``engine.simulate.Result``."""
+
+    @property
+    def traffic(self) -> LinkTraffic | None:
+        """What crossed the links; None where that was not asked for."""
+        ...
+
+
+def measure_links(result: Simulated) -> pd.DataFrame:
+    """Tell how every link was used.
+
+    Parameters
+    ----------
+    result : Simulated
+        Simulated with ``record_links=True``.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``tables.LINKS``, a row for each link of the platform, in
+        its order.
+
+    Raises
+    ------
+    InputError
+        When the result holds no traffic.
+
+    Notes
+    -----
+    A link is busy while bytes move over it, not while a flow's latency
+    passes. Utilisation is what it moved over what it could have moved in the
+    whole step. Where a measured collective is faster than the links allow,
+    its sizes are cut (see ``CollectivePlanner.build``), and the bytes with them.
+    """
+    traffic = _read_traffic(result)
+    link, time_s, rates, flows = _sweep(traffic)
+    count = len(traffic.links)
+    widths = np.array([one.bandwidth_bytes_per_s for one in traffic.links], dtype=np.float64)
+    peak_flows, peak_rates, busy_s = np.zeros(count, np.int64), np.zeros(count), np.zeros(count)
+    np.maximum.at(peak_flows, link, flows)
+    np.maximum.at(peak_rates, link, rates)
+    # The last instant of a link leaves no flow on it, so no time between two links is counted.
+    lasting_s = np.append(np.diff(time_s), 0.0) * (flows > 0)
+    np.add.at(busy_s, link, lasting_s)
+    possible_bytes = widths * traffic.step_time_s
+    used = np.divide(
+        traffic.link_bytes, possible_bytes, out=np.zeros(count), where=possible_bytes > 0
+    )
+    table = pd.DataFrame({
+        "link": pd.Series([name_link(one) for one in traffic.links], dtype="str"),
+        "bytes": traffic.link_bytes,
+        "busy_s": busy_s,
+        "utilisation": used,
+        "peak_flows": peak_flows,
+        "peak_utilisation": peak_rates / widths,
+        "bandwidth_bytes_per_s": widths,
+    })  # fmt: skip
+    ordered: pd.DataFrame = table[LINKS.names]
+    return ordered
+
+
+def link_rates(result: Simulated) -> pd.DataFrame:
+    """Tell how fast bytes moved over every link at every time.
+
+    Parameters
+    ----------
+    result : Simulated
+        Simulated with ``record_links=True``.
+
+    Returns
+    -------
+    DataFrame
+        ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and
+        ``flows``: a row for each instant at which the rate or the number of
+        flows of a link changes, in the links' order and by time. A row holds
+        from its instant to the next; before the first, and from the last on,
+        nothing moves. A link without traffic has no rows.
+
+    Raises
+    ------
+    InputError
+        When the result holds no traffic.
+    """
+    traffic = _read_traffic(result)
+    link, time_s, rates, flows = _sweep(traffic)
+    names = pd.array([name_link(one) for one in traffic.links], dtype="str")
+    return pd.DataFrame({
+        "link": pd.Series(names.take(link), dtype="str"),
+        "time_s": time_s, "rate_bytes_per_s": rates, "flows": flows,
+    })  # fmt: skip
+
+
+def _read_traffic(result: Simulated) -> LinkTraffic:
+    if result.traffic is None:
+        raise InputError(
+            "the simulation did not keep what crossed the links",
+            fix="simulate with record_links=True",
+        )
+    return result.traffic
+
+
+def _sweep(traffic: LinkTraffic) -> tuple[Ints, Floats, Floats, Ints]:
+    """Return each change of a link: its number, when, and the rate and flows from then on."""
+    widths = np.array([one.bandwidth_bytes_per_s for one in traffic.links], dtype=np.float64)
+    exponents = np.frexp(widths)[1] - _FRACTION_BITS
+    parts = np.rint(np.ldexp(traffic.rate_bytes_per_s, -exponents[traffic.link])).astype(np.int64)
+    link = np.concatenate([traffic.link, traffic.link])
+    time_s = np.concatenate([traffic.begin_s, traffic.end_s])
+    changes = np.concatenate([parts * traffic.flows, -parts * traffic.flows])
+    counts = np.concatenate([traffic.flows, -traffic.flows])
+    order = np.lexsort((time_s, link))
+    link, time_s = link[order], time_s[order]
+    # All that happens to a link at one time is one change.
+    last = np.append((np.diff(link) != 0) | (np.diff(time_s) != 0), True)[: len(link)]
+    rates, flows = np.cumsum(changes[order])[last], np.cumsum(counts[order])[last]
+    link, time_s = link[last], time_s[last]
+    # Sums end at zero on every link, so the one before a link's first change is zero too.
+    moves = (np.diff(rates, prepend=0) != 0) | (np.diff(flows, prepend=0) != 0)
+    link, time_s, rates, flows = link[moves], time_s[moves], rates[moves], flows[moves]
+    return link, time_s, np.ldexp(rates.astype(np.float64), exponents[link]), flows

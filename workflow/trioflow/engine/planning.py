@@ -1,4 +1,4 @@
-"""What turns a graph's collectives into flows or messages: its plan's word, or the caller's."""
+"""What turns a graph's collectives into flows or messages: its plan's word, or the caller's; and one by itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trioflow.engine.alone import make_run_alone
-from trioflow.engine.exchanges import Planner
+import numpy as np
+import pandas as pd
+
+from trioflow.engine.compiled import is_repaid, run_compiled
+from trioflow.engine.exchanges import Exchanges, Planner
+from trioflow.engine.program import Program
+from trioflow.engine.reference import run_reference
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
-from trioflow.network.algorithms.names import Algorithms, read_algorithms, spell_algorithm
+from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
-from trioflow.network.message_planner import Chunks, MessagePlanner
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.message_planner import Chunks, MessagePlanner, RunAlone
+from trioflow.network.messages import CollectiveMessages
 
 
 def choose_algorithms(
@@ -147,3 +154,32 @@ def _keep(
         shelf.popitem(last=False)
     kept.uses += 1
     return kept.made
+
+
+def make_run_alone(platform: Platform) -> RunAlone:
+    """Return what runs a collective by itself, its messages sharing the platform's links.
+
+    Parameters
+    ----------
+    platform : Platform
+        Its links and its routing are the network.
+    """
+
+    def run(plan: CollectiveMessages) -> float:
+        program = _make_program(plan)
+        network = FairShareNetwork(platform.links, platform.routing)
+        execute = run_compiled if is_repaid(program.events) else run_reference
+        return float(execute(program, network).end_s[0])
+
+    return run
+
+
+def _make_program(plan: CollectiveMessages) -> Program:
+    """Return a program of one task, which stands for all members of the collective."""
+    one, none = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    ends = np.array([0, 1], dtype=np.int64)
+    exchanges = Exchanges(one, one, ends, [plan], one, np.zeros(1), [], [])
+    name = plan.pattern.collective
+    return Program(
+        one, one, ["alone"], pd.Series([name], dtype="str"), np.zeros(1), none, none, exchanges
+    )

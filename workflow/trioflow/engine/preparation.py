@@ -12,15 +12,12 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.engine.aggregates import aggregate_program
-from trioflow.engine.compilation import is_repaid
-from trioflow.engine.compiled import run_compiled, supports
+from trioflow.engine.compiled import is_repaid, run_compiled, supports
 from trioflow.engine.exchanges import Planner
-from trioflow.engine.execution import Execution
-from trioflow.engine.expansion import TooLargeError, check_expansion
-from trioflow.engine.folding import FoldedProgram, fold_program
+from trioflow.engine.folding import FoldedProgram, TooLargeError, check_expansion, fold_program
 from trioflow.engine.folding_classes import find_fold
 from trioflow.engine.folding_traffic import CannotFoldError
-from trioflow.engine.program import COMPUTE_STREAM, Program, build_program
+from trioflow.engine.program import COMPUTE_STREAM, Execution, Program, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.engine.timeline import RankTimes, TimelineSummary, select_kinds, summarize_tasks
 from trioflow.errors import InputError, SimulationError

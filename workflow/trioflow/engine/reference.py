@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.engine.exchanges import Plan
-from trioflow.engine.execution import Execution, Pieces, explain_deadlock
-from trioflow.engine.program import Program
+from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.contention_free import ContentionFreeNetwork

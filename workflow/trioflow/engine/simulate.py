@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow.engine.certainty import find_confidence, measure_shares, warn_of_parts
-from trioflow.engine.link_traffic import gather_traffic, keep_pieces
+from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces
 from trioflow.engine.networks import DEFAULT_NETWORK, make_network
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
 from trioflow.engine.preparation import Prepared, prepare, run_prepared
@@ -19,9 +19,8 @@ from trioflow.engine.slowdown import stretch_compute
 from trioflow.engine.timeline import TimelineSummary
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
-from trioflow.network.algorithms.names import Algorithms
+from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
-from trioflow.network.link_usage import LinkTraffic
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.task_graph import TaskGraph
 
@@ -94,7 +93,7 @@ class Result:
         What it came to.
     traffic : LinkTraffic or None
         What crossed the links, with ``record_links``: for
-        ``network.link_usage.measure_links`` and ``link_rates``.
+        ``link_traffic.measure_links`` and ``link_rates``.
     """
 
     make_timeline: Callable[[], pd.DataFrame]

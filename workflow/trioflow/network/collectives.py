@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
-from trioflow.network.across_nodes import NodeGroups, measures_a_node
+from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
 from trioflow.network.flows import FlowShape, FlowSpec
-from trioflow.network.pairs import pair_group
 from trioflow.network.routing import Router
 
 UNCALIBRATED = "uncalibrated"

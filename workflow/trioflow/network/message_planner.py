@@ -13,11 +13,11 @@ import numpy as np
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Platform, is_rank_node, name_rank_node
 from trioflow.network.algorithms.catalogue import (
+    Algorithms,
     choose_algorithm,
     count_switches,
     split_levels,
 )
-from trioflow.network.algorithms.names import Algorithms
 from trioflow.network.algorithms.pattern import COLLECTIVES
 from trioflow.network.collectives import (
     UNCALIBRATED,

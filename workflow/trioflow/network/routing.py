@@ -1,14 +1,15 @@
-"""Routes: which links bytes take from one node to another."""
+"""Routes: which links bytes take from one node to another, and the search for the best ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
-from trioflow.network.route_search import Way, WaySearch
 
 _HOP_BITS = 24
 """A cost is one whole number: latency above these bits, hops within them."""
@@ -210,3 +211,163 @@ class Router:
         key = f"{pair[0]}|{pair[1]}|{self._routing.seed}|{hop}"
         digest = blake2b(key.encode(), digest_size=8).digest()
         return ordered[int.from_bytes(digest, "big") % len(ordered)]
+
+
+Way = tuple[int, str, int]
+"""Cost, node and number of a link to or from that node."""
+_FEW = 4
+"""Searches to one end from both sides; from then on one search from that end serves all starts."""
+
+
+class WaySearch:
+    """Finds all best ways from a node to another, and remembers what it has searched.
+
+    Parameters
+    ----------
+    forth, back : mapping of str to list of Way
+        Links that lead on from each node, and that lead to it; costs are positive.
+
+    Notes
+    -----
+    Dijkstra's algorithm from the start and, against the links, from the end,
+    each as far as the other needs it: until what is left of both is together
+    no shorter than a way that is known. That is few nodes where the two are
+    close, however large the network is. What was searched around a node
+    serves all that start or end there. Then the best ways are collected from
+    the end on, leaving out nodes which are too far from the start to be on one.
+
+    Where many starts ask for one end, as where each node sends to each, one
+    search from that end serves them all: it goes as far as the starts that
+    have asked, and is taken up again where it stopped.
+
+    References
+    ----------
+    I. Pohl, Bi-directional Search, Machine Intelligence 6, 1971, pp. 127-140.
+    """
+
+    def __init__(
+        self, forth: Mapping[str, Sequence[Way]], back: Mapping[str, Sequence[Way]]
+    ) -> None:
+        self._forth, self._back = forth, back
+        self._from: dict[str, _Ball] = {}
+        self._to: dict[str, _Ball] = {}
+        self._ways: dict[tuple[str, str], dict[str, list[int]] | None] = {}
+        self._asked: dict[str, int] = {}
+        self._trees: dict[str, _Tree] = {}
+
+    def find(self, start: str, end: str) -> Mapping[str, Sequence[int]] | None:
+        """Return, for the nodes on the best ways, the links that lead on; None where none do."""
+        if (start, end) in self._ways:
+            return self._ways[start, end]
+        self._asked[end] = self._asked.get(end, 0) + 1
+        if self._asked[end] <= _FEW:
+            self._ways[start, end] = self._find(start, end)
+            return self._ways[start, end]
+        tree = self._trees.setdefault(end, _Tree(end))
+        while tree.heap and tree.heap[0][0] < tree.costs.get(start, math.inf):
+            _settle(tree, self._back)
+        return tree.onward if start in tree.costs else None
+
+    def _find(self, start: str, end: str) -> dict[str, list[int]] | None:
+        here = self._from.setdefault(start, _Ball(start))
+        there = self._to.setdefault(end, _Ball(end))
+        small, large = sorted((here.costs, there.costs), key=len)
+        best = min((small[node] + large[node] for node in small if node in large), default=math.inf)
+        while here.radius + there.radius < best:
+            if here.radius <= there.radius:
+                best = min(best, _grow(here, there, self._forth))
+            else:
+                best = min(best, _grow(there, here, self._back))
+        return None if best == math.inf else self._collect(end, here, best)
+
+    def _collect(self, end: str, here: _Ball, best: float) -> dict[str, list[int]]:
+        """Return the links that lead on along the best ways, from the end backwards."""
+        radius = here.radius
+        found: dict[str, int] = {end: 0}
+        onward: dict[str, list[int]] = {}
+        heap = [(0, end)]
+        while heap:
+            cost, node = heapq.heappop(heap)
+            if cost > found[node]:
+                continue
+            way = here.costs.get(node, math.inf)
+            # Nearer to the start all is known, so not all links to the node need to be looked at.
+            known_ways = here.before.get(node, ()) if way <= radius else self._back.get(node, ())
+            for step, source, index in known_ways:
+                reached = cost + step
+                if reached + min(here.costs.get(source, math.inf), radius) > best:
+                    continue
+                known = found.get(source)
+                if known is None or reached < known:
+                    found[source], onward[source] = reached, [index]
+                    heapq.heappush(heap, (reached, source))
+                elif reached == known:
+                    onward[source].append(index)
+        return onward
+
+
+def _grow(ball: _Ball, other: _Ball, ways: Mapping[str, Sequence[Way]]) -> float:
+    """Fix the nearest node of a ball; return the cost of the best way that shows by that."""
+    cost, node = heapq.heappop(ball.heap)
+    best = math.inf
+    if cost == ball.costs[node]:
+        for step, found, index in ways.get(node, ()):
+            reached = cost + step
+            known = ball.costs.get(found, math.inf)
+            if reached == known:
+                ball.before[found].append((step, node, index))
+            elif reached < known:
+                ball.costs[found], ball.before[found] = reached, [(step, node, index)]
+                best = min(best, reached + other.costs.get(found, math.inf))
+                heapq.heappush(ball.heap, (reached, found))
+    return best
+
+
+class _Ball:
+    """What is known around a node: ``costs``, and the last links of the best ways ``before``.
+
+    Both are exact up to the radius; above it costs may be too high.
+    """
+
+    __slots__ = ("before", "costs", "heap")
+
+    def __init__(self, centre: str) -> None:
+        self.costs: dict[str, int] = {centre: 0}
+        self.before: dict[str, list[Way]] = {centre: []}
+        self.heap: list[tuple[int, str]] = [(0, centre)]
+
+    @property
+    def radius(self) -> float:
+        """Cost of the nearest node that is not fixed yet; infinite where there is none."""
+        return self.heap[0][0] if self.heap else math.inf
+
+
+class _Tree:
+    """Dijkstra's algorithm towards one node: ``onward`` holds the links that lead on from others."""
+
+    __slots__ = ("costs", "heap", "onward", "settled")
+
+    def __init__(self, end: str) -> None:
+        self.costs: dict[str, int] = {end: 0}
+        self.heap: list[tuple[int, str]] = [(0, end)]
+        self.onward: dict[str, list[int]] = {}
+        self.settled: set[str] = set()
+
+
+def _settle(tree: _Tree, back: Mapping[str, Sequence[Way]]) -> None:
+    """Fix the distance of the nearest node that is not fixed yet, and tell its neighbours."""
+    cost, node = heapq.heappop(tree.heap)
+    costs, onward, settled = tree.costs, tree.onward, tree.settled
+    if node in settled:
+        return
+    settled.add(node)
+    for step, source, index in back.get(node, ()):
+        if source in settled:
+            continue
+        reached = cost + step
+        known = costs.get(source)
+        if known is None or reached < known:
+            costs[source], onward[source] = reached, [index]
+            heapq.heappush(tree.heap, (reached, source))
+        elif reached == known:
+            onward[source].append(index)

@@ -23,11 +23,9 @@ from trioflow.costmodel.step_residuals import (
 from trioflow.costmodel.timed_trace import host_times, mention_launches, times_interval
 from trioflow.experiments import Plan
 from trioflow.parallel.given import Stages, choose_stages
-from trioflow.parallel.graph_metadata import GraphMetadata
 from trioflow.parallel.memory import estimate_memory, find_fullest, take_curves
-from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.offload import plan_activations, read_host_rates, size_update
-from trioflow.parallel.one_process import share_host
+from trioflow.parallel.one_process import build_replicas, share_host
 from trioflow.parallel.plan import (
     check_plan,
     describe_plan,
@@ -37,18 +35,19 @@ from trioflow.parallel.plan import (
 )
 from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.program import OperatorTimes, ProgramBuilder, plan_schedule
-from trioflow.parallel.reference import Reference, choose_reference
-from trioflow.parallel.remembered import remembered
-from trioflow.parallel.replicas import build_replicas
-from trioflow.parallel.schedules import Schedule
-from trioflow.parallel.sharding import describe_units
-from trioflow.parallel.sizing import (
+from trioflow.parallel.reference import (
+    Reference,
+    choose_reference,
     predict_operator_times,
     resize_batch,
     without_communication,
 )
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.schedule_table import FORWARD_ONLY, TRAIN, WORDS, check_mode
+from trioflow.parallel.schedules import Schedule
+from trioflow.parallel.sharding import describe_units
 from trioflow.parallel.staged_work import StageWorks, stages_of_operators
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
 from trioflow.parallel.tensor_split import TensorSplit
 from trioflow.parallel.updates import predict_updates, split_updates
 from trioflow.parallel.zero_optimizer import partition_optimizer
@@ -94,7 +93,7 @@ def extrapolate(
         Actions of the pipeline's ranks, imported for instance; the plan's own
         schedule by default.
     mode : str, optional
-        One of ``modes.MODES``: the whole step, forward alone, or all but the
+        One of ``schedule_table.MODES``: the whole step, forward alone, or all but the
         optimizer.
     last_batch : bool, optional
         Whether a batch that replicas cannot share evenly is what is left of a

@@ -36,8 +36,8 @@ from typing import Any
 
 from trioflow.costmodel.features import class_of_name
 from trioflow.errors import PlanError
-from trioflow.parallel.coalescing import coalesce_broadcasts
-from trioflow.parallel.sizing import WORK
+from trioflow.parallel.data_parallel import coalesce_broadcasts
+from trioflow.parallel.reference import WORK
 from trioflow.parallel.tensor_split import (
     AFTER,
     BEFORE,

@@ -13,7 +13,7 @@ from trioflow.input_files import read_text
 from trioflow.parallel.pipeline import BALANCES, partition
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedule_table import Schedule
-from trioflow.parallel.schedule_text import read_schedule
+from trioflow.parallel.schedules import read_schedule
 from trioflow.trace.store import Trace, pipeline_units
 
 GIVEN = "given"
@@ -94,7 +94,7 @@ def read_plan(
     Parameters
     ----------
     path : path
-        Comma-separated actions, as `schedule_text.read_schedule` reads them.
+        Comma-separated actions, as `schedules.read_schedule` reads them.
     data, tensor : int
         Further degrees.
     **other

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from trioflow.parallel.memory_profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
-from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
 from trioflow.parallel.parameters import list_parameters
 from trioflow.parallel.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.schedule_table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.staged_program import COPIES_EARLY
 from trioflow.parallel.updates import scale_work, share_storages
 from trioflow.precision_recipes import PrecisionRecipe

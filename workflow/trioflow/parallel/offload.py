@@ -33,9 +33,9 @@ import pandas as pd
 
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
+from trioflow.parallel.backward import list_units
 from trioflow.parallel.memory_storages import build_storage_table
-from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
-from trioflow.parallel.recomputation import list_units
+from trioflow.parallel.schedule_table import FORWARD_ONLY, TRAIN
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

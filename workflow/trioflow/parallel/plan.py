@@ -7,11 +7,10 @@ from typing import Any
 
 from trioflow.errors import PlanError
 from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
-from trioflow.parallel.megatron_names import find_layers
 from trioflow.parallel.pipeline import chunk_batch, split_batch
 from trioflow.parallel.schedules import SCHEDULES, build_schedule, is_schedule
 from trioflow.parallel.tensor_split import count_heads
-from trioflow.parallel.vocabulary import has_vocabulary
+from trioflow.parallel.vocabulary import find_layers, has_vocabulary
 from trioflow.plan_row import find_count_problem
 from trioflow.plugins import load_plugin
 from trioflow.trace.store import Trace, pipeline_units

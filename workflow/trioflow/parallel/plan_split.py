@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioflow.parallel.gathered_layers import gather_rules
-from trioflow.parallel.megatron_names import find_layers, split_like_megatron
 from trioflow.parallel.tensor_parallel import split_operators
 from trioflow.parallel.tensor_split import TensorSplit, with_rules
-from trioflow.parallel.vocabulary import find_vocabulary
+from trioflow.parallel.vocabulary import find_layers, find_vocabulary, split_like_megatron
 from trioflow.trace.store import Trace
 
 if TYPE_CHECKING:

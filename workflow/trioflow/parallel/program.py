@@ -12,23 +12,28 @@ from numpy.typing import NDArray
 
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
+from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.data_parallel import Bucket
 from trioflow.parallel.folded_grid import Grid, fold_representatives
-from trioflow.parallel.graph_metadata import UNKNOWN, GraphMetadata
 from trioflow.parallel.memory_profile import HeldMemory
-from trioflow.parallel.modes import FORWARD_ONLY, TRAIN, keep_forward
 from trioflow.parallel.offload import HostRates, OffloadedActivations
-from trioflow.parallel.one_process import GatherRank
+from trioflow.parallel.one_process import GatherRank, ReplicaRank, ReplicaWork
 from trioflow.parallel.pipeline import TiedParameter
-from trioflow.parallel.recomputation import Recomputation
-from trioflow.parallel.replicas import ReplicaRank, ReplicaWork
-from trioflow.parallel.schedule_lowering import lower_directly, lower_schedule
 from trioflow.parallel.schedule_orders import ONE_STAGE
-from trioflow.parallel.schedule_table import MESSAGE_KINDS, REDUCE_GRAD, leaves
+from trioflow.parallel.schedule_table import (
+    FORWARD_ONLY,
+    MESSAGE_KINDS,
+    REDUCE_GRAD,
+    TRAIN,
+    keep_forward,
+    leaves,
+    lower_directly,
+    lower_schedule,
+)
 from trioflow.parallel.schedules import Schedule, build_schedule, check_schedule
 from trioflow.parallel.sharded import PartitionedRank, ShardedWork, UnitRank
 from trioflow.parallel.staged_program import StagedRank
-from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
+from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.parallel.tensor_split import StageExchange, TensorSplit
 from trioflow.parallel.zero_optimizer import OptimizerPartition
 
@@ -278,7 +283,7 @@ def plan_schedule(
     given : Schedule, optional
         A schedule to take instead, checked against these numbers.
     mode : str, optional
-        One of ``modes.MODES``; without backward only forwards are left.
+        One of ``schedule_table.MODES``; without backward only forwards are left.
 
     Raises
     ------

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trioflow.errors import PlanError
-from trioflow.parallel.schedule_lowering import has_inputs, sent_by
 from trioflow.parallel.schedule_table import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -21,8 +20,10 @@ from trioflow.parallel.schedule_table import (
     SEND_F,
     Action,
     Schedule,
+    has_inputs,
     leaves,
     recomputed_pairs,
+    sent_by,
 )
 
 UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}

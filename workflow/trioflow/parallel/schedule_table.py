@@ -1,4 +1,9 @@
-"""Schedules as tables: one row a rank, one cell an action, in PyTorch's own alphabet.
+"""Schedules as tables in PyTorch's alphabet: how much of a step they run, and the messages that they imply.
+
+References
+----------
+PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``:
+``_PipelineScheduleRuntime._prepare_schedule_with_comms`` and what it calls.
 
 References
 ----------
@@ -7,10 +12,249 @@ PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_ComputationType``
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
+
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+
+TRAIN, FORWARD_ONLY, WITHOUT_UPDATE = "train", "forward", "forward-backward"
+MODES = (TRAIN, FORWARD_ONLY, WITHOUT_UPDATE)
+"""``train``: forward, backward, exchange of gradients, optimizer. ``forward``: as under
+``torch.no_grad``, the loss included; nothing is kept for backward. ``forward-backward``: all but the
+optimizer."""
+
+
+WORDS = {TRAIN: "", FORWARD_ONLY: ", forward only", WITHOUT_UPDATE: ", forward and backward only"}
+"""What a mode adds to the sentence that describes a plan."""
+
+
+def check_mode(mode: str, plan: Plan) -> None:
+    """Check that a mode is known and goes with a plan.
+
+    Raises
+    ------
+    PlanError
+        When it does not.
+    """
+    if mode not in MODES:
+        raise PlanError(f"unknown mode {mode!r}", fix=f"use one of {', '.join(MODES)}")
+    if mode != TRAIN and plan.replication == "dp":
+        raise PlanError(
+            f"mode {mode} of DataParallel is not simulated",
+            fix="use replication ddp, or mode train",
+        )
+
+
+def keep_forward(schedule: Schedule) -> Schedule:
+    """Return the forward part of a schedule: each F once, and the messages that go with it.
+
+    Without backward nothing is computed again.
+    """
+    rows = []
+    for row in schedule.rows:
+        seen: set[Action] = set()
+        kept: list[Action | None] = []
+        for action in leaves(row):
+            if action.kind in (FORWARD, SEND_F, RECV_F) and action not in seen:
+                seen.add(action)
+                kept.append(action)
+        rows.append(tuple(kept))
+    return replace(schedule, rows=tuple(rows))
+
+
+MAX_ACTIVE_STAGES = 3
+"""Stages that PyTorch keeps unsharded at once (``max_active_stages``)."""
+
+
+def lower_schedule(schedule: Schedule) -> Schedule:
+    """Return what PyTorch's pipeline runtime executes for a table of compute actions.
+
+    Raises
+    ------
+    PlanError
+        When the actions wait for each other in a circle.
+    """
+    return add_communication(add_reduce_grad(add_unshard_reshard(schedule)))
+
+
+def _parts(action: Action | None) -> tuple[Action, ...]:
+    return () if action is None else action.parts or (action,)
+
+
+def add_unshard_reshard(schedule: Schedule, active: int = MAX_ACTIVE_STAGES) -> Schedule:
+    """Insert UNSHARD and RESHARD so that the next stages to compute are unsharded in time.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Compute actions; idle cells are dropped.
+    active : int
+        Stages that are unsharded at once.
+    """
+    return replace(schedule, rows=tuple(_shard_row(row, active) for row in schedule.rows))
+
+
+def _shard_row(row: Row, active: int) -> Row:
+    here: set[int] = set()  # a set, because PyTorch evicts in a set's order
+    result: list[Action | None] = []
+    left = Counter(part.stage for action in row for part in _parts(action))
+    for place, action in enumerate(row):
+        if action is None:
+            continue
+        coming: list[int] = []
+        for later in row[place:]:
+            coming += [p.stage for p in _parts(later) if p.stage not in coming]
+            if len(coming) >= min(active, len(left)):
+                break
+        for stage in [s for s in here if s not in coming]:
+            here.remove(stage)
+            result.append(Action(stage, RESHARD))
+        for stage in [s for s in coming if s not in here]:
+            here.add(stage)
+            result.append(Action(stage, UNSHARD))
+        result.append(action)
+        left -= Counter(part.stage for part in _parts(action))
+    return (*result, *(Action(stage, RESHARD) for stage in here))
+
+
+def add_reduce_grad(schedule: Schedule) -> Schedule:
+    """Insert REDUCE_GRAD after the last backward of each stage; idle cells are dropped."""
+    rows: list[Row] = []
+    for row in schedule.rows:
+        done: Counter[int] = Counter()
+        result: list[Action | None] = []
+        for action in row:
+            if action is None:
+                continue
+            result.append(action)
+            for part in _parts(action):
+                if part.kind in (BACKWARD, BACKWARD_WEIGHT):
+                    done[part.stage] += 1
+                    if done[part.stage] == schedule.micro_batches:
+                        result.append(Action(part.stage, REDUCE_GRAD))
+        rows.append(tuple(result))
+    return replace(schedule, rows=tuple(rows))
+
+
+def sent_by(
+    action: Action, rank_of_stage: dict[int, int], stages: int
+) -> tuple[Action, Action] | None:
+    """Return the send and the receive that follow a compute action; None where it stays local."""
+    if action.kind == FORWARD:
+        other, kinds = action.stage + 1, (SEND_F, RECV_F)
+    elif action.kind in (BACKWARD, BACKWARD_INPUT):
+        other, kinds = action.stage - 1, (SEND_B, RECV_B)
+    else:
+        return None
+    if not 0 <= other < stages or rank_of_stage[other] == rank_of_stage[action.stage]:
+        return None
+    return (
+        Action(action.stage, kinds[0], action.micro_batch),
+        Action(other, kinds[1], action.micro_batch),
+    )
+
+
+def has_inputs(action: Action, done: set[Action], stages: int) -> bool:
+    """Tell whether what a compute action reads was received or computed on its rank."""
+    stage, kind, micro_batch, _ = action
+    if kind == FORWARD and stage > 0:
+        sources = {Action(stage, RECV_F, micro_batch), Action(stage - 1, FORWARD, micro_batch)}
+    elif kind in (BACKWARD, BACKWARD_INPUT) and stage < stages - 1:
+        sources = {
+            Action(stage, RECV_B, micro_batch),
+            Action(stage + 1, BACKWARD, micro_batch),
+            Action(stage + 1, BACKWARD_INPUT, micro_batch),
+        }
+    else:
+        return True
+    return not sources.isdisjoint(done)
+
+
+def add_communication(schedule: Schedule) -> Schedule:
+    """Insert the sends and receives between stages on different ranks.
+
+    Ranks take one action each, in turn. An action is taken when its input is
+    there; its send follows at once, and the matching receive is put at the end
+    of what the other rank has taken so far. So both ends see all messages in
+    one common order, which cannot hang. A recomputed forward sends nothing.
+
+    Raises
+    ------
+    PlanError
+        When no rank can go on.
+    """
+    stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
+    result: list[list[Action | None]] = [[] for _ in schedule.rows]
+    done: list[set[Action]] = [set() for _ in schedule.rows]
+    places = [0] * schedule.ranks
+    open_ranks = [rank for rank, row in enumerate(schedule.rows) if row]
+    while open_ranks:
+        moved = False
+        for rank in list(open_ranks):
+            action = schedule.rows[rank][places[rank]]
+            parts = _parts(action)
+            if not all(has_inputs(part, done[rank], stages) for part in parts):
+                continue
+            moved = True
+            places[rank] += 1
+            if places[rank] == len(schedule.rows[rank]):
+                open_ranks.remove(rank)
+            if action is not None:
+                result[rank].append(action)
+            for part in parts:
+                message = None if part in done[rank] else sent_by(part, rank_of_stage, stages)
+                done[rank].add(part)
+                if message:
+                    for end in message:
+                        result[rank_of_stage[end.stage]].append(end)
+                        done[rank_of_stage[end.stage]].add(end)
+        if not moved:
+            stuck = ", ".join(f"rank {r} before {schedule.rows[r][places[r]]}" for r in open_ranks)
+            raise PlanError(f"schedule {schedule.name or 'given'} cannot go on: {stuck}")
+    return replace(schedule, rows=tuple(tuple(row) for row in result))
+
+
+def lower_directly(schedule: Schedule) -> Schedule:
+    """Insert each send after its action and each receive before the action that needs it.
+
+    So PyTorch's classes of one stage a rank do, and the old ``Pipe``: there a
+    gradient's way runs beside the recomputation that comes before its backward.
+    REDUCE_GRAD comes last.
+    """
+    stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
+    messages = (
+        sent_by(action, rank_of_stage, stages)
+        for row in schedule.rows
+        for cell in row
+        for action in _parts(cell)
+    )
+    receives = {message[1] for message in messages if message}
+    rows: list[Row] = []
+    for row in schedule.rows:
+        result: list[Action | None] = []
+        done: set[Action] = set()
+        for action in (part for cell in row for part in _parts(cell)):
+            again = action in done
+            done.add(action)
+            receive = Action(
+                action.stage, RECV_F if action.kind == FORWARD else RECV_B, action.micro_batch
+            )
+            if receive in receives and action.kind != BACKWARD_WEIGHT and not again:
+                before = result[-1] if result else None
+                repeats = before == Action(action.stage, FORWARD, action.micro_batch)
+                runs_beside = action.kind == BACKWARD and repeats and result.count(before) > 1
+                result.insert(len(result) - runs_beside, receive)
+            result.append(action)
+            message = None if again else sent_by(action, rank_of_stage, stages)
+            result += message[:1] if message else ()
+        mine = sorted({a.stage for a in result if a is not None})
+        rows.append((*result, *(Action(stage, REDUCE_GRAD) for stage in mine)))
+    return replace(schedule, rows=tuple(rows))
+
 
 FORWARD, BACKWARD = "F", "B"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "I", "W"

@@ -1,17 +1,41 @@
-"""Pipeline schedules by name: tables of actions as PyTorch builds them, or as a package registers them."""
+"""Pipeline schedules by name, as PyTorch builds them or a package registers them, and as PyTorch's text.
+
+One line a rank, one cell an action: ``0F1`` is the forward of micro-batch 1
+on stage 0, ``2REDUCE_GRAD`` acts on a stage, ``(0F1;3B0)OVERLAP_F_B`` runs
+two actions together, an empty cell idles.
+
+References
+----------
+PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``:
+``_PipelineScheduleRuntime._load_csv`` and ``_dump_csv``.
+"""
 
 from __future__ import annotations
 
+import csv
+import re
 from functools import lru_cache
+from pathlib import Path
 
 from trioflow.errors import PlanError
+from trioflow.input_files import parse_cells, read_text
 from trioflow.parallel.schedule_checks import check_schedule, count_in_flight, run_ideally
-from trioflow.parallel.schedule_lowering import add_communication, lower_schedule
 from trioflow.parallel.schedule_orders import ONE_STAGE, ORDERS
-from trioflow.parallel.schedule_table import Action, Schedule
-from trioflow.parallel.schedule_text import read_schedule, write_schedule
+from trioflow.parallel.schedule_table import (
+    COMPUTE_KINDS,
+    MESSAGE_KINDS,
+    OVERLAP_F_B,
+    STAGE_KINDS,
+    Action,
+    Row,
+    Schedule,
+    add_communication,
+    leaves,
+    lower_schedule,
+)
 from trioflow.plan_row import SCHEDULE_GROUP
 from trioflow.plugins import list_plugins, load_plugin
+from trioflow.provenance import atomic_path
 
 __all__ = [
     "SCHEDULES", "Action", "Schedule", "add_communication", "build_schedule", "check_schedule",
@@ -95,3 +119,89 @@ def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank
         )
     check_schedule(made)
     return made
+
+
+_ON_STAGE = re.compile(rf"(\d+)({'|'.join(STAGE_KINDS)})", re.ASCII)
+_ON_MICRO_BATCH = re.compile(rf"(\d+)({'|'.join((*COMPUTE_KINDS, *MESSAGE_KINDS))})(\d+)", re.ASCII)
+_TOGETHER = re.compile(rf"\((.*)\){OVERLAP_F_B}")
+
+
+def parse_action(text: str) -> Action | None:
+    """Return the action that a cell names, None for an empty cell.
+
+    Raises
+    ------
+    PlanError
+        When the cell names no action of the alphabet.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if match := _ON_MICRO_BATCH.fullmatch(text):
+        return Action(int(match[1]), match[2], int(match[3]))
+    if match := _ON_STAGE.fullmatch(text):
+        return Action(int(match[1]), match[2])
+    if match := _TOGETHER.fullmatch(text):
+        parts = tuple(parse_action(part) for part in match[1].split(";"))
+        found = tuple(p for p in parts if p is not None and p.kind in COMPUTE_KINDS)
+        if len(found) == len(parts) > 1:
+            return Action(-1, OVERLAP_F_B, None, found)
+    raise PlanError(
+        f"{text!r} is no action",
+        fix="write stage, action and micro-batch, such as 2F0, 1SEND_B3 or 0REDUCE_GRAD",
+    )
+
+
+def read_schedule(path: str | Path, name: str = "") -> Schedule:
+    """Read a schedule written by ``write_schedule`` or by PyTorch, and check it.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    name : str, optional
+        Name of the schedule; the file does not hold one.
+
+    Raises
+    ------
+    PlanError
+        When the file cannot be read, a cell names no action, or the schedule
+        is incomplete or cannot finish.
+    """
+    lines = parse_cells(read_text(path, PlanError), path, PlanError)
+    rows = tuple(_parse_row(line, rank, path) for rank, (_, line) in enumerate(lines))
+    numbers = [a.micro_batch for row in rows for a in leaves(row) if a.micro_batch is not None]
+    if not numbers:
+        raise PlanError("the schedule has no actions", file=path, fix="write one line a rank")
+    schedule = Schedule(name, max(numbers) + 1, rows)
+    try:
+        check_schedule(schedule)
+    except PlanError as error:
+        raise PlanError(error.problem, file=path, place=error.place, fix=error.fix) from None
+    return schedule
+
+
+def _parse_row(line: list[str], rank: int, path: str | Path) -> Row:
+    actions: list[Action | None] = []
+    for column, cell in enumerate(line):
+        try:
+            actions.append(parse_action(cell))
+        except PlanError as error:
+            place = f"line {rank + 1}, cell {column + 1}"
+            raise PlanError(error.problem, file=path, place=place, fix=error.fix) from None
+    return tuple(actions)
+
+
+def write_schedule(schedule: Schedule, path: str | Path) -> None:
+    """Write a schedule so that PyTorch's ``_load_csv`` reads it.
+
+    A table with messages is what PyTorch calls ``compute_comms``; one
+    without is ``compute_only``. The file appears only when it is complete.
+    """
+    with (
+        atomic_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as stream,
+    ):
+        writer = csv.writer(stream)
+        for row in schedule.rows:
+            writer.writerow(["" if action is None else str(action) for action in row])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from trioflow.parallel.data_parallel import Bucket
 from trioflow.parallel.memory_profile import AGAIN
-from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
 from trioflow.parallel.offload import make_movers
 from trioflow.parallel.schedule_table import (
     BACKWARD,
@@ -16,11 +15,13 @@ from trioflow.parallel.schedule_table import (
     BACKWARD_WEIGHT,
     COMPUTE_KINDS,
     FORWARD,
+    FORWARD_ONLY,
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
     SEND_B,
     SEND_F,
+    TRAIN,
     Action,
     leaves,
 )

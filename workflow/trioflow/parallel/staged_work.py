@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
+from trioflow.parallel.backward import (
+    Recomputation,
+    keep_sums_with_input,
+    plan_recomputation,
+    split_backward,
+)
 from trioflow.parallel.data_parallel import Bucket, build_buckets
-from trioflow.parallel.modes import FORWARD_ONLY, TRAIN
 from trioflow.parallel.parameters import find_gradients, list_parameters
 from trioflow.parallel.pipeline import (
     TiedParameter,
@@ -24,10 +29,15 @@ from trioflow.parallel.pipeline import (
     loss_operators,
 )
 from trioflow.parallel.program import StageWork
-from trioflow.parallel.recomputation import Recomputation, plan_recomputation
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.schedule_backward import keep_sums_with_input, split_backward
-from trioflow.parallel.schedule_table import BACKWARD_WEIGHT, Schedule, leaves, recomputed_pairs
+from trioflow.parallel.schedule_table import (
+    BACKWARD_WEIGHT,
+    FORWARD_ONLY,
+    TRAIN,
+    Schedule,
+    leaves,
+    recomputed_pairs,
+)
 from trioflow.parallel.sharded import ShardedWork, cost_units
 from trioflow.parallel.sharding import build_units
 from trioflow.parallel.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
@@ -62,7 +72,7 @@ class StageWorks:
     spread_s : list of float
         How far predicted upkeep may lie below and above [s].
     mode : str
-        One of ``modes.MODES``.
+        One of ``schedule_table.MODES``.
     placed : list of frozenset of int
         Stages that update each parameter; empty without a pipeline.
     predicted, extrapolated : bool

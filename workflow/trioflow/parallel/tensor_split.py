@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.features import class_of_name
+from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.sizing import WORK
 from trioflow.trace.store import Trace
 
 BEFORE, AFTER = "before", "after"

@@ -19,8 +19,8 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.parameters import Parameter, list_parameters
+from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.sizing import WORK, predict_operator_times
 from trioflow.parallel.tensor_split import TensorSplit, kind_of_module
 from trioflow.tables import records
 from trioflow.trace.store import Trace

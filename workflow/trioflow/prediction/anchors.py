@@ -12,8 +12,7 @@ from trioflow.engine.timeline import measure_concurrency
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
-from trioflow.parallel.graph_metadata import GraphMetadata
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
 from trioflow.provenance import read_json
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace

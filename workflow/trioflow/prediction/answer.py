@@ -11,7 +11,7 @@ import pandas as pd
 from trioflow import __version__
 from trioflow.engine.certainty import CONFIDENCES
 from trioflow.engine.simulate import Summary
-from trioflow.parallel.modes import TRAIN
+from trioflow.parallel.schedule_table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
 from trioflow.prediction.language_answer import describe_rates, describe_waits

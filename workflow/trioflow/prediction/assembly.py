@@ -23,9 +23,8 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.given import read_stages
-from trioflow.parallel.graph_metadata import TimesOrigin
 from trioflow.parallel.pipeline import BALANCES
-from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.task_graph import TaskGraph, TimesOrigin
 from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options

@@ -11,7 +11,7 @@ from trioflow.engine.simulate import SimulationOptions
 from trioflow.errors import InputError
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.given import Stages
-from trioflow.parallel.modes import TRAIN
+from trioflow.parallel.schedule_table import TRAIN
 from trioflow.parallel.schedules import Schedule
 
 SESSION = "session"
@@ -49,7 +49,7 @@ class Options(SimulationOptions):
     schedule : Schedule, optional
         Actions of the pipeline's ranks; the plan's own schedule by default.
     mode : str
-        One of ``modes.MODES``: what of the step runs.
+        One of ``schedule_table.MODES``: what of the step runs.
     last_batch : bool
         Whether the batch is what is left of a data set.
     interval : bool

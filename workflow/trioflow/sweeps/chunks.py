@@ -1,17 +1,57 @@
-"""Scenarios cut into jobs: what shares work goes together, and a cut survives edits elsewhere."""
+"""Scenarios cut into jobs, and what Snakemake asks of the sweeps before any job runs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trioflow.errors import InputError
-from trioflow.sweeps.description import DEFAULT_CHUNK, Sweep
+from trioflow.settings import NAME
+from trioflow.sweeps.description import DEFAULT_CHUNK, Sweep, load_sweep
 from trioflow.trace.pack import MEMBERS
+
+
+def list_sweeps(folder: str | Path) -> dict[str, str]:
+    """Return the descriptions in a folder by name; none where there is no such folder.
+
+    Raises
+    ------
+    InputError
+        When a file's name is no name.
+    """
+    found = {}
+    for path in sorted(Path(folder).glob("*.yaml")):
+        if not re.fullmatch(NAME, path.stem):
+            raise InputError(
+                f"{path.stem!r} is no name of small letters, digits and single hyphens",
+                file=path, fix="rename the file",
+            )  # fmt: skip
+        found[path.stem] = str(path)
+    return found
+
+
+@cache
+def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
+    """Return the files that each chunk of a sweep needs, shipped ones apart, by the chunk's digest.
+
+    A description is read once in a run of Snakemake.
+
+    Raises
+    ------
+    InputError
+        As ``description.load_sweep``.
+    """
+    sweep = load_sweep(description)
+    return {
+        chunk.digest: list_chunk_files(sweep, chunk.numbers) for chunk in cut_chunks(sweep, size)
+    }
+
 
 SIMULATED_ONLY = (
     "platform", "network", "compute_scale", "communication_scale", "rank_spread", "seed",

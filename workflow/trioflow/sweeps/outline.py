@@ -1,10 +1,9 @@
 """A plan's outline: the work of each unit of a model summed up, enough to tell good plans from bad.
 
-Thousands of plans cannot be built task by task in seconds. An outline sums a
-micro-batch's operators unit by unit, with the same splits, sizes, times and
-costs of collectives as the task graph, and plays a schedule's actions with
-these sums. The best plans are then built and simulated in full; how far the
-outline was off is told.
+Thousands of plans cannot be built task by task in seconds. An outline sums a micro-batch's operators
+unit by unit, with the same splits, sizes, times and costs of collectives as the task graph, and plays a
+schedule's actions with these sums. The best plans are then built and simulated in full; how far the outline
+was off is reported.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory_storages import StorageTable, build_storage_table
 from trioflow.parallel.parameters import list_parameters
 from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.plan_split import prepare_split, split_for_plan
-from trioflow.parallel.recomputation import plan_recomputation
-from trioflow.parallel.reference import Reference, choose_reference
-from trioflow.parallel.sizing import (
+from trioflow.parallel.reference import (
     WORK,
+    Reference,
+    choose_reference,
     predict_operator_times,
     resize_batch,
     without_communication,

@@ -18,8 +18,16 @@ from trioflow.prediction.language_answer import HOUR_S, describe_rates, describe
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
-from trioflow.sweeps.ranking import ASSUMPTION, Prediction, find_front, probability_faster
-from trioflow.sweeps.search_space import Refusals, Space, choose_space, enumerate_plans
+from trioflow.sweeps.search_space import (
+    ASSUMPTION,
+    Prediction,
+    Refusals,
+    Space,
+    choose_space,
+    enumerate_plans,
+    find_front,
+    probability_faster,
+)
 from trioflow.sweeps.workshop import Workshop
 from trioflow.units import format_bytes
 

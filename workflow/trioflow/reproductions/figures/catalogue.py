@@ -8,9 +8,8 @@ from pathlib import Path
 
 from trioflow.errors import InputError
 from trioflow.reproductions.figures.averages import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
-from trioflow.sweeps.chunks import list_chunk_files
+from trioflow.sweeps.chunks import list_chunk_files, list_sweeps
 from trioflow.sweeps.description import load_sweep
-from trioflow.sweeps.listing import list_sweeps
 
 PREFIX = "published-"
 """Before the name of a figure that public measurements and public traces are added to."""
