@@ -11,9 +11,9 @@ import pytest
 from trioflow import tables
 from trioflow.costmodel.collectives import (
     CollectiveCostModel,
+    count_steps,
     fit_collective_model,
     load_collective_model,
-    step_count,
     wire_factor,
 )
 from trioflow.costmodel.message_curve import left_out_errors
@@ -182,12 +182,14 @@ def test_wire_factors_and_steps() -> None:
     assert wire_factor("all_reduce", 8) == pytest.approx(1.75)
     assert wire_factor("reduce_scatter", 4) == wire_factor("all_gather", 4) == 0.75
     assert wire_factor("send", 2) == wire_factor("broadcast", 5) == 1.0
-    assert [step_count(c, 5) for c in ("all_reduce", "all_gather", "broadcast", "send")] == [
+    assert [count_steps(c, 5) for c in ("all_reduce", "all_gather", "broadcast", "send")] == [
         8,
         4,
         3,
         1,
     ]
+    assert (count_steps("broadcast", 8), count_steps("broadcast", 8, chain=True)) == (3, 7)
+    assert count_steps("send", 1) == count_steps("reduce", 1) == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.costmodel.collectives import COLLECTIVES as MEASURED
+from trioflow.costmodel.collectives import WITH_BARRIER as MEASURED
 from trioflow.errors import InputError
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
@@ -12,26 +12,26 @@ from trioflow.network.algorithms.catalogue import (
     choose_algorithm,
     count_switches,
 )
-from trioflow.network.algorithms.pattern import COLLECTIVES
+from trioflow.network.algorithms.pattern import WITH_BARRIER
 
 
 def test_every_measured_collective_and_the_barrier_can_be_built() -> None:
-    assert set(COLLECTIVES) == {*MEASURED, "barrier"}
-    for collective in COLLECTIVES:
+    assert set(WITH_BARRIER) == {*MEASURED, "barrier"}
+    for collective in WITH_BARRIER:
         schedule = build_schedule(collective, 2, 0 if collective == "barrier" else 8)
         assert len(schedule) > 0 and schedule.algorithm == choose_algorithm(collective, None, 2)
 
 
 def test_the_default_is_the_ring_and_plain_sends_where_each_pair_has_its_own_data() -> None:
-    chosen = {collective: choose_algorithm(collective, None, 2) for collective in COLLECTIVES}
+    chosen = {collective: choose_algorithm(collective, None, 2) for collective in WITH_BARRIER}
     plain = {"scatter", "gather", "all_to_all", "send"}
     assert {name for name, algorithm in chosen.items() if algorithm == "direct"} == plain
-    assert {chosen[name] for name in set(COLLECTIVES) - plain} == {"ring"}
+    assert {chosen[name] for name in set(WITH_BARRIER) - plain} == {"ring"}
 
 
 @pytest.mark.parametrize("algorithm", SUPPORTED)
 def test_an_unsupported_pair_is_refused_with_what_is_supported(algorithm: str) -> None:
-    for collective in set(COLLECTIVES) - set(SUPPORTED[algorithm]):
+    for collective in set(WITH_BARRIER) - set(SUPPORTED[algorithm]):
         with pytest.raises(InputError) as caught:
             build_schedule(collective, 2, 0 if collective == "barrier" else 8, algorithm=algorithm)
         text = str(caught.value)

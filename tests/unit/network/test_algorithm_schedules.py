@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule
-from trioflow.network.algorithms.pattern import COLLECTIVES
+from trioflow.network.algorithms.pattern import WITH_BARRIER
 from trioflow.network.algorithms.ring import build_ring
 from trioflow.network.algorithms.schedule import Schedule, order_connections
 from trioflow.network.algorithms.trees import (
@@ -244,4 +244,4 @@ def test_sizes_scale_exactly_by_powers_of_two(factor: float) -> None:
 
 
 def test_the_list_of_pairs_is_not_empty_for_any_collective() -> None:
-    assert {collective for _, collective in PAIRS} == set(COLLECTIVES)
+    assert {collective for _, collective in PAIRS} == set(WITH_BARRIER)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from trioflow.costmodel.collectives import count_steps
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS
@@ -14,7 +15,6 @@ from trioflow.network.collectives import (
     CollectivePlanner,
     build_collective_flows,
     compute_wire_bytes,
-    count_steps,
 )
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.flows import FlowSpec
@@ -77,7 +77,7 @@ def test_ring_closed_form(collective: str, factor: float, steps: int, builder: s
     size = 8_000_000
     platform = make_platform(4, builder)
     assert compute_wire_bytes(collective, size, 4) == factor * size
-    assert count_steps(collective, 4) == steps
+    assert count_steps(collective, 4, chain=True) == steps
     flows = build_collective_flows(collective, size, range(4), platform)
     sent = dict.fromkeys(("rank0", "rank1", "rank2", "rank3"), 0.0)
     for flow in flows:

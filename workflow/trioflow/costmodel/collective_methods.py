@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.collective_points import Curve, Key, each_curve, make_curves
-from trioflow.costmodel.collectives import step_count, wire_factor
+from trioflow.costmodel.collectives import count_steps, wire_factor
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least, solve_nonnegative
 from trioflow.costmodel.nccl_calibration import Calibration, calibrate
@@ -129,7 +129,7 @@ class AlphaBeta:
         known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.lines}
         alpha_s, beta = self.lines[find_relative(collective, nodes, known), place(nodes)]
         return (
-            step_count(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
+            count_steps(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
         )
 
 
@@ -143,7 +143,7 @@ def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
     lines = {}
     for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
         name = str(collective)
-        steps = rows["ranks"].map(lambda n, c=name: step_count(c, int(n)))
+        steps = rows["ranks"].map(lambda n, c=name: count_steps(c, int(n)))
         wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
         columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
         scale = columns.max(axis=0)

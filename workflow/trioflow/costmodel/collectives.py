@@ -92,11 +92,24 @@ def wire_factor(collective: str, ranks: int) -> float:
     return 1.0
 
 
-def step_count(collective: str, ranks: int) -> int:
-    """Return how many messages follow one another: ring, tree (broadcast, reduce) or one send."""
+def count_steps(collective: str, ranks: int, *, chain: bool = False) -> int:
+    """Return how many messages of a collective follow one another: a ring's, or one send.
+
+    Parameters
+    ----------
+    collective : str
+        One of ``COLLECTIVES``.
+    ranks : int
+        Ranks of the group.
+    chain : bool
+        Whether a broadcast or a reduction goes from rank to rank along a chain, as rings do it;
+        otherwise it goes along a binomial tree, as libraries do it.
+    """
+    if ranks < 2:
+        return 0
     if collective == "send":
         return 1
-    if collective in ("broadcast", "reduce"):
+    if collective in ("broadcast", "reduce") and not chain:
         return math.ceil(math.log2(ranks))
     return (ranks - 1) * (2 if collective == "all_reduce" else 1)
 
@@ -173,7 +186,7 @@ class CollectiveCostModel:
         ratio = wire_factor(collective, ranks) / wire_factor(*source)
         like = curve.predict(message_bytes * ratio, self.interpolation)
         latency_s = float(curve.time_s[0])
-        steps = step_count(collective, ranks) / step_count(*source)
+        steps = count_steps(collective, ranks) / count_steps(*source)
         time_s = latency_s * steps + (like[0] - latency_s)
         return CollectiveTime(
             time_s,

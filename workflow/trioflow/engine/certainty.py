@@ -10,7 +10,7 @@ from trioflow.errors import SimulationError
 CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")
 """From the best to the worst."""
 
-DECIDING_SHARE = 0.05
+_DECIDING_SHARE = 0.05
 """Parts that take a smaller share of the step are named, but decide no word: a convention."""
 
 Part = tuple[str, int, str]
@@ -59,7 +59,7 @@ def find_confidence(shares: dict[Part, float]) -> str:
     """Return the worst word of parts that, with those of worse words, take a share that counts."""
     for place in range(len(CONFIDENCES) - 1, 0, -1):
         worse = CONFIDENCES[place:]
-        if sum(share for part, share in shares.items() if part[2] in worse) >= DECIDING_SHARE:
+        if sum(share for part, share in shares.items() if part[2] in worse) >= _DECIDING_SHARE:
             return CONFIDENCES[place]
     return CONFIDENCES[0]
 

@@ -17,7 +17,7 @@ from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds
 from trioflow.tables import records
 
-TIMED_KINDS = ("compute", "memcpy", "host")
+_TIMED_KINDS = ("compute", "memcpy", "host")
 """Kinds of task whose duration the graph states."""
 
 SEND, RECV, COLLECTIVE, OTHER = range(4)
@@ -140,7 +140,7 @@ class ExchangeRows:
     def __init__(self, tasks: pd.DataFrame) -> None:
         kinds, kind_names = pd.factorize(tasks["kind"])
         known = {"send": SEND, "recv": RECV, "collective": COLLECTIVE}
-        known |= dict.fromkeys(TIMED_KINDS, _NONE)
+        known |= dict.fromkeys(_TIMED_KINDS, _NONE)
         kind = np.array([known.get(str(name), OTHER) for name in kind_names], dtype=np.int64)[kinds]
         task = np.flatnonzero(kind != _NONE)
         absent = tasks["match_id"].isna().to_numpy(dtype=bool)[task]

@@ -230,7 +230,7 @@ def _split_speeds(fold: Fold, scale: float | Sequence[float]) -> Fold:
     return split_fold(fold, np.unique(scales, return_inverse=True)[1], {})
 
 
-PEAK_OVER_TABLES = 2.5
+_PEAK_OVER_TABLES = 2.5
 """Peak of memory of expanding and simulating, over the tables that are kept of each rank: 391 over
 156 bytes a task, measured on 2.7 million tasks of GPT-3 175B (8 tensor x 8 pipeline x 2 data)."""
 
@@ -323,4 +323,4 @@ def estimate_bytes(fold: Fold, tasks: int) -> float:
     """
     kept = fold.graph
     tables_bytes = kept.tasks.memory_usage(deep=True).sum() + kept.dependencies.memory_usage().sum()
-    return PEAK_OVER_TABLES * float(tables_bytes) / max(len(kept.tasks), 1) * tasks
+    return _PEAK_OVER_TABLES * float(tables_bytes) / max(len(kept.tasks), 1) * tasks

@@ -29,7 +29,7 @@ from trioflow.parallel.task_graph import TaskGraph
 FOLDS = ("auto", True, False)
 """Whether identical ranks are executed once: where that is exact and pays off, where it is exact,
 or never."""
-LOOKED_AT_FROM_TASKS = 50_000
+_LOOKED_AT_FROM_TASKS = 50_000
 """From here on looking through a graph's tables for identical ranks costs less than it saves."""
 
 
@@ -81,7 +81,7 @@ class Prepared:
     def make_timeline(self, graph: TaskGraph, execution: Execution) -> Callable[[], pd.DataFrame]:
         """Return what makes the timeline of all tasks of a graph."""
         if self.folded is None:
-            return lambda: build_timeline(graph, self.program, execution)
+            return lambda: _build_timeline(graph, self.program, execution)
         fold, program = self.folded.fold, self.program
 
         def expand() -> pd.DataFrame:
@@ -176,7 +176,7 @@ def prepare(
     fold : {"auto", True, False}
         Whether identical ranks may be executed once; see ``folding``. For
         auto, graphs that do not say which ranks are identical must have
-        ``LOOKED_AT_FROM_TASKS`` tasks.
+        ``_LOOKED_AT_FROM_TASKS`` tasks.
     unfolded_reason : str
         Why not, where ``fold`` says no.
     compute_scale, communication_scale
@@ -219,7 +219,7 @@ def _find_fold(graph: TaskGraph, small_ones: bool) -> Fold:
     fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
     if fold is not None:
         return fold
-    if not small_ones and len(graph.tasks) < LOOKED_AT_FROM_TASKS:
+    if not small_ones and len(graph.tasks) < _LOOKED_AT_FROM_TASKS:
         raise CannotFoldError("a graph this small is simulated as fast with all its ranks")
     return find_fold(graph)
 
@@ -233,7 +233,7 @@ def _summarize(graph: TaskGraph, program: Program, execution: Execution) -> Time
     )
 
 
-def build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:
+def _build_timeline(graph: TaskGraph, program: Program, execution: Execution) -> pd.DataFrame:
     """Return the timeline of a program's tasks: columns of ``tables.TIMELINE``."""
     times = (execution.start_s, execution.end_s)
     return _assemble(graph, program.streams, program.stream_names, *times)

@@ -26,7 +26,7 @@ ROUNDS = 200
 """Runs after which the times are taken as they are."""
 CLOSE = 1e-9
 """Change from one run to the next, over the step time, that is none."""
-PATIENCE = 20
+_PATIENCE = 20
 """Runs after which each change is halved: tasks and collectives that chase one another settle then."""
 
 
@@ -65,7 +65,7 @@ def stretch_compute(
         moved_s = np.abs(wanted_s - stretched_s)[compute].max(initial=0.0)
         if moved_s <= CLOSE * result.summary.step_time_s:
             return result
-        part = 1.0 if number < PATIENCE else 0.5
+        part = 1.0 if number < _PATIENCE else 0.5
         stretched_s = np.where(compute, stretched_s + part * (wanted_s - stretched_s), base_s)
     told = f"compute beside collectives had not settled after {ROUNDS} runs"
     warnings = [*result.summary.warnings, told]

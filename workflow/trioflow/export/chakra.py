@@ -37,8 +37,8 @@ OWN_COLUMNS = {
     "micro_batch": "int64_val", "stage": "int64_val", "match_id": "int64_val",
 }  # fmt: skip
 """Columns of the task table that are kept as attributes, and their type."""
-SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
-MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source")
+_SOURCE_FACTS = ("workload", "device", "device_name", "precision", "optimizer")
+_MODEL_FACTS = ("units", "tensor_split", "attention_heads", "parameters", "row", "step_time_source")
 """Facts of the traced model, true of an export only where one rank runs the whole model."""
 
 _NODE_TYPES = {"collective": "COMM_COLL_NODE", "send": "COMM_SEND_NODE", "recv": "COMM_RECV_NODE"}
@@ -284,12 +284,12 @@ class _Export:
         told: dict[str, Any] = {
             "version": __version__, "rank": rank, "ranks": self.ranks,
             "plan": metadata.plan_text or None,
-            **{key: known.get(key) or facts.get(key) for key in SOURCE_FACTS},
+            **{key: known.get(key) or facts.get(key) for key in _SOURCE_FACTS},
         }  # fmt: skip
         if metadata.batch:
             told["batch"] = metadata.batch // metadata.plan.data
         if self.ranks == 1 and self._tensors:
-            kept = {key: facts[key] for key in MODEL_FACTS if key in facts}
+            kept = {key: facts[key] for key in _MODEL_FACTS if key in facts}
             named = facts.get("parameters", [])
             kept["ready"] = [
                 [g["ready_after_op_id"], named[g["index"]]["shape"] if g["index"] >= 0 else None]

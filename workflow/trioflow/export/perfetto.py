@@ -30,7 +30,7 @@ from trioflow.export.perfetto_text import (
 from trioflow.table_columns import STREAMS
 
 MEASURED = " (measured)"
-PATH_PROCESS, PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"
+PATH_PROCESS, _PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"
 """Processes that are no rank: what the step waits for, and the rates of the links."""
 
 _ARGUMENTS = ("kind", "phase", "message_bytes", "micro_batch", "stage", "match_id")
@@ -126,7 +126,7 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     ranks = timeline["rank"].to_numpy(dtype=np.int64)
     codes, found = pd.factorize(timeline["stream"])
     streams = [str(name) for name in found]
-    lane = assign_lanes(ranks * len(streams) + codes, start_ns, end_ns)
+    lane = _assign_lanes(ranks * len(streams) + codes, start_ns, end_ns)
     keys, thread = _find_threads(ranks, codes, lane, streams)
     pids = _FIRST_PID + 2 * keys[:, 0] + (1 if suffix else 0)
     index = np.arange(len(keys)) - np.searchsorted(keys[:, 0], keys[:, 0]) + 1
@@ -139,7 +139,7 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     yield from _describe_arrows(timeline, slices, suffix)
 
 
-def assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+def _assign_lanes(key: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     """Return the lane of every task within its stream, from 0.
 
     Simulated tasks of one stream never overlap, but measured ones may, and
@@ -270,7 +270,7 @@ def _describe_path(path: pd.DataFrame) -> Iterator[bytes]:
     """Yield the critical path as a process of one thread."""
     tid = _PATH_PID * _THREADS_PER_PROCESS + 1
     yield _write_names(
-        [*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, PATH_THREAD, 1)]
+        [*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, _PATH_THREAD, 1)]
     )
     names = path["name"].astype("str") + ", rank " + path["rank"].astype("str")
     start_ns, end_ns = round_to_ns(path["start_s"]), round_to_ns(path["end_s"])

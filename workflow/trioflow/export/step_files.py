@@ -51,10 +51,10 @@ def simulate_experiment(
     measured = tables.read_table(rank_timelines, "rank_timelines")
     own = measured[measured["experiment"] == experiment]
     write_simulation(prediction, Path(folder), own.drop(columns="experiment"))
-    write_json(Path(folder) / "summary.json", summarize_experiment(prediction, anchor))
+    write_json(Path(folder) / "summary.json", _summarize_experiment(prediction, anchor))
 
 
-def summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict[str, object]:
+def _summarize_experiment(prediction: Prediction, anchor: SessionAnchor) -> dict[str, object]:
     """Return an experiment's ``summary.json``: the simulation's summary, and what the report shows beside it."""
     step, simulated, metadata = (
         prediction.step,
@@ -136,9 +136,9 @@ def write_step(
     return waited
 
 
-LINK_UNIT = "bytes/s"
-MEMORY, MEMORY_UNIT = "memory", "bytes"
-MOST_POINTS = 2000
+_LINK_UNIT = "bytes/s"
+MEMORY, _MEMORY_UNIT = "memory", "bytes"
+_MOST_POINTS = 2000
 """Points of a rank's memory curve; longer ones keep the most of each stretch."""
 _HELD_BY_DEVICE = ("compute", "memcpy", "host")
 
@@ -177,14 +177,14 @@ def count_link_rates(result: Simulated) -> pd.DataFrame:
     return pd.DataFrame({
         "rank": pd.array([None] * len(rates), dtype="Int64"),
         "counter": rates["link"],
-        "unit": LINK_UNIT,
+        "unit": _LINK_UNIT,
         "time_s": rates["time_s"],
         "value": rates["rate_bytes_per_s"],
     })  # fmt: skip
 
 
 def count_memory(
-    curves: Sequence[Mapping[str, Any]], timeline: pd.DataFrame, most_points: int = MOST_POINTS
+    curves: Sequence[Mapping[str, Any]], timeline: pd.DataFrame, most_points: int = _MOST_POINTS
 ) -> pd.DataFrame:
     """Return what every rank holds over time, as ``write_perfetto`` takes curves.
 
@@ -232,7 +232,7 @@ def count_memory(
     return pd.DataFrame({
         "rank": pd.array(np.concatenate([none.astype(np.int64), *ranks]), dtype="Int64"),
         "counter": MEMORY,
-        "unit": MEMORY_UNIT,
+        "unit": _MEMORY_UNIT,
         "time_s": np.concatenate([none, *times_s]),
         "value": np.concatenate([none, *values]),
     })  # fmt: skip

@@ -19,7 +19,7 @@ from trioflow.network.routing import Router
 Ask = Callable[[str, int, int], Any]
 """Returns the measured time of a collective, of so many ranks of a node and so many bytes."""
 
-STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+_STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """Collectives whose data all ranks of a node share out when it leaves the node."""
 _US = 1e-6
 MOST_ALIKE, LEAST_ALIKE = 0.25, 0.75
@@ -129,14 +129,14 @@ class NodeGroups:
     def _make(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
         spread = self._spreads[group]
         assert spread is not None
-        if collective in STRIPED:
+        if collective in _STRIPED:
             pairs = pair_across(collective, group, spread)
             sizes_bytes = size_across(collective, message_bytes, spread)
         else:
             pairs = pair_group(collective, group)
             share = 1.0 if collective == "send" else 1 / len(group)
             sizes_bytes = np.full(len(pairs), message_bytes * share)
-        kind = ("striped" if collective in STRIPED[:3] else collective, group)
+        kind = ("striped" if collective in _STRIPED[:3] else collective, group)
         if kind not in self._shapes:
             named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
             self._shapes[kind] = FlowShape(named, self._router)
@@ -180,7 +180,7 @@ def pair_across(collective: str, group: Sequence[int], spread: Spread) -> Pairs:
     Parameters
     ----------
     collective : str
-        One of ``STRIPED``.
+        One of ``_STRIPED``.
     group : sequence of int
         Ranks, node by node; the first is the root.
     spread : Spread
@@ -264,7 +264,7 @@ def estimate_across(
     itself reckons with.
     """
     nodes, per_node = spread.nodes, spread.per_node
-    striped = collective in STRIPED
+    striped = collective in _STRIPED
     inside_bytes = message_bytes if striped else round(message_bytes / nodes)
     steps = nodes - 1 if striped else 1
     if collective == "all_reduce":

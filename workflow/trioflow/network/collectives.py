@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
+from trioflow.costmodel.collectives import COLLECTIVES, count_steps, wire_factor
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
@@ -143,20 +143,6 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
     return message_bytes * wire_factor(collective, ranks)
 
 
-def count_steps(collective: str, ranks: int) -> int:
-    """Return the messages that follow one another in a ring collective.
-
-    Raises
-    ------
-    SimulationError
-        When the collective is unknown.
-    """
-    _check_collective(collective)
-    if ranks < 2:
-        return 0
-    return {"all_reduce": 2 * (ranks - 1), "send": 1}.get(collective, ranks - 1)
-
-
 def build_collective_flows(
     collective: str,
     message_bytes: int,
@@ -262,7 +248,7 @@ class CollectivePlanner:
             wire_bytes /= (
                 ranks - 1
             )  # one rank's bytes go to, or come from, its partners in equal parts
-        steps_s = count_steps(collective, ranks) * shape.slowest_latency_s
+        steps_s = count_steps(collective, ranks, chain=True) * shape.slowest_latency_s
         asked = self.ask(collective, message_bytes, group)
         if asked is None:
             sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
@@ -308,7 +294,7 @@ class CollectivePlanner:
                 return None
             told = self._across.plan(collective, message_bytes, group).time
             return told, float(getattr(told, self._bound))
-        return read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))
+        return _read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))
 
     def _shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
         """Return the shape of a collective, the same one for all that have the same pairs."""
@@ -321,7 +307,7 @@ class CollectivePlanner:
         return self._shapes[kind, group]
 
 
-def read_measured_time(
+def _read_measured_time(
     cost: CollectiveCost, bound: Bound, collective: str, message_bytes: int, ranks: int
 ) -> tuple[CollectiveTime, float]:
     """Ask a cost for a collective; returns what it says and the bound of it that was asked for [s].

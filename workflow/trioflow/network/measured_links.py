@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from trioflow.costmodel.collectives import CollectiveTime, step_count
+from trioflow.costmodel.collectives import CollectiveTime, count_steps
 from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
@@ -47,7 +47,7 @@ class RelinkedCollectives:
         if ranks < 2 or not told.time_s:
             return CollectiveTime(told.time_s, told.low_s, told.high_s, told.confidence)
         start_s = min(self.base.time_s(collective, ranks, 0).time_s, told.time_s)
-        hops_s = step_count(collective, ranks) * self.hop_s
+        hops_s = count_steps(collective, ranks) * self.hop_s
         time_s = max(start_s + hops_s, start_s / 2) + (told.time_s - start_s) / self.bandwidth
         factor = time_s / told.time_s
         return CollectiveTime(
@@ -88,10 +88,10 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
         The same one where the links are those of the shipped platform, or
         where none ships.
     """
-    shipped = find_measured_machine(platform)
+    shipped = _find_measured_machine(platform)
     if shipped is None or (shipped.links, shipped.routing) == (platform.links, platform.routing):
         return cost
-    here, there = measure_routes(platform), measure_routes(shipped)
+    here, there = _measure_routes(platform), _measure_routes(shipped)
     if not here or not there:
         return cost
     shared = sorted(here.keys() & there.keys())
@@ -115,7 +115,7 @@ def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
     return RelinkedCollectives(cost, bandwidth, hop_s, warning)
 
 
-def find_measured_machine(platform: Platform) -> Platform | None:
+def _find_measured_machine(platform: Platform) -> Platform | None:
     """Return the shipped platform that a platform's measured collectives hold for, of as many ranks.
 
     That of its own name goes before that of its node's; None where neither ships.
@@ -146,7 +146,7 @@ def _load(name: str, ranks: int, ranks_per_node: int | None) -> Platform:
     return load_platform(name)
 
 
-def measure_routes(platform: Platform) -> Routes:
+def _measure_routes(platform: Platform) -> Routes:
     """Return how every two ranks of a node are joined."""
     router, found = Router(platform.links, platform.routing), {}
     per_node = platform.ranks_per_node or platform.ranks

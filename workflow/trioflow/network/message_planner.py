@@ -18,7 +18,7 @@ from trioflow.network.algorithms.catalogue import (
     count_switches,
     split_levels,
 )
-from trioflow.network.algorithms.pattern import COLLECTIVES
+from trioflow.network.algorithms.pattern import WITH_BARRIER
 from trioflow.network.collectives import (
     UNCALIBRATED,
     Bound,
@@ -91,10 +91,10 @@ class MessagePlanner:
             )
         if not isinstance(algorithms, str):
             for name in algorithms:
-                if name not in COLLECTIVES:
+                if name not in WITH_BARRIER:
                     raise InputError(
                         f"no collective is called {name!r}", place="algorithms",
-                        fix=f"use some of {', '.join(COLLECTIVES)}",
+                        fix=f"use some of {', '.join(WITH_BARRIER)}",
                     )  # fmt: skip
         self._platform, self._algorithms, self._run_alone = platform, algorithms, run_alone
         self._chunks = chunks
@@ -162,7 +162,7 @@ class MessagePlanner:
         if asked is None:
             return plain
         measured, time_s = asked
-        fitted, alone_s = fit_messages(plain, time_s, self._run_alone)
+        fitted, alone_s = _fit_messages(plain, time_s, self._run_alone)
         warning = warn_of_speed(collective, len(group), alone_s, time_s, self._platform)
         return replace(fitted, confidence=measured.confidence, warning=warning)
 
@@ -247,7 +247,7 @@ class MessagePlanner:
         )
 
 
-def fit_messages(
+def _fit_messages(
     plain: CollectiveMessages, time_s: float, run_alone: RunAlone
 ) -> tuple[CollectiveMessages, float]:
     """Make an undisturbed collective last a time; see ``MessagePlanner.build``.
@@ -272,8 +272,8 @@ def fit_messages(
     SimulationError
         When no factor gives the time.
     """
-    rate = find_common_rate(plain)
-    widths = find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)
+    rate = _find_common_rate(plain)
+    widths = _find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)
 
     def measure(messages: CollectiveMessages) -> float:
         return run_alone(messages) if rate is None else _sum_rounds(messages, rate)
@@ -329,7 +329,7 @@ def _search(
     )
 
 
-def find_widths(messages: CollectiveMessages) -> Floats:
+def _find_widths(messages: CollectiveMessages) -> Floats:
     """Return the narrowest link of each pair's route [pairs] [bytes/s]."""
     links = messages.shape.links
     widths = [
@@ -339,7 +339,7 @@ def find_widths(messages: CollectiveMessages) -> Floats:
     return np.array(widths, dtype=np.float64)
 
 
-def find_common_rate(messages: CollectiveMessages) -> float | None:
+def _find_common_rate(messages: CollectiveMessages) -> float | None:
     """Return the rate of all messages of a round, None where they are not all alike [bytes/s]."""
     if messages.pattern.round_blocks is None:
         return None

@@ -42,10 +42,10 @@ from trioflow.parallel.remembered import remembered
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
 
-FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_")
+_FUSED_ATTENTION = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_")
 """How the names of operators begin that are an attention's products and softmax in one."""
 PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
-SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
+_SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ def _list_attentions(trace: Trace) -> list[list[int]]:
     category = trace.tensors["category"].tolist()
     regions = []
     for place, row in enumerate(rows):
-        if str(row["name"]).startswith(FUSED_ATTENTION):
+        if str(row["name"]).startswith(_FUSED_ATTENTION):
             regions.append([int(row["op_id"])])
-        elif row["name"] in SOFTMAXES:
+        elif row["name"] in _SOFTMAXES:
             before = next((r for r in reversed(rows[:place]) if _mixes(r, category)), None)
             after = next((r for r in rows[place:] if _mixes(r, category)), None)
             if before and after and before["module"] == after["module"]:

@@ -157,7 +157,7 @@ def extrapolate(
     operators_s = float(times[0].device_s.sum() + times[0].host_s.sum())
     added = anchoring.interval(anchor), works.interval(operators_s)
     distance = (
-        rescale_distance(times[0].device_s, reference.operators, anchor) if rescaled else None
+        _rescale_distance(times[0].device_s, reference.operators, anchor) if rescaled else None
     )
     interval, confidence = _certainty(trace, model, distance, added, works.predicted, extrapolated)
     graph = builder.build(
@@ -216,7 +216,7 @@ def _describe_step(
         traced_phases_s={str(t.facts.batch): phase_times(t) for t in given},
         device_name=reference.trace.facts.device_name,
         mode=mode,
-        baseline_step_time_s=step_s * share * part_of_step(given[0], mode),
+        baseline_step_time_s=step_s * share * _part_of_step(given[0], mode),
     )
 
 
@@ -293,7 +293,7 @@ def phase_times(trace: Trace) -> dict[str, float]:
     }
 
 
-def part_of_step(trace: Trace, mode: str) -> float:
+def _part_of_step(trace: Trace, mode: str) -> float:
     """Return the share of the traced step's time that the phases of a mode take."""
     times = phase_times(trace)
     run = {TRAIN: PHASES, FORWARD_ONLY: PHASES[:1]}.get(mode, PHASES[:2])
@@ -301,7 +301,7 @@ def part_of_step(trace: Trace, mode: str) -> float:
     return sum(times[phase] for phase in run) / whole if whole and mode != TRAIN else 1.0
 
 
-def rescale_distance(
+def _rescale_distance(
     device_s: NDArray[np.float64], operators: pd.DataFrame, anchor: StepAnchor
 ) -> float:
     """Return the logarithm of the rescaled over the recorded compute; 0 where there is none."""

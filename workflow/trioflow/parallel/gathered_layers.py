@@ -52,7 +52,7 @@ from trioflow.parallel.tensor_split import (
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
-OUTPUT, INPUT = "output", "input"
+OUTPUT, _INPUT = "output", "input"
 _LAYERS = ("gemm", "convolution", "embedding")
 
 
@@ -153,9 +153,9 @@ def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[
         whole = int(output[1] if transposed else data[1])
         if weight[1] == whole:
             return OUTPUT, int(output[1])
-        return INPUT, int(data[1]) * int(weight[1]) // whole
+        return _INPUT, int(data[1]) * int(weight[1]) // whole
     if kind == "gemm" and looked_up:
-        return INPUT, int(shapes[place][-1])
+        return _INPUT, int(shapes[place][-1])
     return OUTPUT, int(output[-1])
 
 
@@ -204,7 +204,7 @@ class _Cutter:
             self._backward(row, self.layers[row["forward_op_id"]])
 
     def _forward(self, row: dict[str, Any], layer: GatheredLayer) -> None:
-        part, whole = layer.part(self.degree), layer.split == INPUT
+        part, whole = layer.part(self.degree), layer.split == _INPUT
         cut_row(self.split.operators, row, part, {
             "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, cut_data=whole),
             "write_bytes": 1.0 if whole else part,
@@ -216,7 +216,7 @@ class _Cutter:
     def _backward(self, row: dict[str, Any], layer: GatheredLayer) -> None:
         if layer.op_id not in self.begun:
             self.begun.add(layer.op_id)
-            whole = layer.split == INPUT
+            whole = layer.split == _INPUT
             name = "all_reduce" if whole else "reduce_scatter"
             self.split.add(BEFORE, int(row["op_id"]), layer.exchange(name, self.degree))
         part = layer.part(self.degree)
@@ -227,7 +227,7 @@ class _Cutter:
         cut_row(self.split.operators, row, part, {
             "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, back=True),
             "write_bytes": self._share(
-                row["output_ids"], row["write_bytes"], part, layer, cut_data=layer.split == INPUT
+                row["output_ids"], row["write_bytes"], part, layer, cut_data=layer.split == _INPUT
             ),
         })  # fmt: skip
 
@@ -248,7 +248,7 @@ class _Cutter:
         is its input and that one's gradient, of one split by outputs the
         gradient that comes in.
         """
-        by_input = layer.split == INPUT
+        by_input = layer.split == _INPUT
         moved = whole = 0.0
         for index in indices:
             size = self.size[index]

@@ -16,7 +16,7 @@ from trioflow.parallel.schedule_table import Schedule
 from trioflow.parallel.schedules import read_schedule
 from trioflow.trace.store import Trace, pipeline_units
 
-GIVEN = "given"
+_GIVEN = "given"
 """The schedule of a plan whose actions come from a file."""
 Stages = Sequence[Sequence[str]] | str | None
 """Units of each stage; or how to balance them, one of ``pipeline.BALANCES``; None for by time."""
@@ -105,7 +105,7 @@ def read_plan(
     PlanError
         When the file holds no schedule, or the degrees do not go with it.
     """
-    schedule = read_schedule(path, GIVEN)
+    schedule = read_schedule(path, _GIVEN)
     stages_per_rank, rest = divmod(schedule.stages, schedule.ranks)
     if rest or schedule.ranks < 2:
         raise PlanError(
@@ -117,4 +117,4 @@ def read_plan(
     plan = make_plan(
         data, tensor, schedule.ranks, like, schedule.micro_batches, stages_per_rank, **other
     )
-    return replace(plan, schedule=GIVEN, plan=Path(path).stem), schedule
+    return replace(plan, schedule=_GIVEN, plan=Path(path).stem), schedule

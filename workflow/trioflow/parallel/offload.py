@@ -42,10 +42,10 @@ from trioflow.trace.store import Trace
 if TYPE_CHECKING:
     from trioflow.parallel.staged_program import StagedRank
 
-LINK_BANDWIDTH, LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
-UPDATE_RATE = "host_update_bytes_per_s"
+_LINK_BANDWIDTH, _LINK_LATENCY = "host_link_bandwidth_bytes_per_s", "host_link_latency_s"
+_UPDATE_RATE = "host_update_bytes_per_s"
 """Rates of a platform's ``host`` that offloading needs; the latency may be left out."""
-ON_DEVICE = 2
+_ON_DEVICE = 2
 """Units whose activations are on the device at one time."""
 
 
@@ -80,7 +80,7 @@ def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
     """
     if plan.offload == "none":
         return None
-    needed = [LINK_BANDWIDTH, *([UPDATE_RATE] if plan.offload == "optimizer" else [])]
+    needed = [_LINK_BANDWIDTH, *([_UPDATE_RATE] if plan.offload == "optimizer" else [])]
     missing = [name for name in needed if not host.get(name)]
     if missing:
         raise PlanError(
@@ -88,7 +88,7 @@ def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
             fix="add it to the platform file, with its source, or use another platform",
         )
     return HostRates(
-        float(host[LINK_BANDWIDTH]), float(host.get(LINK_LATENCY, 0.0)), float(host.get(UPDATE_RATE, 0.0))
+        float(host[_LINK_BANDWIDTH]), float(host.get(_LINK_LATENCY, 0.0)), float(host.get(_UPDATE_RATE, 0.0))
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ class OffloadedActivations:
     Attributes
     ----------
     units : tuple of UnitActivations
-        All units that keep anything; the last `ON_DEVICE` of them stay.
+        All units that keep anything; the last `_ON_DEVICE` of them stay.
     unit_of : dict of int to int
         Backward operator to the unit that it belongs to.
     """
@@ -148,7 +148,7 @@ class OffloadedActivations:
 
     def leaves(self, unit: int) -> bool:
         """Tell whether a unit's activations leave the device."""
-        return 0 <= unit < len(self.units) - ON_DEVICE
+        return 0 <= unit < len(self.units) - _ON_DEVICE
 
 
 def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
@@ -234,7 +234,7 @@ class ActivationMover:
 
     def before_forward(self, op_id: int, micro_batch: int) -> None:
         """Wait, before a unit, until the memory of the last but one is free."""
-        before = self.begins.get(op_id, -1) - ON_DEVICE
+        before = self.begins.get(op_id, -1) - _ON_DEVICE
         task = self.gone.get((before, micro_batch))
         if task is not None:
             self.rank.waits.append(task)

@@ -154,7 +154,7 @@ class GatherRank(ProcessRank):
             )
 
 
-OF_REPLICA, OF_WHOLE = 0, 1
+_OF_REPLICA, _OF_WHOLE = 0, 1
 """Micro-batches of tasks: a device's own samples, and the whole batch of the loss."""
 
 
@@ -280,7 +280,7 @@ class ReplicaRank(ProcessRank):
 
     def times_of(self, micro_batch: int | None) -> int:
         """Return the device's own samples' times, or the whole batch's."""
-        return len(self.program.times) - 1 if micro_batch == OF_WHOLE else self.data
+        return len(self.program.times) - 1 if micro_batch == _OF_WHOLE else self.data
 
     def run(self) -> None:
         """Write the whole step."""
@@ -295,14 +295,14 @@ class ReplicaRank(ProcessRank):
             self._collect("broadcast", index, size, copy_s, "forward")
         for op_id in work.forward.tolist():
             if op_id not in loss:
-                self.operator(op_id, OF_REPLICA)
+                self.operator(op_id, _OF_REPLICA)
         self._gather_outputs()
         if self.is_first:
             self._run_loss()
         self._hand_out("output gradients", self.moved.outputs, "backward")
         for op_id in work.backward.tolist():
             if op_id not in self.moved.loss_backward:
-                self.operator(op_id, OF_REPLICA)
+                self.operator(op_id, _OF_REPLICA)
         for index, size in enumerate(self.moved.sums):
             self._hold("gathered", size if self.is_first else 0)
             self._collect("reduce", index, size, self.moved.sum_copies_s[index], "backward")
@@ -315,9 +315,9 @@ class ReplicaRank(ProcessRank):
     def _run_loss(self) -> None:
         """Run the loss of the whole batch, forward and backward; replicas begin theirs then."""
         for op_id in sorted(self.moved.loss):
-            self.operator(op_id, OF_WHOLE)
+            self.operator(op_id, _OF_WHOLE)
         for op_id in sorted(self.moved.loss_backward):
-            self.operator(op_id, OF_WHOLE)
+            self.operator(op_id, _OF_WHOLE)
         self.program.loss_launched = self.launched
         self._hold("message", -sum(sum(each) for each in self.moved.outputs))
 

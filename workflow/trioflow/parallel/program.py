@@ -230,7 +230,7 @@ class ProgramBuilder:
             kind = GatherRank
         elif self.replicas is not None:
             kind = ReplicaRank
-        self.grid = make_grid(self.plan, kind)
+        self.grid = _make_grid(self.plan, kind)
         for rank in self.grid.find_representatives().tolist():
             rest, tensor = divmod(rank, self.plan.tensor)
             pipeline, data = divmod(rest, self.plan.data)
@@ -261,7 +261,7 @@ A kind of rank that is not listed is taken to differ everywhere.
 """
 
 
-def make_grid(plan: Plan, kind: type[StagedRank]) -> Grid:
+def _make_grid(plan: Plan, kind: type[StagedRank]) -> Grid:
     """Return where the ranks of a plan lie: by pipeline, group of shards, place in it and tensor."""
     shards = plan.shard if plan.sharding == "hsdp" else plan.data
     sizes = (plan.pipeline, plan.data // shards, shards, plan.tensor)

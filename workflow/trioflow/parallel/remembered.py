@@ -19,7 +19,7 @@ import numpy as np
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
-MOST_RESULTS = 2000
+_MOST_RESULTS = 2000
 """Results that a memory keeps, a few kB to some 100 kB each; those not asked for longest go first."""
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
@@ -45,7 +45,7 @@ class Memory:
     and the results must not be changed any more; arrays are locked.
     """
 
-    def __init__(self, most: int = MOST_RESULTS) -> None:
+    def __init__(self, most: int = _MOST_RESULTS) -> None:
         self.most = most
         self.asked = self.made = 0
         self._kept: OrderedDict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = OrderedDict()

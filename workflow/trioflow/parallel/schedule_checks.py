@@ -26,7 +26,7 @@ from trioflow.parallel.schedule_table import (
     sent_by,
 )
 
-UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}
+_UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}
 """Slots of each action of one stage: a backward has twice the work of a forward."""
 
 
@@ -161,7 +161,7 @@ def _check_messages(schedule: Schedule) -> None:
         )
 
 
-def run_ideally(schedule: Schedule, costs: Mapping[str, float] = UNIT_COSTS) -> IdealRun:
+def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
     """Run a schedule with equal stages and messages that take no time.
 
     Parameters

@@ -66,7 +66,7 @@ def keep_forward(schedule: Schedule) -> Schedule:
     return replace(schedule, rows=tuple(rows))
 
 
-MAX_ACTIVE_STAGES = 3
+_MAX_ACTIVE_STAGES = 3
 """Stages that PyTorch keeps unsharded at once (``max_active_stages``)."""
 
 
@@ -78,14 +78,14 @@ def lower_schedule(schedule: Schedule) -> Schedule:
     PlanError
         When the actions wait for each other in a circle.
     """
-    return add_communication(add_reduce_grad(add_unshard_reshard(schedule)))
+    return add_communication(_add_reduce_grad(_add_unshard_reshard(schedule)))
 
 
 def _parts(action: Action | None) -> tuple[Action, ...]:
     return () if action is None else action.parts or (action,)
 
 
-def add_unshard_reshard(schedule: Schedule, active: int = MAX_ACTIVE_STAGES) -> Schedule:
+def _add_unshard_reshard(schedule: Schedule, active: int = _MAX_ACTIVE_STAGES) -> Schedule:
     """Insert UNSHARD and RESHARD so that the next stages to compute are unsharded in time.
 
     Parameters
@@ -121,7 +121,7 @@ def _shard_row(row: Row, active: int) -> Row:
     return (*result, *(Action(stage, RESHARD) for stage in here))
 
 
-def add_reduce_grad(schedule: Schedule) -> Schedule:
+def _add_reduce_grad(schedule: Schedule) -> Schedule:
     """Insert REDUCE_GRAD after the last backward of each stage; idle cells are dropped."""
     rows: list[Row] = []
     for row in schedule.rows:

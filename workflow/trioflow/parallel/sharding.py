@@ -92,7 +92,7 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     A unit that shares a parameter with another one is left to the root: two
     units of ``fully_shard`` cannot own one parameter.
     """
-    if not pipeline_units(trace) and (found := find_units(trace)):
+    if not pipeline_units(trace) and (found := _find_units(trace)):
         told = [{"name": name, "modules": modules} for name, modules in found.items()]
         trace = replace(trace, facts=replace(trace.facts, units=told))
     parameters, units = list_parameters(trace, tensor), pipeline_units(trace)
@@ -121,7 +121,7 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
 
 
 @remembered
-def find_units(trace: Trace) -> dict[str, list[str]]:
+def _find_units(trace: Trace) -> dict[str, list[str]]:
     """Return the units of a model that names none: its repeated blocks, and what lies before and behind.
 
     Blocks are the numbered children of a module of which two in a row hold

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from trioflow.parallel.program import ProgramBuilder, StageWork
     from trioflow.parallel.tensor_split import StageExchange
 
-WAITS_FOR_SENDS = ("1f1b",)
+_WAITS_FOR_SENDS = ("1f1b",)
 """Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
-WAITS_AT_TURNS = (*WAITS_FOR_SENDS, "gpipe")
+_WAITS_AT_TURNS = (*_WAITS_FOR_SENDS, "gpipe")
 """Schedules whose ranks wait for all sends before the first backward, and before gradients are scaled."""
 COPIES_EARLY = ("gpipe-recompute",)
 """Schedules in which data moves when the sender has it: the old ``Pipe`` copies on streams of its own."""
@@ -97,7 +97,7 @@ class StagedRank:
             elif action.kind in (SEND_F, SEND_B):
                 self.unawaited.append(self._message("send", action))
             elif action.kind == REDUCE_GRAD:
-                if self.schedule.name in WAITS_AT_TURNS:
+                if self.schedule.name in _WAITS_AT_TURNS:
                     self._await_all_sends()
                 if self.work.scale_s:
                     self.compute("gradient scaling", self.work.scale_s, phase="backward")
@@ -203,12 +203,12 @@ class StagedRank:
             task = self.received.pop(Action(action.stage, receive, action.micro_batch), None)
         if task is not None:
             self.waits.append(task)
-        if self.schedule.name in WAITS_AT_TURNS and action.kind != self.kind_before:
+        if self.schedule.name in _WAITS_AT_TURNS and action.kind != self.kind_before:
             self._await_all_sends()
 
     def _await_sends(self, kind: str) -> None:
         """In a run of forwards, or of backwards, a send is waited for after the next of them."""
-        if self.schedule.name in WAITS_FOR_SENDS:
+        if self.schedule.name in _WAITS_FOR_SENDS:
             self._await_all_sends()
         self.kind_before = kind
 

@@ -51,7 +51,7 @@ from trioflow.parallel.updates import (
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
 
-SUMS_LOSS = ("gpipe-recompute",)
+_SUMS_LOSS = ("gpipe-recompute",)
 """Schedules that compute one loss of the whole batch, so that gradients need no scaling."""
 
 
@@ -227,7 +227,7 @@ class StageWorks:
         if self.mode == FORWARD_ONLY:
             # DDP sends its buffers in every forward.
             replicas = plan.data > 1 and plan.replication == "ddp"
-            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage)) if replicas else []
+            work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage)) if replicas else []
             return
         gradients = self._gradients_of(in_stage, stage)
         if plan.data > 1 and plan.replication == "ddp":
@@ -237,7 +237,7 @@ class StageWorks:
             elif not self.trace.facts.recipe.keeps_main_gradients:
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
-            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
+            work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
         sizes = [int(g["size_bytes"]) for g in gradients]
@@ -245,7 +245,7 @@ class StageWorks:
         if further:
             work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, further)
             # Accumulated micro-steps divide their losses instead.
-            if self.schedule.name not in SUMS_LOSS and plan.pipeline > 1:
+            if self.schedule.name not in _SUMS_LOSS and plan.pipeline > 1:
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 
     def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
@@ -369,7 +369,7 @@ class StageWorks:
 
 
 @remembered
-def list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
+def _list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
     """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
     size, tensors = tensor_bytes(trace), trace.tensors
     category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()

@@ -235,11 +235,11 @@ def load_task_graph(folder: str | Path) -> TaskGraph:
     metadata = GraphMetadata.from_dict(
         {str(key): value for key, value in tasks.attrs.items()}, Path(folder) / "tasks.parquet"
     )
-    tasks["group"] = pack_texts(tasks["group"])
+    tasks["group"] = _pack_texts(tasks["group"])
     return TaskGraph(tasks, dependencies, metadata)
 
 
-def pack_texts(texts: pd.Series[Any]) -> pd.Categorical:
+def _pack_texts(texts: pd.Series[Any]) -> pd.Categorical:
     """Return texts, some of them null, with each different one kept once, as they appear."""
     codes, found = pd.factorize(texts)
     return pd.Categorical.from_codes(codes, categories=pd.Index(found, dtype="str"))

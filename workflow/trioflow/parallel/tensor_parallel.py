@@ -65,7 +65,7 @@ __all__ = [
 
 _WHOLE_SUMS = ("elementwise", "view", "reshape")
 """Classes of operators on embeddings that come before these are cut by tokens."""
-STATISTIC_BYTES = 4
+_STATISTIC_BYTES = 4
 """Loss statistics are single-precision numbers, one a token, in any precision of the step."""
 
 
@@ -232,7 +232,7 @@ class _Messages:
         found = splitter.vocabulary
         if found is not None and op_id in found.statistics:
             for _ in range(found.statistics[op_id]):
-                size = STATISTIC_BYTES * found.tokens
+                size = _STATISTIC_BYTES * found.tokens
                 self.split.add(AFTER, op_id, Exchange("all_reduce", size))
 
     def _gather(self, row: dict[str, Any], kind: str) -> None:

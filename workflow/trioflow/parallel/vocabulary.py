@@ -160,7 +160,7 @@ def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
 def has_vocabulary(trace: Trace, degree: int) -> bool:
     """Tell whether tensor-parallel ranks can share the vocabulary of a trace's model."""
     if not trace.facts.tensor_split and find_layers(trace):
-        return bool(find_vocabulary_layers(trace))
+        return bool(_find_vocabulary_layers(trace))
     try:
         find_vocabulary(trace, degree)
     except PlanError:
@@ -253,7 +253,7 @@ def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
             fix="use data or pipeline parallelism, or tensor_style gather",
         )
     if vocabulary:
-        found |= find_vocabulary_layers(trace)
+        found |= _find_vocabulary_layers(trace)
     return Trace(
         trace.operators,
         trace.tensors,
@@ -266,7 +266,7 @@ def find_layers(trace: Trace) -> dict[str, str]:
     return _match(trace, LAYERS)
 
 
-def find_vocabulary_layers(trace: Trace) -> dict[str, str]:
+def _find_vocabulary_layers(trace: Trace) -> dict[str, str]:
     """Return the embeddings and heads of a trace that Megatron-LM cuts by vocabulary, and how."""
     return _match(trace, VOCABULARY)
 

@@ -17,7 +17,7 @@ from trioflow.provenance import read_json
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 
-CONTENTION_ROUNDS = 4
+_CONTENTION_ROUNDS = 4
 """Passes that settle how long ranks compute at the same time."""
 _SAME = 1e-6
 """Steps closer than this relative to each other are the same capture's."""
@@ -169,7 +169,7 @@ def settle_contention(
     overlap and the factors that cause it are iterated a few times.
     """
     factors = anchor.mix([1.0] * len(anchor.busy))
-    for _ in range(CONTENTION_ROUNDS if len(anchor.busy) > 1 else 0):
+    for _ in range(_CONTENTION_ROUNDS if len(anchor.busy) > 1 else 0):
         result = simulate(apply_factors(graph, factors), platform, collectives, options)
         factors = anchor.mix(measure_concurrency(result.timeline))
     return factors

@@ -133,7 +133,7 @@ def join_step(
     collectives = choose_collectives(platform, options)
     anchor = None
     if options.anchor == SESSION:
-        path = options.session or find_session(graph.metadata.workload)
+        path = options.session or _find_session(graph.metadata.workload)
         anchor = read_session(path, graph.metadata, times.traces, platform)
     warnings = [*times.warnings, *_list_doubts(graph, platform, collectives, options)]
     return Step(
@@ -142,7 +142,7 @@ def join_step(
     )  # fmt: skip
 
 
-def find_session(workload: str) -> Path:
+def _find_session(workload: str) -> Path:
     """Return the session that measured a workload in this folder.
 
     Raises

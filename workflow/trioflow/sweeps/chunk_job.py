@@ -17,7 +17,7 @@ from trioflow.sweeps.workshop import OK, Workshop
 from trioflow.units import format_time
 
 TABLE = "sweep_results"
-REPORT_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 """How often a job says how far it has come."""
 
 
@@ -45,12 +45,12 @@ def simulate_sweep(description: str | Path, digest: str, target: str | Path, siz
     """
     sweep = load_sweep(description)
     chunk = find_chunk(sweep, digest, size)
-    rows = predict_chunk(sweep, chunk)
+    rows = _predict_chunk(sweep, chunk)
     with written(target):
         tables.write_table(rows, TABLE, target, {"sweep": sweep.name, "chunk": digest})
 
 
-def predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
+def _predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
     """Return the rows of a chunk, numbered from 0; says on standard output how far it has come."""
     workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
     began_s = told_s = time.monotonic()
@@ -60,7 +60,7 @@ def predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
     for place, number in enumerate(chunk.numbers):
         rows.append(workshop.predict(place, sweep.scenarios[number]))
         now_s = time.monotonic()
-        if now_s - told_s >= REPORT_EVERY_S or place + 1 == count:
+        if now_s - told_s >= _REPORT_EVERY_S or place + 1 == count:
             told_s = now_s
             print(
                 f"{place + 1} of {count} scenarios, {workshop.graphs} graphs, "

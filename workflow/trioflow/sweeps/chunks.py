@@ -57,7 +57,7 @@ SIMULATED_ONLY = (
     "platform", "network", "compute_scale", "communication_scale", "rank_spread", "seed",
 )  # fmt: skip
 """Parameters that leave operators and their sizes alone: scenarios that differ in these only stay together."""
-PACK_ENDINGS = (".zip", ".trace")
+_PACK_ENDINGS = (".zip", ".trace")
 """What a pack that is not there yet is recognised by."""
 _FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches", "batch")
 """Parameters that decide the sizes of operators, the most expensive to have again first."""
@@ -137,15 +137,15 @@ def list_chunk_files(sweep: Sweep, numbers: Sequence[int]) -> list[str]:
     """Return the files that some scenarios need, those that ship apart."""
     used = [sweep.scenarios[number] for number in numbers]
     traces = sorted({values["trace"] for values in used} & set(sweep.traces))
-    files = [part for name in traces for path in sweep.traces[name] for part in list_parts(path)]
+    files = [part for name in traces for path in sweep.traces[name] for part in _list_parts(path)]
     platforms = sorted({values["platform"] for values in used} & set(sweep.platforms))
     files += [sweep.platforms[name] for name in platforms]
     return [*files, *sorted({values["override"] for values in used} - {""})]
 
 
-def list_parts(trace: str) -> list[str]:
+def _list_parts(trace: str) -> list[str]:
     """Return the files of a trace: the pack, or those of the folder, which may still have to be made."""
-    packed = Path(trace).is_file() or Path(trace).suffix in PACK_ENDINGS
+    packed = Path(trace).is_file() or Path(trace).suffix in _PACK_ENDINGS
     if packed and not Path(trace).is_dir():
         return [trace]
     return [f"{trace}/{name}" for name in MEMBERS]

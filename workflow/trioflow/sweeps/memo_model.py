@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 
-PLACE = (
+_PLACE = (
     "op_id", "module", "start_ns", "cpu_ns", "input_ids", "output_ids", "sequence_number",
     "forward_op_id",
 )  # fmt: skip
@@ -42,7 +42,7 @@ class MemoModel:
     frames are shared: callers must not write into them, and none does.
 
     A model that looks at each row by itself (``interface.looks_at_rows``), and
-    so not at the columns of `PLACE`, is asked once for equal rows, of which the
+    so not at the columns of `_PLACE`, is asked once for equal rows, of which the
     repeated blocks of a network have many. Any other gets whole frames.
     """
 
@@ -145,7 +145,7 @@ def _list_columns(operators: pd.DataFrame) -> list[list[Any]]:
     """Return the columns that say what operators do, lists as text so that they can be compared."""
     columns = []
     for name in operators.columns:
-        if name not in PLACE:
+        if name not in _PLACE:
             column = operators[name]
             values = column.tolist()
             columns.append(values if column.dtype.kind in "iufb" else [str(v) for v in values])

@@ -55,7 +55,7 @@ from trioflow.trace.store import Trace, pipeline_units
 
 Made = TypeVar("Made")
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
-PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
+_PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
 
 
 @dataclass(frozen=True)
@@ -119,25 +119,25 @@ class Outline:
 
     def work_of(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work of one micro-batch of some samples."""
-        key = ("work", *style_of(plan), plan.data, plan.pipeline, plan.recompute, samples)
+        key = ("work", *_style_of(plan), plan.data, plan.pipeline, plan.recompute, samples)
         return self.keep(key, self._sum_work, plan, samples)
 
     def state_of(self, plan: Plan) -> UnitState:
         """Return what a rank keeps whatever the batch."""
-        return self.keep(("state", *style_of(plan)), self._sum_state, plan)
+        return self.keep(("state", *_style_of(plan)), self._sum_state, plan)
 
     def upkeep_of(self, plan: Plan) -> UnitUpkeep:
         """Return what gradients take beside the operators that make them."""
-        return self.keep(("upkeep", *style_of(plan)), self._sum_upkeep, plan)
+        return self.keep(("upkeep", *_style_of(plan)), self._sum_upkeep, plan)
 
     def sharded_update_s(self, plan: Plan) -> float:
         """Return the optimizer's time on one rank's shards of the whole model [s]."""
-        key = ("update", *style_of(plan), plan.shards)
+        key = ("update", *_style_of(plan), plan.shards)
         return self.keep(key, self._time_sharded_update, plan)
 
     def partitioned_update_s(self, plan: Plan, samples: int) -> float:
         """Return the longest update of a rank's own parameters, and the broadcasts of all of them [s]."""
-        key = ("partition", *style_of(plan), plan.data)
+        key = ("partition", *_style_of(plan), plan.data)
         return self.keep(key, self._time_partitioned_update, plan, samples)
 
     def cut(self, stages: int) -> list[int]:
@@ -162,11 +162,11 @@ class Outline:
         return self.keep(("units", id(trace)), assign_units, trace)
 
     def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
-        key = ("split", id(trace), *style_of(plan))
+        key = ("split", id(trace), *_style_of(plan))
         return self.keep(key, lambda: split_for_plan(self._prepare(trace, plan), plan))
 
     def _prepare(self, trace: Trace, plan: Plan) -> Trace:
-        return self.keep(("prepared", id(trace), *style_of(plan)), prepare_split, trace, plan)
+        return self.keep(("prepared", id(trace), *_style_of(plan)), prepare_split, trace, plan)
 
     def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
@@ -193,12 +193,12 @@ class Outline:
         )  # fmt: skip
 
     def _work_of_operators(self, plan: Plan, samples: int) -> _OperatorWork:
-        key = ("operators", *style_of(plan), samples)
+        key = ("operators", *_style_of(plan), samples)
         return self.keep(key, self._sum_operators, plan, samples)
 
     def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
         def make() -> NDArray[np.int64]:
-            numbers = [PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
+            numbers = [_PHASE_NUMBERS[str(phase)] for phase in trace.operators["phase"]]
             return np.array(numbers, dtype=np.int64)
 
         return self.keep(("phases", id(trace)), make)
@@ -242,7 +242,7 @@ class Outline:
         for plan in plans:
             with suppress(PlanError):
                 samples = micro_batch_sizes(plan, batch)[0]
-                wanted.setdefault(style_of(plan), (plan, set()))[1].add(samples)
+                wanted.setdefault(_style_of(plan), (plan, set()))[1].add(samples)
         plans_of: dict[int, list[Plan]] = {}
         for plan, sizes in wanted.values():
             with suppress(PlanError):
@@ -277,7 +277,7 @@ class Outline:
             _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
             of_plan = asked + inverse.reshape(len(plans), -1)
             for plan, place in zip(plans, of_plan, strict=True):
-                places.append((("device", *style_of(plan), samples), place))
+                places.append((("device", *_style_of(plan), samples), place))
             recorded.append(operators.iloc[first % len(operators)])
             targets.append(target.iloc[first])
             asked += len(first)
@@ -289,7 +289,7 @@ class Outline:
 
     def _device_s(self, plan: Plan, samples: int) -> Floats:
         """Return the device times of a split's operators for one micro-batch [operators] [s]."""
-        key = ("device", *style_of(plan), samples)
+        key = ("device", *_style_of(plan), samples)
         if key not in self._kept:
             self._predict({samples: [plan]})
         return cast(Floats, self._kept[key])
@@ -318,10 +318,10 @@ class Outline:
             # Written backwards, so that the first user stands; forwards, so that the last one does.
             first[storages[::-1]] = user[::-1]
             last[storages] = user
-            outlives = self._phases_of(trace)[last] == PHASE_NUMBERS["backward"]
+            outlives = self._phases_of(trace)[last] == _PHASE_NUMBERS["backward"]
             return table, first, table.made & (table.category == "activation") & outlives
 
-        return self.keep(("table", id(trace), *style_of(plan)), make)
+        return self.keep(("table", id(trace), *_style_of(plan)), make)
 
     def _sum_activations(
         self, trace: Trace, plan: Plan, split: TensorSplit, factor: float, again: NDArray[np.int64]
@@ -400,7 +400,7 @@ def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
     return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
 
 
-def style_of(plan: Plan) -> tuple[int, str, bool, bool]:
+def _style_of(plan: Plan) -> tuple[int, str, bool, bool]:
     """Return what decides the operators of a tensor-parallel rank."""
     return (plan.tensor, plan.tensor_style, plan.sequence_parallel, plan.vocabulary_parallel)
 

@@ -22,7 +22,7 @@ from trioflow.parallel.schedule_table import (
 from trioflow.sweeps.outline import Outline, sum_stages
 from trioflow.sweeps.outline_units import Floats, UnitWork
 
-INPUT_SHARE = 0.5
+_INPUT_SHARE = 0.5
 """Part of backward that makes the gradient of a stage's input: two products of equal size, one for it."""
 
 
@@ -207,7 +207,7 @@ def _play(
     for turn in turns:
         whole_s = forward_s[turn.stage] if turn.kind == FORWARD else backward_s[turn.stage]
         if turn.kind not in (FORWARD, BACKWARD):
-            whole_s *= INPUT_SHARE if turn.kind == BACKWARD_INPUT else 1 - INPUT_SHARE
+            whole_s *= _INPUT_SHARE if turn.kind == BACKWARD_INPUT else 1 - _INPUT_SHARE
         begin_s = free_s[turn.rank]
         if turn.source >= 0:
             arrives_s = ends[turn.source]

@@ -48,7 +48,7 @@ _CHANGED: dict[str, dict[str, Any]] = {
     "first_bucket_bytes": {"default": None},
 }
 """Columns of a plan that have another default here; None, for what the command line would take."""
-NOT_GIVEN = 0
+_NOT_GIVEN = 0
 """Value of a number that is left out and has no default; nobody can give it."""
 _LAST: dict[str, dict[str, Any]] = {
     "network": {
@@ -113,7 +113,7 @@ def fill_values(given: Values) -> dict[str, Any]:
         if least is not None and value < least:
             raise PlanError(f"{name} {value} is below {least}", fix="leave it out for the default")
     values = {name: given.get(name, entry.get("default", "")) for name, entry in PARAMETERS.items()}
-    values = {name: NOT_GIVEN if value is None else value for name, value in values.items()}
+    values = {name: _NOT_GIVEN if value is None else value for name, value in values.items()}
     for name in ("compute_scale", "communication_scale", "rank_spread"):
         values[name] = float(values[name])
     if not values["rank_spread"]:
@@ -131,14 +131,14 @@ def resolve_plan(values: Values) -> Plan:
     """
     given = {name: values[name] for name in PLAN_COLUMNS}
     for name in ("micro_batches", "stages_per_rank"):
-        given[name] = None if given[name] == NOT_GIVEN else given[name]
-    given["data"] = resolve_data(values)
+        given[name] = None if given[name] == _NOT_GIVEN else given[name]
+    given["data"] = _resolve_data(values)
     buckets = (given.pop("first_bucket_bytes"), given.pop("bucket_bytes"))
     plan = make_plan(**given)
     return _set_buckets(plan, *buckets)
 
 
-def resolve_data(values: Values) -> int:
+def _resolve_data(values: Values) -> int:
     """Return the data degree: as given, or what tensor and pipeline leave of the ranks.
 
     Raises

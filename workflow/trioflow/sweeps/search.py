@@ -35,7 +35,7 @@ FURTHER = 3
 """At most so many times the plans asked for are simulated while the outline leaves the order open."""
 Watch = Callable[[int, int, str], None]
 """Follows a search: plans done, of how many, and what was done."""
-ALIKE_SHARE = 0.01
+_ALIKE_SHARE = 0.01
 """Bucket sizes of a plan whose outlined steps differ by no more are told as alike."""
 
 
@@ -64,7 +64,7 @@ class Found:
         Simulated plans, the fastest first, each with its best bucket size;
         ``other_buckets`` lists the others (``bucket_bytes`` [bytes],
         ``outlined_s`` [s]), ``alike_buckets`` counts those of them within
-        ``ALIKE_SHARE``.
+        ``_ALIKE_SHARE``.
     dropped : list of dict
         Plans that do not fit the device's memory, with the reason.
     refused : dict of str to int
@@ -287,7 +287,7 @@ def _search(
         found.confidence = max([found.confidence, told.confidence], key=CONFIDENCES.index)
         found.warnings += told.warnings
         row = {
-            "plan_text": describe_way(candidate.plan, batch), "step_time_s": time_s,
+            "plan_text": _describe_way(candidate.plan, batch), "step_time_s": time_s,
             "low_s": told.low_s, "high_s": told.high_s,
             "exposed_communication_s": told.exposed_communication_s,
             "micro_batch_samples": batch / candidate.plan.data / candidate.plan.pieces,
@@ -297,7 +297,7 @@ def _search(
         }  # fmt: skip
         return _Simulated(row, Prediction(time_s, compute_log, rest_log), candidate)
 
-    simulated = _simulate_best(group_variants(candidates), top, run)
+    simulated = _simulate_best(_group_variants(candidates), top, run)
     found.refused = dict(refusals.counts.most_common())
     _rank(found, simulated)
     return found
@@ -307,11 +307,11 @@ def _drop(
     found: Found, plan: Plan, batch: int, needed_bytes: int, room_bytes: int, how: str
 ) -> None:
     reason = f"needs {how}{format_bytes(needed_bytes)} of {format_bytes(room_bytes)}"
-    text = describe_way(plan, batch)
+    text = _describe_way(plan, batch)
     found.dropped.append({"plan_text": text, "reason": reason, "needed_bytes": needed_bytes})
 
 
-def group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
+def _group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
     """Put plans together that differ in the size of their buckets alone, each group by its best outline.
 
     Parameters
@@ -335,7 +335,7 @@ def _tell_buckets(variants: Variants) -> dict[str, Any]:
             for other in variants.others
         ],
         "alike_buckets": sum(
-            other.time_s <= best_s * (1 + ALIKE_SHARE) for other in variants.others
+            other.time_s <= best_s * (1 + _ALIKE_SHARE) for other in variants.others
         ),
     }
 
@@ -367,7 +367,7 @@ def _rank(found: Found, simulated: list[_Simulated]) -> None:
     found.warnings = list(dict.fromkeys(found.warnings))
 
 
-def describe_way(plan: Plan, batch: int) -> str:
+def _describe_way(plan: Plan, batch: int) -> str:
     """Return a plan in words, with what the degrees do not say."""
     text = describe_plan(plan, batch)
     if plan.recompute != "none" and "recompute" not in text:
@@ -394,7 +394,7 @@ def add_costs(
     for row in rows:
         device_s = row["ranks"] * row["step_time_s"]
         if price_per_gpu_hour is not None:
-            row["cost_per_step"] = device_s * price_per_gpu_hour / HOUR_S
+            row["cost_per_step"] = device_s * price_per_gpu_hour / _HOUR_S
         if power_w is not None:
             row["energy_j"] = device_s * power_w
     columns += ["cost_per_step"] if price_per_gpu_hour is not None else []

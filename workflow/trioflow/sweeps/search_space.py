@@ -21,9 +21,9 @@ from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 from trioflow.units import BYTES_PER_MIB
 
-SEARCHED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-SEARCHED_SHARDINGS = ("none", "zero1", "distributed", "zero2", "fsdp")
-SEARCHED_BUCKETS_BYTES = (5 * BYTES_PER_MIB, BUCKET_BYTES, 100 * BYTES_PER_MIB)
+_SEARCHED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+_SEARCHED_SHARDINGS = ("none", "zero1", "distributed", "zero2", "fsdp")
+_SEARCHED_BUCKETS_BYTES = (5 * BYTES_PER_MIB, BUCKET_BYTES, 100 * BYTES_PER_MIB)
 """PyTorch's own limit, and far ends that users set."""
 
 
@@ -43,11 +43,11 @@ class Space:
         Most micro-batches of a pipeline, and most accumulated micro-steps.
     """
 
-    schedules: tuple[str, ...] = SEARCHED_SCHEDULES
-    shardings: tuple[str, ...] = SEARCHED_SHARDINGS
+    schedules: tuple[str, ...] = _SEARCHED_SCHEDULES
+    shardings: tuple[str, ...] = _SEARCHED_SHARDINGS
     recomputations: tuple[str, ...] = RECOMPUTATIONS
     sequence_parallel: tuple[bool, ...] = (False, True)
-    buckets_bytes: tuple[int, ...] = SEARCHED_BUCKETS_BYTES
+    buckets_bytes: tuple[int, ...] = _SEARCHED_BUCKETS_BYTES
     most_pieces: int = 64
 
 

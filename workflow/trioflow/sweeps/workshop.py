@@ -41,7 +41,7 @@ from trioflow.units import format_bytes
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
 STATUSES = (OK, OUT_OF_MEMORY, INFEASIBLE)
 """What becomes of a scenario: a time, a plan that does not fit the device, one that cannot be."""
-MOST_GRAPHS = 16
+_MOST_GRAPHS = 16
 """Graphs that are kept: those of one plan on several devices."""
 PREDICTED = (
     "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
@@ -148,7 +148,7 @@ class Workshop:
             graph = build_graph(times, plan, batch=batch, host=platform.host)
         self.graphs += 1
         self._graphs[digest] = graph
-        if len(self._graphs) > MOST_GRAPHS:
+        if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
         return digest, graph
 

@@ -11,7 +11,13 @@ import numpy as np
 from trioflow.errors import InputError
 from trioflow.network.algorithms import direct, halving_doubling, in_network, ring, trees
 from trioflow.network.algorithms.hierarchical import build_hierarchical
-from trioflow.network.algorithms.pattern import COLLECTIVES, Algorithm, Pattern, fill, make_messages
+from trioflow.network.algorithms.pattern import (
+    WITH_BARRIER,
+    Algorithm,
+    Pattern,
+    fill,
+    make_messages,
+)
 from trioflow.network.algorithms.schedule import Schedule
 from trioflow.network.algorithms.waits import assemble
 
@@ -28,7 +34,7 @@ HIERARCHICAL = "hierarchical"
 ALGORITHMS = (*SUPPORTED, HIERARCHICAL)
 DEFAULTS = {
     name: "direct" if name in ("scatter", "gather", "all_to_all", "send") else "ring"
-    for name in COLLECTIVES
+    for name in WITH_BARRIER
 }
 """NCCL's habits: rings, and plain sends where each pair of ranks has data of its own."""
 
@@ -48,7 +54,7 @@ def choose_algorithm(
     Parameters
     ----------
     collective : str
-        One of ``COLLECTIVES``.
+        One of ``WITH_BARRIER``.
     algorithm : str or None
         One of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the
         default: ring; direct for scatter, gather, all_to_all and send.
@@ -71,9 +77,9 @@ def choose_algorithm(
         When a name is unknown, the algorithm does not do the collective, or
         the ranks do not fill whole nodes.
     """
-    if collective not in COLLECTIVES:
+    if collective not in WITH_BARRIER:
         raise InputError(
-            f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
+            f"unknown collective {collective!r}", fix=f"use one of {', '.join(WITH_BARRIER)}"
         )
     if ranks < 1 or (collective == "send" and ranks != 2):
         need = "two ranks" if collective == "send" else "at least one rank"
@@ -127,7 +133,7 @@ def build_schedule(
     Parameters
     ----------
     collective : str
-        One of ``COLLECTIVES``.
+        One of ``WITH_BARRIER``.
     group : sequence of int, or int
         Ranks in ring or tree order, node by node; n stands for 0 to n - 1.
         The first is the root, and the sender of a send. A group of one sends
@@ -254,13 +260,13 @@ def check_numbers(collective: str, message_bytes: float, chunks: int) -> None:
 Algorithms = str | Mapping[str, str]
 """Algorithm of each collective, or one for all but sends."""
 
-SHORT = {algorithm.short: name for name, algorithm in REGISTERED.items() if algorithm.short}
+_SHORT = {algorithm.short: name for name, algorithm in REGISTERED.items() if algorithm.short}
 """Short names of algorithms."""
 
 
 def list_algorithm_words() -> list[str]:
     """Return the words for algorithms, short ones where there are any, as people write them."""
-    short = {name: word for word, name in SHORT.items()}
+    short = {name: word for word, name in _SHORT.items()}
     return [short.get(name, name).replace("_", "-") for name in (*SUPPORTED, HIERARCHICAL)]
 
 
@@ -270,7 +276,7 @@ def spell_algorithm(word: str) -> str:
     Parameters
     ----------
     word : str
-        A name of ``catalogue.ALGORITHMS`` or of ``SHORT``, with hyphens or
+        A name of ``catalogue.ALGORITHMS`` or of ``_SHORT``, with hyphens or
         underscores, or ``hierarchical:INNER+OUTER`` of two such.
 
     Raises
@@ -287,7 +293,7 @@ def spell_algorithm(word: str) -> str:
 
 
 def _spell(name: str, word: str) -> str:
-    spelt = SHORT.get(name, name)
+    spelt = _SHORT.get(name, name)
     if spelt not in SUPPORTED:
         raise InputError(
             f"unknown algorithm {word!r}",
@@ -316,10 +322,10 @@ def read_algorithms(text: str) -> Algorithms:
     for part in text.split(","):
         name, equals, word = part.partition("=")
         collective = name.strip().replace("-", "_")
-        if collective not in COLLECTIVES or not equals:
+        if collective not in WITH_BARRIER or not equals:
             raise InputError(
                 f"{part.strip()!r} gives no collective an algorithm",
-                fix=f"write COLLECTIVE=ALGORITHM with one of {', '.join(COLLECTIVES)}",
+                fix=f"write COLLECTIVE=ALGORITHM with one of {', '.join(WITH_BARRIER)}",
             )
         if collective in found:
             raise InputError(f"{collective} has two algorithms", fix="keep one of them")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trioflow.network.algorithms.pattern import (
-    COLLECTIVES,
+    WITH_BARRIER,
     Algorithm,
     Pattern,
     fill,
@@ -16,7 +16,7 @@ from trioflow.network.algorithms.pattern import (
 )
 
 
-def build_direct(collective: str, members: int, chunks: int) -> Pattern:
+def _build_direct(collective: str, members: int, chunks: int) -> Pattern:
     """Return a direct collective.
 
     Notes
@@ -68,4 +68,4 @@ def _build_star(collective: str, members: int, chunks: int) -> Pattern:
     return Pattern(members, down, root, second if collective == "send" else every, chunks)
 
 
-ALGORITHMS = (Algorithm("direct", build_direct, COLLECTIVES),)
+ALGORITHMS = (Algorithm("direct", _build_direct, WITH_BARRIER),)

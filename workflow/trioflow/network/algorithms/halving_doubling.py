@@ -20,7 +20,7 @@ from trioflow.network.algorithms.pattern import (
 from trioflow.network.algorithms.trees import binomial_parents, build_tree
 
 
-def build_halving_doubling(collective: str, members: int, chunks: int) -> Pattern:
+def _build_halving_doubling(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective of halving and doubling exchanges.
 
     Notes
@@ -136,7 +136,7 @@ def _scatter(members: int, chunks: int) -> Messages:
 ALGORITHMS = (
     Algorithm(
         "halving_doubling",
-        build_halving_doubling,
+        _build_halving_doubling,
         tuple(name for name in OF_GROUPS if name != "all_to_all"),
     ),
 )

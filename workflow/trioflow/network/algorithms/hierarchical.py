@@ -19,7 +19,7 @@ from trioflow.network.algorithms.pattern import (
 from trioflow.network.algorithms.schedule import Index
 
 Build = Callable[[str], Pattern]
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
+_ROOTED = ("broadcast", "reduce", "scatter", "gather")
 _INWARDS_LAST = ("all_gather", "broadcast", "scatter")
 
 
@@ -66,7 +66,7 @@ def build_hierarchical(
         grid = _Grid.lay(collective, within, between, chunks)
         phases = [
             grid.inside(within, apart=collective in ("scatter", "gather", "all_to_all")),
-            grid.across(between, rooted=collective in ROOTED),
+            grid.across(between, rooted=collective in _ROOTED),
         ]
         if collective in _INWARDS_LAST:
             phases.reverse()

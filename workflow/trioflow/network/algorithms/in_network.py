@@ -15,7 +15,7 @@ from trioflow.network.algorithms.pattern import (
 )
 
 
-def build_in_network(collective: str, members: int, chunks: int) -> Pattern:
+def _build_in_network(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective of one message up to a switch and one down per rank (and chunk).
 
     Notes
@@ -70,7 +70,7 @@ def build_in_network(collective: str, members: int, chunks: int) -> Pattern:
 ALGORITHMS = (
     Algorithm(
         "in_network",
-        build_in_network,
+        _build_in_network,
         (*SUMS_OR_COPIES, "reduce_scatter", "all_gather"),
         switches=1,
     ),

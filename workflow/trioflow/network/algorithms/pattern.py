@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trioflow.costmodel.collectives import COLLECTIVES as MEASURABLE
+from trioflow.costmodel.collectives import COLLECTIVES
 from trioflow.errors import InputError
 from trioflow.network.algorithms.schedule import Flags, Index, Offsets
 
-MOST_ENTRIES = 1 << 28
+_MOST_ENTRIES = 1 << 28
 """Blocks in messages beyond which a table is refused: several gigabytes."""
 
 
@@ -65,9 +65,9 @@ class Pattern:
     previous: Offsets | None = None
 
 
-COLLECTIVES = (*MEASURABLE, "barrier")
-OF_GROUPS = tuple(name for name in COLLECTIVES if name != "send")
-"""All collectives; those of more than a pair."""
+WITH_BARRIER = (*COLLECTIVES, "barrier")
+OF_GROUPS = tuple(name for name in WITH_BARRIER if name != "send")
+"""All collectives that messages carry out; those of more than a pair."""
 SUMS_OR_COPIES = ("all_reduce", "broadcast", "reduce", "barrier")
 """Collectives in which every message holds the whole buffer's sum or copy."""
 
@@ -84,7 +84,7 @@ class Algorithm:
         Makes the messages from the collective, the number of members and of
         the chunks that each message is cut into.
     collectives : tuple of str
-        What it does, of ``catalogue.COLLECTIVES``.
+        What it does, of ``WITH_BARRIER``.
     short : str
         Short name on the command line, "" without one.
     switches : int
@@ -151,11 +151,11 @@ def check_entries(count: int) -> None:
     Raises
     ------
     InputError
-        When it lists more than ``MOST_ENTRIES`` blocks.
+        When it lists more than ``_MOST_ENTRIES`` blocks.
     """
-    if count > MOST_ENTRIES:
+    if count > _MOST_ENTRIES:
         raise InputError(
-            f"the messages would list {count} blocks, more than {MOST_ENTRIES}",
+            f"the messages would list {count} blocks, more than {_MOST_ENTRIES}",
             fix="take fewer ranks or chunks, or another algorithm (hierarchical needs far fewer)",
         )
 
@@ -186,11 +186,11 @@ def in_sequence(phases: Sequence[Messages]) -> Messages:
     shifted, steps = [], 0
     for phase in phases:
         shifted.append(replace(phase, step=(phase.step + steps).astype(np.int32)))
-        steps += count_steps(phase)
+        steps += _count_steps(phase)
     return concatenate(shifted)
 
 
-def count_steps(messages: Messages) -> int:
+def _count_steps(messages: Messages) -> int:
     """Return how many steps messages span, from step 0."""
     return int(messages.step.max(initial=-1)) + 1
 
@@ -204,7 +204,7 @@ def reverse(messages: Messages, reduces: bool) -> Messages:
     way is a tree, and that tree backwards collects every contribution once
     (reduce_scatter, reduce). Scatter becomes gather likewise, with copies.
     """
-    last = count_steps(messages) - 1
+    last = _count_steps(messages) - 1
     return replace(
         messages,
         step=(last - messages.step).astype(np.int32),

@@ -53,7 +53,7 @@ def build_ring(collective: str, members: int, chunks: int) -> Pattern:
     return _build_rotation(collective, members, chunks)
 
 
-def build_bidirectional_ring(collective: str, members: int, chunks: int) -> Pattern:
+def _build_bidirectional_ring(collective: str, members: int, chunks: int) -> Pattern:
     """Return a ring collective with half of the data in either direction.
 
     Notes
@@ -156,5 +156,5 @@ def _build_all_to_all(members: int, chunks: int) -> Pattern:
 
 ALGORITHMS = (
     Algorithm("ring", build_ring, OF_GROUPS),
-    Algorithm("bidirectional_ring", build_bidirectional_ring, OF_GROUPS, short="ring2"),
+    Algorithm("bidirectional_ring", _build_bidirectional_ring, OF_GROUPS, short="ring2"),
 )

@@ -18,7 +18,7 @@ from trioflow.network.algorithms.pattern import (
 Members = NDArray[np.int64]
 
 
-def chain_parents(members: int) -> Members:
+def _chain_parents(members: int) -> Members:
     """Return the parents of a chain 0, 1, 2, ... [members]; the root's is -1."""
     return np.arange(members) - 1
 
@@ -129,17 +129,17 @@ def build_tree(
     )
 
 
-def build_chain(collective: str, members: int, chunks: int) -> Pattern:
+def _build_chain(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective along a chain, as NCCL's trees have within a node."""
-    return build_tree(collective, chain_parents(members), chunks)
+    return build_tree(collective, _chain_parents(members), chunks)
 
 
-def build_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
+def _build_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective on NCCL's binary tree."""
     return build_tree(collective, binary_parents(members), chunks)
 
 
-def build_double_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
+def _build_double_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective on two binary trees that carry half of the data each.
 
     Notes
@@ -165,7 +165,7 @@ def _hang(parent: Members) -> Members:
 
 
 ALGORITHMS = (
-    Algorithm("chain", build_chain, SUMS_OR_COPIES),
-    Algorithm("binary_tree", build_binary_tree, SUMS_OR_COPIES, short="tree"),
-    Algorithm("double_binary_tree", build_double_binary_tree, SUMS_OR_COPIES, short="double_tree"),
+    Algorithm("chain", _build_chain, SUMS_OR_COPIES),
+    Algorithm("binary_tree", _build_binary_tree, SUMS_OR_COPIES, short="tree"),
+    Algorithm("double_binary_tree", _build_double_binary_tree, SUMS_OR_COPIES, short="double_tree"),
 )

@@ -85,7 +85,7 @@ def _order(messages: Messages, previous: Offsets) -> tuple[Messages, Offsets]:
 def _order_with_joins(pattern: Pattern, members: int) -> tuple[Messages, Offsets, Index]:
     """Return messages and joins by step, and what each waits for."""
     messages = pattern.messages
-    waits = derive_waits(messages, members, len(pattern.origin))
+    waits = _derive_waits(messages, members, len(pattern.origin))
     joins = len(waits.join_member)
     joined = concatenate(
         [
@@ -126,7 +126,7 @@ def _pick(messages: Messages, order: Offsets) -> Messages:
     )
 
 
-def derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
+def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
     """Find what each message waits for: whoever brought what it carries.
 
     Parameters

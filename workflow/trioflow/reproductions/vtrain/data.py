@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.collectives import step_count, wire_factor
+from trioflow.costmodel.collectives import count_steps, wire_factor
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, PublicTable
 from trioflow.errors import TableError
@@ -121,7 +121,7 @@ class AllReduceCurves:
         known = max(fewer) if fewer else min(self.sizes_bytes)
         sizes, times = self.sizes_bytes[known], self.times_s[known]
         wire = wire_factor("all_reduce", ranks) / wire_factor("all_reduce", known)
-        steps = step_count("all_reduce", ranks) / step_count("all_reduce", known)
+        steps = count_steps("all_reduce", ranks) / count_steps("all_reduce", known)
         like = np.interp(size_bytes * wire, sizes, times)
         like *= np.maximum(size_bytes * wire / sizes[-1], 1.0)
         return np.asarray(like + times[0] * (steps - 1.0), np.float64)
