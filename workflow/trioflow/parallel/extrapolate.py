@@ -132,24 +132,10 @@ def extrapolate(
     split = split_updates(trace, plan, split_for_plan(trace, plan))
     launch_s = float((host or {}).get("launch_s", 0.0))
     times, extrapolated = _predict_times(reference, split.operators, factors, model, launch_s)
-    builder = _set_up_builder(plan, trace, split, times, schedule, dict(host or {}), mode)
-    builder.factors = factors
-    if plan.sharding == "zero1":
-        builder.partition = partition_optimizer(trace, plan.data)
-        shared = builder.partition.shares
-        builder.update_s = predict_updates(reference.operators, split.operators, shared, model)
     cut = choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
-    stage_works = works.build(split, cut)
-    of_stages = [work.update_shares for work in stage_works]
-    updates_s = predict_updates(reference.operators, split.operators, of_stages, model)
-    for work, update_s in zip(stage_works, updates_s, strict=True):
-        work.update_s = update_s
-    builder.placed = works.placed
-    builder.tied = works.tied
-    if replicas:
-        builder.replicas = build_replicas(trace, replicas, works.copies_s)
-    builder.add_ranks(stage_works)
+    builder = _set_up_builder(works, split, cut, reference, times, replicas, dict(host or {}))
+    builder.add_ranks()
     stage_of, _ = stages_of_operators(trace, cut)
     memory = estimate_memory(trace, split.operators, builder, factors, stage_of)
     rescaled = set(factors) != {1.0} or plan.tensor > 1 or plan.sharding != "none"
@@ -183,19 +169,31 @@ def extrapolate(
 
 
 def _set_up_builder(
-    plan: Plan, trace: Trace, split: TensorSplit, times: list[OperatorTimes], schedule: Schedule,
-    host: dict[str, float], mode: str,
+    works: StageWorks, split: TensorSplit, cut: list[list[str]], reference: Reference,
+    times: list[OperatorTimes], replicas: list[int], host: dict[str, float],
 ) -> ProgramBuilder:  # fmt: skip
-    """Return the builder of the ranks' programs, with what the plan offloads."""
-    tail_s = float(trace.facts.tail_s or 0.0) * (mode == TRAIN)
-    builder = ProgramBuilder(plan, trace.operators, times, tail_s, host, schedule)
-    builder.mode, builder.split = mode, split
-    builder.rates = read_host_rates(plan, host)
-    if plan.offload == "activations":
-        builder.offloaded = plan_activations(trace, split.operators)
-    elif plan.offload == "optimizer":
-        builder.update_bytes_per_byte = size_update(trace, 1.0)
-    return builder
+    """Return the builder of the ranks' programs: the stages' work, and what replicas and the host share."""
+    trace, plan, model = works.trace, works.plan, works.model
+    partition, partition_s = None, []
+    if plan.sharding == "zero1":
+        partition = partition_optimizer(trace, plan.data)
+        partition_s = predict_updates(reference.operators, split.operators, partition.shares, model)
+    stages = works.build(split, cut)
+    of_stages = [work.update_shares for work in stages]
+    updates_s = predict_updates(reference.operators, split.operators, of_stages, model)
+    for work, update_s in zip(stages, updates_s, strict=True):
+        work.update_s = update_s
+    moves, updates = plan.offload == "activations", plan.offload == "optimizer"
+    return ProgramBuilder(
+        plan=plan, operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
+        split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
+        mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
+        partition=partition, update_s=partition_s,
+        replicas=build_replicas(trace, replicas, works.copies_s) if replicas else None,
+        rates=read_host_rates(plan, host),
+        offloaded=plan_activations(trace, split.operators) if moves else None,
+        update_bytes_per_byte=size_update(trace, 1.0) if updates else 0.0,
+    )  # fmt: skip
 
 
 def _describe_step(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,12 +150,13 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
     return lower_directly(schedule) if schedule.name in ONE_STAGE else lower_schedule(schedule)
 
 
+@dataclass(kw_only=True, eq=False)
 class ProgramBuilder:
     """Writes the programs of all ranks into one task graph.
 
     Rank numbers follow Megatron-LM: tensor fastest, then data, then pipeline.
 
-    Parameters
+    Attributes
     ----------
     plan : Plan
         Degrees and schedule.
@@ -163,41 +164,77 @@ class ProgramBuilder:
         Operators of the trace.
     times : sequence of OperatorTimes
         For each micro-batch; the first one's optimizer times count.
+    schedule : Schedule
+        Compute actions of the pipeline's ranks; the builder holds them lowered.
+    stages : sequence of StageWork
+        What each stage does.
+    split : TensorSplit
+        Operators of one tensor-parallel rank and their all-reduces.
     tail_s : float
         Host time after the last operator [s].
-    host : dict
+    host : mapping
         Host costs of the platform [s].
-    schedule : Schedule, optional
-        Compute actions of the pipeline's ranks; the plan's own by default.
+    mode : str
+        One of ``schedule_table.MODES``.
+    factors : sequence of float
+        Samples of each micro-batch over the traced ones.
+    tied : sequence of TiedParameter
+        Parameters that stages on several ranks use.
+    placed : sequence of frozenset of int
+        Stages that update each parameter; empty without a pipeline.
+    partition, update_s : OptimizerPartition and sequence of dict, optional
+        Of ZeRO-1: who updates what, and the time of each replica's part of operators [s].
+    replicas : ReplicaWork, optional
+        Of DataParallel.
+    rates, offloaded, update_bytes_per_byte : HostRates, OffloadedActivations, float
+        Of what lies in the host's memory.
+    graph, memory : TaskGraphBuilder and dict
+        What has been written, and what each rank holds beside its operators' results.
+    loss_launched : int, optional
+        Task in which DataParallel's first rank launched the loss, once it has.
     """
 
-    def __init__(
-        self, plan: Plan, operators: pd.DataFrame, times: Sequence[OperatorTimes], tail_s: float,
-        host: dict[str, float], schedule: Schedule | None = None,
-    ) -> None:  # fmt: skip
-        self.plan, self.times, self.tail_s, self.host = plan, times, tail_s, host
-        self.schedule = lower_for_execution(schedule or plan_schedule(plan, len(times)))
+    plan: Plan
+    operators: pd.DataFrame
+    times: Sequence[OperatorTimes]
+    schedule: Schedule
+    stages: Sequence[StageWork]
+    split: TensorSplit
+    tail_s: float = 0.0
+    host: Mapping[str, float] = field(default_factory=dict)
+    mode: str = TRAIN
+    factors: Sequence[float] = ()
+    tied: Sequence[TiedParameter] = ()
+    placed: Sequence[frozenset[int]] = ()
+    partition: OptimizerPartition | None = None
+    update_s: Sequence[dict[int, float]] = ()
+    replicas: ReplicaWork | None = None
+    rates: HostRates | None = None
+    offloaded: OffloadedActivations | None = None
+    update_bytes_per_byte: float = 0.0
+    graph: TaskGraphBuilder = field(init=False, default_factory=TaskGraphBuilder)
+    memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
+    loss_launched: int | None = field(init=False, default=None)
+    _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
+    _collected: TaskGraph | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.schedule = lower_for_execution(self.schedule)
         self.rank_of_stage = self.schedule.rank_of_stage
-        self.stages: list[StageWork] = []
-        self.tied: list[TiedParameter] = []
-        self.partition: OptimizerPartition | None = None
-        self.placed: list[frozenset[int]] = []
-        self.update_s: list[dict[int, float]] = [{} for _ in range(plan.data)]
-        self.split = TensorSplit(operators)
-        self.factors: Sequence[float] = ()
-        self.replicas: ReplicaWork | None = None
-        self.loss_launched: int | None = None
-        self.names = operators["name"].tolist()
-        self.phases = operators["phase"].tolist()
-        self.mode = TRAIN
-        self.rates: HostRates | None = None
-        self.offloaded: OffloadedActivations | None = None
-        self.update_bytes_per_byte = 0.0
-        self.graph = TaskGraphBuilder()
-        self.memory: dict[int, HeldMemory] = {}
-        self.grid = Grid((1,), (False,))
-        self._matches: dict[tuple[Any, ...], int] = {}
-        self._collected: TaskGraph | None = None
+        self.names = self.operators["name"].tolist()
+        self.phases = self.operators["phase"].tolist()
+        self.grid = _make_grid(self.plan, self._kind)
+
+    @property
+    def _kind(self) -> type[StagedRank]:
+        """What writes a rank's program."""
+        if self.plan.tensor_style == "gather":
+            return GatherRank
+        if self.replicas is not None:
+            return ReplicaRank
+        if self.plan.shards_units:
+            return UnitRank
+        return StagedRank if self.partition is None else PartitionedRank
 
     def rank_of(self, data: int, pipeline: int, tensor: int) -> int:
         """Return the rank at a place of the plan's grid."""
@@ -220,17 +257,9 @@ class ProgramBuilder:
             self._matches[key] = self.graph.new_match()
         return self._matches[key]
 
-    def add_ranks(self, stages: list[StageWork]) -> None:
+    def add_ranks(self) -> None:
         """Write the whole step of every rank, in order of rank; of ranks that are alike, the first's."""
-        self.stages = stages
-        kind: type[StagedRank] = StagedRank if self.partition is None else PartitionedRank
-        if self.plan.shards_units:
-            kind = UnitRank
-        if self.plan.tensor_style == "gather":
-            kind = GatherRank
-        elif self.replicas is not None:
-            kind = ReplicaRank
-        self.grid = _make_grid(self.plan, kind)
+        kind = self._kind
         for rank in self.grid.find_representatives().tolist():
             rest, tensor = divmod(rank, self.plan.tensor)
             pipeline, data = divmod(rest, self.plan.data)

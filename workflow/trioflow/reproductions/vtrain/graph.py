@@ -22,6 +22,7 @@ from trioflow.parallel.program import OperatorTimes, ProgramBuilder, StageWork
 from trioflow.parallel.schedule_table import BACKWARD, FORWARD, Action
 from trioflow.parallel.schedules import Schedule
 from trioflow.parallel.task_graph import TaskGraph
+from trioflow.parallel.tensor_split import TensorSplit
 
 MESSAGE = "message"
 """Column of a message between stages, the same in both directions."""
@@ -115,11 +116,12 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     plan = make_plan(data, tensor, pipeline, micro_batches=pieces, accumulate=accumulate)
     device_s = np.array(seconds)
     each = OperatorTimes(device_s, np.zeros_like(device_s), False)
+    operators = pd.DataFrame(names, columns=["name", "phase"])
     builder = ProgramBuilder(
-        plan, pd.DataFrame(names, columns=["name", "phase"]), [each] * micro_batches, 0.0, {},
-        order_megatron(pipeline, micro_batches),
+        plan=plan, operators=operators, times=[each] * micro_batches, stages=stages,
+        schedule=order_megatron(pipeline, micro_batches), split=TensorSplit(operators),
     )  # fmt: skip
-    builder.add_ranks(stages)
+    builder.add_ranks()
     return builder.build()
 
 
