@@ -22,7 +22,8 @@ from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collectives import load_collective_model
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.operators import load_operator_model
-from trioflow.engine.simulate import Summary, simulate
+from trioflow.engine.result import Summary
+from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph

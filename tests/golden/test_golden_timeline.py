@@ -17,7 +17,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import build_ring
 from trioflow.parallel.task_graph import TaskGraphBuilder

@@ -12,7 +12,8 @@ from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import find_critical_path
 from trioflow.export.perfetto import write_perfetto
 from trioflow.hardware.machine import Device, Platform

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from oracles.closed_form import closed_form_s
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topology import BUILDERS

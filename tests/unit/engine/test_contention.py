@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from measured_cost import Measured
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.parallel.task_graph import TaskGraphBuilder
 

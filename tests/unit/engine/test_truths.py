@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.parallel.task_graph import TaskGraphBuilder
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from trioflow.engine.link_traffic import measure_links
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topology import BUILDERS

@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from browser import Browser, run_driver
-from trioflow.engine.simulate import Result, simulate
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path
 from trioflow.export.perfetto import LINK_PROCESS, PATH_PROCESS, write_perfetto
 from trioflow.export.step_files import count_link_rates

@@ -25,7 +25,8 @@ from trioflow.costmodel.nccl_formula import NcclMachine, load_constants, recogni
 from trioflow.costmodel.nccl_tests_log import PROGRAMS, import_nccl_tests
 from trioflow.costmodel.platform_collectives import PlatformCollectives, fit_platform_collectives
 from trioflow.engine.planning import keep_planner
-from trioflow.engine.simulate import Result, simulate, simulate_interval
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import measures_a_node

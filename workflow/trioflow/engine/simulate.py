@@ -1,22 +1,29 @@
-"""Simulate one training step: task graph and platform in, timeline and summary out."""
+"""Simulate one training step: task graph and platform in, timeline and summary out.
+
+A collective's kernels take multiprocessors and memory bandwidth from what is
+computed beside them. A platform says by how much:
+``compute_slowdown_during_collective``, 1 where it does not. A task of work w
+that runs beside collectives for a time o takes w + o (1 - 1/s): while they run
+it advances at one s-th of its rate.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow.engine.certainty import find_confidence, measure_shares, warn_of_parts
-from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces
+from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.networks import DEFAULT_NETWORK, make_network
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
 from trioflow.engine.preparation import Prepared, prepare, run_prepared
-from trioflow.engine.slowdown import stretch_compute
-from trioflow.engine.timeline import TimelineSummary
+from trioflow.engine.result import Result, Summary
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
@@ -26,89 +33,6 @@ from trioflow.parallel.task_graph import TaskGraph
 
 ENGINES = ("auto", "compiled", "reference")
 """Engines by name; all give the same bits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary(TimelineSummary):
-    """What a simulation came to, and how it was run.
-
-    Attributes
-    ----------
-    low_s, high_s : float, optional
-        Ends of the 80 % interval of the step, of ``simulate_interval`` [s].
-    events : int
-        Starts and ends of tasks and flows that were executed.
-    link_bytes : dict of str to float
-        What crossed each link, by ``source->target`` [bytes].
-    confidence : str
-        The worst of the collectives that take a share of the step, see
-        ``certainty``; measured where nothing communicates.
-    warnings : list of str
-        What the reader must know, the graph's first.
-    network, engine : str
-        How flows shared links, and which engine ran: compiled or reference.
-    aggregated : int, optional
-        Collectives that were one event; only with algorithms.
-    folded : bool
-        Whether identical ranks were executed once: ``events`` and ``aggregated`` then count what
-        was executed.
-    unfolded_reason : str
-        Why they were not; empty where they were.
-    executed_ranks : int
-        How many ranks were executed.
-    simulator_wall_s : float
-        Wall time of the event loop, the only entry that differs between two runs [s].
-    """
-
-    low_s: float | None = None
-    high_s: float | None = None
-    events: int
-    link_bytes: dict[str, float]
-    confidence: str
-    warnings: list[str]
-    network: str
-    engine: str
-    aggregated: int | None = None
-    folded: bool
-    unfolded_reason: str
-    executed_ranks: int
-    simulator_wall_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what JSON holds of it: optional entries only where there is something in them."""
-        found = {cell.name: getattr(self, cell.name) for cell in fields(self)}
-        found["per_rank"] = [row._asdict() for row in self.per_rank]
-        return {name: value for name, value in found.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a simulation says.
-
-    Attributes
-    ----------
-    make_timeline : callable
-        Makes the timeline, of all ranks.
-    summary : Summary
-        What it came to.
-    traffic : LinkTraffic or None
-        What crossed the links, with ``record_links``: for
-        ``link_traffic.measure_links`` and ``link_rates``.
-    """
-
-    make_timeline: Callable[[], pd.DataFrame]
-    summary: Summary
-    traffic: LinkTraffic | None = None
-
-    @cached_property
-    def timeline(self) -> pd.DataFrame:
-        """Columns of ``tables.TIMELINE``, one row a task, in the order of ``task_id``.
-
-        ``stream`` is the one in which the task ran. It is made when it is
-        asked for: where identical ranks were executed once, it is longer than
-        what was executed.
-        """
-        return self.make_timeline()
 
 
 @dataclass(frozen=True)
@@ -342,3 +266,80 @@ def _simulate_once(
         simulator_wall_s=ran.wall_s,
     )
     return Result(ready.make_timeline(graph, ran.execution), summary, traffic)
+
+
+ROUNDS = 200
+"""Runs after which the times are taken as they are."""
+CLOSE = 1e-9
+"""Change from one run to the next, over the step time, that is none."""
+_PATIENCE = 20
+"""Runs after which each change is halved: tasks and collectives that chase one another settle then."""
+
+
+def stretch_compute(
+    graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph], Result]
+) -> Result:
+    """Return a simulation in which compute is slowed while its device takes part in a collective.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        One training step of all ranks.
+    slowdown : float
+        Time of compute beside a collective over its time alone; above 1.
+    run : callable
+        Simulates a graph without slowdown.
+
+    Returns
+    -------
+    Result
+        Of the last run; a warning tells if the times had not settled.
+
+    Notes
+    -----
+    Durations are stretched by the overlap of the run before until they agree
+    with their own run, so that every engine and network can be used as it is.
+    """
+    base_s = graph.tasks["duration_s"].to_numpy(dtype=float)
+    compute = ((graph.tasks["kind"] == "compute") & (graph.tasks["stream"] == "compute")).to_numpy()
+    stretched_s = base_s
+    for number in range(ROUNDS):
+        tasks = graph.tasks.assign(duration_s=stretched_s)
+        result = run(TaskGraph(tasks, graph.dependencies, graph.metadata))
+        overlap_s = measure_overlap(result.timeline)
+        wanted_s = np.where(compute, base_s + overlap_s * (1.0 - 1.0 / slowdown), base_s)
+        moved_s = np.abs(wanted_s - stretched_s)[compute].max(initial=0.0)
+        if moved_s <= CLOSE * result.summary.step_time_s:
+            return result
+        part = 1.0 if number < _PATIENCE else 0.5
+        stretched_s = np.where(compute, stretched_s + part * (wanted_s - stretched_s), base_s)
+    told = f"compute beside collectives had not settled after {ROUNDS} runs"
+    warnings = [*result.summary.warnings, told]
+    return replace(result, summary=replace(result.summary, warnings=warnings))
+
+
+def measure_overlap(timeline: pd.DataFrame) -> NDArray[np.float64]:
+    """Return for how long collectives of its rank run beside each task [tasks] [s]."""
+    overlap_s = np.zeros(len(timeline))
+    columns = (timeline[name].to_numpy() for name in ("rank", "kind", "start_s", "end_s"))
+    rank, kind, start_s, end_s = columns
+    for one in np.unique(rank[kind == "collective"]):
+        mine = rank == one
+        times_s, covered_s = _cover(*(t[mine & (kind == "collective")] for t in (start_s, end_s)))
+        inside = (np.interp(t[mine], times_s, covered_s) for t in (end_s, start_s))
+        overlap_s[mine] = np.subtract(*inside)
+    return overlap_s
+
+
+def _cover(
+    starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return instants, and how much of the time until each is covered by any of some intervals."""
+    times_s, covered_s, until_s, total_s = [0.0], [0.0], 0.0, 0.0
+    for start_s, end_s in sorted(zip(starts_s.tolist(), ends_s.tolist(), strict=True)):
+        begin_s = max(start_s, until_s)
+        if end_s > begin_s:
+            times_s += [begin_s, end_s]
+            covered_s += [total_s, total_s + end_s - begin_s]
+            total_s, until_s = covered_s[-1], end_s
+    return np.array(times_s), np.array(covered_s)

@@ -331,7 +331,7 @@ class _Steps:
         root's cube. It has the band of the runs besides.
         """
         kind = collective if collective in self.measured.curves else "all_gather"
-        steps = spread.nodes * spread.per_node - 1 if collective in STRIPED else 1
+        steps = spread.nodes * spread.per_node - 1 if collective in _STRIPED else 1
         loss_s = self.behind(kind, spread.nodes) * steps
         per_node = self.measured.ranks_per_node
         size = message_bytes * per_node / spread.per_node / self.measured.message_bytes

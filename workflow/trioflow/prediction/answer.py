@@ -10,7 +10,7 @@ import pandas as pd
 
 from trioflow import __version__
 from trioflow.engine.certainty import CONFIDENCES
-from trioflow.engine.simulate import Summary
+from trioflow.engine.result import Summary
 from trioflow.parallel.schedule_table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trioflow.engine.simulate import Result, simulate, simulate_interval
+from trioflow.engine.result import Result
+from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.plan import micro_batch_sizes

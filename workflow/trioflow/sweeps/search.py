@@ -394,7 +394,7 @@ def add_costs(
     for row in rows:
         device_s = row["ranks"] * row["step_time_s"]
         if price_per_gpu_hour is not None:
-            row["cost_per_step"] = device_s * price_per_gpu_hour / _HOUR_S
+            row["cost_per_step"] = device_s * price_per_gpu_hour / HOUR_S
         if power_w is not None:
             row["energy_j"] = device_s * power_w
     columns += ["cost_per_step"] if price_per_gpu_hour is not None else []
