@@ -63,11 +63,11 @@ def test_its_sweeps_cover_every_operation_and_ceiling(whole):
 def test_its_capture_merges_to_a_trace_with_its_step_times(whole, tmp_path):
     (folder,) = unpack_campaign(whole[0], tmp_path)
     trace = merge_trace(folder)
-    assert trace.facts["workload"] == "tiny"
-    assert trace.facts["batch"] == 2
-    assert len(trace.facts["step_times_s"]) == 3
-    assert trace.facts["flop"] > 0
-    assert trace.facts["warnings"] == []
+    assert trace.facts.workload == "tiny"
+    assert trace.facts.batch == 2
+    assert len(trace.facts.step_times_s) == 3
+    assert trace.facts.flop > 0
+    assert trace.facts.warnings == []
 
 
 def test_versions_and_device_are_stamped(whole):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from captured import BATCH
+from few_facts import few_facts
 from same_model import ProportionalModel
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.errors import PlanError
@@ -34,8 +35,8 @@ def test_intervals_of_independent_errors_add_in_quadrature():
     assert combine_intervals((1.0, 1.0), (0.9, 1.2)) == pytest.approx((0.9, 1.2))
     low, high = combine_intervals((0.9, 1.2), (0.9, 1.2))
     assert low == pytest.approx(0.9**2**0.5) and high == pytest.approx(1.2**2**0.5)
-    assert repeat_interval({"step_times_s": [1.0] * 9}) == (1.0, 1.0)
-    assert repeat_interval({"step_times_s": [1.0, 2.0, 3.0]})[0] == pytest.approx(0.6)
+    assert repeat_interval(few_facts(step_times_s=[1.0] * 9)) == (1.0, 1.0)
+    assert repeat_interval(few_facts(step_times_s=[1.0, 2.0, 3.0]))[0] == pytest.approx(0.6)
 
 
 def test_fixed_parts_do_not_grow_with_the_batch(cnn_trace):
