@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 from trioflow import tables
+from trioflow.hardware.platform import load_platform
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import (
     Run,
@@ -54,6 +55,22 @@ def test_every_run_is_read_and_names_its_ranks(runs: list[Run]) -> None:
     assert all(run.data * run.tensor * run.pipeline == 8 * run.nodes for run in runs if run.ran)
     assert all(find_model(run).parameters == pytest.approx(run.parameters * 1e9, rel=0.01)
                for run in runs[:100])  # fmt: skip
+
+
+def test_the_host_s_time_of_p5_is_that_of_the_runs_that_wait_for_it(runs: list[Run]) -> None:
+    """Fitted where fitting is allowed: 1.34 B on 1 and 2 nodes, one sample over 4 and 8 GPUs."""
+    bound = [
+        run for run in runs
+        if run.ran and run.parameters == 1.34 and run.nodes <= 2 and run.tensor in (4, 8)
+        and run.pipeline == run.micro_batch == 1
+    ]  # fmt: skip
+    assert len(bound) == 7
+    piece_s = np.median([run.measured_step_s / run.accumulate for run in bound])
+    operators = trace_run(bound[0]).operators
+    works = (operators[["flop", "read_bytes", "write_bytes"]] > 0).any(axis=1)
+    launches = int((works & operators["phase"].isin(["forward", "backward"])).sum())
+    shipped = load_platform("p5-h100", 8).host["launch_s"]
+    assert shipped == pytest.approx(piece_s / launches, rel=2e-3)
 
 
 def test_stages_are_nanotron_s(runs: list[Run]) -> None:

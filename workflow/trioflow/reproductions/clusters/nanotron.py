@@ -59,6 +59,8 @@ class Run:
         stage, 0 or 1.
     measured_bytes : float
         GPU memory that the file tells [bytes]; not a number where it tells none.
+    measured_step_s : float
+        A step, by the tokens a second that the file tells [s]; not a number where it tells none.
     ran : bool
         Whether it is one of the runs, or one of those that failed.
     """
@@ -72,6 +74,7 @@ class Run:
     tensor: int
     zero: int
     measured_bytes: float
+    measured_step_s: float
     ran: bool
 
 
@@ -105,9 +108,11 @@ def _read_row(row: Sequence[float], ran: bool) -> Run:
     nodes, micro_batch, pieces, data, pipeline, tensor, zero = (int(n) for n in row[1:8])
     memory = said["memory"]
     measured = float("nan") if memory is None else float(memory) * BYTES_PER_GIB
+    tokens = SEQUENCE * micro_batch * pieces * data
+    step_s = tokens / (said["tokens_per_s"] or float("nan"))
     return Run(
         float(said["parameters"]), nodes, micro_batch, pieces, data, pipeline, tensor, zero,
-        measured, ran,
+        measured, step_s, ran,
     )  # fmt: skip
 
 
