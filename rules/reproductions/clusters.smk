@@ -1,6 +1,6 @@
-# Purpose: predict the memory of nanotron's runs on 8 to 512 H100; an hour, so no part of another target.
+# Purpose: predict memory and steps of nanotron's runs on 8 to 512 H100; hours, so no part of another target.
 # Inputs:  public data (results/data/); torch, for the models' traces
-# Outputs: results/clusters/memory.parquet; results/report/clusters.html
+# Outputs: results/clusters/memory.parquet, steps.parquet; results/report/clusters.html
 
 
 rule clusters:
@@ -32,9 +32,33 @@ rule judge_clusters:
         "../../scripts/judge_clusters.py"
 
 
+rule judge_cluster_steps:
+    input:
+        cluster_files,
+    output:
+        table="<results>/clusters/steps.parquet",
+    log:
+        "<logs>/judge_cluster_steps.log",
+    benchmark:
+        "<benchmarks>/judge_cluster_steps.tsv"
+    conda:
+        "../../envs/capture.yaml"
+    resources:
+        mem_mb=6000,
+        runtime=300,
+    params:
+        library=library_digest("judge_cluster_steps"),
+        data=f"{config['results']}/data",
+    message:
+        "predict the steps of nanotron's runs"
+    script:
+        "../../scripts/judge_cluster_steps.py"
+
+
 rule describe_clusters:
     input:
-        table="<results>/clusters/memory.parquet",
+        memory="<results>/clusters/memory.parquet",
+        steps="<results>/clusters/steps.parquet",
     output:
         page="<results>/report/clusters.html",
     log:
@@ -49,6 +73,6 @@ rule describe_clusters:
     params:
         library=library_digest("describe_clusters"),
     message:
-        "show nanotron's memory beside predictions of it"
+        "show nanotron's steps and memory beside predictions of them"
     script:
         "../../scripts/describe_clusters.py"

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch")
 from trioflow import tables
 from trioflow.hardware.platform import load_platform
+from trioflow.prediction.assembly import time_operators
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import (
     Run,
@@ -22,11 +24,26 @@ from trioflow.reproductions.clusters.nanotron import (
     trace_run,
 )
 from trioflow.reproductions.clusters.page import build_clusters_page
-from trioflow.reproductions.clusters.scores import FAILED, FITTED, RAN, score_memory
-from trioflow.reproductions.tables import CLUSTER_MEMORY
+from trioflow.reproductions.clusters.scores import (
+    FAILED,
+    FITTED,
+    RAN,
+    choose_plans,
+    score_memory,
+    score_steps,
+)
+from trioflow.reproductions.clusters.steps import (
+    PLATFORM,
+    judge_steps,
+    predict_run,
+    simulate_pieces,
+)
+from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 
 LIMITS = {"median": 0.08, "most": 0.3}
-"""Errors that the sample must keep."""
+"""Errors of the peaks that the sample must keep."""
+STEP_LIMIT = 0.1
+"""Median error of its steps."""
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +108,57 @@ def test_sampled_peaks_keep_their_limits(cases) -> None:
     assert score_memory(cases)["refused"].sum() == 0
 
 
-def test_the_page_tells_errors_and_why_runs_failed(cases, tmp_path: Path) -> None:
-    table, page = tmp_path / "memory.parquet", tmp_path / "clusters.html"
-    tables.write_table(cases, "cluster_memory", table, {}, CLUSTER_MEMORY)
-    scores = build_clusters_page(table, page)
+def test_the_page_tells_errors_and_why_runs_failed(cases, steps, tmp_path: Path) -> None:
+    memory, timed, page = (tmp_path / name for name in ("m.parquet", "s.parquet", "clusters.html"))
+    tables.write_table(cases, "cluster_memory", memory, {}, CLUSTER_MEMORY)
+    tables.write_table(steps, "cluster_steps", timed, {}, CLUSTER_STEPS)
+    build_clusters_page(memory, timed, page)
     text = page.read_text()
     assert "although they ran" in text and "Those that failed" in text
-    assert scores["set"].iloc[0] == "all runs"
+    assert "Errors of the steps" in text and "smallest tensor" in text
+
+
+@pytest.fixture(scope="module")
+def steps(runs: list[Run]):
+    """Runs of the smallest model on 1 and 2 nodes: one stage, or stages of one GPU."""
+    chosen = {
+        (r.tensor, r.pipeline): r for r in runs
+        if r.ran and r.parameters == 1.34 and r.nodes <= 2 and r.accumulate > 6
+        and (r.tensor == 1 or r.pipeline == 1) and r.tensor * r.pipeline <= 4
+    }  # fmt: skip
+    return judge_steps(chosen.values())
+
+
+def test_sampled_steps_keep_their_limits(steps) -> None:
+    assert len(steps) >= 4 and (steps["refused"] == "").all()
+    scores = score_steps(steps).set_index("group")
+    assert scores.loc["all runs", "median_error"] < STEP_LIMIT
+    assert (steps["low_s"] < steps["predicted_s"]).all()
+    cells = choose_plans(steps)
+    assert (cells["loss"] >= 0).all() and cells["runs"].sum() == len(steps)
+
+
+def test_micro_batches_beyond_a_full_pipeline_add_equal_times(runs: list[Run]) -> None:
+    """What is not simulated is extrapolated: beside the whole step it is off by rounding."""
+    run = next(
+        r for r in runs
+        if r.ran and r.parameters == 1.34 and r.nodes == 1 and r.tensor == 2 and r.pipeline == 2
+    )  # fmt: skip
+    run = replace(run, accumulate=10, measured_step_s=1.0)
+    times = time_operators(trace_run(run), load_platform(PLATFORM, 8).device.name)
+    whole = simulate_pieces(run, times, cut_stages(times.traces[0], run), run.accumulate)
+    assert predict_run(run, times) == pytest.approx(whole, rel=1e-3)
+
+
+def test_scores_count_refused_plans_as_missed() -> None:
+    rows = [
+        {"set": RAN, "parameters": 1.34, "nodes": 1, "tensor": t, "pipeline": 1, "micro_batch": 1,
+         "measured_s": m, "mfu": 0.3, "predicted_s": p, "low_s": p * 0.9, "high_s": p * 1.1}
+        for t, m, p in ((1, 1.0, 1.04), (2, 2.0, 0.9), (4, 3.0, float("nan")))
+    ]  # fmt: skip
+    cases = pd.DataFrame(rows)
+    found = score_steps(cases).iloc[0]
+    assert found["runs"] == 3 and found["within_10"] == found["covered"] == pytest.approx(1 / 3)
+    assert found["within_50"] == pytest.approx(1 / 3) and found["in_order"] == 0.0
+    cell = choose_plans(cases).iloc[0]
+    assert cell["loss"] == 0.5 and cell["rule_loss"] == 0.0

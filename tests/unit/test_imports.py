@@ -168,7 +168,9 @@ def test_only_scripts_that_run_models_need_torch() -> None:
     for script in scripts:
         files = [PACKAGE / f"{module}.py" for module in required_modules(script)]
         needs = any(file in with_torch for file in files)
-        assert needs <= (script.stem in ("capture", "measure", "judge_clusters")), script.name
+        assert needs <= (
+            script.stem in ("capture", "measure", "judge_clusters", "judge_cluster_steps")
+        ), script.name
 
 
 def test_required_modules_follow_imports_through_packages_and_functions(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from project_copy import ROOT, Project
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 MEASURING = {"capture", "measure"}
-WITH_TORCH = MEASURING | {"judge_clusters"}
+WITH_TORCH = MEASURING | {"judge_clusters", "judge_cluster_steps"}
 
 
 def read_rules() -> dict[str, str]:

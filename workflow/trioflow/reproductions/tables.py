@@ -268,8 +268,8 @@ CHECKS = pa.schema([
 ])  # fmt: skip
 
 
-CLUSTER_MEMORY = pa.schema([
-    column("set", TEXT, "ran, ran and fitted on (1.34 B parameters on 1 and 2 nodes), or failed"),
+# fmt: off
+_CLUSTER_RUN = (
     column("parameters", FLOAT, "parameters of the model, in 1e9"),
     column("nodes", INT, "nodes of 8 GPUs"),
     column("data", INT, "data-parallel degree"),
@@ -278,12 +278,28 @@ CLUSTER_MEMORY = pa.schema([
     column("zero", INT, "ZeRO's stage, 0 or 1"),
     column("micro_batch", INT, "samples of a micro-batch"),
     column("accumulate", INT, "micro-batches of a replica"),
+)
+# fmt: on
+"""What tells nanotron's runs apart."""
+CLUSTER_MEMORY = pa.schema([
+    column("set", TEXT, "ran, ran and fitted on (1.34 B parameters on 1 and 2 nodes), or failed"),
+    *_CLUSTER_RUN,
     column("measured_bytes", FLOAT, "memory of rank 0 as the file tells it; null for most that failed", "bytes", null=True),
     column("allocated_bytes", INT, "predicted peak of what rank 0's allocator hands out", "bytes"),
     column("reserved_bytes", INT, "predicted peak of what rank 0's allocator holds", "bytes"),
     column("fullest_bytes", INT, "predicted peak handed out on the fullest rank", "bytes"),
     column("fullest_reserved_bytes", INT, "predicted peak held on the fullest rank", "bytes"),
     column("reason", TEXT, "what trioflow knows of why it failed: too few micro-batches, out of memory, other; empty for runs"),
+])  # fmt: skip
+CLUSTER_STEPS = pa.schema([
+    column("set", TEXT, "ran, or ran and fitted on (1.34 B parameters on 1 and 2 nodes)"),
+    *_CLUSTER_RUN,
+    column("measured_s", FLOAT, "step, by the tokens a second that the file tells", "s"),
+    column("mfu", FLOAT, "model FLOPs utilisation as the file tells it, of 1"),
+    column("predicted_s", FLOAT, "predicted step; null where the plan is refused", "s", null=True),
+    column("low_s", FLOAT, "lower end of its 80 % interval", "s", null=True),
+    column("high_s", FLOAT, "upper end of its 80 % interval", "s", null=True),
+    column("refused", TEXT, "why the plan is refused; empty elsewhere"),
 ])  # fmt: skip
 
 ANALYTICAL = pa.schema([

@@ -19,10 +19,10 @@ from trioflow.reproductions.clusters.scores import (
     ROOM_BYTES,
     TOO_FEW,
     TOO_MUCH,
+    is_fitted_on,
 )
 
 DEVICE = "NVIDIA H100 80GB HBM3"
-FITTED_PARAMETERS, FITTED_NODES = 1.34, 2
 
 
 def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
@@ -82,7 +82,7 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
 
 
 def _describe(run: Run, found: dict[str, Any]) -> dict[str, Any]:
-    fitted = run.parameters == FITTED_PARAMETERS and run.nodes <= FITTED_NODES
+    fitted = is_fitted_on(run.parameters, run.nodes)
     reason = ""
     if not run.ran:
         reason = TOO_MUCH if found["fullest_reserved_bytes"] > ROOM_BYTES else OTHER

@@ -61,6 +61,8 @@ class Run:
         GPU memory that the file tells [bytes]; not a number where it tells none.
     measured_step_s : float
         A step, by the tokens a second that the file tells [s]; not a number where it tells none.
+    mfu : float
+        Model FLOPs utilisation that the file tells, of 1.
     ran : bool
         Whether it is one of the runs, or one of those that failed.
     """
@@ -75,6 +77,7 @@ class Run:
     zero: int
     measured_bytes: float
     measured_step_s: float
+    mfu: float
     ran: bool
 
 
@@ -112,7 +115,7 @@ def _read_row(row: Sequence[float], ran: bool) -> Run:
     step_s = tokens / (said["tokens_per_s"] or float("nan"))
     return Run(
         float(said["parameters"]), nodes, micro_batch, pieces, data, pipeline, tensor, zero,
-        measured, step_s, ran,
+        measured, step_s, said["mfu"] / 100, ran,
     )  # fmt: skip
 
 

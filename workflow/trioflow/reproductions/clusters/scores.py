@@ -1,4 +1,4 @@
-"""How far predicted peaks of memory are off, by set and model; without torch, for the page."""
+"""How far predicted peaks of memory and steps are off; without torch, for the page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ ROOM_BYTES = 80e9
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
 """Why a run may have failed: nanotron refuses fewer micro-batches than stages less one."""
+
+FAST = 0.1
+"""Model FLOPs utilisation above which a run is one that someone would repeat."""
+
+
+def is_fitted_on(parameters: float, nodes: int) -> bool:
+    """Tell whether runs of a model on so many nodes may be fitted on: 1.34 B on 1 and 2."""
+    return parameters == 1.34 and nodes <= 2
 
 
 def score_memory(cases: pd.DataFrame) -> pd.DataFrame:
@@ -48,3 +56,80 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
         "allocated_median": float(np.median(given)),
         "refused": int((rows["fullest_bytes"] > ROOM_BYTES).sum()),
     }  # fmt: skip
+
+
+def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the steps are off, by set, model and number of nodes.
+
+    Returns
+    -------
+    DataFrame
+        ``group``, ``runs``; median absolute relative error (``median_error``),
+        shares of runs within 10, 20 and 50 % (``within_10`` and so on) and
+        inside their interval (``covered``), and of pairs of one model and
+        number of nodes that stand in the right order (``in_order``). A refused
+        run has no prediction: it is outside of everything.
+    """
+    groups = [("all runs", cases), (f"MFU above {FAST:.0%}", cases[cases["mfu"] > FAST])]
+    groups += [(f"{name}", cases[cases["set"] == name]) for name in (FITTED, RAN)]
+    groups += [("one stage", cases[cases["pipeline"] == 1])]
+    groups += [("stages, one GPU each", cases[(cases["pipeline"] > 1) & (cases["tensor"] == 1)])]
+    split = (cases["pipeline"] > 1) & (cases["tensor"] > 1)
+    groups += [("stages of several GPUs, 1 node", cases[split & (cases["nodes"] == 1)])]
+    groups += [("stages of several GPUs, more nodes", cases[split & (cases["nodes"] > 1)])]
+    groups += [(f"{p:g} B", rows) for p, rows in cases.groupby("parameters")]
+    groups += [(f"{n} nodes", rows) for n, rows in cases.groupby("nodes")]
+    return pd.DataFrame([_score_group(name, rows) for name, rows in groups if len(rows)])
+
+
+def _score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+    measured = rows["measured_s"].to_numpy()
+    error = np.nan_to_num(np.abs(rows["predicted_s"].to_numpy() / measured - 1), nan=np.inf)
+    inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())
+    return {
+        "group": name, "runs": len(rows), "median_error": float(np.median(error)),
+        **{f"within_{most}": float((error <= most / 100).mean()) for most in (10, 20, 50)},
+        "covered": float(inside.mean()), "in_order": _count_order(rows),
+    }  # fmt: skip
+
+
+def _count_order(rows: pd.DataFrame) -> float:
+    """Return the share of pairs of one model on as many nodes that are in the measured order."""
+    right = pairs = 0
+    for _, cell in rows.dropna(subset="predicted_s").groupby(["parameters", "nodes"]):
+        measured, predicted = (
+            np.sign(np.subtract.outer(values, values))
+            for values in (cell["measured_s"].to_numpy(), cell["predicted_s"].to_numpy())
+        )
+        told = np.triu(measured != 0, 1)
+        right += int((measured == predicted)[told].sum())
+        pairs += int(told.sum())
+    return right / pairs if pairs else float("nan")
+
+
+def choose_plans(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return what it costs to take the plan that is predicted fastest, by model and nodes.
+
+    All runs of a model on as many nodes train on equally many samples a step.
+
+    Returns
+    -------
+    DataFrame
+        ``parameters``, ``nodes``, ``runs``; ``loss`` of throughput beside the
+        best measured run, and ``rule_loss``, that of the smallest tensor, then
+        pipeline degree, and of those the largest micro-batch.
+    """
+    rows = []
+    for (parameters, nodes), cell in cases.groupby(["parameters", "nodes"]):
+        best_s = cell["measured_s"].min()
+        known = cell.dropna(subset="predicted_s")
+        chosen_s = known.loc[known["predicted_s"].idxmin(), "measured_s"] if len(known) else np.inf
+        order = ["tensor", "pipeline", "micro_batch"]
+        rule_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
+        rows.append(
+            {
+                "parameters": parameters, "nodes": nodes, "runs": len(cell),
+                "loss": 1 - best_s / chosen_s, "rule_loss": 1 - best_s / rule_s,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)

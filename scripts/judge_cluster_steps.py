@@ -1,0 +1,13 @@
+"""Predict the steps of nanotron's runs."""
+
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.reproductions.clusters.nanotron import read_runs
+from trioflow.reproductions.clusters.steps import judge_steps
+from trioflow.reproductions.tables import CLUSTER_STEPS
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    cases = judge_steps(read_runs(snakemake.params.data))
+    facts = stamp(snakemake.input)
+    write_table(cases, "cluster_steps", snakemake.output.table, facts, CLUSTER_STEPS)

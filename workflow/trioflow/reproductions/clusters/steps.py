@@ -1,0 +1,90 @@
+"""The step times of nanotron's runs, predicted by what ``simulate`` calls, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.errors import TrioflowError
+from trioflow.hardware.platform import load_platform
+from trioflow.parallel.remembered import Memory, remembering
+from trioflow.prediction.assembly import predict, time_operators
+from trioflow.prediction.options import Options
+from trioflow.reproductions.clusters.nanotron import Run, cut_stages, plan_run, trace_run
+from trioflow.reproductions.clusters.scores import FITTED, RAN, is_fitted_on
+
+PLATFORM = "p5-h100"
+"""Nodes of eight H100 with EFA: what the runs had."""
+
+
+def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
+    """Return what was measured and predicted of each run that ran.
+
+    Parameters
+    ----------
+    runs : iterable of Run
+        From ``nanotron.read_runs``, or some of them.
+
+    Returns
+    -------
+    DataFrame
+        A row a run; columns of ``reproductions.tables.CLUSTER_STEPS``. A plan
+        that is refused has no prediction, and counts as missed.
+    """
+    rows: list[dict[str, Any]] = []
+    ran = [run for run in runs if run.ran]
+    for parameters in dict.fromkeys(run.parameters for run in ran):
+        mine = [run for run in ran if run.parameters == parameters]
+        times = time_operators(trace_run(mine[0]), load_platform(PLATFORM, 8).device.name)
+        with remembering(Memory()):
+            rows += [_judge(run, times) for run in mine]
+    return pd.DataFrame(rows)
+
+
+def _judge(run: Run, times: DeviceTimes) -> dict[str, Any]:
+    try:
+        predicted_s, low_s, high_s = predict_run(run, times).tolist()
+        refused = ""
+    except TrioflowError as error:
+        predicted_s, low_s, high_s, refused = float("nan"), float("nan"), float("nan"), str(error)
+    return {
+        "set": FITTED if is_fitted_on(run.parameters, run.nodes) else RAN,
+        "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
+        "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
+        "accumulate": run.accumulate, "measured_s": run.measured_step_s, "mfu": run.mfu,
+        "predicted_s": predicted_s, "low_s": low_s, "high_s": high_s, "refused": refused,
+    }  # fmt: skip
+
+
+def predict_run(run: Run, times: DeviceTimes) -> NDArray[np.float64]:
+    """Return a run's step and the ends of its 80 % interval [s].
+
+    Notes
+    -----
+    Once the pipeline is full every micro-batch adds the same time: of more
+    than two a stage and two, a step of that many and one of two fewer are
+    simulated, and each further one adds half of what lies between.
+    """
+    stages = cut_stages(times.traces[0], run)
+    most = 2 * len(stages) + 2
+    if run.accumulate <= most:
+        return simulate_pieces(run, times, stages, run.accumulate)
+    full = simulate_pieces(run, times, stages, most)
+    each = (full - simulate_pieces(run, times, stages, most - 2)) / 2
+    return full + each * (run.accumulate - most)
+
+
+def simulate_pieces(
+    run: Run, times: DeviceTimes, stages: Sequence[list[str]], pieces: int
+) -> NDArray[np.float64]:
+    """Return a run's step with so many micro-batches, and the ends of its 80 % interval [s]."""
+    plan = plan_run(run, len(stages), pieces, run.data)
+    options = Options(stages=list(stages) if len(stages) > 1 else None)
+    batch = run.data * pieces * run.micro_batch
+    found = predict(times, plan, PLATFORM, batch=batch, options=options)
+    return np.array([found.step_time_s, found.low_s, found.high_s])
