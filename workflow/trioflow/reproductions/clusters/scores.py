@@ -123,7 +123,7 @@ def choose_plans(cases: pd.DataFrame) -> pd.DataFrame:
     for (parameters, nodes), cell in cases.groupby(["parameters", "nodes"]):
         best_s = cell["measured_s"].min()
         known = cell.dropna(subset="predicted_s")
-        chosen_s = known.loc[known["predicted_s"].idxmin(), "measured_s"] if len(known) else np.inf
+        chosen_s = known.sort_values("predicted_s")["measured_s"].iloc[0] if len(known) else np.inf
         order = ["tensor", "pipeline", "micro_batch"]
         rule_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
         rows.append(
