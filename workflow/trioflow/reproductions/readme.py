@@ -314,7 +314,7 @@ def write_published_rows(cases: pd.DataFrame) -> str:
         lead,
         "",
         write_line(_PUBLISHED_HEADINGS),
-        write_line(["---", *["---:"] * (len(_HEADINGS) - 1)]),
+        write_line(["---", *["---:"] * (len(_PUBLISHED_HEADINGS) - 1)]),
     ]
     for name in list(dict.fromkeys(scores["set"]))[:MOST_ROWS]:
         ours = score_of(scores, name, OURS)

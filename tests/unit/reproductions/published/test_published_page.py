@@ -14,7 +14,7 @@ from trioflow.report.causes import CAUSES
 from trioflow.reproductions.published.aims import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.figures import draw_cases
 from trioflow.reproductions.published.growth import PROPORTIONAL, RESCALED, sum_growth
-from trioflow.reproductions.published.judge import ANCHORS
+from trioflow.reproductions.published.judge import ANCHORS, list_residuals
 from trioflow.reproductions.published.page import build_published_page, read_cases
 from trioflow.reproductions.readme import update_published, write_published_rows
 
@@ -89,6 +89,7 @@ def test_an_aim_is_reached_or_not_as_the_scores_say(built):
     assert ours.loc["h100-4gpu", "mean_absolute_error"] > 0.04
     rows = write_published_rows(make_cases()).splitlines()
     assert any(row.startswith("| Four H100") and "| 4 % | 9.0 % |" in row for row in rows)
+    assert len({row.count("|") for row in rows if row.startswith("|")}) == 1
     good = make_cases().assign(predicted_s=make_cases()["measured_s"])
     assert "**0.0 %**" in write_published_rows(good)
     assert "(TrioSim's public rules)" in write_published_rows(make_cases())
@@ -103,6 +104,13 @@ def test_the_readme_s_block_is_all_that_changes(tmp_path):
     assert not update_published(readme, make_cases())
     with pytest.raises(InputError, match="no public case"):
         update_published(readme, make_cases().head(0))
+
+
+def test_points_without_a_traced_gpu_leave_no_residual():
+    none = pd.DataFrame(columns=ANCHORS.names)
+    left = list_residuals(none, make_cases())
+    assert left
+    assert not list_residuals(none, make_cases().assign(source_gpu=""))
 
 
 def test_what_a_change_does_is_averaged_over_the_cases_that_have_it():

@@ -137,7 +137,8 @@ def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResid
         Columns ``ANCHORS``: another batch, from operators anchored at their own step and alone.
     cases : DataFrame
         Columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU tell what ranks add; where
-        the same batch a GPU was measured on one GPU, what they add to that one.
+        the same batch a GPU was measured on one GPU, what they add to that one. Cases without
+        a traced GPU (vTrain's points) leave no recorded step.
     """
     found = []
     for row in anchors.to_dict("records"):
@@ -148,7 +149,7 @@ def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResid
             found.append(StepResidual(way, "cuda", workload, told, 1, error))
     scaled = list_scaling(cases)
     errors = dict(zip(scaled["case"], 1 / (1 + scaled["error"]) - 1, strict=True))
-    for row in cases[cases["ranks"] > 1].to_dict("records"):
+    for row in cases[(cases["ranks"] > 1) & (cases["source_gpu"] != "")].to_dict("records"):
         error = errors.get(row["case"], row["predicted_s"] / row["measured_s"] - 1)
         way = way_of_plan(row["plan"])
         workload = spell_workload(row["workload"])
