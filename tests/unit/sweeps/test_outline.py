@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,12 @@ PLANS = [
     make_plan(4, recompute="full"), make_plan(4, recompute="selective"),
     make_plan(1, 1, 4, "1f1b", 8, recompute="full"),
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def without_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run where no `make reproduce` has left models of this machine, which would be taken."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
