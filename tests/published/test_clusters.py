@@ -23,7 +23,7 @@ from trioflow.reproductions.clusters.nanotron import (
     read_runs,
     trace_run,
 )
-from trioflow.reproductions.clusters.page import build_clusters_page
+from trioflow.reproductions.clusters.page import build_clusters_page, render_gap
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
@@ -160,5 +160,8 @@ def test_scores_count_refused_plans_as_missed() -> None:
     found = score_steps(cases).iloc[0]
     assert found["runs"] == 3 and found["within_10"] == found["covered"] == pytest.approx(1 / 3)
     assert found["within_50"] == pytest.approx(1 / 3) and found["in_order"] == 0.0
+    assert render_gap(cases) == "", "one stage, one node"
+    slow = cases.head(2).assign(nodes=2, tensor=2, pipeline=2, accumulate=3, measured_s=[9.04, 8.9])
+    assert "(2 runs) took 2.00&nbsp;s more for each turn" in render_gap(slow)
     cell = choose_plans(cases).iloc[0]
     assert cell["loss"] == 0.5 and cell["rule_loss"] == 0.0

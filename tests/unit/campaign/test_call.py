@@ -100,7 +100,7 @@ def test_a_second_call_repeats_nothing(whole, tmp_path, capsys):
 TERMINATED = f"""
 import os, signal, sys
 sys.path.insert(0, {str(LIBRARY)!r})
-from trioflow.campaign import execute
+from trioflow.campaign import call as execute
 execute.run_workload = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
 from trioflow.campaign.__main__ import main
 sys.exit(main(sys.argv[1:]))
@@ -134,7 +134,8 @@ def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
     code = f"""
 import os, sys
 sys.path.insert(0, {str(LIBRARY)!r})
-from trioflow.campaign import runner, execute
+from trioflow.campaign import runner
+from trioflow.campaign import call as execute
 real = execute.run_ceiling
 def run(item, part, device, quick):
     if part == "host_copies":
@@ -162,7 +163,8 @@ def test_a_call_ends_in_time_even_inside_an_item(table, tmp_path):
     code = f"""
 import sys, time
 sys.path.insert(0, {str(LIBRARY)!r})
-from trioflow.campaign import execute, items
+from trioflow.campaign import items
+from trioflow.campaign import call as execute
 execute.run_ceiling = lambda *_: time.sleep(3600)
 items.ESTIMATES_S["ceiling"] = 0.1
 from trioflow.campaign.__main__ import main
@@ -251,7 +253,8 @@ def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(
 ):
     import os
 
-    from trioflow.campaign import call, execute
+    from trioflow.campaign import call
+    from trioflow.campaign import call as execute
     from trioflow.campaign.__main__ import main
     from trioflow.campaign.state import State
 
@@ -280,7 +283,7 @@ def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(
 
 
 def test_failed_items_are_tried_again_when_asked(table, tmp_path, monkeypatch, capsys):
-    from trioflow.campaign import execute
+    from trioflow.campaign import call as execute
     from trioflow.campaign.__main__ import main
 
     words = [

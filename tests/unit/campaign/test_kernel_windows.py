@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trioflow.campaign.kernel_windows import kernels_by_window
+from trioflow.campaign.sweeps import kernels_by_window
 
 
 def event(cat, name, ts, dur, tid=1, correlation=None):

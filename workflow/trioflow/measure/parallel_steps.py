@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS
-from trioflow.measure.accumulation import AccumulatingStep
-from trioflow.measure.marks import StepMarks
-from trioflow.trace.capture.training_step import TrainingStep
+from trioflow.measure.marks import Mark, StepMarks
+from trioflow.trace.capture.training_step import TrainingStep, call_model
 from trioflow.trace.workloads.build import Workload
 
 Step = Callable[[], None]
@@ -218,3 +215,61 @@ def _make_pipeline_step(
         marks.run_marked("optimizer", optimizer.step)
 
     return MarkedStep(step, marks)
+
+
+class AccumulatingStep(TrainingStep):
+    """One step of several forwards and backwards, of which the last one exchanges gradients.
+
+    Parameters
+    ----------
+    workload, model, device, seed
+        As in `TrainingStep`.
+    batch : int
+        Samples of the whole step on this rank; each micro-step runs its share.
+    micro_steps : int
+        Forwards and backwards of a step.
+    """
+
+    def __init__(
+        self, workload: Workload, model: torch.nn.Module, batch: int, device: torch.device,
+        seed: int, micro_steps: int,
+    ) -> None:  # fmt: skip
+        super().__init__(workload, model, batch // micro_steps, device, seed)
+        self.micro_steps = micro_steps
+        self.marks = StepMarks()
+
+    def _run(self) -> None:
+        spans = {"forward": 0, "backward": 0}
+        self.marks.clear()
+        start = time.perf_counter_ns()
+        self.optimizer.zero_grad()
+        for number in range(self.micro_steps):
+            with self._exchange(number == self.micro_steps - 1):
+                with self.workload.precision.forward(self.device):
+                    outputs = call_model(self.model, self.inputs)
+                    loss = self.workload.loss(outputs, self.targets) / self.micro_steps
+                    loss = self.scaler.scale(loss)
+                del outputs
+                middle = time.perf_counter_ns()
+                loss.backward()
+            end = time.perf_counter_ns()
+            spans["forward"] += middle - start
+            spans["backward"] += end - middle
+            self.marks.found.append(Mark("forward", number, start, middle))
+            self.marks.found.append(Mark("backward", number, middle, end))
+            start = end
+        self._update()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        end = time.perf_counter_ns()
+        self.marks.found.append(Mark("optimizer", 0, start, end))
+        self.phases_ns = {**spans, "optimizer": end - start}
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Let the next backward exchange gradients, or keep them."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+        elif isinstance(self.model, DistributedDataParallel) and not last:
+            kept: AbstractContextManager[None] = self.model.no_sync()
+            return kept
+        return nullcontext()

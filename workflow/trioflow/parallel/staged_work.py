@@ -46,7 +46,9 @@ from trioflow.parallel.updates import (
     held_sizes,
     list_updates,
     place_parameters,
+    predict_elementwise,
     share_updates,
+    upkeep_phase,
 )
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace, tensor_bytes
@@ -393,30 +395,3 @@ def stages_of_operators(
     stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
     unit_of = assign_units(trace)
     return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of
-
-
-def upkeep_phase(trace: Trace) -> str:
-    """Return the phase whose element-wise operators resemble copies and sums of gradients."""
-    return "forward" if trace.facts.device == "cuda" else "optimizer"
-
-
-@remembered
-def predict_elementwise(
-    model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
-) -> pd.DataFrame:
-    """Predict one element-wise operator over tensors of some sizes [bytes]; see `OperatorModel`.
-
-    Gradients are as large as parameters, and what happens to them on a CPU is
-    what the optimizer's own element-wise operators do: its class predicts
-    them. On a GPU that class holds calls over lists of tensors, some 30 us
-    each, which no copy is: there the phase is forward.
-    """
-    rows = pd.DataFrame(
-        {
-            "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
-            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
-            "input_shapes": [[[size // 4]] * reads for size in sizes],
-            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
-        }
-    )  # fmt: skip
-    return model.predict(rows)

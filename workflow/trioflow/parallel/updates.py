@@ -318,3 +318,30 @@ def spread_updates(
     rows = [(op, unit, share) for op, at in parts.items() for unit, share in at.items()]
     operators, units, shares = zip(*rows, strict=True)
     return np.array(operators), np.array(units), np.array(shares)
+
+
+def upkeep_phase(trace: Trace) -> str:
+    """Return the phase whose element-wise operators resemble copies and sums of gradients."""
+    return "forward" if trace.facts.device == "cuda" else "optimizer"
+
+
+@remembered
+def predict_elementwise(
+    model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
+) -> pd.DataFrame:
+    """Predict one element-wise operator over tensors of some sizes [bytes]; see `OperatorModel`.
+
+    Gradients are as large as parameters, and what happens to them on a CPU is
+    what the optimizer's own element-wise operators do: its class predicts
+    them. On a GPU that class holds calls over lists of tensors, some 30 us
+    each, which no copy is: there the phase is forward.
+    """
+    rows = pd.DataFrame(
+        {
+            "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
+            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
+            "input_shapes": [[[size // 4]] * reads for size in sizes],
+            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
+        }
+    )  # fmt: skip
+    return model.predict(rows)

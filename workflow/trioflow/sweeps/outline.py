@@ -39,13 +39,14 @@ from trioflow.parallel.reference import (
     resize_batch,
     without_communication,
 )
-from trioflow.parallel.staged_work import predict_elementwise, upkeep_phase
 from trioflow.parallel.tensor_split import TensorSplit, is_sharded
 from trioflow.parallel.updates import (
     find_owners,
+    predict_elementwise,
     share_storages,
     split_updates,
     spread_updates,
+    upkeep_phase,
 )
 from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.sweeps.memo_model import MemoModel, number_rows

@@ -7,7 +7,7 @@ from same_step import assert_same_step, category_bytes
 from trioflow.errors import InputError
 from trioflow.precision_recipes import RECIPES
 from trioflow.trace.language import make
-from trioflow.trace.language.catalogue import published_models
+from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
 from trioflow.trace.store import load_trace

@@ -4,8 +4,7 @@ import json
 
 import pytest
 from trioflow.errors import InputError
-from trioflow.trace.language.catalogue import published_models, read_table
-from trioflow.trace.language.read import find_configuration
+from trioflow.trace.language.read import find_configuration, published_models, read_table
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,

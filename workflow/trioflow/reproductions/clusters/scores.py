@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.report.wording import write_percent
+
 ROOM_BYTES = 80e9
 """Of an H100's memory what a data sheet promises [bytes]."""
 RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
@@ -70,16 +72,24 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
         number of nodes that stand in the right order (``in_order``). A refused
         run has no prediction: it is outside of everything.
     """
-    groups = [("all runs", cases), (f"MFU above {FAST:.0%}", cases[cases["mfu"] > FAST])]
-    groups += [(f"{name}", cases[cases["set"] == name]) for name in (FITTED, RAN)]
+    fast = f"MFU above {write_percent(FAST, 0)}"
+    groups = [("all runs", cases), (fast, cases[cases["mfu"] > FAST])]
+    groups += [(name, cases[cases["set"] == name]) for name in (FITTED, RAN)]
     groups += [("one stage", cases[cases["pipeline"] == 1])]
     groups += [("stages, one GPU each", cases[(cases["pipeline"] > 1) & (cases["tensor"] == 1)])]
     split = (cases["pipeline"] > 1) & (cases["tensor"] > 1)
     groups += [("stages of several GPUs, 1 node", cases[split & (cases["nodes"] == 1)])]
-    groups += [("stages of several GPUs, more nodes", cases[split & (cases["nodes"] > 1)])]
+    groups += [("stages of several GPUs, more nodes", cases[is_split_across_nodes(cases)])]
     groups += [(f"{p:g} B", rows) for p, rows in cases.groupby("parameters")]
-    groups += [(f"{n} nodes", rows) for n, rows in cases.groupby("nodes")]
+    for nodes in sorted(cases["nodes"].unique().tolist()):
+        word = "node" if nodes == 1 else "nodes"
+        groups.append((f"{nodes} {word}", cases[cases["nodes"] == nodes]))
     return pd.DataFrame([_score_group(name, rows) for name, rows in groups if len(rows)])
+
+
+def is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
+    """Tell which runs have a pipeline whose stages are of several GPUs each, on several nodes."""
+    return (cases["pipeline"] > 1) & (cases["tensor"] > 1) & (cases["nodes"] > 1)
 
 
 def _score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trioflow.errors import InputError
 from trioflow.input_files import LARGEST_JSON_BYTES, parse_json, read_text
-from trioflow.trace.language.catalogue import published_models
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.huggingface import read_huggingface
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.nanotron import read_nanotron
+from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
 from trioflow.trace.store import Trace
 from trioflow.yaml_files import parse_yaml
@@ -109,3 +111,30 @@ def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
         return trace
     warnings = trace.facts.warn(*found.notes)
     return replace(trace, facts=replace(trace.facts, warnings=warnings))
+
+
+TABLE = Path(__file__).parent.parent.parent / "data" / "language_models.tsv"
+"""A row a model: the fields of `LanguageModel`, the published number of parameters, how far ours may
+be from it, and where the sizes stand."""
+
+
+@cache
+def published_models() -> dict[str, LanguageModel]:
+    """Return the models that are known by name."""
+    return {row["name"]: _read_row(row) for row in read_table()}
+
+
+def read_table() -> list[dict[str, str]]:
+    """Return the rows of the table as text."""
+    with TABLE.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream, delimiter="\t"))
+
+
+def _read_row(row: dict[str, str]) -> LanguageModel:
+    readers: dict[str, Any] = {"int": int, "float": float, "bool": lambda text: text == "true"}
+    values = {
+        field.name: readers.get(str(field.type), str)(row[field.name])
+        for field in fields(LanguageModel)
+        if field.name in row
+    }
+    return LanguageModel(**values).check(str(TABLE.name))
