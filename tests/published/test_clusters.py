@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 from trioflow import tables
 from trioflow.hardware.platform import load_platform
+from trioflow.parallel.memory import FRAGMENTATION
 from trioflow.prediction.assembly import time_operators
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import (
@@ -29,6 +30,7 @@ from trioflow.reproductions.clusters.scores import (
     FITTED,
     RAN,
     choose_plans,
+    is_fitted_on,
     score_memory,
     score_steps,
 )
@@ -116,6 +118,18 @@ def test_the_page_tells_errors_and_why_runs_failed(cases, steps, tmp_path: Path)
     text = page.read_text()
     assert "although they ran" in text and "Those that failed" in text
     assert "Errors of the steps" in text and "smallest tensor" in text
+
+
+@pytest.mark.slow
+def test_what_the_allocator_holds_beside_is_the_median_of_the_runs_that_may_be_fitted_on(
+    runs: list[Run],
+) -> None:
+    given = [run for run in runs if run.ran and is_fitted_on(run.parameters, run.nodes)]
+    cases = judge_memory(given)
+    assert len(cases) == 91
+    waiting = cases["reserved_bytes"] - cases["allocated_bytes"] * (1 + FRAGMENTATION)
+    share = (cases["measured_bytes"] - waiting) / cases["allocated_bytes"] - 1
+    assert share.median() == pytest.approx(FRAGMENTATION, abs=0.005)
 
 
 @pytest.fixture(scope="module")
