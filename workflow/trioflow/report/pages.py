@@ -204,6 +204,7 @@ PAGES = (
     SitePage("cost_models.html", "Cost models", "snakemake validation", "every cost model on public measurements that it never saw"),
     SitePage("published.html", "Public measurements", "snakemake published", "plans on A40, A100 and H100 beside public measured steps"),
     SitePage("published_vtrain.html", "vTrain's points", "snakemake published", "1,440 iteration times of GPT models under 18 combinations of degrees"),
+    SitePage("clusters.html", "Runs on clusters", "snakemake clusters", "steps and memory of language models on 8 to 512 H100 beside predictions"),
     SitePage("distsim.html", "DistSim's evaluation", "snakemake distsim", "the same questions asked of runs on this machine"),
     SitePage("studies.html", "Case studies", "snakemake studies", "studies that are simulated only"),
     SitePage("figures.html", "Figures of the paper", "snakemake figures", "counterparts of the paper's figures, on runs of this machine and simulated"),
