@@ -63,38 +63,18 @@ class _Signals:
 
 @dataclass(frozen=True)
 class CallSettings:
-    """How one call runs.
+    """How one call runs."""
 
-    Attributes
-    ----------
-    output : path
-        Where the packed files go; those of an earlier call are taken over.
-    device : {"cuda", "cpu"}
-        Where items run.
-    until_s : float
-        When the call must be over, on the monotonic clock [s].
-    whole_s : float
-        Time of a whole call [s].
-    only : str
-        Pattern of the names of the items to do.
-    state_folder : path or None
-        Where finished items lie until they are packed; below the output by default.
-    resume : sequence of path
-        Outputs of earlier calls to take over.
-    limits : Limits
-        Of the packed files.
-    quick, retry_failed : bool
-        Few repeats and small sizes; forget failures of earlier calls.
-    """
-
-    output: Path
+    output: Path  # where the packed files go; those of an earlier call are taken over
     device: str
-    until_s: float
+    until_s: float  # when the call must be over, on the monotonic clock [s]
     whole_s: float
-    only: str = "*"
+    only: str = "*"  # pattern of the names of the items to do
+    # Where finished items lie until they are packed; below the output by default.
     state_folder: str | None = None
-    resume: Sequence[str] = ()
+    resume: Sequence[str] = ()  # outputs of earlier calls to take over
     limits: Limits = field(default_factory=Limits)
+    # Few repeats and small sizes; forget failures of earlier calls.
     quick: bool = False
     retry_failed: bool = False
 
@@ -102,17 +82,7 @@ class CallSettings:
 def run_call(items: Sequence[Item], settings: CallSettings) -> int:
     """Do as many items as fit until a time, and pack all that is finished.
 
-    Parameters
-    ----------
-    items : sequence of Item
-        All there are, in order of value.
-    settings : CallSettings
-        How the call runs.
-
-    Returns
-    -------
-    int
-        Exit status: 0, or 128 and its number when a signal ended the call.
+    Returns the exit status: 0, or 128 and its number when a signal ended the call.
 
     Raises
     ------
@@ -250,15 +220,7 @@ def raise_clocks(time_s: float) -> None:
 
 
 class Executor:
-    """Does items, each with the device's memory free of the one before.
-
-    Parameters
-    ----------
-    device : {"cuda", "cpu"}
-        Where.
-    quick : bool
-        Few repeats and small sizes.
-    """
+    """Does items, each with the device's memory free of the one before."""
 
     def __init__(self, device: str, quick: bool) -> None:
         self.device, self.quick = device, quick

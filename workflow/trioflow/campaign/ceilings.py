@@ -28,19 +28,7 @@ LAUNCHES = 500
 
 
 def run_ceiling(item: str, part: str, device: str, quick: bool) -> Result:
-    """Measure one part of the device's ceilings.
-
-    Parameters
-    ----------
-    item : str
-        Name that the rows carry.
-    part : {"copy", "matmul", "host_copies", "launch"}
-        What to measure.
-    device : {"cuda", "cpu"}
-        Where.
-    quick : bool
-        Small sizes only.
-    """
+    """Measure one part of the device's ceilings."""
     torch.manual_seed(0)
     rows, facts = _PARTS[part](device, quick)
     return Result(facts=facts, rows=[{**row, "item": item} for row in rows])

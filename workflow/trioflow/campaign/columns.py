@@ -21,12 +21,8 @@ _SCALE = 1000
 def to_columns(rows: Sequence[Any]) -> dict[str, Any]:
     """Return rows of JSON as columns, grouped by the keys that they have.
 
-    Returns
-    -------
-    dict
-        ``order`` (group of each row) and ``groups``: the key of every column,
-        a nested one as a list of two, and the columns. Rows that are no
-        objects are a group without keys.
+    ``order`` (group of each row) and ``groups``: the key of every column, a nested one as a list of
+    two, and the columns. Rows that are no objects are a group without keys.
     """
     numbers: dict[tuple[tuple[str, ...], ...] | None, int] = {}
     order, members = list[int](), list[list[Any]]()

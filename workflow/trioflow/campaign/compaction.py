@@ -38,18 +38,10 @@ _MODULE_FUNCTION = "nn.Module: "
 
 @dataclass(frozen=True)
 class Content:
-    """One packed file.
+    """One packed file."""
 
-    Attributes
-    ----------
-    packed : bytes
-        Compressed with zstd.
-    size_bytes : int
-        Size before compression [bytes].
-    """
-
-    packed: bytes
-    size_bytes: int
+    packed: bytes  # compressed with zstd
+    size_bytes: int  # size before compression [bytes]
 
 
 def compact_kineto(profile: dict[str, Any]) -> dict[str, Any]:

@@ -44,36 +44,20 @@ POINT_S = 0.25
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to do; finished whole or not at all.
+    """One thing to do; finished whole or not at all."""
 
-    Attributes
-    ----------
-    name : str
-        Unique, and usable as a file name.
-    kind : {"ceiling", "workload", "sweep"}
-        What it is.
-    position : int
-        Place in the order of value, from 0.
-    estimate_s : float
-        First guess of its time [s].
-    arguments : mapping
-        What its kind needs: the part to measure, the row and batch, the points.
-    """
-
-    name: str
+    name: str  # unique, and usable as a file name
     kind: str
-    position: int
-    estimate_s: float
+    position: int  # place in the order of value, from 0
+    estimate_s: float  # first guess of its time [s]
+    # What its kind needs: the part to measure, the row and batch, the points.
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
     """Read the table of workloads without what the analysis side needs to check it.
 
-    Parameters
-    ----------
-    path : path, optional
-        A table like ``config/workloads.tsv``; by default the catalogue that ships.
+    ``path``: a table like ``config/workloads.tsv``; by default the catalogue that ships.
 
     Raises
     ------
@@ -121,14 +105,8 @@ def list_items(
 ) -> list[Item]:
     """Return everything that there is to do, in order of value.
 
-    Parameters
-    ----------
-    rows : iterable of mapping
-        Rows of the table of workloads.
-    device : {"cuda", "cpu"}
-        Where it runs; a CPU has fewer precisions.
-    quick : bool
-        A few small items by the same code, to try it out.
+    ``device``: where it runs; a CPU has fewer precisions. ``quick``: a few small items by the same
+    code, to try it out.
     """
     keyed: list[tuple[tuple[int, ...], Item]] = []
     for number, part in enumerate(CEILINGS):

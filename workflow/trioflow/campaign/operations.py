@@ -19,28 +19,15 @@ Point = Mapping[str, Any]
 
 @dataclass
 class Case:
-    """One operation of one size, ready to run.
+    """One operation of one size, ready to run."""
 
-    Attributes
-    ----------
-    run : callable
-        Runs it forward and returns its output, or None.
-    inputs : list of Tensor
-        What it reads; those that require a gradient are differentiated.
-    flop : int or None
-        Floating-point operations forward, multiply and add counted apart;
-        None where no formula applies.
-    phase : str
-        Phase of ``run``.
-    outputs : list of Tensor
-        What it writes, where it returns nothing.
-    """
-
-    run: Callable[[], Any]
-    inputs: list[Tensor]
+    run: Callable[[], Any]  # runs it forward and returns its output, or None
+    inputs: list[Tensor]  # what it reads; those that require a gradient are differentiated
+    # Floating-point operations forward, multiply and add counted apart; None where no formula
+    # applies.
     flop: int | None = None
     phase: str = "forward"
-    outputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)  # what it writes, where it returns nothing
 
 
 @dataclass

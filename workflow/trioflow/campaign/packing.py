@@ -22,37 +22,19 @@ _PER_FILE_BYTES, _PER_ROW_BYTES = 8_192, 256
 
 @dataclass(frozen=True)
 class Limits:
-    """What may come back from the machine.
-
-    Attributes
-    ----------
-    files : int
-        Files at most.
-    file_bytes : int
-        Size of one file at most [bytes].
-    total_bytes : int
-        Size of all together at most [bytes].
-    """
+    """What may come back from the machine."""
 
     files: int = 8
-    file_bytes: int = 16 * BYTES_PER_MIB
-    total_bytes: int = 60 * BYTES_PER_MIB
+    file_bytes: int = 16 * BYTES_PER_MIB  # size of one file at most [bytes]
+    total_bytes: int = 60 * BYTES_PER_MIB  # size of all together at most [bytes]
 
 
 @dataclass
 class Pack:
-    """What was packed and what not.
+    """What was packed and what not."""
 
-    Attributes
-    ----------
-    files : dict of str to int
-        Size of each written file [bytes].
-    left_out : dict of str to str
-        Items without their content, and why.
-    """
-
-    files: dict[str, int] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    files: dict[str, int] = field(default_factory=dict)  # size of each written file [bytes]
+    left_out: dict[str, str] = field(default_factory=dict)  # items without their content, and why
 
 
 def pack_campaign(
@@ -208,11 +190,6 @@ def load_pack(folder: str | Path, state: State) -> int:
 
     Content whose file is not at hand counts as finished elsewhere, so the
     table of items alone is enough to go on.
-
-    Returns
-    -------
-    int
-        Items taken over.
 
     Raises
     ------

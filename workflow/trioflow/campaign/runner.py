@@ -41,20 +41,10 @@ class DeviceLost(BaseException):
 
 @dataclass
 class Budget:
-    """The time of one call.
+    """The time of one call."""
 
-    Attributes
-    ----------
-    clock : callable
-        Seconds of a clock that only goes forward [s].
-    deadline_s : float
-        When nothing may run any more, on that clock [s].
-    whole_s : float
-        Time of a whole call [s].
-    """
-
-    clock: Callable[[], float]
-    deadline_s: float
+    clock: Callable[[], float]  # seconds of a clock that only goes forward [s]
+    deadline_s: float  # when nothing may run any more, on that clock [s]
     whole_s: float
 
     def left_s(self) -> float:
@@ -78,22 +68,9 @@ class Report:
 class Runner:
     """Runs items one after another and stores what came of each.
 
-    Parameters
-    ----------
-    items : sequence of Item
-        In order of value.
-    state : State
-        What is finished already, and where results go.
-    execute : callable
-        Does one item, given a scratch folder; raises what goes wrong.
-    budget : Budget
-        The call's time.
-    check_device : callable
-        Tells after a failed item whether the device still works.
-    notify : callable
-        Takes one line of progress.
-    after_item : callable
-        Called after every stored item: packs now and then.
+    ``execute``: does one item, given a scratch folder; raises what goes wrong. ``check_device``:
+    tells after a failed item whether the device still works. ``after_item``: called after every
+    stored item: packs now and then.
     """
 
     def __init__(

@@ -21,45 +21,23 @@ _RESULT, _RUNNING, _SESSIONS = "result.json", "running.json", "sessions.json"
 
 @dataclass
 class Result:
-    """What came of one item.
+    """What came of one item."""
 
-    Attributes
-    ----------
-    status : str
-        One of ``schemas.STATUSES``; pending is never stored.
-    error : str
-        Text of the error; empty for none.
-    time_ns : int
-        How long the item took [ns].
-    session : int
-        Call that finished it.
-    facts : dict
-        What else is known of it.
-    rows : list of dict
-        Rows of the sweep table.
-    files : dict of str to Content
-        Raw files of a captured workload, packed.
-    elsewhere : bool
-        Whether its content lies in an earlier pack that is not at hand.
-    """
-
-    status: str = "done"
-    error: str = ""
-    time_ns: int = 0
+    status: str = "done"  # one of ``schemas.STATUSES``; pending is never stored
+    error: str = ""  # text of the error; empty for none
+    time_ns: int = 0  # how long the item took [ns]
     session: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # what else is known of it
     rows: list[dict[str, Any]] = field(default_factory=list)
+    # Raw files of a captured workload, packed.
     files: dict[str, Content] = field(default_factory=dict)
-    elsewhere: bool = False
+    elsewhere: bool = False  # whether its content lies in an earlier pack that is not at hand
 
 
 class State:
     """Finished items and past calls, kept in a folder.
 
-    Parameters
-    ----------
-    folder : path
-        Made where missing; what an interrupted call left half-written is removed.
+    ``folder``: made where missing; what an interrupted call left half-written is removed.
     """
 
     def __init__(self, folder: str | Path) -> None:

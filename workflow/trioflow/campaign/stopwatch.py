@@ -29,20 +29,10 @@ _FLUSH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """Repeated times of one piece of work.
+    """Repeated times of one piece of work."""
 
-    Attributes
-    ----------
-    times_ns : list of int
-        Time of each repeat [ns].
-    host_ns : int
-        Host time to hand the work over once [ns].
-    timer : {"cuda_event", "perf_counter"}
-        What measured.
-    """
-
-    times_ns: list[int]
-    host_ns: int
+    times_ns: list[int]  # time of each repeat [ns]
+    host_ns: int  # host time to hand the work over once [ns]
     timer: str
 
     def columns(self) -> dict[str, Any]:
@@ -58,12 +48,8 @@ class Timing:
 class HostStopwatch:
     """Times work that is over when it returns.
 
-    Parameters
-    ----------
-    budget_s : float
-        Time for the repeats of one piece of work [s].
-    finish : callable
-        Waits until work handed to a device is over; nothing on a CPU.
+    ``budget_s``: time for the repeats of one piece of work [s]. ``finish``: waits until work handed
+    to a device is over; nothing on a CPU.
     """
 
     def __init__(self, budget_s: float = BUDGET_S, finish: Work = lambda: None) -> None:
@@ -92,10 +78,7 @@ class CudaStopwatch:
     that it never waits for the host between two kernels of one repeat; the
     second-level cache is overwritten before each repeat.
 
-    Parameters
-    ----------
-    budget_s : float
-        Time for the repeats of one piece of work [s].
+    ``budget_s``: time for the repeats of one piece of work [s].
     """
 
     def __init__(self, budget_s: float = BUDGET_S) -> None:

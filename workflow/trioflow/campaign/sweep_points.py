@@ -34,14 +34,7 @@ def count_levels(operation: str) -> int:
 def list_points(operation: str, level: int, quick: bool = False) -> list[Point]:
     """Return the sizes of one level of an operation's sweep; levels do not overlap.
 
-    Parameters
-    ----------
-    operation : str
-        One of ``OPERATIONS``.
-    level : int
-        0 is the coarsest.
-    quick : bool
-        Two tiny points instead.
+    ``operation``: one of ``OPERATIONS``; ``level``: 0 is the coarsest.
     """
     if quick:
         return _QUICK[operation]

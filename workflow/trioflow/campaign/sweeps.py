@@ -61,21 +61,6 @@ def run_sweep(
 
     A point that fails (no such kernel, not enough memory) is noted in the
     result's facts and does not end the sweep; when all fail, the last error does.
-
-    Parameters
-    ----------
-    item : str
-        Name that the rows carry.
-    operation, precision : str
-        What to time.
-    points : iterable of mapping
-        Sizes by name.
-    device : {"cuda", "cpu"}
-        Where.
-    folder : path
-        For temporary files.
-    quick : bool
-        Few repeats.
     """  # fmt: skip
     torch.manual_seed(0)
     with arithmetic(precision):
@@ -189,18 +174,11 @@ def kernels_by_window(
 ) -> dict[str, tuple[int, list[str]]]:
     """Return each window's kernel time and the names of its kernels.
 
-    Parameters
-    ----------
-    events : iterable of mapping
-        Events of a Kineto profile. Windows do not overlap.
-    windows : set of str
-        Names of annotations; one of a name for each repeat.
+    ``events``: events of a Kineto profile. Windows do not overlap. ``windows``: names of
+    annotations; one of a name for each repeat.
 
-    Returns
-    -------
-    dict of str to (int, list of str)
-        Median over a window's repeats of the sum of its kernels' times [ns],
-        and the kernels of its last repeat in order of launch.
+    Median over a window's repeats of the sum of its kernels' times [ns], and the kernels of its
+    last repeat in order of launch.
 
     Notes
     -----

@@ -19,17 +19,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
     """Restore the captured workloads of a campaign, one folder each.
 
-    Parameters
-    ----------
-    folder : path
-        Where the campaign's Parquet files lie.
-    target : path
-        Where the folders go; each can be read by ``trace.profile.merge.merge_trace``.
-
-    Returns
-    -------
-    list of Path
-        The folders, in order of name.
+    ``target``: where the folders go; each can be read by ``trace.profile.merge.merge_trace``.
 
     Raises
     ------
@@ -55,25 +45,13 @@ def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
 
 
 def read_sweeps(folder: str | Path) -> pd.DataFrame:
-    """Return the sweep table of a campaign; columns as in ``schemas.SWEEPS``.
-
-    Raises
-    ------
-    TableError
-        When the file is missing or has another schema.
-    """
+    """Return the sweep table of a campaign; columns as in ``schemas.SWEEPS``."""
     rows, _ = read_parquet(Path(folder) / SWEEPS_FILE, "sweeps")
     return pd.DataFrame(rows)
 
 
 def read_items(folder: str | Path) -> pd.DataFrame:
-    """Return the table of items; ``attrs["sessions"]`` says what each call found.
-
-    Raises
-    ------
-    TableError
-        When the file is missing or has another schema.
-    """
+    """Return the table of items; ``attrs["sessions"]`` says what each call found."""
     rows, metadata = read_parquet(Path(folder) / ITEMS_FILE, "items")
     frame = pd.DataFrame(rows)
     frame.attrs = dict[Any, Any](metadata)

@@ -34,11 +34,6 @@ def run_workload(
 
     Peak memory is that of all steps, the first included; profiling takes none
     of the device's.
-
-    Raises
-    ------
-    MemoryError
-        When the weights alone are too many.
     """
     steps = QUICK_STEPS if quick else STEPS
     _check_weights(row, device)

@@ -47,31 +47,20 @@ def update_readme(
 ) -> bool:
     """Rewrite what stands between the two markers of a README, and nothing else.
 
-    Parameters
-    ----------
-    readme_path : path
-        Holds the lines ``<!-- errors:begin -->`` and ``<!-- errors:end -->``.
-    error_table : DataFrame
-        Columns of ``tables.ERRORS``, at least one row; every row is written.
-    figure : path, optional
-        Picture of predicted against measured steps, linked relative to the
-        README.
+    ``readme_path``: holds the lines ``<!-- errors:begin -->`` and ``<!-- errors:end -->``.
+    ``error_table``: columns of ``tables.ERRORS``, at least one row; every row is written.
+    ``figure``: picture of predicted against measured steps, linked relative to the README.
+
+    Raises
+    ------
+    InputError
+        When the README or the figure is missing, a marker is missing, stands twice or in the wrong
+        order, or there is no experiment.
 
     Notes
     -----
     The table holds the signed error of every experiment, a plan a line and a
     workload a column; ``write_errors_page`` writes their times.
-
-    Returns
-    -------
-    bool
-        Whether the file changed.
-
-    Raises
-    ------
-    InputError
-        When the README or the figure is missing, a marker is missing, stands
-        twice or in the wrong order, or there is no experiment.
     """
     path = Path(readme_path)
     if error_table.empty:
@@ -84,12 +73,7 @@ def update_readme(
 def write_errors_page(path: str | Path, error_table: pd.DataFrame) -> None:
     """Write the page that holds every experiment with its times and intervals.
 
-    Parameters
-    ----------
-    path : path
-        Markdown file; replaced as a whole.
-    error_table : DataFrame
-        Columns of ``tables.ERRORS``.
+    ``error_table``: columns of ``tables.ERRORS``.
     """
     text = f"{_PAGE_HEAD}\n{write_error_summary(error_table)}\n\n{write_error_rows(error_table)}\n"
     with atomic_path(Path(path)) as temporary:
@@ -99,18 +83,8 @@ def write_errors_page(path: str | Path, error_table: pd.DataFrame) -> None:
 def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
     """Rewrite the README's table of the cost models' validation, and nothing else.
 
-    Parameters
-    ----------
-    readme_path : path
-        Holds the lines ``<!-- validation:begin -->`` and
-        ``<!-- validation:end -->``.
-    summary : DataFrame
-        Columns of ``reproductions.tables.SUMMARY``.
-
-    Returns
-    -------
-    bool
-        Whether the file changed.
+    ``readme_path``: holds the lines ``<!-- validation:begin -->`` and ``<!-- validation:end -->``;
+    ``summary``: columns of ``reproductions.tables.SUMMARY``.
 
     Raises
     ------
@@ -125,17 +99,8 @@ def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
 def update_speed(readme_path: str | Path, speeds: pd.DataFrame) -> bool:
     """Rewrite the README's table of speeds, and nothing else.
 
-    Parameters
-    ----------
-    readme_path : path
-        Holds the lines ``<!-- speed:begin -->`` and ``<!-- speed:end -->``.
-    speeds : DataFrame
-        From ``read_speeds``; its headlines are written.
-
-    Returns
-    -------
-    bool
-        Whether the file changed.
+    ``readme_path``: holds the lines ``<!-- speed:begin -->`` and ``<!-- speed:end -->``.
+    ``speeds``: from ``read_speeds``; its headlines are written.
 
     Raises
     ------
@@ -159,8 +124,7 @@ def replace_block(path: Path, block: str, body: str) -> bool:
     Raises
     ------
     InputError
-        When the file is missing, or a marker is missing, stands twice or in
-        the wrong order.
+        When the file is missing, or a marker is missing, stands twice or in the wrong order.
     """
     begin, end = markers(block)
     try:
@@ -281,17 +245,8 @@ _PUBLISHED_HEADINGS = (
 def update_published(readme_path: str | Path, cases: pd.DataFrame) -> bool:
     """Rewrite the README's table of public cases, and nothing else.
 
-    Parameters
-    ----------
-    readme_path : path
-        Holds the lines ``<!-- published:begin -->`` and ``<!-- published:end -->``.
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
-
-    Returns
-    -------
-    bool
-        Whether the file changed.
+    ``readme_path``: holds the lines ``<!-- published:begin -->`` and ``<!-- published:end -->``;
+    ``cases``: columns of ``tables.PUBLISHED_CASES``.
 
     Raises
     ------

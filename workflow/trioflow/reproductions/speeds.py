@@ -20,12 +20,7 @@ _NUMBERS = ("value", "aim", "ratio")
 def write_speeds(rows: Iterable[Mapping[str, Any]], path: str | Path) -> None:
     """Write measured speeds as a table, tabs between its columns, atomically.
 
-    Parameters
-    ----------
-    rows : iterable of mapping
-        ``COLUMNS`` of each; None for what it does not have.
-    path : path
-        Target file.
+    ``rows``: ``COLUMNS`` of each; None for what it does not have.
     """
     lines = ["\t".join(COLUMNS)]
     for row in rows:
@@ -74,12 +69,8 @@ def read_speeds(path: str | Path) -> pd.DataFrame:
 def write_speed_rows(speeds: pd.DataFrame, *, details: bool = True) -> str:
     """Return speeds as a Markdown table; an aim that is reached is set in bold.
 
-    Parameters
-    ----------
-    speeds : DataFrame
-        From :func:`read_speeds`.
-    details : bool
-        Whether to tell events and the like beside each speed.
+    ``speeds``: from :func:`read_speeds`; ``details``: whether to tell events and the like beside
+    each speed.
     """
     lines = [write_line(HEADINGS), write_line(("---", "---:", "---:", "---"))]
     for row in speeds.to_dict("records"):

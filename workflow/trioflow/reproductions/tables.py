@@ -214,24 +214,12 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 def write_validation_table(
     frame: pd.DataFrame, name: str, path: str | Path, inputs: Iterable[str | Path] = ()
 ) -> None:
-    """Write a table of ``SCHEMAS`` as Parquet, checked and atomically; inputs go into its stamp.
-
-    Raises
-    ------
-    TableError
-        When the frame breaks the schema.
-    """
+    """Write a table of ``SCHEMAS`` as Parquet, checked and atomically; inputs go into its stamp."""
     tables.write_table(frame, name, path, stamp(inputs), SCHEMAS[name])
 
 
 def read_validation_table(path: str | Path, name: str) -> pd.DataFrame:
-    """Read a table of ``SCHEMAS``.
-
-    Raises
-    ------
-    TableError
-        When the file is missing, is not Parquet or breaks the schema.
-    """
+    """Read a table of ``SCHEMAS``."""
     return tables.read_table(path, name, SCHEMAS[name])
 
 

@@ -36,11 +36,6 @@ LONG = 0.005
 def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
     """Return the best rates of operators that take a good part of their step.
 
-    Parameters
-    ----------
-    traces : sequence of Trace
-        With recorded times.
-
     Raises
     ------
     InputError
@@ -69,14 +64,8 @@ def predict_by_rates(
 ) -> float:  # fmt: skip
     """Return the step of a plan with every operator at its best rates [s].
 
-    Parameters
-    ----------
-    traces : sequence of Trace
-        Of the workload; of their times none counts.
-    rates : AnalyticalModel
-        Device.
-    plan, batch, platform, stages
-        As for ``extrapolate``; links as they are, no cost of the host.
+    ``traces``: of the workload; of their times none counts. ``plan``, ``batch``, ``platform``,
+    ``stages``: as for ``extrapolate``; links as they are, no cost of the host.
     """
     timed = []
     for trace in traces:
@@ -102,20 +91,9 @@ def write_analytical(
 ) -> None:
     """Predict every experiment of several ranks by rates alone, and write `ANALYTICAL`.
 
-    Parameters
-    ----------
-    trace_folders : sequence of path
-        Folders of traces.
-    workloads : mapping of str to sequence of str
-        Names of each workload's traces, the one that plans start from first.
-    partitions : sequence of path
-        Stages of each workload, ``<workload>.json``.
-    platform : path
-        Platform file.
-    experiments, plans : iterable of mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
-    table : path
-        Parquet file to write.
+    ``workloads``: names of each workload's traces, the one that plans start from first;
+    ``partitions``: stages of each workload, ``<workload>.json``; ``experiments``, ``plans``: rows
+    of ``experiments.tsv`` and ``plans.tsv``.
     """
     machine = load_platform(Path(platform))
     known = {str(plan["plan"]): Plan(**plan) for plan in plans}
@@ -140,10 +118,12 @@ def write_analytical(
 def bubble_throughput(micro_batches: int, stages: int) -> float:
     """Return the ideal throughput with m micro-batches over that with one.
 
-    Parameters
-    ----------
-    micro_batches, stages : int
-        m and p, at least 1.
+    ``micro_batches``, ``stages``: m and p, at least 1.
+
+    Raises
+    ------
+    InputError
+        When a number is below 1.
 
     Notes
     -----
@@ -158,11 +138,6 @@ def bubble_throughput(micro_batches: int, stages: int) -> float:
 
     which begins at 1 and rises towards p. It holds for GPipe and 1F1B alike;
     unequal stages, updates and messages are left out.
-
-    Raises
-    ------
-    InputError
-        When a number is below 1.
     """
     if min(micro_batches, stages) < 1:
         raise InputError(f"{micro_batches} micro-batches on {stages} stages is not a pipeline")
@@ -203,11 +178,8 @@ class StepParts(NamedTuple):
 def split_step(rows: pd.DataFrame) -> StepParts:
     """Return the parts of a step from the two largest numbers of micro-batches and one.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        ``micro_batches`` and ``step_time_s`` [s]: one micro-batch and two
-        larger numbers at least.
+    ``rows``: ``micro_batches`` and ``step_time_s`` [s]: one micro-batch and two larger numbers at
+    least.
 
     Raises
     ------
@@ -228,16 +200,10 @@ def split_step(rows: pd.DataFrame) -> StepParts:
 def compare_throughput(rows: pd.DataFrame) -> pd.DataFrame:
     """Return simulated and ideal throughput over the batch, both 1 at one micro-batch.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Of ``tables.SWEEP_RESULTS``, one plan at several numbers of micro-batches.
+    ``rows``: of ``tables.SWEEP_RESULTS``, one plan at several numbers of micro-batches.
 
-    Returns
-    -------
-    DataFrame
-        ``micro_batches``, ``batch``, ``step_time_s`` [s], ``simulated``,
-        ``ideal``, ``deviation`` (simulated over ideal less one).
+    ``micro_batches``, ``batch``, ``step_time_s`` [s], ``simulated``, ``ideal``, ``deviation``
+    (simulated over ideal less one).
 
     Raises
     ------

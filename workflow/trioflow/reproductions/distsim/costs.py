@@ -21,15 +21,9 @@ _PROFILING, _BUILDING = ("capture", "merge"), ("partition", "extrapolate")
 def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
     """Return how long jobs took, from Snakemake's benchmarks.
 
-    Parameters
-    ----------
-    files : iterable of path
-        ``<stage>/<subject>.tsv``, or ``<stage>.tsv`` in ``benchmarks``.
+    ``files``: ``<stage>/<subject>.tsv``, or ``<stage>.tsv`` in ``benchmarks``.
 
-    Returns
-    -------
-    DataFrame
-        ``stage``, ``subject`` and ``time_s`` [s], the mean of repeats.
+    ``stage``, ``subject`` and ``time_s`` [s], the mean of repeats.
 
     Raises
     ------
@@ -59,16 +53,9 @@ def build_costs(
 ) -> pd.DataFrame:
     """Return a row of `COSTS` for every workload.
 
-    Parameters
-    ----------
-    benchmarks : DataFrame
-        From `read_benchmarks`.
-    experiments : sequence of mapping
-        Rows of ``experiments.tsv``.
-    measurements, sessions : mapping
-        By workload: ``tables.MEASUREMENTS`` and ``session.json``.
-    summaries : mapping
-        ``summary.json`` by experiment.
+    ``benchmarks``: from `read_benchmarks`; ``experiments``: rows of ``experiments.tsv``;
+    ``measurements``, ``sessions``: by workload: ``tables.MEASUREMENTS`` and ``session.json``;
+    ``summaries``: ``summary.json`` by experiment.
 
     Notes
     -----

@@ -27,10 +27,7 @@ _RANKS: dict[str, Any] = {"markersize": 5.5, "linestyle": "none"}
 def draw_analytical(analytical: pd.DataFrame) -> Figure:
     """Draw the analytical model's step errors, with DistSim's mean and worst on both sides.
 
-    Parameters
-    ----------
-    analytical : DataFrame
-        Columns of ``distsim_analytical.ANALYTICAL``, and ``error``.
+    ``analytical``: columns of ``distsim_analytical.ANALYTICAL``, and ``error``.
     """
     own = "ours: best rates against measured, gloo"
     references = [
@@ -43,10 +40,7 @@ def draw_analytical(analytical: pd.DataFrame) -> Figure:
 def draw_step_errors(activity: pd.DataFrame) -> Figure:
     """Draw every experiment's step error, signed, with DistSim's largest on both sides.
 
-    Parameters
-    ----------
-    activity : DataFrame
-        Columns of ``reproductions.tables.ACTIVITY``.
+    ``activity``: columns of ``reproductions.tables.ACTIVITY``.
     """
     steps = activity.drop_duplicates("experiment")
     own = "ours: simulated against measured, gloo"
@@ -77,10 +71,7 @@ def _draw_errors(
 def draw_activity(activity: pd.DataFrame) -> Figure:
     """Draw every rank's activity error, and how much rounds differ among themselves.
 
-    Parameters
-    ----------
-    activity : DataFrame
-        Columns of ``reproductions.tables.ACTIVITY``.
+    ``activity``: columns of ``reproductions.tables.ACTIVITY``.
     """
     names = list(dict.fromkeys(activity["experiment"]))
     with style.figure_style():
@@ -110,10 +101,7 @@ def draw_activity(activity: pd.DataFrame) -> Figure:
 def draw_timestamps(timestamps: pd.DataFrame) -> Figure:
     """Draw where in the step every start and end lies, and how far off the simulation is.
 
-    Parameters
-    ----------
-    timestamps : DataFrame
-        Columns of ``reproductions.tables.TIMESTAMPS``.
+    ``timestamps``: columns of ``reproductions.tables.TIMESTAMPS``.
     """
     names = list(dict.fromkeys(timestamps["experiment"]))
     rows = -(-len(names) // COLUMNS)
@@ -164,10 +152,7 @@ def _draw_panel(axes: Any, rows: pd.DataFrame) -> None:
 def draw_throughput(rows: pd.DataFrame) -> Figure:
     """Draw throughput over the batch, normalised to one micro-batch, beside the closed forms.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Of ``tables.SWEEP_RESULTS``.
+    ``rows``: of ``tables.SWEEP_RESULTS``.
     """
     found = compare_throughput(rows)
     stages = int(rows["pipeline"].iloc[0])

@@ -72,26 +72,17 @@ def build_distsim_page(
 ) -> DistsimTables:
     """Compare recorded with simulated steps, and write page, figures and tables.
 
-    Parameters
-    ----------
-    files : mapping of str to sequence of path
-        ``sessions`` (``session.json``, with the session's tables beside it),
-        ``timelines`` (``timeline.parquet``, with ``summary.json`` beside it),
-        ``benchmarks``, and one file each of ``analytical``, ``throughput`` and
-        ``search`` (a figure with suffix).
-    experiments, plans : iterable of mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
-    page : path
-        HTML page. Figures and the tables ``timestamps``, ``activity``,
-        ``costs`` go into ``distsim`` beside it.
+    ``files``: ``sessions`` (``session.json``, with the session's tables beside it), ``timelines``
+    (``timeline.parquet``, with ``summary.json`` beside it), ``benchmarks``, and one file each of
+    ``analytical``, ``throughput`` and ``search`` (a figure with suffix). ``experiments``,
+    ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``. ``page``: HTML page. Figures and the
+    tables ``timestamps``, ``activity``, ``costs`` go into ``distsim`` beside it.
 
     Raises
     ------
     InputError
-        When no experiment has several ranks, or a recording does not fit its
-        simulation. Nothing is written then.
-    TableError
-        When a file breaks its schema.
+        When no experiment has several ranks, or a recording does not fit its simulation. Nothing is
+        written then.
     """
     rows = [dict(row) for row in experiments]
     found = _compare(files, rows, {str(p["plan"]): p for p in plans})

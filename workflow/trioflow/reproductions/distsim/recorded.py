@@ -31,17 +31,10 @@ def match_events(recorded: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFram
     collectives the first is the first, the second the second, each kind by
     itself.
 
-    Parameters
-    ----------
-    recorded : DataFrame
-        One rank's rows of ``measure.records.RECORDED_EVENTS``.
-    simulated : DataFrame
-        The same rank's rows of ``tables.TIMELINE``, micro-batches filled.
+    ``recorded``: one rank's rows of ``measure.records.RECORDED_EVENTS``; ``simulated``: the same
+    rank's rows of ``tables.TIMELINE``, micro-batches filled.
 
-    Returns
-    -------
-    DataFrame
-        ``recorded`` and ``simulated``: labels of the rows of both.
+    ``recorded`` and ``simulated``: labels of the rows of both.
     """
     pairs: list[tuple[Any, Any]] = []
     ours = dict(list(_operators(simulated).groupby(_GROUP)))
@@ -78,16 +71,8 @@ def align_sequences(
 ) -> list[tuple[int, int]]:
     """Return places of a longest common subsequence of two sequences of numbers.
 
-    Parameters
-    ----------
-    first, second : ndarray of int, shapes (n,) and (m,)
-        The sequences.
-
-    Returns
-    -------
-    list of (int, int)
-        Places in both, rising in both; of several longest ones the one whose
-        pairs lie furthest to the end.
+    Places in both, rising in both; of several longest ones the one whose pairs lie furthest to the
+    end.
 
     Notes
     -----
@@ -116,20 +101,10 @@ def compare_events(
 ) -> pd.DataFrame:
     """Return the activity error of every rank of one experiment.
 
-    Parameters
-    ----------
-    recorded, marks : DataFrame
-        Rows of ``measure.records.RECORDED_EVENTS`` and ``STEP_MARKS``.
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
-    mark_s : float
-        What one mark adds to a step [s].
+    ``recorded``, ``marks``: rows of ``measure.records.RECORDED_EVENTS`` and ``STEP_MARKS``;
+    ``timeline``: columns of ``tables.TIMELINE``; ``mark_s``: what one mark adds to a step [s].
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``reproductions.tables.ACTIVITY`` but the names; NaN where
-        nothing matches.
+    Columns of ``reproductions.tables.ACTIVITY`` but the names; NaN where nothing matches.
 
     Notes
     -----
@@ -187,10 +162,7 @@ def fill_micro_batches(timeline: pd.DataFrame) -> pd.DataFrame:
     micro-batch of its phase where the rank has one, and to none otherwise;
     updates count as micro-batch 0, and one process as stage 0.
 
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
+    ``timeline``: columns of ``tables.TIMELINE``.
     """
     filled = timeline.copy()
     filled["stage"] = filled["stage"].astype("Int64").fillna(0)
@@ -206,17 +178,11 @@ def fill_micro_batches(timeline: pd.DataFrame) -> pd.DataFrame:
 def simulate_marks(timeline: pd.DataFrame) -> pd.DataFrame:
     """Return when each forward, backward and update of a simulated step begins and ends.
 
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
+    ``timeline``: columns of ``tables.TIMELINE``.
 
-    Returns
-    -------
-    DataFrame
-        ``rank``, ``phase``, ``micro_batch``, ``stage``, ``start_s``, ``end_s``
-        [s]. Messages between stages are not part of them, as a recorded mark
-        begins after what it waits for has come; all-reduces and copies are.
+    ``rank``, ``phase``, ``micro_batch``, ``stage``, ``start_s``, ``end_s`` [s]. Messages between
+    stages are not part of them, as a recorded mark begins after what it waits for has come;
+    all-reduces and copies are.
     """
     filled = fill_micro_batches(timeline)
     inside = filled["micro_batch"].notna() & ~filled["kind"].isin(MESSAGES)
@@ -239,20 +205,13 @@ def compare_marks(
 ) -> pd.DataFrame:
     """Return the timestamp errors of one experiment: rows of `TIMESTAMPS`.
 
-    Parameters
-    ----------
-    marks : DataFrame
-        Columns of ``measure.records.STEP_MARKS`` of the experiment.
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
-    experiment, plan : str
-        Names.
+    ``marks``: columns of ``measure.records.STEP_MARKS`` of the experiment; ``timeline``: columns of
+    ``tables.TIMELINE``.
 
     Raises
     ------
     InputError
-        When there is no round with marks alone, or one side has a mark that
-        the other has not.
+        When there is no round with marks alone, or one side has a mark that the other has not.
 
     Notes
     -----
@@ -316,12 +275,8 @@ def move_clock(
 ) -> np.ndarray[Any, Any]:
     """Return where instants of the profiled step lie in the plain one [s].
 
-    Parameters
-    ----------
-    instants_s : ndarray, shape (n,)
-        Instants of the profiled step [s].
-    knots_s, plain_s : ndarray, shape (k,)
-        From `map_clock`. Before the first and after the last, both clocks run alike.
+    ``instants_s``: instants of the profiled step [s]. ``knots_s``, ``plain_s``: from `map_clock`.
+    Before the first and after the last, both clocks run alike.
     """
     inside = np.clip(instants_s, knots_s[0], knots_s[-1])
     moved: np.ndarray[Any, Any] = np.interp(inside, knots_s, plain_s) + (instants_s - inside)

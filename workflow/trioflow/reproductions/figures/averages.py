@@ -40,12 +40,9 @@ def find_family(plan: Plan) -> str:
 def read_short_plan(text: str) -> tuple[str, int]:
     """Return the kind and the micro-batches of a public case's plan, such as ``ddp4`` or ``gpipe4-m1``.
 
-    Returns
-    -------
-    str
-        The kind; ``hybrid`` where the text names none of the single ones.
-    int
-        Micro-batches; 0 without a pipeline.
+    The kind; ``hybrid`` where the text names none of the single ones.
+
+    Micro-batches; 0 without a pipeline.
     """
     found = _SHORT.fullmatch(text)
     if found is None:
@@ -71,33 +68,17 @@ PAPER = "paper, other cases"
 
 @dataclass(frozen=True)
 class PaperAverage:
-    """A mean absolute error that the paper reports.
+    """A mean absolute error that the paper reports."""
 
-    Attributes
-    ----------
-    figure : str
-        Counterpart of the figure that it belongs to.
-    cases : str
-        What it averages.
-    error : float
-        Mean absolute error.
-    families : tuple of str
-        Kinds of plans beside which it is drawn.
-    chip : str
-        Word in the device's name; empty for none.
-    ranks, chunks : int
-        Ranks, and chunks of the pipeline; 0 where they do not matter.
-    carried : bool, optional
-        Whether traces of other GPUs were carried over; None where they were not told apart.
-    """
-
-    figure: str
+    figure: str  # counterpart of the figure that it belongs to
     cases: str
     error: float
-    families: tuple[str, ...]
-    chip: str = ""
+    families: tuple[str, ...]  # kinds of plans beside which it is drawn
+    chip: str = ""  # word in the device's name; empty for none
+    # Ranks, and chunks of the pipeline; 0 where they do not matter.
     ranks: int = 0
     chunks: int = 0
+    # Whether traces of other GPUs were carried over; None where they were not told apart.
     carried: bool | None = None
 
 

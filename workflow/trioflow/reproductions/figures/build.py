@@ -59,22 +59,14 @@ def build_figure_data(
 ) -> pd.DataFrame:
     """Return what a figure draws, columns of ``SCHEMAS`` of its form.
 
-    Parameters
-    ----------
-    name : str
-        Figure, with ``catalogue.PREFIX`` where public data belong to it.
-    files : mapping of str to sequence of str
-        See ``Files``.
-    plans : sequence of mapping
-        Rows of ``plans.tsv``, for runs of this machine.
+    ``name``: figure, with ``catalogue.PREFIX`` where public data belong to it; ``plans``: rows of
+    ``plans.tsv``, for runs of this machine.
 
     Raises
     ------
     InputError
-        When the figure is unknown, or a set that it needs has no row; the
-        sentence names the figure and the set.
-    TableError
-        When a file breaks its schema.
+        When the figure is unknown, or a set that it needs has no row; the sentence names the figure
+        and the set.
     """
     figure = catalogue.find_figure(name)
     try:
@@ -179,13 +171,7 @@ def _build_shares(figure: Figure, files: Files, plans: Sequence[Mapping[str, Any
 
 
 def _take_one(files: Files, kind: str) -> str:
-    """Return the only file of a kind.
-
-    Raises
-    ------
-    InputError
-        When there is none.
-    """
+    """Return the only file of a kind."""
     found = list(files.get(kind, []))
     if not found:
         raise InputError(f"no file of its {kind}", fix="start the figure by its workflow target")
@@ -217,19 +203,7 @@ def make_figure(
 ) -> None:
     """Write a figure as PDF, SVG and PNG, and the data that it draws as Parquet.
 
-    Parameters
-    ----------
-    name, files, plans
-        As for ``build.build_figure_data``.
-    target : path
-        Without suffix.
-
-    Raises
-    ------
-    InputError
-        When a set that the figure needs has no row; nothing is written then.
-    TableError
-        When a file breaks its schema.
+    ``name``, ``files``, ``plans``: as for ``build.build_figure_data``; ``target``: without suffix.
     """
     figure = catalogue.find_figure(name)
     rows = build_figure_data(name, files, plans)

@@ -22,56 +22,26 @@ the simulator; and the two case studies."""
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Attributes
-    ----------
-    name : str
-        Name of its target and files.
-    title : str
-        What it shows, in a line.
-    paper : str
-        What the paper's figure shows.
-    limit : str
-        Where it stops being true.
-    form : str
-        How it is built and drawn.
-    families : tuple of str
-        Kinds of plans that it compares.
-    live : bool
-        Whether runs of this machine are its counterpart.
-    profiles : bool
-        Whether it needs profiles of real steps and predicted timelines.
-    scenarios : str
-        Description in ``config/figures`` that is predicted for it; empty for none.
-    validation : tuple of str
-        Sets of the validation that hold public measurements of it.
-    published : bool
-        Whether public multi-GPU cases hold measurements of it.
-    busy : bool
-        Whether times are those in which any rank computes or moves data.
-    live_label, label, series : str
-        What a line of measured experiments, and a line and a colour of predictions, is called.
-    study : str
-        Table of a case study under ``studies``; empty for none.
-    """
-
-    name: str
-    title: str
-    paper: str
-    limit: str
-    form: str = ERRORS
-    families: tuple[str, ...] = ()
-    live: bool = False
-    profiles: bool = False
+    name: str  # name of its target and files
+    title: str  # what it shows, in a line
+    paper: str  # what the paper's figure shows
+    limit: str  # where it stops being true
+    form: str = ERRORS  # how it is built and drawn
+    families: tuple[str, ...] = ()  # kinds of plans that it compares
+    live: bool = False  # whether runs of this machine are its counterpart
+    profiles: bool = False  # whether it needs profiles of real steps and predicted timelines
+    # Description in ``config/figures`` that is predicted for it; empty for none.
     scenarios: str = ""
-    validation: tuple[str, ...] = ()
-    published: bool = False
-    busy: bool = False
+    validation: tuple[str, ...] = ()  # sets of the validation that hold public measurements of it
+    published: bool = False  # whether public multi-GPU cases hold measurements of it
+    busy: bool = False  # whether times are those in which any rank computes or moves data
+    # What a line of measured experiments, and a line and a colour of predictions, is called.
     live_label: str = "{workload}"
     label: str = "{trace}"
     series: str = "{told}"
-    study: str = ""
+    study: str = ""  # table of a case study under ``studies``; empty for none
 
 
 FIGURES: dict[str, Figure] = {
@@ -159,15 +129,7 @@ def find_figure(name: str) -> Figure:
 
 
 def list_figures(descriptions: dict[str, str], *, published: bool) -> list[str]:
-    """Return the names of all figures; with public data those that gain something have ``PREFIX``.
-
-    Parameters
-    ----------
-    descriptions : dict of str to str
-        From :func:`list_descriptions`.
-    published : bool
-        Whether public data are used.
-    """
+    """Return the names of all figures; with public data those that gain something have ``PREFIX``."""
     return [
         f"{PREFIX}{name}" if published and gains(figure, descriptions) else name
         for name, figure in FIGURES.items()
@@ -220,21 +182,7 @@ def list_inputs(
 ) -> dict[str, list[str]]:  # fmt: skip
     """Return the files that a figure is built from, below the folder of results, by their kind.
 
-    Parameters
-    ----------
-    name : str
-        Figure, with ``PREFIX`` where public data belong to it.
-    descriptions : dict of str to str
-        From :func:`list_descriptions`.
-    workloads, experiments : sequence of str
-        Workloads that are measured, and experiments.
-    published_sets : sequence of str
-        Sets of public multi-GPU cases.
-
-    Raises
-    ------
-    InputError
-        When there is no such figure, or its description is missing.
+    ``name``: figure, with ``PREFIX`` where public data belong to it.
     """
     figure = find_figure(name)
     found = {"errors": ["report/error.parquet"]} if figure.live else {}

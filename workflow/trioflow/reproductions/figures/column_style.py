@@ -63,12 +63,7 @@ def align_titles(figure: Figure, panels: Iterable[Any]) -> None:
 def save_column_figure(figure: Figure, path: str | Path) -> list[Path]:
     """Write a figure as SVG, PNG and PDF, atomically and without dates.
 
-    Parameters
-    ----------
-    figure : Figure
-        Made inside ``column_style``.
-    path : path
-        Target without suffix.
+    ``figure``: made inside ``column_style``; ``path``: target without suffix.
     """
     written = style.save_figure(figure, path)
     target = Path(f"{path}.pdf")

@@ -40,35 +40,19 @@ _HEAD_IN = 0.56
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: its title, what its axis says, and its dots.
+    """One panel: its title, what its axis says, and its dots."""
 
-    Attributes
-    ----------
-    title : str
-        What its numbers rest on, and a summary.
-    axis : str
-        Label of the x axis.
-    points : list of Point
-        In order.
-    errors : bool
-        Whether the axis holds errors, not times.
-    """
-
-    title: str
+    title: str  # what its numbers rest on, and a summary
     axis: str
     points: list[Point]
-    errors: bool
+    errors: bool  # whether the axis holds errors, not times
 
 
 def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw a figure of predictions, a panel for each kind of evidence.
 
-    Parameters
-    ----------
-    figure : Figure
-        Of the forms ``errors`` or ``order``.
-    rows : DataFrame
-        Columns of ``reproductions.tables.EVIDENCE``.
+    ``figure``: of the forms ``errors`` or ``order``; ``rows``: columns of
+    ``reproductions.tables.EVIDENCE``.
 
     Raises
     ------
@@ -181,15 +165,9 @@ def _describe_coverage(rows: Rows) -> str:
 def count_right_pairs(rows: Rows) -> tuple[int, int]:
     """Return how many pairs of plans of one workload are predicted in the measured order.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        ``reproductions.tables.EVIDENCE`` rows with measured times.
+    ``rows``: ``reproductions.tables.EVIDENCE`` rows with measured times.
 
-    Returns
-    -------
-    int, int
-        Pairs in the right order, and all pairs of different plans.
+    Pairs in the right order, and all pairs of different plans.
     """
     times = [
         (row["label"], row["plan"], row["measured_s"] / (row["batch"] or 1), row["predicted_s"] / (row["batch"] or 1))

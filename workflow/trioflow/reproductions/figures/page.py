@@ -59,19 +59,13 @@ _PICTURE_WIDTH_PX = 540
 def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
     """Write the page.
 
-    Parameters
-    ----------
-    files : sequence of path
-        Pictures and tables of every figure, as ``job.make_figure`` writes them.
-    page : path
-        Target; pictures are addressed from where it lies.
+    ``files``: pictures and tables of every figure, as ``job.make_figure`` writes them. ``page``:
+    target; pictures are addressed from where it lies.
 
     Raises
     ------
     InputError
         When there is no figure, or one lacks its picture; nothing is written then.
-    TableError
-        When a table breaks its schema.
     """
     found = {Path(file).name: Path(file) for file in files}
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]
@@ -107,15 +101,7 @@ NO_AVERAGES = "the paper reports no average for this figure, or none is at hand:
 
 
 def describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the figure's three labels, and the paper's averages, each with what it holds.
-
-    Parameters
-    ----------
-    figure : Figure
-        What it is.
-    rows : DataFrame
-        What it draws.
-    """
+    """Return the figure's three labels, and the paper's averages, each with what it holds."""
     if figure.form in (catalogue.WAFER, catalogue.HOP):
         told = {
             ONLY_SIMULATED: f"everything: {len(rows)} runs of the study, {_describe_study(figure, rows)}"

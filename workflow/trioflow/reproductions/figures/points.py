@@ -20,29 +20,17 @@ _COLOURS = (*style.SERIES_COLOURS, style.INK, style.GREY)
 
 @dataclass(frozen=True)
 class Point:
-    """One dot.
+    """One dot."""
 
-    Attributes
-    ----------
-    label, series : str
-        Its line and its colour.
-    x : float or None
-        Its place; None for a case that has none.
-    low, high : float or None
-        Ends of its bar.
-    measured : float or None
-        Place of an empty diamond beside it.
-    papers : tuple of (float, float)
-        Pairs of places of dashed strokes.
-    """
-
+    # Its line and its colour.
     label: str
     series: str
-    x: float | None
+    x: float | None  # its place; None for a case that has none
+    # Ends of its bar.
     low: float | None = None
     high: float | None = None
-    measured: float | None = None
-    papers: tuple[tuple[float, float], ...] = field(default=())
+    measured: float | None = None  # place of an empty diamond beside it
+    papers: tuple[tuple[float, float], ...] = field(default=())  # pairs of places of dashed strokes
 
 
 def choose_looks(series: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -69,14 +57,8 @@ def _slots(points: Sequence[Point], label: str) -> float:
 def draw_points(axes: Any, points: Sequence[Point], looks: Mapping[str, tuple[str, str]]) -> None:
     """Draw a panel.
 
-    Parameters
-    ----------
-    axes : Axes
-        Where to.
-    points : sequence of Point
-        Lines in the order of their labels' first appearance, from the top.
-    looks : mapping of str to (str, str)
-        From :func:`choose_looks`.
+    ``points``: lines in the order of their labels' first appearance, from the top; ``looks``: from
+    :func:`choose_looks`.
     """
     ticks, edges, top = {}, [], 0.0
     for label in dict.fromkeys(point.label for point in points):

@@ -42,21 +42,12 @@ def read_live_errors(
 ) -> pd.DataFrame:
     """Return the experiments of some kinds of plans, with their plan as ``family`` and ``told``.
 
-    Parameters
-    ----------
-    file : path
-        Parquet file of ``tables.ERRORS``.
-    plans : sequence of mapping
-        Rows of ``plans.tsv``.
-    families : sequence of str
-        Kinds of plans that are wanted.
+    ``file``: Parquet file of ``tables.ERRORS``; ``plans``: rows of ``plans.tsv``.
 
     Raises
     ------
     InputError
         When there is no such experiment.
-    TableError
-        When the file breaks its schema.
     """
     known = {str(row["plan"]): Plan(**row) for row in plans}
     errors = tables.read_table(file, "errors")
@@ -87,14 +78,8 @@ def list_live_rows(
 ) -> list[dict[str, Any]]:
     """Return rows of ``reproductions.tables.EVIDENCE``, without the figure's name and the paper's averages.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        From :func:`read_live_errors`.
-    panel : str
-        Title of the panel.
-    label : str
-        What a line is called, with columns of ``errors`` in braces.
+    ``errors``: from :func:`read_live_errors`; ``label``: what a line is called, with columns of
+    ``errors`` in braces.
     """
     several = errors["told"].nunique() > 1
     return [
@@ -115,10 +100,7 @@ def list_live_rows(
 def count_busy_s(tasks: pd.DataFrame) -> float:
     """Return the time [s] in which any rank computes or moves data.
 
-    Parameters
-    ----------
-    tasks : DataFrame
-        Columns ``kind``, ``start_s``, ``end_s`` of one step, all ranks.
+    ``tasks``: columns ``kind``, ``start_s``, ``end_s`` of one step, all ranks.
     """
     busy = tasks[tasks["kind"] != HOST].sort_values("start_s", kind="stable")
     return _unite(busy["start_s"].to_numpy(np.float64), busy["end_s"].to_numpy(np.float64))
@@ -137,14 +119,9 @@ def use_busy_time(
 ) -> list[dict[str, Any]]:
     """Return rows with busy times in place of step times, as the paper measures tensor parallelism.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        From :func:`list_live_rows`.
-    measured : DataFrame
-        Columns of ``tables.RANK_TIMELINES``: profiles of real steps.
-    predicted : mapping of str to DataFrame
-        The predicted timeline of each experiment, columns of ``tables.TIMELINE``.
+    ``rows``: from :func:`list_live_rows`; ``measured``: columns of ``tables.RANK_TIMELINES``:
+    profiles of real steps; ``predicted``: the predicted timeline of each experiment, columns of
+    ``tables.TIMELINE``.
 
     Raises
     ------
@@ -188,12 +165,8 @@ def shorten_device(name: str) -> str:
 def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]]:
     """Return whole training steps of one GPU from a set of the validation, as ``EVIDENCE`` rows.
 
-    Parameters
-    ----------
-    file : path
-        Parquet file of ``tables.VALIDATION``.
-    set_name : str
-        Its set: a key of ``validation_aims.SETS``.
+    ``file``: Parquet file of ``tables.VALIDATION``; ``set_name``: its set: a key of
+    ``validation_aims.SETS``.
 
     Raises
     ------
@@ -234,14 +207,7 @@ def list_published_rows(
 ) -> list[dict[str, Any]]:
     """Return public multi-GPU cases of some kinds of plans, as ``EVIDENCE`` rows.
 
-    Parameters
-    ----------
-    files : sequence of path
-        Parquet files of ``tables.PUBLISHED_CASES``.
-    families : sequence of str
-        Kinds of plans that are wanted.
-    label : str
-        What a line is called, with columns of the table in braces.
+    ``files``: Parquet files of ``tables.PUBLISHED_CASES``.
 
     Raises
     ------
@@ -280,12 +246,8 @@ STEP, BUSY = "step time", "busy time"
 def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
     """Predict every scenario of a description and write them as a table.
 
-    Parameters
-    ----------
-    description : path
-        In the format of a sweep's.
-    target : path
-        Parquet file of ``tables.SWEEP_RESULTS``.
+    ``description``: in the format of a sweep's; ``target``: Parquet file of
+    ``tables.SWEEP_RESULTS``.
 
     Raises
     ------
@@ -320,15 +282,10 @@ def list_predicted_rows(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return predictions without any measurement as ``reproductions.tables.EVIDENCE`` rows.
 
-    Parameters
-    ----------
-    files : sequence of path
-        Parquet files of ``tables.SWEEP_RESULTS``.
-    quantity : str
-        ``STEP`` or ``BUSY``: busy times have the step's interval in proportion.
-    label, series : str
-        What a line is called and what its colour says: columns of the table,
-        ``told`` (the plan), ``gpu`` and ``gpus`` (with their number) in braces.
+    ``files``: Parquet files of ``tables.SWEEP_RESULTS``; ``quantity``: ``STEP`` or ``BUSY``: busy
+    times have the step's interval in proportion; ``label``, ``series``: what a line is called and
+    what its colour says: columns of the table, ``told`` (the plan), ``gpu`` and ``gpus`` (with
+    their number) in braces.
 
     Raises
     ------

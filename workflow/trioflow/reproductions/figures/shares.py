@@ -35,12 +35,8 @@ COMPUTE = "compute"
 def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[str, Any]]:
     """Return ``reproductions.tables.SHARES`` rows of measured experiments: profile and prediction of each.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        From ``live_rows.read_live_errors``.
-    profiles : DataFrame
-        Columns of ``tables.RANK_TIMELINES``.
+    ``errors``: from ``live_rows.read_live_errors``; ``profiles``: columns of
+    ``tables.RANK_TIMELINES``.
 
     Raises
     ------
@@ -69,10 +65,7 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
 def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
     """Return how the rank that computes most spends a profiled step.
 
-    Parameters
-    ----------
-    profile : DataFrame
-        Columns ``rank``, ``kind``, ``start_s``, ``end_s`` of one step.
+    ``profile``: columns ``rank``, ``kind``, ``start_s``, ``end_s`` of one step.
     """
     end_s = float(profile["end_s"].max())
     found = []
@@ -125,14 +118,8 @@ def time_simulations(
 ) -> pd.DataFrame:
     """Time every scenario of a description that has a step, and write the times as a table.
 
-    Parameters
-    ----------
-    description : path
-        In the format of a sweep's.
-    target : path
-        Parquet file of ``reproductions.tables.SIMULATOR_TIMES``.
-    repeats : int
-        Timed runs of each.
+    ``description``: in the format of a sweep's; ``target``: Parquet file of
+    ``reproductions.tables.SIMULATOR_TIMES``.
 
     Raises
     ------

@@ -14,27 +14,13 @@ SOURCE = "issue 7 of the project, points 1 and 2"
 
 @dataclass(frozen=True)
 class PublishedSet:
-    """One set of public cases in words.
-
-    Attributes
-    ----------
-    title : str
-        Heading.
-    judged : str
-        What was measured, and what the prediction starts from.
-    limits : str
-        How far the comparison goes.
-    aim : float, optional
-        Largest mean absolute error that reaches the aim.
-    scaling_aim : float, optional
-        The same for scaling.
-    """
+    """One set of public cases in words."""
 
     title: str
-    judged: str
-    limits: str
-    aim: float | None = None
-    scaling_aim: float | None = None
+    judged: str  # what was measured, and what the prediction starts from
+    limits: str  # how far the comparison goes
+    aim: float | None = None  # largest mean absolute error that reaches the aim
+    scaling_aim: float | None = None  # the same for scaling
 
 
 _THROUGHPUT = (
@@ -99,24 +85,14 @@ SETS: Mapping[str, PublishedSet] = {
 
 @dataclass(frozen=True)
 class Published:
-    """An average that others published, of other cases.
+    """An average that others published, of other cases."""
 
-    Attributes
-    ----------
-    who, cases : str
-        Who published it and of what.
-    error : float
-        Mean absolute error.
-    set : str
-        Set beside which it stands.
-    plans : tuple of str
-        First letters of the plans that it is drawn beside; empty for all.
-    """
-
+    # Who published it and of what.
     who: str
     cases: str
     error: float
-    set: str
+    set: str  # set beside which it stands
+    # First letters of the plans that it is drawn beside; empty for all.
     plans: tuple[str, ...] = field(default=())
 
 

@@ -46,30 +46,15 @@ _TAGGED = ("gemm", "convolution", "convolution_backward")
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """What the rules read of a trace.
+    """What the rules read of a trace."""
 
-    Attributes
-    ----------
-    time_s : array [operators]
-        Recorded times [s].
-    output_bytes : array [operators]
-        Bytes of all results [bytes].
-    tagged : array of bool [operators]
-        Operators that tensor parallelism divides: products and convolutions
-        that read a parameter, and their gradients.
-    forward : array of bool [operators]
-        Operators of the forward phase.
-    parameter_bytes : float
-        All parameters [bytes].
-    batch : int
-        Samples of the step.
-    """
-
-    time_s: np.ndarray
-    output_bytes: np.ndarray
+    time_s: np.ndarray  # recorded times [s]
+    output_bytes: np.ndarray  # bytes of all results [bytes]
+    # Operators that tensor parallelism divides: products and convolutions that read a parameter,
+    # and their gradients.
     tagged: np.ndarray
-    forward: np.ndarray
-    parameter_bytes: float
+    forward: np.ndarray  # operators of the forward phase
+    parameter_bytes: float  # all parameters [bytes]
     batch: int
 
 
@@ -123,18 +108,9 @@ def predict_by_triosim(
 ) -> float | None:
     """Return the time of a step by TrioSim's public rules [s]; None for a plan that they do not know.
 
-    Parameters
-    ----------
-    step : RecordedStep
-        One rank's recorded step.
-    plan : Plan
-        One degree above 1 at most.
-    batch : int
-        Samples of the whole step.
-    bandwidth_bytes_per_s : float
-        Bytes of a collective or a message over this are its time [bytes/s].
-    overlap : bool
-        False for its standard data parallelism, which adds the all-reduce.
+    ``plan``: one degree above 1 at most; ``bandwidth_bytes_per_s``: bytes of a collective or a
+    message over this are its time [bytes/s]; ``overlap``: false for its standard data parallelism,
+    which adds the all-reduce.
 
     Raises
     ------
@@ -170,21 +146,12 @@ def _crossing_bytes(step: RecordedStep, forward: bool, stages: int) -> float:
 
 @dataclass(frozen=True)
 class AnalyticalModel:
-    """A device by its rates alone: an operator model without coefficients.
+    """A device by its rates alone: an operator model without coefficients."""
 
-    Attributes
-    ----------
-    flop_per_s, bytes_per_s : float
-        Rate of arithmetic [flop/s] and bandwidth of memory [bytes/s].
-    device_name : str
-        Device that the rates are of.
-    source : str
-        What the rates are.
-    """
-
+    # Rate of arithmetic [flop/s] and bandwidth of memory [bytes/s].
     flop_per_s: float
     bytes_per_s: float
-    device_name: str
+    device_name: str  # device that the rates are of
     source: str
     by_row: ClassVar[bool] = True
 
@@ -221,11 +188,5 @@ class AnalyticalModel:
         return f"none: {self.source}"
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Refuse: there are no coefficients.
-
-        Raises
-        ------
-        InputError
-            Always.
-        """
+        """Refuse: there are no coefficients."""
         raise InputError("this operator model has no file", file=path, fix="name it instead")

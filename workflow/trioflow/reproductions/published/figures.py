@@ -32,12 +32,7 @@ _NEAR = 0.15
 def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
     """Draw the errors of everyone on every case of a set.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
-    name : str
-        The set.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``.
 
     Raises
     ------

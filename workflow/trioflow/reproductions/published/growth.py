@@ -35,21 +35,10 @@ _MEANINGS = {
 def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return the parts of each error of a set, over the measured step.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
-    causes : DataFrame
-        Columns of ``causes.CAUSES``.
-    name : str
-        The set.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``causes``: columns of ``causes.CAUSES``.
 
-    Returns
-    -------
-    DataFrame
-        By case: ``growth``, ``plan`` and ``rest``, which sum to ``error``, and
-        ``inside``, whether the interval holds the measured step. Cases at a
-        recorded batch are left out.
+    By case: ``growth``, ``plan`` and ``rest``, which sum to ``error``, and ``inside``, whether the
+    interval holds the measured step. Cases at a recorded batch are left out.
     """
     mine = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
     rows: dict[str, dict[str, Any]] = {}
@@ -144,17 +133,11 @@ PROPORTIONAL, RESCALED = "in proportion to the batch", "as predicted"
 def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
     """Return each class's time at the measured batch, in proportion to the batch and as predicted.
 
-    Parameters
-    ----------
-    cases : sequence of PreparedCase
-        Those whose ranks compute whole steps, at another batch than their
-        trace's and without an anchor, are told of; others are left out.
+    ``cases``: those whose ranks compute whole steps, at another batch than their trace's and
+    without an anchor, are told of; others are left out.
 
-    Returns
-    -------
-    DataFrame
-        Columns ``causes.CAUSES``, role ``causes.GROWTH``: two rows for each
-        phase and class of operators of a case, on rank 0.
+    Columns ``causes.CAUSES``, role ``causes.GROWTH``: two rows for each phase and class of
+    operators of a case, on rank 0.
     """
     rows = []
     for case in cases:

@@ -62,18 +62,10 @@ def judge_anchored_steps(
 ) -> pd.DataFrame:
     """Judge the ways to anchor on single-GPU steps of every GPU.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-    imports_file, table : path
-        ``imports.tsv`` and ``published.tsv``.
+    ``imports_file``, ``table``: ``imports.tsv`` and ``published.tsv``.
 
-    Returns
-    -------
-    DataFrame
-        Columns ``ANCHORS``: every ordered pair of batches of one model on one
-        GPU, its operators rescaled by a model that did not see the workload.
+    Columns ``ANCHORS``: every ordered pair of batches of one model on one GPU, its
+    operators rescaled by a model that did not see the workload.
     """
     from trioflow.costmodel.published_data import load_published
 
@@ -99,20 +91,10 @@ def judge_anchored_steps(
 def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
     """Return the 80 % interval of a whole step told by its operators, relative to the prediction.
 
-    Parameters
-    ----------
-    anchors : DataFrame
-        Columns ``ANCHORS``.
-    workload : str
-        Left out.
-    way : str
-        One of ``step_anchor.WAYS``.
+    ``anchors``: columns ``ANCHORS``; ``workload``: left out; ``way``: one of ``step_anchor.WAYS``.
 
-    Returns
-    -------
-    low, high : float
-        The errors' quantiles, on either side of 1; 1 and 1 where fewer than
-        ``FEWEST`` steps of other workloads were judged.
+    The errors' quantiles, on either side of 1; 1 and 1 where fewer than ``FEWEST`` steps of other
+    workloads were judged.
     """
     others = anchors[anchors["workload"] != workload]
     if len(others) < FEWEST:
@@ -131,14 +113,10 @@ def measure_band(anchors: pd.DataFrame) -> dict[str, Any]:
 def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResidual]:
     """Return how far public steps were off that leave what was recorded, by what they leave.
 
-    Parameters
-    ----------
-    anchors : DataFrame
-        Columns ``ANCHORS``: another batch, from operators anchored at their own step and alone.
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU tell what ranks add; where
-        the same batch a GPU was measured on one GPU, what they add to that one. Cases without
-        a traced GPU (vTrain's points) leave no recorded step.
+    ``anchors``: columns ``ANCHORS``: another batch, from operators anchored at their own step and
+    alone. ``cases``: columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU tell what ranks
+    add; where the same batch a GPU was measured on one GPU, what they add to that one. Cases
+    without a traced GPU (vTrain's points) leave no recorded step.
     """
     found = []
     for row in anchors.to_dict("records"):
@@ -170,13 +148,7 @@ def prepare_set(
     table: str | Path,
     anchors: pd.DataFrame,
 ) -> tuple[PublishedSource, list[PreparedCase]]:
-    """Return the cases of a set, ready to be predicted.
-
-    Raises
-    ------
-    TrioflowError
-        When the table, a file or a combination is wrong.
-    """
+    """Return the cases of a set, ready to be predicted."""
     rows = rows_of_set(load_published_rows(table), name, table)
     source = PublishedSource.read(data_folder, imports_file, table)
     cases = []
@@ -275,34 +247,19 @@ THROUGHPUT_WORD = "throughput of "
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured step.
-
-    Attributes
-    ----------
-    time_s : float
-        The step [s].
-    source : str
-        File that says it.
-    spread : float or None
-        Half the range of repeats over their median; None where the source
-        tells one number only.
-    """
+    """A measured step."""
 
     time_s: float
-    source: str
+    source: str  # file that says it
+    # Half the range of repeats over their median; None where the source tells one number only.
     spread: float | None = None
 
 
 def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
     """Return the measured time of a row.
 
-    Parameters
-    ----------
-    row : PublishedRow
-        Its ``measured`` names a sidecar of NeuSight's (``e2e_latency`` in ms),
-        or a GPU of the shipped table of throughputs.
-    data_folder : path
-        Retrieved data or a mirror of it.
+    ``row``: its ``measured`` names a sidecar of NeuSight's (``e2e_latency`` in ms), or a GPU of the
+    shipped table of throughputs.
 
     Raises
     ------

@@ -62,8 +62,6 @@ def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
     ------
     InputError
         When there is no case, or a case stands twice.
-    TableError
-        When a file breaks the schema.
     """
     frames = [tables.read_table(file, "published_cases") for file in files]
     frames = [frame for frame in frames if len(frame)]
@@ -89,28 +87,12 @@ def build_published_page(
 ) -> pd.DataFrame:
     """Write the page, its figures and all cases as one table.
 
-    Parameters
-    ----------
-    case_files, cause_files : sequence of path
-        Parquet files of ``tables.PUBLISHED_CASES`` and ``causes.CAUSES``.
-    anchor_file : path
-        Parquet file of ``judge.ANCHORS``.
-    page, table : path
-        HTML page and Parquet file (``tables.PUBLISHED_CASES``) to write.
-        Figures go into ``published`` beside the page: ``<set>`` and
-        ``<set>-sensitivity`` as SVG and PNG.
+    ``case_files``, ``cause_files``: Parquet files of ``tables.PUBLISHED_CASES`` and
+    ``causes.CAUSES``. ``anchor_file``: Parquet file of ``judge.ANCHORS``. ``page``, ``table``: HTML
+    page and Parquet file (``tables.PUBLISHED_CASES``) to write. Figures go into ``published``
+    beside the page: ``<set>`` and ``<set>-sensitivity`` as SVG and PNG.
 
-    Returns
-    -------
-    DataFrame
-        The scores of every set and model.
-
-    Raises
-    ------
-    InputError
-        When there is no case. Nothing is written then.
-    TableError
-        When a file breaks its schema.
+    Returns the scores of every set and model.
     """
     cases = read_cases(case_files)
     found = [tables.read_table(file, "causes", schema=CAUSES) for file in cause_files]

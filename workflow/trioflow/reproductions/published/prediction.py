@@ -38,17 +38,10 @@ LARGE_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True)
 class UpkeepModel:
-    """An operator model with dearer or cheaper copies into and out of gradient buckets.
+    """An operator model with dearer or cheaper copies into and out of gradient buckets."""
 
-    Attributes
-    ----------
-    base : OperatorModel
-        Of the GPU. A trace's own operators are rescaled; what a plan asks to
-        be predicted is upkeep (`parallel.staged_work.predict_elementwise`).
-    factor : float
-        On every predicted time.
-    """
-
+    # Of the GPU. A trace's own operators are rescaled; what a plan asks to be predicted is upkeep
+    # (`parallel.staged_work.predict_elementwise`).
     base: OperatorModel
     factor: float
 
@@ -64,18 +57,13 @@ class UpkeepModel:
 
 @dataclass
 class PreparedCase:
-    """A row with its traces in the measured GPU's times, and its machine.
-
-    Attributes
-    ----------
-    band : tuple of float
-        Interval of a whole step told by its operators, relative to the step.
-    """
+    """A row with its traces in the measured GPU's times, and its machine."""
 
     row: PublishedRow
     times: DeviceTimes
     platform: Platform
     collectives: Collectives | None
+    # Interval of a whole step told by its operators, relative to the step.
     band: tuple[float, float] = (1.0, 1.0)
     _steps: dict[tuple[str, float, bool], Step] = field(default_factory=dict, repr=False)
 
@@ -197,21 +185,8 @@ def prepare_case(
 ) -> PreparedCase:
     """Read what a row's prediction starts from.
 
-    Parameters
-    ----------
-    row : PublishedRow
-        The case.
-    source : PublishedSource
-        Traces and models.
-    traces : tuple of str, optional
-        Other traces than the row's: the oracle's.
-    band : tuple of float
-        Interval of a whole step told by its operators, relative to the step.
-
-    Raises
-    ------
-    TrioflowError
-        When a file is missing or wrong, or plan, machine and trace do not fit.
+    ``traces``: other traces than the row's: the oracle's; ``band``: interval of a whole step told
+    by its operators, relative to the step.
     """
     given = source.traces_of(row, traces)
     platform, collectives = source.load_machine(row)

@@ -57,16 +57,13 @@ class PublishedRow:
 def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
     """Read ``published.tsv`` into rows by the name of the case.
 
-    Parameters
-    ----------
-    path : path
-        Tab-separated table. A platform that is a file is given relative to it.
+    ``path``: tab-separated table. A platform that is a file is given relative to it.
 
     Raises
     ------
     TableError
-        When the table is missing, a column is unknown or missing, a name
-        stands twice, a number is none, or a plan does not fit its ranks.
+        When the table is missing, a column is unknown or missing, a name stands twice, a number is
+        none, or a plan does not fit its ranks.
     """
     file = Path(path)
     columns = [field.name for field in fields(PublishedRow)]

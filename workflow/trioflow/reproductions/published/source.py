@@ -32,21 +32,11 @@ SHIPPED_METHOD = "shipped"
 
 @dataclass
 class PublishedSource:
-    """Public traces and measurements, read once for many cases.
-
-    Attributes
-    ----------
-    data_folder : Path
-        Retrieved data or a mirror of it.
-    imports : dict of str to Import
-        Rows of ``imports.tsv``.
-    table_folder : Path
-        Where the table of cases lies; platforms given as files are beside it.
-    """
+    """Public traces and measurements, read once for many cases."""
 
     data_folder: Path
-    imports: dict[str, Import]
-    table_folder: Path
+    imports: dict[str, Import]  # rows of ``imports.tsv``
+    table_folder: Path  # where the table of cases lies; platforms given as files are beside it
     _traces: dict[str, Trace] = field(default_factory=dict, repr=False)
     _devices: dict[str, PublishedDevice] = field(default_factory=dict, repr=False)
     _fit_data: dict[str, DeviceData] = field(default_factory=dict, repr=False)
@@ -56,13 +46,7 @@ class PublishedSource:
     def read(
         cls, data_folder: str | Path, imports_file: str | Path, table: str | Path
     ) -> PublishedSource:
-        """Return the source of a table of cases.
-
-        Raises
-        ------
-        TableError
-            When ``imports.tsv`` is wrong.
-        """
+        """Return the source of a table of cases."""
         return cls(Path(data_folder), load_imports(imports_file), Path(table).parent)
 
     def read_trace(self, name: str) -> Trace:
@@ -131,12 +115,7 @@ class PublishedSource:
     def device_times(self, traces: list[Trace], gpu: str) -> DeviceTimes:
         """Return traces with the times of a GPU, and its operator model without their workload.
 
-        Parameters
-        ----------
-        traces : list of Trace
-            One workload on one GPU.
-        gpu : str
-            Sheet of the GPU that is asked about.
+        ``traces``: one workload on one GPU; ``gpu``: sheet of the GPU that is asked about.
 
         Notes
         -----

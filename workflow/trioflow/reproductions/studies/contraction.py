@@ -22,16 +22,8 @@ Ints = NDArray[np.int64]
 def contract_graph(graph: TaskGraph) -> TaskGraph:
     """Leave out host tasks without duration and join computations that follow one another.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        What every rank does.
-
-    Returns
-    -------
-    TaskGraph
-        Its step takes as long on every network, up to the rounding of sums.
-        A joined task has the name of its first part and no operator.
+    The step takes as long on every network, up to the rounding of sums. A joined task has
+    the name of its first part and no operator.
 
     Notes
     -----

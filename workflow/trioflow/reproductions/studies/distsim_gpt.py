@@ -53,15 +53,7 @@ def choose_schedule(micro_batches: int, pipeline: int = PIPELINE) -> str:
 def predict_throughput(
     counts: Sequence[int] = MICRO_BATCHES, tensor: int = TENSOR, pipeline: int = PIPELINE
 ) -> pd.DataFrame:
-    """Return the steps of all batches: rows of ``tables.SWEEP_RESULTS``.
-
-    Parameters
-    ----------
-    counts : sequence of int
-        Micro-batches of one sample each.
-    tensor, pipeline : int
-        Degrees.
-    """
+    """Return the steps of all batches: rows of ``tables.SWEEP_RESULTS``."""
     workshop = Workshop(interval=False)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -79,13 +71,7 @@ def predict_throughput(
 
 
 def write_throughput(table: str | Path) -> None:
-    """Write the steps of all batches as Parquet (``tables.SWEEP_RESULTS``).
-
-    Parameters
-    ----------
-    table : path
-        File to write.
-    """
+    """Write the steps of all batches as Parquet (``tables.SWEEP_RESULTS``)."""
     tables.write_table(
         predict_throughput(), "sweep_results", table, {"study": "DistSim's GPT 145B"}
     )

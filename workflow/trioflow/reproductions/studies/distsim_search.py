@@ -91,10 +91,7 @@ def order_plans(rows: pd.DataFrame) -> list[str]:
 def compare_distsim(rows: pd.DataFrame) -> list[str]:
     """Say for each speed of the network which plans are first and last, and how far apart.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        From `predict_distsim`.
+    ``rows``: from `predict_distsim`.
     """
     published = [f"{one.tensor}M{one.pipeline}P{one.data}D" for one in (BEST, WORST)]
     lines = [
@@ -116,12 +113,7 @@ def compare_distsim(rows: pd.DataFrame) -> list[str]:
 def study_distsim_search(table: str | Path, figure: str | Path) -> None:
     """Run the study; print the order of the plans, write its table, and its figure as SVG and PNG.
 
-    Parameters
-    ----------
-    table : path
-        Parquet file of ``tables.SWEEP_RESULTS``.
-    figure : path
-        Figure, without suffix.
+    ``table``: Parquet file of ``tables.SWEEP_RESULTS``; ``figure``: figure, without suffix.
     """
     from trioflow.report.style import save_figure
     from trioflow.reproductions.studies.study_figures import draw_distsim_search

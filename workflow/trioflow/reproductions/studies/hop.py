@@ -61,21 +61,11 @@ VARIANTS: Mapping[str, HopSettings] = {
 
 @dataclass(frozen=True)
 class HopWork:
-    """What one iteration is, where nothing is slowed.
+    """What one iteration is, where nothing is slowed."""
 
-    Attributes
-    ----------
-    compute_s : float
-        Computation of an iteration [s].
-    update_bytes : int
-        One update: all gradients [bytes].
-    batch : int
-        Samples of an iteration of one worker.
-    """
-
-    compute_s: float
-    update_bytes: int
-    batch: int
+    compute_s: float  # computation of an iteration [s]
+    update_bytes: int  # one update: all gradients [bytes]
+    batch: int  # samples of an iteration of one worker
 
 
 def load_work(trace: str = TRACE) -> HopWork:
@@ -125,26 +115,10 @@ def draw_times(
 ) -> tuple[dict[Edge, float], Floats]:
     """Draw slow-downs and return the times that follow from them.
 
-    Parameters
-    ----------
-    work : HopWork
-        An iteration where nothing is slowed.
-    edges : sequence of (int, int)
-        Senders and receivers.
-    slowed : str
-        One of ``SLOWED``.
-    seed : int
-        Equal seeds give equal factors, whatever the graph and the bandwidth.
-    bandwidth_bytes_per_s : float
-        Bandwidth of a link that is not slowed [bytes/s].
-    workers, iterations : int
-        Extent.
+    ``slowed``: one of ``SLOWED``; ``seed``: equal seeds give equal factors, whatever the graph and
+    the bandwidth.
 
-    Returns
-    -------
-    dict, ndarray of float
-        Time of an update on each edge [s]; compute times
-        [workers, iterations] [s].
+    Returns the time of an update on each edge [s], and compute times [workers, iterations] [s].
 
     Raises
     ------
@@ -182,19 +156,10 @@ def sweep_hop(
 ) -> pd.DataFrame:
     """Run every graph, slow-down, seed, bandwidth and variant.
 
-    Parameters
-    ----------
-    work : HopWork
-        An iteration where nothing is slowed.
-    bandwidths_bytes_per_s, seeds : sequence
-        What is swept; bandwidths of links that are not slowed [bytes/s].
-    iterations : int
-        Iterations that every worker finishes.
+    ``bandwidths_bytes_per_s``, ``seeds``: what is swept; bandwidths of links that are not slowed
+    [bytes/s].
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``reproductions.tables.HOP``.
+    Columns of ``reproductions.tables.HOP``.
     """
     rows = []
     for graph in GRAPHS:
@@ -251,12 +216,8 @@ def _describe(
 def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> None:
     """Run the study and write its table and its figures, each as SVG and PNG.
 
-    Parameters
-    ----------
-    table : path
-        Parquet file of ``reproductions.tables.HOP``.
-    speedup, bandwidth : path
-        Figures, without suffix.
+    ``table``: Parquet file of ``reproductions.tables.HOP``; ``speedup``, ``bandwidth``: figures,
+    without suffix.
     """
     from trioflow.report.style import save_figure
     from trioflow.reproductions.studies.study_figures import draw_bandwidths, draw_speedups

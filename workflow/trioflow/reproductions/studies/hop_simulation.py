@@ -22,57 +22,28 @@ _Phase = Literal["computes", "awaits updates", "awaits tokens", "has finished"]
 
 @dataclass(frozen=True)
 class HopSettings:
-    """The rules that all workers follow.
+    """The rules that all workers follow."""
 
-    Attributes
-    ----------
-    max_gap : int
-        Tokens of a queue at the start; how many iterations a worker may be
-        ahead of one that it sends to.
-    backup_workers : int
-        Updates of an iteration that a worker need not wait for.
-    staleness : int
-        Iterations that an update may be old.
-    max_jump : int
-        Iterations that a worker which is behind enters at once; 1 never skips.
-    behind : int
-        Iterations that all neighbours must be ahead before a worker skips.
-    """
-
+    # Tokens of a queue at the start; how many iterations a worker may be ahead of one that it sends
+    # to.
     max_gap: int = 8
-    backup_workers: int = 0
-    staleness: int = 0
-    max_jump: int = 1
-    behind: int = 2
+    backup_workers: int = 0  # updates of an iteration that a worker need not wait for
+    staleness: int = 0  # iterations that an update may be old
+    max_jump: int = 1  # iterations that a worker which is behind enters at once; 1 never skips
+    behind: int = 2  # iterations that all neighbours must be ahead before a worker skips
 
 
 @dataclass(frozen=True, eq=False)
 class HopRun:
-    """What came of a run.
+    """What came of a run."""
 
-    Attributes
-    ----------
-    start_s : ndarray of float
-        Start of each iteration [workers, iterations] [s]; NaN for one that
-        was skipped.
-    finish_s : ndarray of float
-        When each worker had finished the last iteration [workers] [s].
-    computed : ndarray of int
-        Iterations that each worker computed and did not skip [workers].
-    dropped : int
-        Updates that arrived too late to be of use.
-    largest_gap : int
-        Most iterations that a worker was ahead of one that it sends to.
-    largest_staleness : int
-        Most iterations that an update was old when a worker relied on it.
-    """
-
+    # Start of each iteration [workers, iterations] [s]; NaN for one that was skipped.
     start_s: Floats
-    finish_s: Floats
-    computed: Ints
-    dropped: int
-    largest_gap: int
-    largest_staleness: int
+    finish_s: Floats  # when each worker had finished the last iteration [workers] [s]
+    computed: Ints  # iterations that each worker computed and did not skip [workers]
+    dropped: int  # updates that arrived too late to be of use
+    largest_gap: int  # most iterations that a worker was ahead of one that it sends to
+    largest_staleness: int  # most iterations that an update was old when a worker relied on it
 
     @property
     def time_s(self) -> float:
@@ -89,23 +60,15 @@ def simulate_hop(
 ) -> HopRun:
     """Simulate decentralised training on a graph of workers.
 
-    Parameters
-    ----------
-    sending_s : mapping of (int, int) to float
-        For each edge, from sender to receiver, the time that an update
-        occupies its link [s].
-    compute_s : ndarray of float
-        Compute time of each iteration [workers, iterations] [s].
-    settings : HopSettings
-        The rules.
-    latency_s : float
-        Time from the end of the sending to the arrival [s].
+    ``sending_s``: for each edge, from sender to receiver, the time that an update occupies its link
+    [s]; ``compute_s``: compute time of each iteration [workers, iterations] [s]; ``latency_s``:
+    time from the end of the sending to the arrival [s].
 
     Raises
     ------
     SimulationError
-        When the settings let nobody move or make no sense, a time is negative
-        or no number, or an edge does not join two of the workers.
+        When the settings let nobody move or make no sense, a time is negative or no number, or an
+        edge does not join two of the workers.
 
     Notes
     -----

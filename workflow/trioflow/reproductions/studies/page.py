@@ -59,18 +59,11 @@ STUDIES: Mapping[str, Study] = {
 def build_study_page(folder: str | Path, page: str | Path) -> None:
     """Write the page of all case studies, and copy their figures beside it.
 
-    Parameters
-    ----------
-    folder : path
-        Where the studies left their tables, ``<study>.parquet``, and their
-        figures as SVG.
-    page : path
-        HTML page to write; figures go into ``studies`` beside it.
+    ``folder``: where the studies left their tables, ``<study>.parquet``, and their figures as SVG.
+    ``page``: HTML page to write; figures go into ``studies`` beside it.
 
     Raises
     ------
-    TableError
-        When a table is missing or breaks its schema. Nothing is written then.
     InputError
         When a table is empty, or a figure is missing.
     """

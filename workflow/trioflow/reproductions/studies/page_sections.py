@@ -37,10 +37,7 @@ _CIRCUITS = {
 def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
     """Return what the wafer study asks; then its tables, and what it swept and assumed.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``study_tables.WAFER``.
+    ``rows``: columns of ``study_tables.WAFER``.
     """
     circuit = CircuitSettings()
     words = (
@@ -163,10 +160,7 @@ def _render_wafer_cases(rows: pd.DataFrame) -> str:
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
     """Return what the Hop study asks; then its tables, and what it swept and assumed.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``study_tables.HOP``.
+    ``rows``: columns of ``study_tables.HOP``.
     """
     words = (
         f"{hop.WORKERS} workers train {hop.TRACE.partition('-')[0].upper()} and exchange updates with their neighbours only. Rules "
@@ -241,10 +235,7 @@ def _render_hop_bandwidths(rows: pd.DataFrame) -> str:
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
     """Return what DistSim's search is; then its tables, and what it swept and assumed.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``tables.SWEEP_RESULTS``, from ``distsim_search.predict_distsim``.
+    ``rows``: columns of ``tables.SWEEP_RESULTS``, from ``distsim_search.predict_distsim``.
     """
     best, worst = (_name_published(one) for one in (distsim.BEST, distsim.WORST))
     words = (

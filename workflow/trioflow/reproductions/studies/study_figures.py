@@ -21,16 +21,10 @@ _COLUMNS = 3
 def draw_wafer(rows: pd.DataFrame) -> Figure:
     """Draw the step on both networks, a panel a case.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``reproductions.tables.WAFER``, at least one row.
+    ``rows``: columns of ``reproductions.tables.WAFER``, at least one row.
 
-    Returns
-    -------
-    Figure
-        Step time, in units of the step on a network that takes no time,
-        against the bandwidth of the mesh's links; circuits are level lines.
+    The step, in units of the step on a network that takes no time, against the bandwidth
+    of the mesh's links; circuits are level lines.
     """
     cases = list(rows.groupby(["workload", "plan", "samples_per_replica"], sort=False))
     lines = -(-len(cases) // _COLUMNS)
@@ -122,18 +116,10 @@ _SLOWED = {
 def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
     """Draw the speed-up of every variant over the standard rules at one bandwidth.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``reproductions.tables.HOP``.
-    bandwidth_bytes_per_s : float
-        Bandwidth that is shown [bytes/s].
+    ``rows``: columns of ``reproductions.tables.HOP``.
 
-    Returns
-    -------
-    Figure
-        A panel for each thing that is slowed: one dot a seed, a line at the
-        median, both graphs beside each other.
+    A panel for each thing that is slowed: one dot a seed, a line at the median, both graphs
+    beside each other.
     """
     shown = rows[rows["bandwidth_bytes_per_s"] == bandwidth_bytes_per_s]
     shown = shown[shown["variant"] != shown["variant"].iloc[0]]
@@ -171,16 +157,9 @@ def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
 def draw_bandwidths(rows: pd.DataFrame) -> Figure:
     """Draw the speed-up of every variant against the bandwidth of the links.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``reproductions.tables.HOP``.
+    ``rows``: columns of ``reproductions.tables.HOP``.
 
-    Returns
-    -------
-    Figure
-        Medians over the seeds; a row of panels a graph, a column for each
-        thing that is slowed.
+    Medians over the seeds; a row of panels a graph, a column for each thing that is slowed.
     """
     keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
     median = rows.groupby(keys, sort=False)["speedup"].median().reset_index()
@@ -217,16 +196,10 @@ def draw_bandwidths(rows: pd.DataFrame) -> Figure:
 def draw_distsim_search(rows: pd.DataFrame) -> Figure:
     """Draw steps a second of every plan, a line each speed of the network.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        From ``distsim_search.predict_distsim``.
+    ``rows``: from ``distsim_search.predict_distsim``.
 
-    Returns
-    -------
-    Figure
-        Plans in the order of the fastest network, with its 80 % interval;
-        DistSim's two published plans as stars.
+    Plans in the order of the fastest network, with its 80 % interval; DistSim's two
+    published plans as stars.
     """
     with style.figure_style():
         figure = style.new_figure(3.6)

@@ -59,27 +59,15 @@ _HALVINGS = 60
 
 @dataclass(frozen=True)
 class WaferCase:
-    """A workload, a plan and a batch.
+    """A workload, a plan and a batch."""
 
-    Attributes
-    ----------
-    trace : str
-        Folder in ``traced_step.TRACES``.
-    samples_per_replica : int
-        Samples of one replica.
-    data, tensor, pipeline, micro_batches : int
-        Plan.
-    paper_share : float or None
-        Share of communication that the paper reports on its mesh.
-    """
-
-    trace: str
+    trace: str  # folder in ``traced_step.TRACES``
     samples_per_replica: int
     data: int = GPUS
     tensor: int = 1
     pipeline: int = 1
     micro_batches: int = 1
-    paper_share: float | None = None
+    paper_share: float | None = None  # share of communication that the paper reports on its mesh
 
 
 CASES = (
@@ -98,16 +86,10 @@ CASES = (
 def trace_ring(rows: int, columns: int) -> list[int]:
     """Return the places of a grid, row by row, in the order of a closed walk over all of them.
 
-    Parameters
-    ----------
-    rows, columns : int
-        Extent of the grid; 2 rows or more and an even number of columns.
+    ``rows``, ``columns``: extent of the grid; 2 rows or more and an even number of columns.
 
-    Returns
-    -------
-    list of int
-        Neighbours in it, the last and the first included, are neighbours in
-        the grid: a ring on them uses each link once, without a detour.
+    Neighbours in it, the last and the first included, are neighbours in the grid: a ring on them
+    uses each link once, without a detour.
 
     Raises
     ------
@@ -129,12 +111,7 @@ def trace_ring(rows: int, columns: int) -> list[int]:
 def place_ranks(links: Iterable[Link], places: Sequence[int]) -> list[Link]:
     """Put rank k at a place of a network whose ranks are called by their places.
 
-    Parameters
-    ----------
-    links : iterable of Link
-        Links between ranks.
-    places : sequence of int
-        Place of each rank [ranks].
+    ``places``: place of each rank [ranks].
     """
     names = {name_rank_node(place): name_rank_node(rank) for rank, place in enumerate(places)}
     return [replace(link, source=names[link.source], target=names[link.target]) for link in links]
@@ -154,12 +131,7 @@ def build_case(case: WaferCase) -> TaskGraph:
 class WaferSteps:
     """Steps of one task graph on the networks of the study.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        What the ranks of a ``rows`` x ``columns`` wafer do.
-    rows, columns : int
-        Extent of the mesh.
+    ``graph``: what the ranks of a ``rows`` x ``columns`` wafer do.
     """
 
     def __init__(self, graph: TaskGraph, rows: int = ROWS, columns: int = COLUMNS) -> None:
@@ -265,12 +237,7 @@ def sweep_case(case: WaferCase) -> list[dict[str, Any]]:
 def study_wafer(table: str | Path, figure: str | Path) -> None:
     """Run the study and write its table, and its figure as SVG and PNG.
 
-    Parameters
-    ----------
-    table : path
-        Parquet file of ``reproductions.tables.WAFER``.
-    figure : path
-        Figure, without suffix.
+    ``table``: Parquet file of ``reproductions.tables.WAFER``; ``figure``: figure, without suffix.
     """
     from trioflow.report.style import save_figure
     from trioflow.reproductions.studies.study_figures import draw_wafer

@@ -19,29 +19,13 @@ SOURCE = "issue 4 of the project, point 6"
 
 @dataclass(frozen=True)
 class JudgedSet:
-    """One set of cases in words.
-
-    Attributes
-    ----------
-    title : str
-        Heading.
-    judged : str
-        What is predicted.
-    known : str
-        What the model had: the data behind its fit, and what it was given of the case.
-    left_out : str
-        What the fit did not see.
-    ours : str
-        The model that ships.
-    oracle : str
-        What the oracle is.
-    """
+    """One set of cases in words."""
 
     title: str
     judged: str
-    known: str
-    left_out: str
-    ours: str
+    known: str  # what the model had: the data behind its fit, and what it was given of the case
+    left_out: str  # what the fit did not see
+    ours: str  # the model that ships
     oracle: str
 
 
@@ -102,31 +86,17 @@ KNOWS_THE_ANSWER = ("recorded",)
 
 @dataclass(frozen=True)
 class Aim:
-    """What was aimed at.
+    """What was aimed at."""
 
-    Attributes
-    ----------
-    set, quantity : str
-        As in ``tables.VALIDATION``.
-    title : str
-        What is averaged.
-    groups : tuple of str
-        Groups whose cases are averaged together.
-    limit : float, optional
-        Largest mean absolute error that reaches it; none where there is no aim.
-    over_oracle : bool
-        Whether the limit comes on top of the oracle's error.
-    others : str
-        What others report for something like it.
-    """
-
+    # As in ``tables.VALIDATION``.
     set: str
     quantity: str
     title: str
-    groups: tuple[str, ...]
+    groups: tuple[str, ...]  # groups whose cases are averaged together
+    # Largest mean absolute error that reaches it; none where there is no aim.
     limit: float | None = None
-    over_oracle: bool = False
-    others: str = ""
+    over_oracle: bool = False  # whether the limit comes on top of the oracle's error
+    others: str = ""  # what others report for something like it
 
 
 _RANKS = "{0}, below 64 KiB", "{0}, from 64 KiB"
@@ -178,19 +148,12 @@ _WEIGHTS = {
 def reach_aims(summary: pd.DataFrame) -> list[dict[str, Any]]:
     """Set what was reached beside every aim.
 
-    Parameters
-    ----------
-    summary : DataFrame
-        Columns of ``validation_tables.SUMMARY``.
+    ``summary``: columns of ``validation_tables.SUMMARY``.
 
-    Returns
-    -------
-    list of dict
-        For every aim that has cases: ``aim``, ``ours`` and ``best`` (the
-        model, and pooled scores of ``SCORES`` that are means or counts; of
-        all other models the one with the smallest mean absolute error),
-        ``limit`` (what is aimed at, with the oracle's error where it comes on
-        top) and ``reached``; the latter two are None where there is no aim.
+    For every aim that has cases: ``aim``, ``ours`` and ``best`` (the model, and pooled
+    scores of ``SCORES`` that are means or counts; of all other models the one with the smallest
+    mean absolute error), ``limit`` (what is aimed at, with the oracle's error where it comes on
+    top) and ``reached``; the latter two are None where there is no aim.
     """
     found = []
     for aim in AIMS:

@@ -21,13 +21,9 @@ _SHARE = 0.01
 def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
     """Return the cases of an aim as our model predicted them, with signed errors.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.VALIDATION``; ``error`` (predicted over measured
-        less one), ``oracle_error`` (the same of the oracle),
-        ``beside_oracle`` (predicted over oracle less one), ``part`` (device
-        and, where a source names one, dataset).
+    Columns of ``tables.VALIDATION``; ``error`` (predicted over measured less one), ``oracle_error``
+    (the same of the oracle), ``beside_oracle`` (predicted over oracle less one), ``part`` (device
+    and, where a source names one, dataset).
     """
     rows = cases[
         (cases["set"] == aim.set)
@@ -47,18 +43,11 @@ def select_cases(cases: pd.DataFrame, aim: Aim) -> pd.DataFrame:
 def split_error(rows: pd.DataFrame) -> pd.DataFrame:
     """Split a mean absolute error by where the measurements come from.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        From :func:`select_cases`.
+    ``rows``: from :func:`select_cases`.
 
-    Returns
-    -------
-    DataFrame
-        One row a part, the largest contribution first: ``part``, ``cases``,
-        ``error`` (mean absolute), ``bias``, ``points`` (what it adds to the
-        mean over all parts), ``without`` (mean over the other parts),
-        ``oracle_cases``, ``oracle_error`` and ``beside_oracle`` (mean absolute).
+    One row a part, the largest contribution first: ``part``, ``cases``, ``error`` (mean absolute),
+    ``bias``, ``points`` (what it adds to the mean over all parts), ``without`` (mean over the other
+    parts), ``oracle_cases``, ``oracle_error`` and ``beside_oracle`` (mean absolute).
     """
     total, found = float(rows["error"].abs().sum()), []
     for part, group in rows.groupby("part", sort=True):
@@ -80,21 +69,13 @@ def split_error(rows: pd.DataFrame) -> pd.DataFrame:
 def split_case(cases: pd.DataFrame, row: dict[Any, Any]) -> pd.DataFrame:
     """Split the error of one sum of operators by class.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        All cases; those of quantity ``operator`` named after the sum's case.
-    row : mapping
-        A row of :func:`select_cases`.
+    ``cases``: all cases; those of quantity ``operator`` named after the sum's case. ``row``: a row
+    of :func:`select_cases`.
 
-    Returns
-    -------
-    DataFrame
-        ``group`` (class and phase), ``measured_s``, ``predicted_s``,
-        ``points`` (their difference over the measured sum of all),
-        ``measured_growth`` and ``predicted_growth`` (the class at the target
-        over the class as recorded at the source; missing where the pair was
-        not judged the other way round); empty where the case has no operators.
+    ``group`` (class and phase), ``measured_s``, ``predicted_s``, ``points`` (their difference over
+    the measured sum of all), ``measured_growth`` and ``predicted_growth`` (the class at the target
+    over the class as recorded at the source; missing where the pair was not judged the other way
+    round); empty where the case has no operators.
     """
     mine = _operators_of(cases, row, str(row["case"]))
     if mine.empty:
@@ -132,17 +113,10 @@ def _turn(case: str) -> str:
 def measure_bus_bandwidths(cases: pd.DataFrame) -> pd.DataFrame:
     """Return what each number of ranks made of the largest message that all of them sent.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        All cases; those of the set ``collectives`` within one node are read.
+    ``cases``: all cases; those of the set ``collectives`` within one node are read.
 
-    Returns
-    -------
-    DataFrame
-        ``part`` (as :func:`select_cases`), ``collective``,
-        ``message_bytes``, and for every number of ranks measured anywhere a
-        column with its bus bandwidth [bytes/s]; missing where not measured.
+    ``part`` (as :func:`select_cases`), ``collective``, ``message_bytes``, and for every number of
+    ranks measured anywhere a column with its bus bandwidth [bytes/s]; missing where not measured.
 
     Notes
     -----

@@ -60,24 +60,12 @@ class _Series:
 def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     """Judge every way to predict on every public table.
 
-    Parameters
-    ----------
-    data_folder : path
-        ``results/data`` or a mirror.
+    ``data_folder``: ``results/data`` or a mirror.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.VALIDATION``. Groups: ``sizes ...`` (every other
-        size of each curve predicts the rest, both ways round), ``4 ranks from
-        2 and 8 ...``, ``8 ranks from 2 and 4 ...`` and, where more numbers of
-        ranks were measured, ``ranks from all others ...``; each from 64 KiB
-        up and below.
-
-    Raises
-    ------
-    TableError
-        When a public file is missing or breaks its format.
+    Columns of ``tables.VALIDATION``. Groups: ``sizes ...`` (every other size of each curve
+    predicts the rest, both ways round), ``4 ranks from 2 and 8 ...``, ``8 ranks from 2 and 4 ...``
+    and, where more numbers of ranks were measured, ``ranks from all others ...``; each from 64 KiB
+    up and below.
 
     Notes
     -----

@@ -35,26 +35,17 @@ RESCALE_COLUMNS = (
 def operator_diagnostics(model: OperatorCostModel, traces: Sequence[TraceLike]) -> pd.DataFrame:
     """Predict every operator with models that did not see its workload.
 
-    Parameters
-    ----------
-    model : OperatorCostModel
-        Its method is fitted again without each workload in turn.
-    traces : sequence of trace
-        As given to ``fit_operator_model``.
+    ``model``: its method is fitted again without each workload in turn; ``traces``: as given to
+    ``fit_operator_model``.
 
-    Returns
-    -------
-    DataFrame
-        ``OPERATOR_COLUMNS``: one row an operator; times in [s],
-        ``relative_error`` is held out over recorded less one, missing where
-        the recorded time is 0. With one workload, fifths of its operators are
-        left out instead.
+    Returns ``OPERATOR_COLUMNS``: one row an operator; times in [s], ``relative_error`` is held out
+    over recorded less one, missing where the recorded time is 0. With one workload, fifths of its
+    operators are left out instead.
 
     Raises
     ------
     InputError
-        When the model's method is not a built-in one, or as
-        ``fit_operator_model``.
+        When the model's method is not a built-in one, or as ``fit_operator_model``.
     """
     held = hold_out(collect_rows(traces), _form(model.method)).rows
     table = held.rename(columns={"time_s": "recorded_s"})
@@ -65,13 +56,9 @@ def operator_diagnostics(model: OperatorCostModel, traces: Sequence[TraceLike]) 
 def rescale_diagnostics(model: OperatorCostModel, traces: Sequence[TraceLike]) -> pd.DataFrame:
     """Rescale every operator between two captured batches with models that did not see its workload.
 
-    Returns
-    -------
-    DataFrame
-        ``RESCALE_COLUMNS``: one row an operator and ordered pair of batches;
-        ``recorded_s`` is the time recorded at the target batch [s],
-        ``held_out_s`` the one predicted for it from the other batch [s],
-        ``unchanged`` whether its size is the same at both.
+    Returns ``RESCALE_COLUMNS``: one row an operator and ordered pair of batches; ``recorded_s`` is
+    the time recorded at the target batch [s], ``held_out_s`` the one predicted for it from the
+    other batch [s], ``unchanged`` whether its size is the same at both.
 
     Raises
     ------
@@ -94,23 +81,14 @@ def rescale_diagnostics(model: OperatorCostModel, traces: Sequence[TraceLike]) -
 def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what a device's model misses, operator by operator, and class by class.
 
-    Parameters
-    ----------
-    data : DeviceData
-        What was measured on the device.
-    method : str
-        Name in ``device_fit.DEVICE_METHODS``.
+    ``method``: name in ``device_fit.DEVICE_METHODS``.
 
-    Returns
-    -------
-    operators : DataFrame
-        Columns of ``reproductions.tables.OPERATORS``: a row for every distinct operator of a step, its
-        occurrences counted; ``recorded_s`` is the mean of their times,
-        ``held_out_s`` the prediction of a model that did not see the workload
-        [s], ``relative_error`` the latter over the former less one. Over
-        ``flop`` and the bytes these are the residuals by size.
-    classes : DataFrame
-        Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``.
+    Columns of ``reproductions.tables.OPERATORS``: a row for every distinct operator of a step, its
+    occurrences counted; ``recorded_s`` is the mean of their times, ``held_out_s`` the prediction of
+    a model that did not see the workload [s], ``relative_error`` the latter over the former less
+    one. Over ``flop`` and the bytes these are the residuals by size.
+
+    Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``.
 
     Raises
     ------
@@ -133,24 +111,10 @@ def diagnose_published(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what the model of every GPU with published operators misses.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-    method : str
-        Name in ``device_fit.DEVICE_METHODS``.
-    devices : sequence of str, optional
-        GPUs, as their drivers name them; all by default.
+    ``method``: name in ``device_fit.DEVICE_METHODS``. ``devices``: GPUs, as their drivers name
+    them; all by default.
 
-    Returns
-    -------
-    operators, classes : DataFrame
-        As :func:`diagnose`, one GPU under the other.
-
-    Raises
-    ------
-    InputError, TraceError
-        When the method is unknown, or the data is missing or wrong.
+    As :func:`diagnose`, one GPU under the other.
     """
     found = [
         diagnose(DeviceData.prepare(each.traces, each.limits, each.benchmarks()), method)
@@ -165,12 +129,8 @@ def compare_methods(
 ) -> pd.DataFrame:
     """Compare the built-in methods by what they miss with whole workloads left out.
 
-    Returns
-    -------
-    DataFrame
-        One row a method: ``method``, ``predict_step_error`` and
-        ``rescale_step_error`` (mean absolute relative error of step sums;
-        missing without pairs), ``basis``.
+    One row a method: ``method``, ``predict_step_error`` and ``rescale_step_error`` (mean
+    absolute relative error of step sums; missing without pairs), ``basis``.
     """
     rows = collect_rows(traces)
     entries = []
@@ -194,23 +154,15 @@ def compare_methods(
 def collective_diagnostics(model: CollectiveCostModel, samples: pd.DataFrame) -> pd.DataFrame:
     """Set the measured, the interpolated and the single-line times of each size side by side.
 
-    Parameters
-    ----------
-    model : CollectiveCostModel
-        Model to judge; it may have been fitted to other samples.
-    samples : DataFrame
-        Columns of ``tables.COLLECTIVE_SAMPLES``.
+    ``model``: model to judge; it may have been fitted to other samples. ``samples``: columns of
+    ``tables.COLLECTIVE_SAMPLES``.
 
-    Returns
-    -------
-    DataFrame
-        One row a (collective, ranks, message_bytes): ``repeats``,
-        ``median_s``, ``low_s`` and ``high_s`` (80 % of the repeats),
-        ``model_s``, ``model_error``, ``confidence``, ``left_out_error`` and
-        ``alpha_beta_left_out_error`` (from the samples' other sizes, with the
-        model's interpolation and with one line; missing at both ends),
-        ``alpha_beta_s``, ``alpha_beta_error`` (the line through all sizes) and ``bus_bandwidth_bytes_per_s``. Errors are predicted over
-        median less one.
+    One row a (collective, ranks, message_bytes): ``repeats``, ``median_s``, ``low_s`` and
+    ``high_s`` (80 % of the repeats), ``model_s``, ``model_error``, ``confidence``,
+    ``left_out_error`` and ``alpha_beta_left_out_error`` (from the samples' other sizes, with the
+    model's interpolation and with one line; missing at both ends), ``alpha_beta_s``,
+    ``alpha_beta_error`` (the line through all sizes) and ``bus_bandwidth_bytes_per_s``. Errors are
+    predicted over median less one.
 
     Raises
     ------

@@ -28,12 +28,7 @@ _RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 def draw_set(summary: pd.DataFrame, name: str) -> Figure:
     """Draw the mean absolute error of every model in every group of a set.
 
-    Parameters
-    ----------
-    summary : DataFrame
-        Columns of ``validation_tables.SUMMARY``.
-    name : str
-        The set.
+    ``summary``: columns of ``validation_tables.SUMMARY``.
 
     Raises
     ------
@@ -148,19 +143,12 @@ def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
 def draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
     """Draw what the largest classes of a GPU's operators miss when their workload is left out.
 
-    Parameters
-    ----------
-    operators, classes : DataFrame
-        Columns of ``validation_tables.OPERATORS`` and ``CLASSES``.
-    device : str
-        As its driver names it.
+    ``operators``, ``classes``: columns of ``validation_tables.OPERATORS`` and ``CLASSES``;
+    ``device``: as its driver names it.
 
-    Returns
-    -------
-    Figure
-        Two panels a class: the held-out prediction over the measured time
-        [s], and its relative error [%] over the class's driver (FLOPs or
-        bytes), both logarithmic; a point is a distinct operator of a step.
+    Two panels a class: the held-out prediction over the measured time [s], and its relative
+    error [%] over the class's driver (FLOPs or bytes), both logarithmic; a point is a distinct
+    operator of a step.
 
     Raises
     ------

@@ -55,15 +55,9 @@ OTHER_BATCH = "another batch of a step recorded on the GPU"
 
 @dataclass
 class _Folds:
-    """Rules fitted without a chip and a workload, and their intervals.
+    """Rules fitted without a chip and a workload, and their intervals."""
 
-    Attributes
-    ----------
-    pairs : DataFrame
-        As ``new_gpu_fit.describe_pairs`` returns them.
-    """
-
-    pairs: pd.DataFrame
+    pairs: pd.DataFrame  # as ``new_gpu_fit.describe_pairs`` returns them
     _known: dict[tuple[str, str | None], NewGpuModel] = field(default_factory=dict)
 
     @cached_property
@@ -91,26 +85,11 @@ class _Folds:
 def validate_new_gpu(data_folder: str | Path) -> pd.DataFrame:
     """Judge every rule on every pair of GPUs.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.VALIDATION``, set ``new-gpu``, one row for each
-        rule, case, ordered pair of GPUs and quantity. Groups: ``train`` and
-        ``inf`` (operator sums of the step; end to end beside the oracle, the
-        target's measured operators), the same with ``forward`` and
-        ``backward``; ``single operators`` and ``bf16 products``, a row for each
-        class; another batch of a step recorded on a GPU without a model (rule
-        ``ours``); ResNet-50's throughput.
-
-    Raises
-    ------
-    InputError
-        When the folder lacks the tables.
+    Columns of ``tables.VALIDATION``, set ``new-gpu``, one row for each rule, case, ordered
+    pair of GPUs and quantity. Groups: ``train`` and ``inf`` (operator sums of the step; end to end
+    beside the oracle, the target's measured operators), the same with ``forward`` and ``backward``;
+    ``single operators`` and ``bf16 products``, a row for each class; another batch of a step
+    recorded on a GPU without a model (rule ``ours``); ResNet-50's throughput.
 
     Notes
     -----

@@ -57,20 +57,10 @@ def validate_batch_change(
 ) -> pd.DataFrame:
     """Predict every published step from the same model's step at another batch.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-    models : sequence of str
-        Names in ``MODELS``.
-    devices : sequence of str, optional
-        GPUs, as their drivers name them; all by default.
+    ``models``: names in ``MODELS``. ``devices``: GPUs, as their drivers name them; all by default.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.VALIDATION``: a row for every ordered pair of
-        batches, model, phase and quantity.
+    Columns of ``tables.VALIDATION``: a row for every ordered pair of batches, model, phase
+    and quantity.
 
     Notes
     -----

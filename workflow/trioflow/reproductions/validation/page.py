@@ -46,8 +46,6 @@ def read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
     ------
     InputError
         When there is none, or a set is unknown.
-    TableError
-        When a file breaks the schema.
     """
     frames = [tables.read_table(file, "validation") for file in files]
     if not frames or all(frame.empty for frame in frames):
@@ -82,28 +80,12 @@ def build_validation_page(
 ) -> pd.DataFrame:
     """Write the page, its figures and the table of scores.
 
-    Parameters
-    ----------
-    files : sequence of path
-        Parquet files of ``tables.VALIDATION``.
-    diagnoses : tuple of path
-        Parquet files of ``reproductions.tables.OPERATORS`` and ``CLASSES``.
-    page, table : path
-        HTML page and Parquet file (``reproductions.tables.SUMMARY``) to write.
-        Figures go into ``cost_models`` beside the page, one for each set and
-        one for each GPU, named after its sheet.
+    ``files``: Parquet files of ``tables.VALIDATION``. ``diagnoses``: Parquet files of
+    ``reproductions.tables.OPERATORS`` and ``CLASSES``. ``page``, ``table``: HTML page and Parquet
+    file (``reproductions.tables.SUMMARY``) to write. Figures go into ``cost_models`` beside the
+    page, one for each set and one for each GPU, named after its sheet.
 
-    Returns
-    -------
-    DataFrame
-        The scores, within a group the best mean absolute error first.
-
-    Raises
-    ------
-    InputError
-        When there is no case, or a set is unknown. Nothing is written then.
-    TableError
-        When a file breaks its schema.
+    Returns the scores, within a group the best mean absolute error first.
     """
     cases = read_validation(files)
     operators, classes = (

@@ -35,12 +35,7 @@ FIRST_DOUBLING, LAST_DOUBLING, PER_DOUBLING = 14, 34, 4
 def predict_ridge(rows: pd.DataFrame, known: Places) -> Floats:
     """Return the step of every row by a quadratic ridge regression on some of them [s].
 
-    Parameters
-    ----------
-    rows : DataFrame
-        As ``vtrain_data.read_iteration_times`` returns them.
-    known : ndarray of int
-        Rows that it is fitted on.
+    ``rows``: as ``vtrain_data.read_iteration_times`` returns them.
 
     Notes
     -----

@@ -26,17 +26,10 @@ ALL_BUT = {
 def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFrame:
     """Test relations between rows.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        As ``vtrain_data.read_iteration_times`` returns them.
-    reduces : AllReduceCurves
-        All-reduces in place: what a table look-up would read.
+    ``rows``: as ``vtrain_data.read_iteration_times`` returns them; ``reduces``: all-reduces in
+    place: what a table look-up would read.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``CHECKS``.
+    Columns of ``CHECKS``.
     """
     deviations = {
         "a further micro-batch takes always the same time": _bend_of_micro_batches(rows),

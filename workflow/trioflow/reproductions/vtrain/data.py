@@ -42,22 +42,13 @@ SHAPE = ["hidden", "heads", "sequence", "tensor", "micro_batch"]
 def read_iteration_times(data_folder: str | Path) -> pd.DataFrame:
     """Read every row of the file of iteration times.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-
-    Returns
-    -------
-    DataFrame
-        The values of ``COLUMNS`` and ``micro_batches`` (of one replica), in
-        the file's order; ``measured_s`` is what the file says [s].
+    The values of ``COLUMNS`` and ``micro_batches`` (of one replica), in the file's order;
+    ``measured_s`` is what the file says [s].
 
     Raises
     ------
     TableError
-        When the file is missing, lacks a column or holds a combination that
-        no step can have.
+        When the file is missing, lacks a column or holds a combination that no step can have.
     """
     path = Path(data_folder) / FILE
     try:
@@ -96,11 +87,6 @@ def _check_rows(frame: pd.DataFrame, path: Path) -> None:
 class AllReduceCurves:
     """Measured all-reduces: a straight line between measured sizes.
 
-    Attributes
-    ----------
-    sizes_bytes, times_s : dict of int to ndarray
-        By number of ranks: sizes [bytes], rising, and their times [s].
-
     Notes
     -----
     Beyond the largest size its bandwidth holds on; below the smallest one its
@@ -109,6 +95,7 @@ class AllReduceCurves:
     long, the shortest time once for each step of the ring.
     """
 
+    # By number of ranks: sizes [bytes], rising, and their times [s].
     sizes_bytes: Mapping[int, Floats]
     times_s: Mapping[int, Floats]
 
@@ -140,12 +127,7 @@ def all_reduce_tables() -> list[PublicTable]:
 def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) -> AllReduceCurves:
     """Read the all-reduces that were measured beside the iteration times.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-    rounds : iterable of int
-        0 out of place, 1 in place; their mean counts.
+    ``rounds``: 0 out of place, 1 in place; their mean counts.
 
     Raises
     ------

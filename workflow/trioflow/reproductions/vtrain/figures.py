@@ -21,16 +21,10 @@ _SEED = 0
 def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     """Return cases with the numbers that their names hold.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``, rows of vTrain's sets.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``, rows of vTrain's sets.
 
-    Returns
-    -------
-    DataFrame
-        The same with ``hidden``, ``layers``, ``tensor``, ``data``,
-        ``pipeline``, ``micro_batches``, ``micro_batch`` and ``error``.
+    The same with ``hidden``, ``layers``, ``tensor``, ``data``, ``pipeline``, ``micro_batches``,
+    ``micro_batch`` and ``error``.
 
     Raises
     ------
@@ -61,10 +55,7 @@ def _refuse_nothing(rows: pd.DataFrame, what: str) -> None:
 def draw_predictions(cases: pd.DataFrame) -> Figure:
     """Draw a set's predictions over the file's times, and their errors by tensor degree.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        One set, columns of :func:`read_sizes`.
+    ``cases``: one set, columns of :func:`read_sizes`.
 
     Raises
     ------
@@ -118,10 +109,7 @@ def draw_predictions(cases: pd.DataFrame) -> Figure:
 def draw_degrees(cases: pd.DataFrame) -> Figure:
     """Draw the mean absolute error by each degree and by the micro-batch, ours and the regression's.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        One set, columns of :func:`read_sizes`.
+    ``cases``: one set, columns of :func:`read_sizes`.
 
     Raises
     ------
@@ -155,17 +143,11 @@ def draw_degrees(cases: pd.DataFrame) -> Figure:
 def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
     """Return what a further block adds to a micro-batch, in the file and predicted.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        One set, columns of :func:`read_sizes`.
+    ``cases``: one set, columns of :func:`read_sizes`.
 
-    Returns
-    -------
-    DataFrame
-        Columns ``hidden``, ``tensor``, ``micro_batch``, ``told_s`` and
-        ``predicted_s``: between the fewest and the most layers, without a
-        pipeline, at the most micro-batches and fewest replicas there are [s].
+    Columns ``hidden``, ``tensor``, ``micro_batch``, ``told_s`` and ``predicted_s``: between the
+    fewest and the most layers, without a pipeline, at the most micro-batches and fewest replicas
+    there are [s].
     """
     alone = cases[cases["pipeline"] == 1]
     found = []
@@ -188,10 +170,7 @@ def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
 def draw_blocks(blocks: pd.DataFrame) -> Figure:
     """Draw the time of a block over the micro-batch, in the file and predicted.
 
-    Parameters
-    ----------
-    blocks : DataFrame
-        As :func:`measure_blocks` returns it.
+    ``blocks``: as :func:`measure_blocks` returns it.
 
     Raises
     ------

@@ -28,43 +28,25 @@ INNER_FOLDS = 3
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted on some rows.
+    """What was fitted on some rows."""
 
-    Attributes
-    ----------
-    values : ndarray
-        Parameters, in the order of ``vtrain_model.NAMES``.
-    form : Form
-        Chosen on the same rows.
-    training_error : float
-        Mean absolute logarithmic error on them.
-    """
-
-    values: Floats
+    values: Floats  # parameters, in the order of ``vtrain_model.NAMES``
     form: Form
-    training_error: float
+    training_error: float  # mean absolute logarithmic error on them
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Predictions of rows that the fit did not see.
+    """Predictions of rows that the fit did not see."""
 
-    Attributes
-    ----------
-    predicted_s, low_s, high_s : ndarray
-        Of every row, with an 80 % interval [s].
-    anchored_s : ndarray
-        The same, with the blocks' time as the known rows of the same shape
-        tell it; missing where no known row has the shape [s].
-    calibrations : dict of int to Calibration
-        By the group that was left out.
-    """
-
+    # Of every row, with an 80 % interval [s].
     predicted_s: Floats
     low_s: Floats
     high_s: Floats
+    # The same, with the blocks' time as the known rows of the same shape tell it; missing where no
+    # known row has the shape [s].
     anchored_s: Floats
-    calibrations: dict[int, Calibration]
+    calibrations: dict[int, Calibration]  # by the group that was left out
 
 
 def calibrate(
@@ -72,16 +54,8 @@ def calibrate(
 ) -> Calibration:
     """Fit the parameters on some rows and keep the form that fits them best.
 
-    Parameters
-    ----------
-    model : StepModel
-        All rows.
-    known : ndarray of int
-        Rows that may be looked at.
-    forms : sequence of Form
-        Those to choose from; all have the same number of parameters.
-    start : ndarray, optional
-        Where the fit starts; the parameters' own start unless given.
+    ``forms``: those to choose from; all have the same number of parameters. ``start``: where the
+    fit starts; the parameters' own start unless given.
     """
     part = model.select(known)
     return min((_fit(part, form, start) for form in forms), key=lambda one: one.training_error)
@@ -131,15 +105,6 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
 
 def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -> Judged:
     """Predict each group of rows by parameters that were fitted without it.
-
-    Parameters
-    ----------
-    model : StepModel
-        All rows.
-    groups : ndarray of int
-        Group of each row.
-    forms : sequence of Form
-        Those that every fold chooses from.
 
     Notes
     -----

@@ -30,25 +30,14 @@ MESSAGE = "message"
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times of one step, the same on every rank of a stage.
+    """Times of one step, the same on every rank of a stage."""
 
-    Attributes
-    ----------
-    forward_s, backward_s : sequence of sequence of float
-        Of each stage its operators', for one micro-batch [s].
-    update_s : sequence of float
-        Of each stage's optimizer [s].
-    gradient_bytes : sequence of int
-        All-reduced by the replicas, one message a stage [bytes].
-    send_bytes : int
-        From stage to stage for a micro-batch [bytes].
-    """
-
+    # Of each stage its operators', for one micro-batch [s].
     forward_s: Sequence[Sequence[float]]
     backward_s: Sequence[Sequence[float]]
-    update_s: Sequence[float]
-    gradient_bytes: Sequence[int]
-    send_bytes: int
+    update_s: Sequence[float]  # of each stage's optimizer [s]
+    gradient_bytes: Sequence[int]  # all-reduced by the replicas, one message a stage [bytes]
+    send_bytes: int  # from stage to stage for a micro-batch [bytes]
 
 
 def order_megatron(pipeline: int, micro_batches: int) -> Schedule:
@@ -73,15 +62,8 @@ def order_megatron(pipeline: int, micro_batches: int) -> Schedule:
 def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int = 1) -> TaskGraph:
     """Return the task graph of all ranks of a step.
 
-    Parameters
-    ----------
-    times : StageTimes
-        Of the stages. Tensor-parallel all-reduces are part of their
-        operators: what of them hides behind launches cannot be told apart.
-    micro_batches : int
-        Of each replica.
-    data, tensor : int
-        Degrees.
+    ``times``: of the stages. Tensor-parallel all-reduces are part of their operators: what of them
+    hides behind launches cannot be told apart.
 
     Notes
     -----
@@ -127,33 +109,20 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
 
 @dataclass(frozen=True)
 class StepFormula:
-    """The length of a step's graph as a function of the times of its tasks.
+    """The length of a step's graph as a function of the times of its tasks."""
 
-    Attributes
-    ----------
-    columns : tuple of str
-        Names of times: ``forward0``, ``backward0``, ``update0`` and so on by
-        stage, then ``message``.
-    nodes : tuple of (column, predecessors)
-        Tasks in an order in which each comes after those that it waits for;
-        both ends of a message are one.
-    """
-
+    # Names of times: ``forward0``, ``backward0``, ``update0`` and so on by stage, then ``message``.
     columns: tuple[str, ...]
+    # Tasks in an order in which each comes after those that it waits for; both ends of a message
+    # are one.
     nodes: tuple[tuple[int, tuple[int, ...]], ...]
 
     def evaluate(self, times_s: Floats) -> Floats:
         """Return the length of the step [s].
 
-        Parameters
-        ----------
-        times_s : ndarray
-            Shape (columns, ...) [s].
+        ``times_s``: shape (columns, ...) [s].
 
-        Returns
-        -------
-        ndarray
-            Shape (...) [s].
+        Shape (...) [s].
         """
         ends = np.zeros((len(self.nodes), *times_s.shape[1:]))
         for number, (column, before) in enumerate(self.nodes):

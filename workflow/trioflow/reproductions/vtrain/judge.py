@@ -57,35 +57,17 @@ WHOLE, NOTHING = "all rows", "nothing"
 
 @dataclass(frozen=True)
 class VtrainTables:
-    """Everything that is written.
+    """Everything that is written."""
 
-    Attributes
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``, three sets of all rows.
-    parameters, trials, checks : DataFrame
-        Columns of ``PARAMETERS``, ``TRIALS`` and ``CHECKS`` of ``reproductions.tables``.
-    """
-
-    cases: pd.DataFrame
+    cases: pd.DataFrame  # columns of ``tables.PUBLISHED_CASES``, three sets of all rows
+    # Columns of ``PARAMETERS``, ``TRIALS`` and ``CHECKS`` of ``reproductions.tables``.
     parameters: pd.DataFrame
     trials: pd.DataFrame
     checks: pd.DataFrame
 
 
 def judge_vtrain(data_folder: str | Path) -> VtrainTables:
-    """Predict every row, calibrated on others and uncalibrated, beside what others would predict.
-
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-
-    Raises
-    ------
-    TableError
-        When a file is missing or wrong.
-    """
+    """Predict every row, calibrated on others and uncalibrated, beside what others would predict."""
     rows, reduces = read_iteration_times(data_folder), read_all_reduces(data_folder)
     checks = check_composition(rows, read_all_reduces(data_folder, IN_PLACE))
     return judge_rows(rows, reduces, checks)

@@ -37,22 +37,13 @@ SOCKET_RANKS = 4
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number that is fitted.
-
-    Attributes
-    ----------
-    name, unit, meaning : str
-        What it is.
-    start : float
-        Where every fit starts: a data sheet's or a usual value.
-    low, high : float
-        Limits that physics sets.
-    """
+    """One number that is fitted."""
 
     name: str
     unit: str
     meaning: str
-    start: float
+    start: float  # where every fit starts: a data sheet's or a usual value
+    # Limits that physics sets.
     low: float
     high: float
 
@@ -88,20 +79,12 @@ with the doublings of the ranks."""
 
 @dataclass(frozen=True)
 class Form:
-    """How a step is put together beside the parameters.
+    """How a step is put together beside the parameters."""
 
-    Attributes
-    ----------
-    recompute : bool
-        Whether backward runs each block's forward again. What a framework
-        does is declared, never fitted: upstream's sample configuration of
-        Megatron-DeepSpeed recomputes activations.
-    wait : str
-        One of ``WAITS``; chosen inside a training fold.
-    """
-
+    # Whether backward runs each block's forward again. What a framework does is declared, never
+    # fitted: upstream's sample configuration of Megatron-DeepSpeed recomputes activations.
     recompute: bool = True
-    wait: str = WAITS[0]
+    wait: str = WAITS[0]  # one of ``WAITS``; chosen inside a training fold
 
     @property
     def name(self) -> str:
@@ -116,35 +99,19 @@ FORMS = tuple(Form(wait=wait) for wait in WAITS)
 
 @dataclass
 class StepModel:
-    """Everything of some rows that does not depend on the parameters.
+    """Everything of some rows that does not depend on the parameters."""
 
-    Attributes
-    ----------
-    rows : DataFrame
-        As ``vtrain_data.read_iteration_times`` returns them.
-    work : WorkTable
-        What the distinct shapes compute.
-    shape_of : ndarray
-        Shape of each row.
-    reduce_s : ndarray
-        Tensor-parallel all-reduce of each shape's activations [s].
-    parameters, gradient_s : ndarray
-        Shape (rows, stages): parameters held, and their gradients' all-reduce [s].
-    widen : ndarray
-        Factor on the logarithmic interval of each row: above 1 where an
-        all-reduce joins more ranks than were measured.
-    groups : list of (pipeline, micro_batches, rows)
-        Rows that share a graph.
-    """
-
-    rows: pd.DataFrame
+    rows: pd.DataFrame  # as ``vtrain_data.read_iteration_times`` returns them
     work: WorkTable
     shape_of: Any
-    reduce_s: Floats
+    reduce_s: Floats  # tensor-parallel all-reduce of each shape's activations [s]
+    # Shape (rows, stages): parameters held, and their gradients' all-reduce [s].
     parameters: Floats
     gradient_s: Floats
+    # Factor on the logarithmic interval of each row: above 1 where an all-reduce joins more ranks
+    # than were measured.
     widen: Floats
-    groups: list[tuple[int, int, Any]]
+    groups: list[tuple[int, int, Any]]  # rows that share a graph
 
     @classmethod
     def build(cls, rows: pd.DataFrame, reduces: AllReduceCurves) -> StepModel:
@@ -176,17 +143,10 @@ class StepModel:
     def time_parts(self, values: Floats, form: Form) -> Floats:
         """Return the time of each shape's parts for one micro-batch [s].
 
-        Parameters
-        ----------
-        values : ndarray
-            Shape (vectors, parameters): several vectors of parameters at once.
-        form : Form
-            What backward runs, and how waits grow.
+        ``values``: shape (vectors, parameters): several vectors of parameters at once; ``form``:
+        what backward runs, and how waits grow.
 
-        Returns
-        -------
-        ndarray
-            Shape (vectors, shapes, parts).
+        Shape (vectors, shapes, parts).
         """
         value = {name: values[:, [number], None] for number, name in enumerate(NAMES)}
         work, tensor = self.work, np.array([float(s.tensor) for s in self.work.shapes])[:, None]
@@ -236,18 +196,9 @@ class StepModel:
     def predict(self, values: Floats, form: Form) -> Floats:
         """Return the step of every row [s].
 
-        Parameters
-        ----------
-        values : ndarray
-            Shape (parameters,) or (vectors, parameters), in the order of
-            ``NAMES``.
-        form : Form
-            What was chosen.
+        ``values``: shape (parameters,) or (vectors, parameters), in the order of ``NAMES``.
 
-        Returns
-        -------
-        ndarray
-            Shape (rows,) or (vectors, rows).
+        Shape (rows,) or (vectors, rows).
         """
         several = np.atleast_2d(values)
         parts_s = self.time_parts(several, form)

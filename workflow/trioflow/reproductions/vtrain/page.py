@@ -58,27 +58,17 @@ def build_vtrain_page(
 ) -> pd.DataFrame:
     """Write the page and its figures.
 
-    Parameters
-    ----------
-    case_files : sequence of path
-        Parquet files of ``tables.PUBLISHED_CASES``, vTrain's three sets.
-    parameter_file, trial_file, check_file : path
-        Parquet files of ``PARAMETERS``, ``TRIALS`` and
-        ``CHECKS`` of ``reproductions.tables``.
-    page : path
-        HTML page to write; figures go into ``published_vtrain`` beside it.
+    ``case_files``: Parquet files of ``tables.PUBLISHED_CASES``, vTrain's three sets.
+    ``parameter_file``, ``trial_file``, ``check_file``: Parquet files of ``PARAMETERS``, ``TRIALS``
+    and ``CHECKS`` of ``reproductions.tables``. ``page``: HTML page to write; figures go into
+    ``published_vtrain`` beside it.
 
-    Returns
-    -------
-    DataFrame
-        The scores of every set and model.
+    Returns the scores of every set and model.
 
     Raises
     ------
     InputError
         When a set is missing. Nothing is written then.
-    TableError
-        When a file breaks its schema.
     """
     cases = pd.concat(
         [tables.read_table(file, "published_cases") for file in case_files], ignore_index=True

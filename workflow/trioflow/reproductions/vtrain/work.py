@@ -36,24 +36,12 @@ VOCABULARY_MULTIPLE = 128
 
 @dataclass
 class PartWork:
-    """One part of a step on one rank.
-
-    Attributes
-    ----------
-    products : list of (batch, m, n, k)
-        Matrix products.
-    moved_bytes : float
-        Read and written by everything that is no product [bytes].
-    launches : int
-        Kernels that the host launches.
-    all_reduces : int
-        Tensor-parallel all-reduces of the micro-batch's activations.
-    """
+    """One part of a step on one rank."""
 
     products: list[tuple[int, int, int, int]] = field(default_factory=list)
-    moved_bytes: float = 0.0
-    launches: int = 0
-    all_reduces: int = 0
+    moved_bytes: float = 0.0  # read and written by everything that is no product [bytes]
+    launches: int = 0  # kernels that the host launches
+    all_reduces: int = 0  # tensor-parallel all-reduces of the micro-batch's activations
 
     def multiply(self, batch: int, m: int, n: int, k: int, gradients: bool = False) -> None:
         """Add a product (m x k) (k x n), or the two products of its gradients."""
@@ -170,18 +158,11 @@ def count_part(shape: Shape, part: str) -> PartWork:
 
 @dataclass(frozen=True)
 class WorkTable:
-    """The parts of every distinct shape, ready to be timed for many parameters at once.
-
-    Attributes
-    ----------
-    shapes : list of Shape
-        Distinct ones.
-    product_s, product_flop, moved_bytes, launches, all_reduces : ndarray
-        Shape (shapes, parts); ``product_s`` by the shipped table of single
-        products [s], [flop], [bytes].
-    """
+    """The parts of every distinct shape, ready to be timed for many parameters at once."""
 
     shapes: list[Shape]
+    # Shape (shapes, parts); ``product_s`` by the shipped table of single products [s], [flop],
+    # [bytes].
     product_s: Floats
     product_flop: Floats
     moved_bytes: Floats
