@@ -10,7 +10,7 @@ from trioflow.errors import PlanError
 from trioflow.parallel.data_parallel import build_buckets
 from trioflow.parallel.pipeline import assign_units, balance_stages, partition, partition_trace
 from trioflow.provenance import read_json
-from trioflow.trace.store import pipeline_units, save_trace
+from trioflow.trace.store import Trace, load_trace, pipeline_units, save_trace
 
 MIB = 2**20
 
@@ -82,3 +82,26 @@ def test_the_partition_file_says_what_a_real_run_needs(tmp_path, cnn_trace):
     assert [u for stage in content["stages"]["2"] for u in stage] == list(pipeline_units(cnn_trace))
     assert content["traced_steps_s"] == {str(BATCH): cnn_trace.facts.step_time_s}
     assert content["parameter_bytes"] == sum(g["size_bytes"] for g in cnn_trace.facts.gradients)
+
+
+def with_times(trace, phases):
+    """Return the trace with a millisecond for each operator of some phases, none for the others."""
+    operators = trace.operators.copy()
+    operators["device_ns"] = operators["phase"].isin(phases).astype("int64") * 1_000_000
+    operators["cpu_ns"] = operators["cpu_ns"] * 0
+    return Trace(operators, trace.tensors, trace.facts)
+
+
+def test_the_optimizer_decides_no_stage():
+    trace = load_trace("gpt2-b8")
+    assert trace.operators.query("phase == 'optimizer'")["module"].nunique() == 1, "one for all"
+    alone = partition(with_times(trace, ["forward", "backward"]), 6)
+    assert partition(with_times(trace, ["forward", "backward", "optimizer"]), 6) == alone
+    assert max(map(len, alone)) <= 3
+
+
+def test_a_trace_without_times_is_cut_by_layers():
+    trace = with_times(load_trace("gpt2-b8"), [])
+    stages = partition(trace, 6)
+    assert stages == partition(trace, 6, "count")
+    assert max(map(len, stages)) == 3

@@ -120,22 +120,30 @@ def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str
     stages : int
         Number of stages.
     balance : {"time", "count"}
-        ``time``: by the recorded time of the whole step. ``count``: by the
-        number of layers, which are the units between the first and the last
-        (embedding and head, stem and classifier); those two go for nothing.
+        ``time``: by the time of forward and backward, and as ``count`` where
+        the trace has no times. ``count``: by the number of layers, which are
+        the units between the first and the last (embedding and head, stem and
+        classifier); those two go for nothing.
 
     Raises
     ------
     PlanError
         When the balance is unknown or there are fewer units than stages.
+
+    Notes
+    -----
+    The optimizer has no part in it: it runs once after all micro-batches, and one operator over
+    all parameters (fused, foreach) belongs to no unit.
     """
     if balance not in BALANCES:
         raise PlanError(f"unknown balance {balance!r}", fix=f"use {' or '.join(BALANCES)}")
     unit_of = assign_units(trace)
     names = list(pipeline_units(trace))
-    total = (trace.operators["device_ns"] + trace.operators["cpu_ns"]).to_numpy(dtype=float)
+    operators = trace.operators
+    total = (operators["device_ns"] + operators["cpu_ns"]).to_numpy(dtype=float)
+    total = np.where(operators["phase"] == "optimizer", 0.0, total)
     weights = [ns_to_s(float(total[unit_of == index].sum())) for index in range(len(names))]
-    if balance == "count":
+    if balance == "count" or not any(weights):
         weights = [float(0 < index < len(names) - 1) for index in range(len(names))]
     result, start = [], 0
     for size in balance_stages(weights, stages):
@@ -163,7 +171,7 @@ def partition_trace(
             "workload": trace.facts.workload,
             "traced_steps_s": {str(t.facts.batch): t.facts.step_time_s for t in traces},
             "parameter_bytes": sum(int(g["size_bytes"]) for g in trace.facts.gradients),
-            "balanced_by": "recorded time of the whole step",
+            "balanced_by": "recorded time of forward and backward",
             "stages": {str(count): partition(trace, count) for count in counts},
         },
     )
