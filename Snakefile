@@ -1,6 +1,6 @@
-# trioflow: from an operator trace of one rank, predict the training step of many.
-# snakemake            the report and case studies (docs/studies.md); traces: that stage (localrules below) and what it needs
-# snakemake validation, published, published_traces, clusters, data   public data: network or mirror (docs/data.md)
+# trioflow: predict the training step of many ranks from an operator trace of one, in seven stages (and their targets):
+# capture (traces), merge (operator_tables), fit (cost_models), measure (partitions, measurements),
+# extrapolate (task_graphs), simulate (timelines), report (all). The rest: studies, sweeps, figures, data in docs/.
 
 from snakemake.utils import min_version
 from trioflow.provenance import read_json
@@ -26,18 +26,18 @@ report: "workflow/report/workflow.rst"
 
 
 include: "rules/common.smk"
-include: "rules/retrieve.smk"
 include: "rules/capture.smk"
 include: "rules/merge.smk"
-include: "rules/imports.smk"
 include: "rules/fit.smk"
 include: "rules/measure.smk"
 include: "rules/extrapolate.smk"
 include: "rules/simulate.smk"
 include: "rules/report.smk"
+include: "rules/retrieve.smk"
+include: "rules/imports.smk"
+include: "rules/sweep.smk"
 include: "rules/reproductions/studies.smk"
 include: "rules/reproductions/distsim.smk"
-include: "rules/sweep.smk"
 include: "rules/reproductions/validate.smk"
 include: "rules/reproductions/published.smk"
 include: "rules/reproductions/figures.smk"

@@ -1,6 +1,6 @@
 """Rows about many scenarios: a sweep of ten thousand through Snakemake, and a search for a plan.
 
-The sweep runs as a user runs it, `snakemake sweep_bench` with two cores, in a
+The sweep runs as a user runs it, `snakemake results/sweeps/bench/results.parquet` with two cores, in a
 folder of its own: its time holds Snakemake's start, that of every job, the
 reading of traces and models, the table and the figures. Kernels are compiled
 before, as on a machine that has simulated once.
@@ -78,7 +78,8 @@ def run_sweep(folder: Path) -> float:
     description.write_text(yaml.safe_dump(describe_sweep()))
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory",
-        str(folder), "--cores", str(CORES), "--scheduler", "greedy", "--quiet", "reason", "--", "sweep_bench",
+        str(folder), "--cores", str(CORES), "--scheduler", "greedy", "--quiet", "reason", "--",
+        "results/sweeps/bench/results.parquet",
     ]  # fmt: skip
     begin_s = time.perf_counter()
     subprocess.run(command, check=True, cwd=folder)

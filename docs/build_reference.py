@@ -126,8 +126,8 @@ def _first_line(thing: Any) -> str:
 SWEEPS = """
 ## sweeps/<name>.yaml
 
-One file is a sweep: `snakemake sweep_<name>` predicts all its scenarios, `snakemake sweeps` those of
-every file; see docs/sweeps.md. A scenario that is spelled out twice counts once.
+One file is a sweep: `snakemake results/sweeps/<name>/results.parquet` predicts all its scenarios,
+`snakemake sweeps` those of every file; see docs/sweeps.md. A scenario that is spelled out twice counts once.
 
 | Key | Type | Default | Meaning |
 |---|---|---|---|

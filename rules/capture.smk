@@ -25,6 +25,7 @@ rule capture:
         runtime=15,
     params:
         library=library_digest("capture"),
+        folder=subpath(output.environment, parent=True),
         row=workload_row,
         device=config["device"],
         seed=config["seed"],

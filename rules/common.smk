@@ -4,12 +4,9 @@
 # Outputs: WORKLOADS, PLANS, EXPERIMENTS, IMPORTS (rows by name), TRACES (names of the traces to
 #          capture), VALIDATIONS (sets that judge the cost models), SWEEPS (descriptions by name),
 #          PUBLISHED_SETS (of config/published.tsv)
+# Library modules that need numpy are imported by the look-ups that need them: a run that asks for
+# nothing of theirs starts without.
 
-from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
-from trioflow.costmodel.published_collectives import (
-    PLATFORMS as PUBLISHED_PLATFORMS,
-    published_tables,
-)
 from trioflow.datasets.catalogue import (
     HALF_ATTENTION,
     HALF_PRODUCTS,
@@ -26,9 +23,8 @@ from trioflow.experiments import (
 )
 from trioflow.imports import required_modules
 from trioflow.provenance import digest_modules
-from trioflow.reproductions.published.rows import load_published_rows
-from trioflow.reproductions.vtrain.data import SETS as VTRAIN
-from trioflow.sweeps.chunks import list_sweeps, plan_sweep
+from trioflow.reproductions.published.rows import list_published_sets
+from trioflow.settings import list_descriptions
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])
@@ -41,10 +37,9 @@ CATALOGUE_FILE = workflow.source_path(f"../{CATALOGUE_NAME}")
 IMPORTS = load_imports(config["tables"]["imports"])
 TRACES = [trace for workload in WORKLOADS.values() for trace in workload.traces]
 MEASURED = sorted({row.workload for row in EXPERIMENTS.values()})
-SWEEPS = list_sweeps(config["sweeps"]["folder"])
-PUBLISHED_ROWS = load_published_rows(config["tables"]["published"])
-PUBLISHED_SETS = list(dict.fromkeys(row.set for row in PUBLISHED_ROWS.values()))
-VTRAIN_SETS = list(VTRAIN)
+SWEEPS = list_descriptions(config["sweeps"]["folder"])
+PUBLISHED_SETS = list_published_sets(config["tables"]["published"])
+VTRAIN_SETS = ["vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"]
 PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
 CLUSTER_RUNS = "nanotron/runs-h100"
 VTRAIN_DATASETS = ["vtrain/iteration-times-a100", "vtrain/all-reduce-a100"]
@@ -61,6 +56,7 @@ wildcard_constraints:
     operator_set="|".join(OPERATOR_SETS),
     sweep="[a-z0-9-]+",
     published_set="|".join(PUBLISHED_SETS),
+    platform="[a-z0-9-]+",
     chunk="[0-9a-f]{16}",
 
 
@@ -138,6 +134,11 @@ def experiment_trace_files(name):
     return find
 
 
+def trace_folders(wildcards, input):
+    """The folders of the traces whose facts a job reads, in the same order."""
+    return [subpath(facts, parent=True) for facts in input.facts]
+
+
 def experiment_partition(wildcards):
     """The stages of the experiment's workload."""
     return f"<results>/partitions/{EXPERIMENTS[wildcards.experiment].workload}.json"
@@ -193,8 +194,23 @@ def data_files(wildcards):
 
 def published_files(wildcards):
     """The public files that the platform's collectives are fitted from."""
-    tables = published_tables(PUBLISHED_PLATFORMS[wildcards.platform])
+    from trioflow.costmodel.published_collectives import (
+        find_published,
+        published_tables,
+    )
+
+    tables = published_tables(find_published(wildcards.platform))
     return [f"<results>/data/{table.key}" for table in tables]
+
+
+def published_collectives(wildcards):
+    """The collectives of every platform that ships."""
+    from trioflow.costmodel.published_collectives import PLATFORMS
+
+    return [
+        f"<results>/cost_models/published/{platform}/collectives.json"
+        for platform in PLATFORMS
+    ]
 
 
 def published_operator_files(wildcards):
@@ -213,6 +229,8 @@ def published_gpu_files(wildcards):
 
 def published_collective_files(wildcards):
     """The public files that hold measured collectives."""
+    from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
+
     return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]
 
 
@@ -240,19 +258,24 @@ def cluster_files(wildcards):
     return [f"<results>/data/{file.key}" for file in files]
 
 
+def sweep_plan(wildcards):
+    """The files, shipped ones apart, that each chunk of a sweep needs, by its digest."""
+    from trioflow.sweeps.chunks import plan_sweep
+
+    return plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])
+
+
 def sweep_chunks(wildcards):
     """The chunks of a sweep's scenarios, each predicted by a job of its own."""
-    plan = plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])
     return [
-        f"<results>/sweeps/{wildcards.sweep}/chunks/{chunk}.parquet" for chunk in plan
+        f"<results>/sweeps/{wildcards.sweep}/chunks/{chunk}.parquet"
+        for chunk in sweep_plan(wildcards)
     ]
 
 
 def sweep_files(wildcards):
     """The files, shipped ones apart, that a chunk's scenarios need."""
-    return plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])[
-        wildcards.chunk
-    ]
+    return sweep_plan(wildcards)[wildcards.chunk]
 
 
 def sweep_description(wildcards):

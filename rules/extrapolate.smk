@@ -21,11 +21,10 @@ rule extrapolate:
         "<benchmarks>/extrapolate/{experiment}.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("extrapolate"),
+        traces=trace_folders,
+        folder=subpath(output.tasks, parent=True),
         experiment=experiment_row,
         plan=plan_row,
     message:

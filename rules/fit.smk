@@ -25,11 +25,9 @@ rule fit_operators:
         "<benchmarks>/fit_operators.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("fit_operators"),
+        traces=trace_folders,
         method=config["fit"]["method"],
     message:
         "fit operator times from all traces"
@@ -51,9 +49,6 @@ rule fit_collectives:
         "<benchmarks>/fit_collectives.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("fit_collectives"),
     message:
@@ -76,9 +71,6 @@ rule describe_machine:
         "<benchmarks>/describe_machine.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("describe_machine"),
     message:
@@ -103,13 +95,8 @@ rule fit_published_collectives:
         "<logs>/fit_published_collectives/{platform}.log",
     benchmark:
         "<benchmarks>/fit_published_collectives/{platform}.tsv"
-    wildcard_constraints:
-        platform="|".join(PUBLISHED_PLATFORMS),
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("fit_published_collectives"),
         data=f"{config['results']}/data",
@@ -121,10 +108,7 @@ rule fit_published_collectives:
 
 rule published_collectives:
     input:
-        expand(
-            "<results>/cost_models/published/{platform}/collectives.json",
-            platform=PUBLISHED_PLATFORMS,
-        ),
+        published_collectives,
 
 
 rule fit_published_operators:
@@ -146,6 +130,7 @@ rule fit_published_operators:
         runtime=20,
     params:
         library=library_digest("fit_published_operators"),
+        folder=subpath(output[0], ancestor=2),
         data=f"{config['results']}/data",
     message:
         "fit published operators of all GPUs"
@@ -164,9 +149,6 @@ rule fit_tensor_products:
         "<benchmarks>/fit_tensor_products.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("fit_tensor_products"),
         data=f"{config['results']}/data",

@@ -18,11 +18,9 @@ rule import_trace:
         "<benchmarks>/import_trace/{imported}.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("import_trace"),
+        folder=subpath(output.facts, parent=True),
         row=import_row,
     message:
         "import {wildcards.imported}"
@@ -32,7 +30,7 @@ rule import_trace:
 
 rule describe_traces:
     input:
-        page_traces,
+        facts=page_traces,
     output:
         page="<results>/report/{traces_page}.html",
         table="<results>/report/{traces_page}.parquet",
@@ -42,11 +40,9 @@ rule describe_traces:
         "<benchmarks>/describe_traces/{traces_page}.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("describe_traces"),
+        traces=trace_folders,
     message:
         "put the traces side by side: {wildcards.traces_page}"
     script:

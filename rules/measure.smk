@@ -18,11 +18,9 @@ rule partition:
         "<benchmarks>/partition/{workload}.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("partition"),
+        traces=trace_folders,
         stages=stages_of_workload,
     message:
         "cut {wildcards.workload} into pipeline stages"
@@ -54,6 +52,7 @@ rule measure:
         runtime=30,
     params:
         library=library_digest("measure"),
+        folder=subpath(output.session, parent=True),
         row=workload_row,
         experiments=experiments_of_workload,
         plans=plans_of_workload,

@@ -19,11 +19,10 @@ rule merge:
         "<benchmarks>/merge/{trace}.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("merge"),
+        profile=subpath(input.environment, parent=True),
+        folder=subpath(output.facts, parent=True),
     message:
         "merge the profile of {wildcards.trace} into tables"
     script:

@@ -145,6 +145,7 @@ rule report:
         runtime=15,
     params:
         library=library_digest("report"),
+        folder=subpath(output.page, parent=True),
         experiments=as_rows(EXPERIMENTS.values()),
         plans=as_rows(PLANS.values()),
     message:

@@ -30,11 +30,11 @@ rule simulate:
         "<benchmarks>/simulate/{experiment}.tsv"
     conda:
         "../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("simulate"),
+        graph=subpath(input.tasks, parent=True),
+        traces=trace_folders,
+        folder=subpath(output.summary, parent=True),
     message:
         "simulate {wildcards.experiment}"
     script:

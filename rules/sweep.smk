@@ -60,21 +60,12 @@ rule collect_sweep:
         runtime=15,
     params:
         library=library_digest("collect_sweep"),
+        folder=subpath(output.throughput, parent=True),
         size=config["sweeps"]["chunk"],
     message:
         "collect the sweep {wildcards.sweep}"
     script:
         "../scripts/collect_sweep.py"
-
-
-for sweep in SWEEPS:
-
-    rule:
-        name:
-            f"sweep_{sweep.replace('-', '_')}"
-        input:
-            f"<results>/sweeps/{sweep}/results.parquet",
-        localrule: True
 
 
 rule sweeps:

@@ -1,7 +1,5 @@
 """Capture one training step of a workload on one rank."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.trace.capture.workload import capture_workload
 
@@ -9,7 +7,7 @@ with log_job(snakemake.log[0]):
     capture_workload(
         snakemake.params.row,
         int(snakemake.wildcards.batch),
-        Path(snakemake.output.environment).parent,
+        snakemake.params.folder,
         device=snakemake.params.device,
         seed=snakemake.params.seed,
         **snakemake.params.settings,

@@ -1,7 +1,5 @@
 """Put the chunks of a sweep together and draw its figures."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.sweeps.collect import collect_sweep
 
@@ -10,6 +8,6 @@ with log_job(snakemake.log[0]):
         snakemake.input.description,
         snakemake.input.chunks,
         snakemake.output.table,
-        Path(snakemake.output.throughput).parent,
+        snakemake.params.folder,
         size=snakemake.params.size,
     )

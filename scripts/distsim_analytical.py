@@ -1,13 +1,11 @@
 """Predict the experiments by the best rates of operators."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.reproductions.distsim.closed_forms import write_analytical
 
 with log_job(snakemake.log[0]):
     write_analytical(
-        [Path(facts).parent for facts in snakemake.input.facts],
+        snakemake.params.traces,
         snakemake.params.workloads,
         snakemake.input.partitions,
         snakemake.input.platform,

@@ -1,7 +1,5 @@
 """Draw a counterpart of one of the paper's figures."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.reproductions.figures.build import make_figure
 
@@ -10,5 +8,5 @@ with log_job(snakemake.log[0]):
         snakemake.wildcards.paper_figure,
         {kind: list(files) for kind, files in snakemake.input.items()},
         snakemake.params.plans,
-        Path(snakemake.output.pdf).with_suffix(""),
+        snakemake.params.figure,
     )

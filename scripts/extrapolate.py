@@ -1,17 +1,15 @@
 """Build the task graph of all ranks from the trace of one."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.prediction.assembly import extrapolate_experiment
 
 with log_job(snakemake.log[0]):
     extrapolate_experiment(
-        [Path(facts).parent for facts in snakemake.input.facts],
+        snakemake.params.traces,
         snakemake.input.operator_model,
         snakemake.input.partition,
         snakemake.input.platform,
         snakemake.params.experiment,
         snakemake.params.plan,
-        Path(snakemake.output.tasks).parent,
+        snakemake.params.folder,
     )

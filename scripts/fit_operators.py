@@ -1,7 +1,5 @@
 """Fit the operator cost model from all captured traces."""
 
-from pathlib import Path
-
 from trioflow.costmodel.methods import fit_named_model
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
@@ -9,7 +7,7 @@ from trioflow.tables import write_table
 from trioflow.trace.store import load_trace
 
 with log_job(snakemake.log[0]):
-    traces = [load_trace(Path(facts).parent) for facts in snakemake.input.facts]
+    traces = [load_trace(folder) for folder in snakemake.params.traces]
     model, diagnostics = fit_named_model(traces, snakemake.params.method)
     model.save(snakemake.output.model, inputs=snakemake.input)
     write_table(diagnostics, "operator_fit", snakemake.output.diagnostics, stamp(snakemake.input))

@@ -6,5 +6,4 @@ from trioflow.costmodel.published_models import build_operator_models
 from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):
-    folder = Path(snakemake.output[0]).parents[1]
-    build_operator_models(Path(snakemake.params.data), folder)
+    build_operator_models(Path(snakemake.params.data), snakemake.params.folder)

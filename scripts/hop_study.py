@@ -1,13 +1,11 @@
 """Run decentralised training under Hop's rules on slowed links and GPUs."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.reproductions.studies.hop import study_hop
 
 with log_job(snakemake.log[0]):
     study_hop(
         snakemake.output.table,
-        Path(snakemake.output.speedup).with_suffix(""),
-        Path(snakemake.output.bandwidth).with_suffix(""),
+        snakemake.params.speedup,
+        snakemake.params.bandwidth,
     )

@@ -1,11 +1,9 @@
 """Make a trace from public files."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import save_trace
 
 with log_job(snakemake.log[0]):
     trace = import_row(list(snakemake.input), snakemake.params.row)
-    save_trace(trace, Path(snakemake.output.facts).parent)
+    save_trace(trace, snakemake.params.folder)

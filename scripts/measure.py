@@ -1,7 +1,5 @@
 """Run a workload's experiments for real, on all ranks."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.measure.session import measure_workload
 
@@ -11,7 +9,7 @@ with log_job(snakemake.log[0]):
         snakemake.params.experiments,
         snakemake.params.plans,
         snakemake.input.partition,
-        Path(snakemake.output.session).parent,
+        snakemake.params.folder,
         device=snakemake.params.device,
         seed=snakemake.params.seed,
         **snakemake.params.settings,

@@ -1,9 +1,7 @@
 """Compare a photonic circuit network with an electrical mesh on 84 GPUs."""
 
-from pathlib import Path
-
 from trioflow.job_log import log_job
 from trioflow.reproductions.studies.wafer import study_wafer
 
 with log_job(snakemake.log[0]):
-    study_wafer(snakemake.output.table, Path(snakemake.output.figure).with_suffix(""))
+    study_wafer(snakemake.output.table, snakemake.params.figure)

@@ -67,9 +67,6 @@ rule describe_clusters:
         "<benchmarks>/describe_clusters.tsv"
     conda:
         "../../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("describe_clusters"),
     message:

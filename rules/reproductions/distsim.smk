@@ -59,11 +59,9 @@ rule distsim_analytical:
         "<benchmarks>/distsim_analytical.tsv"
     conda:
         "../../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("distsim_analytical"),
+        traces=trace_folders,
         workloads={name: WORKLOADS[name].traces for name in MEASURED},
         experiments=as_rows(EXPERIMENTS.values()),
         plans=as_rows(PLANS.values()),
@@ -113,9 +111,6 @@ rule distsim:
         "<benchmarks>/distsim.tsv"
     conda:
         "../../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("distsim"),
         experiments=as_rows(EXPERIMENTS.values()),
@@ -124,13 +119,3 @@ rule distsim:
         "compare recorded with simulated timelines"
     script:
         "../../scripts/distsim.py"
-
-
-for figure in DISTSIM_FIGURES:
-
-    rule:
-        name:
-            figure
-        input:
-            f"<results>/report/distsim/{figure}.svg",
-        localrule: True

@@ -5,10 +5,8 @@
 from trioflow.reproductions.figures.catalogue import (
     SUFFIXES,
     find_descriptions,
-    list_descriptions,
     list_figures,
     list_inputs,
-    list_scenario_files,
 )
 
 FIGURE_SCENARIOS = list_descriptions("config/figures")
@@ -26,7 +24,9 @@ def scenario_description(wildcards):
 
 def scenario_files(wildcards):
     """The files that the scenarios need, those that ship apart."""
-    return list_scenario_files(FIGURE_SCENARIOS[wildcards.prediction])
+    from trioflow.sweeps.chunks import list_sweep_files
+
+    return list_sweep_files(FIGURE_SCENARIOS[wildcards.prediction])
 
 
 def timed_description(wildcards):

@@ -79,11 +79,9 @@ rule draw_figure:
         "<benchmarks>/draw_figure/{paper_figure}.tsv"
     conda:
         "../../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("draw_figure"),
+        figure=subpath(output.pdf, strip_suffix=".pdf"),
         plans=as_rows(PLANS.values()),
     message:
         "draw {wildcards.paper_figure}"
@@ -102,9 +100,6 @@ rule describe_figures:
         "<benchmarks>/describe_figures/{figures_page}.tsv"
     conda:
         "../../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("describe_figures"),
     message:
@@ -113,21 +108,13 @@ rule describe_figures:
         "../../scripts/describe_figures.py"
 
 
-for figure in PAPER_FIGURES:
-
-    rule:
-        name:
-            figure.replace("-", "_")
-        input:
-            expand(f"<results>/figures/{figure}.{{suffix}}", suffix=SUFFIXES),
-        localrule: True
+rule figures:
+    input:
+        "<results>/report/figures.html",
+    localrule: True
 
 
-for page in FIGURE_PAGES:
-
-    rule:
-        name:
-            page
-        input:
-            f"<results>/report/{page}.html",
-        localrule: True
+rule published_figures:
+    input:
+        "<results>/report/published_figures.html",
+    localrule: True

@@ -28,6 +28,7 @@ rule wafer_study:
         runtime=15,
     params:
         library=library_digest("wafer_study"),
+        figure=subpath(output.figure, strip_suffix=".svg"),
     message:
         "84 GPUs on circuits and on a mesh"
     script:
@@ -64,6 +65,8 @@ rule hop_study:
         runtime=15,
     params:
         library=library_digest("hop_study"),
+        speedup=subpath(output.speedup, strip_suffix=".svg"),
+        bandwidth=subpath(output.bandwidth, strip_suffix=".svg"),
     message:
         "decentralised training under Hop's rules"
     script:
@@ -91,6 +94,7 @@ rule distsim_search_study:
         runtime=15,
     params:
         library=library_digest("distsim_search_study"),
+        figure=subpath(output.figure, strip_suffix=".svg"),
     message:
         "15 plans of a 48-layer BERT on 16 GPUs"
     script:
@@ -99,10 +103,9 @@ rule distsim_search_study:
 
 rule describe_studies:
     input:
-        tables=expand(
-            "<results>/studies/{study}.parquet",
-            study=["wafer", "hop", "distsim_search"],
-        ),
+        wafer="<results>/studies/wafer.parquet",
+        hop="<results>/studies/hop.parquet",
+        search="<results>/studies/distsim_search.parquet",
         figures=expand("<results>/studies/{figure}.svg", figure=STUDY_FIGURES),
     output:
         page="<results>/report/studies.html",
@@ -118,6 +121,7 @@ rule describe_studies:
         runtime=5,
     params:
         library=library_digest("describe_studies"),
+        folder=subpath(input.wafer, parent=True),
     message:
         "write the page of case studies"
     script:

@@ -50,9 +50,6 @@ rule describe_vtrain:
         "<benchmarks>/describe_vtrain.tsv"
     conda:
         "../../envs/analysis.yaml"
-    resources:
-        mem_mb=2000,
-        runtime=10,
     params:
         library=library_digest("describe_vtrain"),
     message:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from project_copy import ROOT, Project
-from trioflow.reproductions.figures.catalogue import FIGURES, list_descriptions, list_figures
+from trioflow.reproductions.figures.catalogue import FIGURES, list_figures
+from trioflow.settings import list_descriptions
 
 NAMES = list_figures(list_descriptions(ROOT / "config/figures"), published=True)
 
 
 def test_every_figure_is_a_target_and_needs_no_public_data(project: Project) -> None:
-    jobs = project.planned(*FIGURES, "figures")
-    figures = {name: jobs.pop(name) for name in FIGURES}
-    assert set(figures.values()) == {1}
+    jobs = project.planned(*(f"results/figures/{name}.pdf" for name in FIGURES), "figures")
     assert (jobs["draw_figure"], jobs["describe_figures"]) == (len(FIGURES), 1)
     scenarios = {figure.scenarios for figure in FIGURES.values()} - {""}
     assert jobs["predict_figure"] == len(scenarios)
@@ -22,7 +21,7 @@ def test_every_figure_is_a_target_and_needs_no_public_data(project: Project) -> 
 
 
 def test_every_figure_with_public_data_is_a_target(project: Project) -> None:
-    targets = [name.replace("-", "_") for name in NAMES]
+    targets = [f"results/figures/{name}.svg" for name in NAMES]
     jobs = project.planned(*targets, "published_figures")
     assert jobs["draw_figure"] == len(NAMES) == len(FIGURES)
     assert jobs["validate_operators"] == jobs["validate_new_gpu"] == 1
@@ -30,7 +29,7 @@ def test_every_figure_with_public_data_is_a_target(project: Project) -> None:
 
 
 def test_a_figure_of_what_ships_alone_measures_nothing(project: Project) -> None:
-    assert project.planned("fig07") == {"predict_figure": 1, "draw_figure": 1, "fig07": 1}
+    assert project.planned("results/figures/fig07.pdf") == {"predict_figure": 1, "draw_figure": 1}
 
 
 def test_the_scenarios_lie_where_the_rules_look() -> None:

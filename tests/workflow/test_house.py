@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from project_copy import ROOT, Project
+from trioflow.reproductions.vtrain.data import SETS
 
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
@@ -52,8 +53,9 @@ def test_a_rule_has_one_name_and_every_declaration(name: str) -> None:
     assert f'"<logs>/{name}' in text and f'"<benchmarks>/{name}' in text
     environment = "capture" if name in WITH_TORCH else "analysis"
     assert f'../envs/{environment}.yaml"' in text
-    for word in ("mem_mb=", "runtime=", "    message:"):
-        assert word in text
+    assert "    message:" in text
+    assert ("mem_mb=" in text) == ("runtime=" in text)
+    assert "mem_mb=2000,\n        runtime=10,\n" not in text, "the profiles' own default"
     assert ("measurement=1" in text) == ("threads: 2" in text) == (name in MEASURING)
     assert "    run:" not in text and "    shell:" not in text
 
@@ -81,6 +83,21 @@ def test_the_snakefile_stays_small_and_rules_hold_no_code() -> None:
             assert f"# {word}:" in head, f"{file.name} does not say its {word.lower()}"
 
 
+def test_rules_are_read_without_numpy() -> None:
+    """Each start of Snakemake would pay half a second for it, and each job that it starts."""
+    texts = [file.read_text() for file in (ROOT / "Snakefile", *RULE_FILES)]
+    found = re.compile(r"^from trioflow[^(\n]*(?:\([^)]*\))?$", re.MULTILINE)
+    lines = [line for text in texts for line in found.findall(text)]
+    assert len(lines) >= 5
+    program = "\n".join(["import sys", *lines, "sys.exit('numpy' in sys.modules)"])
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_rules_name_the_sets_of_vtrains_points_as_the_library_does() -> None:
+    text = (ROOT / "rules/common.smk").read_text().partition("VTRAIN_SETS = ")[2]
+    assert ast.literal_eval(text.partition("\n")[0]) == list(SETS)
+
+
 def test_snakemake_finds_nothing_to_complain_about(project: Project) -> None:
     assert "good condition" in project.snakemake("--lint")
 
@@ -89,6 +106,9 @@ def test_the_default_profile_limits_measurements_and_mends_killed_runs() -> None
     profile = yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())
     assert profile["resources"] == ["measurement=1"] and profile["rerun-incomplete"] is True
     assert profile["cores"] == 2, "capture and measure take two threads: both"
+    for name in ("default", "slurm", "cluster", "kubernetes"):
+        text = (ROOT / f"profiles/{name}/config.yaml").read_text()
+        assert {"runtime=10", "mem_mb=2000"} <= set(yaml.safe_load(text)["default-resources"]), name
     slurm = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     assert slurm["executor"] == "slurm" and slurm["resources"] == ["measurement=1"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -85,6 +86,25 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
     if error.validator == "required":
         return str(error.message)
     return f"{value} breaks the rule {error.validator} {limit}"
+
+
+def list_descriptions(folder: str | Path) -> dict[str, str]:
+    """Return the YAML files of a folder (sweeps, figures) by name; none where there is no such folder.
+
+    Raises
+    ------
+    InputError
+        When a file's name breaks ``NAME``.
+    """
+    found = {}
+    for path in sorted(Path(folder).glob("*.yaml")):
+        if not re.fullmatch(NAME, path.stem):
+            raise InputError(
+                f"{path.stem!r} is no name of small letters, digits and single hyphens",
+                file=path, fix="rename the file",
+            )  # fmt: skip
+        found[path.stem] = str(path)
+    return found
 
 
 def suggest_name(word: str, known: Iterable[str]) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sweep_files import write_sweep
 from trioflow.errors import InputError
+from trioflow.settings import list_descriptions
 from trioflow.sweeps.chunks import (
     SIMULATED_ONLY,
     cut_chunks,
     find_chunk,
     list_chunk_files,
-    list_sweeps,
     plan_sweep,
 )
 from trioflow.sweeps.description import Sweep, load_sweep
@@ -123,11 +123,11 @@ def test_a_chunk_needs_its_own_files_only(sweep: Sweep) -> None:
 
 def test_snakemake_is_told_names_chunks_and_files(tmp_path: Path) -> None:
     file = write_sweep(tmp_path, CONTENT, "one-two")
-    assert list_sweeps(tmp_path) == {"one-two": str(file)}
-    assert list_sweeps(tmp_path / "nowhere") == {}
+    assert list_descriptions(tmp_path) == {"one-two": str(file)}
+    assert list_descriptions(tmp_path / "nowhere") == {}
     plan = plan_sweep(str(file), 40)
     assert list(plan) == [chunk.digest for chunk in cut_chunks(load_sweep(file), 40)]
     assert any("mine.yaml" in files for files in plan.values())
     write_sweep(tmp_path, CONTENT, "One_two")
     with pytest.raises(InputError, match="'One_two' is no name"):
-        list_sweeps(tmp_path)
+        list_descriptions(tmp_path)

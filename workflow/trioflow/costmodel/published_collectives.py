@@ -148,6 +148,22 @@ PLATFORMS: Mapping[str, PublishedPlatform] = {
 white paper (4 on a bridge)."""
 
 
+def find_published(name: str) -> PublishedPlatform:
+    """Return a platform of ``PLATFORMS``.
+
+    Raises
+    ------
+    InputError
+        When none is called so.
+    """
+    if name not in PLATFORMS:
+        raise InputError(
+            f"no platform of public measurements is called {name!r}",
+            fix=f"use one of {', '.join(PLATFORMS)}",
+        )
+    return PLATFORMS[name]
+
+
 def published_tables(platform: PublishedPlatform) -> list[PublicTable]:
     """Return the public tables that a platform is fitted from."""
     datasets = {part.dataset for part in platform.parts}
@@ -192,12 +208,7 @@ def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
     TableError
         When a file is missing or breaks its format.
     """
-    if name not in PLATFORMS:
-        raise InputError(
-            f"no platform of public measurements is called {name!r}",
-            fix=f"use one of {', '.join(PLATFORMS)}",
-        )
-    platform = PLATFORMS[name]
+    platform = find_published(name)
     tables = published_tables(platform)
     samples = select_samples(platform, read_public_samples(data_folder, tables))
     return fit_platform_collectives(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,28 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import InputError
-from trioflow.settings import NAME
 from trioflow.sweeps.description import DEFAULT_CHUNK, Sweep, load_sweep
 from trioflow.trace.pack import MEMBERS
-
-
-def list_sweeps(folder: str | Path) -> dict[str, str]:
-    """Return the descriptions in a folder by name; none where there is no such folder.
-
-    Raises
-    ------
-    InputError
-        When a file's name is no name.
-    """
-    found = {}
-    for path in sorted(Path(folder).glob("*.yaml")):
-        if not re.fullmatch(NAME, path.stem):
-            raise InputError(
-                f"{path.stem!r} is no name of small letters, digits and single hyphens",
-                file=path, fix="rename the file",
-            )  # fmt: skip
-        found[path.stem] = str(path)
-    return found
 
 
 @cache
@@ -141,6 +120,12 @@ def list_chunk_files(sweep: Sweep, numbers: Sequence[int]) -> list[str]:
     platforms = sorted({values["platform"] for values in used} & set(sweep.platforms))
     files += [sweep.platforms[name] for name in platforms]
     return [*files, *sorted({values["override"] for values in used} - {""})]
+
+
+def list_sweep_files(description: str | Path) -> list[str]:
+    """Return the files that all scenarios of a description need, those that ship apart."""
+    sweep = load_sweep(description)
+    return list_chunk_files(sweep, range(len(sweep.scenarios)))
 
 
 def _list_parts(trace: str) -> list[str]:

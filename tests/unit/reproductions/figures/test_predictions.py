@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.catalogue import list_scenario_files
 from trioflow.reproductions.figures.rows import (
     BUSY,
     list_predicted_rows,
     predict_scenarios,
 )
+from trioflow.sweeps.chunks import list_sweep_files
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import Workshop
 
@@ -30,7 +30,7 @@ list:
 def test_scenarios_are_predicted_as_a_sweep_predicts_them(tmp_path: Path) -> None:
     description = tmp_path / "two.yaml"
     description.write_text(DESCRIPTION)
-    assert list_scenario_files(description) == []
+    assert list_sweep_files(description) == []
     frame = predict_scenarios(description, tmp_path / "two.parquet")
     again = tables.read_table(tmp_path / "two.parquet", "sweep_results")
     assert frame["status"].tolist() == ["ok", "ok", "infeasible"]
@@ -47,7 +47,7 @@ def test_files_that_do_not_ship_are_told_to_the_workflow(tmp_path: Path) -> None
     description.write_text(
         "description: own\nlist: [{trace: own, platform: dgx-a100}]\ntraces: {own: results/imported/own}\n"
     )
-    files = list_scenario_files(description)
+    files = list_sweep_files(description)
     assert "results/imported/own/trace.json" in files
 
 

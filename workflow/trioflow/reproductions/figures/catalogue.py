@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trioflow.errors import InputError
 from trioflow.reproductions.figures.averages import DATA_PARALLEL, DDP, PIPELINE, SINGLE, TENSOR
-from trioflow.sweeps.chunks import list_chunk_files, list_sweeps
-from trioflow.sweeps.description import load_sweep
 
 PREFIX = "published-"
 """Before the name of a figure that public measurements and public traces are added to."""
@@ -140,17 +137,6 @@ def gains(figure: Figure, descriptions: dict[str, str]) -> bool:
     """Tell whether public data add something to a figure."""
     adds = f"{PREFIX}{figure.scenarios}" in descriptions and figure.form != SPEED
     return bool(figure.validation) or figure.published or adds
-
-
-def list_descriptions(folder: str | Path) -> dict[str, str]:
-    """Return the scenario descriptions by name; none where there is no such folder."""
-    return list_sweeps(folder)
-
-
-def list_scenario_files(description: str | Path) -> list[str]:
-    """Return the files that the scenarios of a description need, those that ship apart."""
-    sweep = load_sweep(description)
-    return list_chunk_files(sweep, range(len(sweep.scenarios)))
 
 
 def find_descriptions(name: str, descriptions: dict[str, str]) -> list[str]:

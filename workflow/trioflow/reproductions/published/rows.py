@@ -7,9 +7,7 @@ from pathlib import Path
 
 from trioflow.config_tables import read_cells
 from trioflow.errors import PlanError, TableError
-from trioflow.experiments import Plan
-from trioflow.parallel.plan import named_plan
-from trioflow.plan_row import declare_cell
+from trioflow.plan_row import Plan, declare_cell
 from trioflow.settings import suggest_name
 
 _NUMBERS = ("ranks", "micro_batches", "batch")
@@ -43,6 +41,8 @@ class PublishedRow:
     @property
     def made_plan(self) -> Plan:
         """The plan, with the degrees that the ranks make of it."""
+        from trioflow.parallel.plan import named_plan  # with all of pandas, for whoever asks
+
         return named_plan(self.plan, self.ranks, self.micro_batches or None)
 
     @property
@@ -52,6 +52,20 @@ class PublishedRow:
             return self.plan
         pieces = f"-m{self.micro_batches}" if self.micro_batches else ""
         return f"{self.plan}{self.ranks}{pieces}"
+
+
+COLUMNS = [field.name for field in fields(PublishedRow)]
+
+
+def list_published_sets(path: str | Path) -> list[str]:
+    """Return the names of the sets of ``published.tsv`` in its order, without a look at the cases.
+
+    Raises
+    ------
+    TableError
+        When the table is missing, or a column is unknown or missing.
+    """
+    return list(dict.fromkeys(cells["set"] for _, cells in read_cells(path, COLUMNS, {})))
 
 
 def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
@@ -66,8 +80,7 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
         none, or a plan does not fit its ranks.
     """
     file = Path(path)
-    columns = [field.name for field in fields(PublishedRow)]
-    rows = [_read_row(cells, file, place) for place, cells in read_cells(file, columns, {})]
+    rows = [_read_row(cells, file, place) for place, cells in read_cells(file, COLUMNS, {})]
     return {row.case: row for row in rows}
 
 
