@@ -1,7 +1,7 @@
 """Put the chunks of a sweep together and draw its figures."""
 
 from trioflow.job_log import log_job
-from trioflow.sweeps.collect import collect_sweep
+from trioflow.sweeps.figures import collect_sweep
 
 with log_job(snakemake.log[0]):
     collect_sweep(

@@ -1,7 +1,7 @@
 """Cut a workload into pipeline stages, balanced by recorded time."""
 
 from trioflow.job_log import log_job
-from trioflow.parallel.pipeline import partition_trace
+from trioflow.parallel.splits.pipeline import partition_trace
 
 with log_job(snakemake.log[0]):
     partition_trace(

@@ -10,8 +10,8 @@ import pytest
 from cluster_project import ROOT, ClusterProject
 from trioflow.sweeps.chunk_job import simulate_sweep
 from trioflow.sweeps.chunks import cut_chunks
-from trioflow.sweeps.collect import collect_sweep
 from trioflow.sweeps.description import load_sweep
+from trioflow.sweeps.figures import collect_sweep
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,9 @@ from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.pipeline import split_batch
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedule_table import leaves
-from trioflow.parallel.schedules import (
+from trioflow.parallel.programs.stages import stages_of_operators
+from trioflow.parallel.schedules.build import (
     add_communication,
     build_schedule,
     check_schedule,
@@ -26,7 +25,8 @@ from trioflow.parallel.schedules import (
     read_schedule,
     write_schedule,
 )
-from trioflow.parallel.staged_work import stages_of_operators
+from trioflow.parallel.schedules.table import leaves
+from trioflow.parallel.splits.pipeline import split_batch
 
 torch = pytest.importorskip("torch", reason="the real tables need torch (extra [capture])")
 real = pytest.importorskip("torch.distributed.pipelining.schedules")

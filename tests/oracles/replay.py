@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from trioflow.errors import SimulationError
-from trioflow.network.algorithms.schedule import Schedule
+from trioflow.network.algorithms.pattern import Schedule
 
 Pick = Callable[[Sequence[int]], int]
 Holding = dict[int, int]

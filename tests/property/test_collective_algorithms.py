@@ -20,7 +20,7 @@ from oracles.replay import (
 )
 from trioflow.errors import SimulationError
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
-from trioflow.network.algorithms.schedule import Schedule, order_connections, pack_waits
+from trioflow.network.algorithms.pattern import Schedule, order_connections, pack_waits
 
 FLAT = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 NESTED = [

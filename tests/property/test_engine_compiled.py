@@ -12,22 +12,24 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
-from trioflow.engine.aggregates import aggregate_program
-from trioflow.engine.compiled import run_compiled
+from trioflow.engine.compiled.run import run_compiled
 from trioflow.engine.exchanges import Planner
-from trioflow.engine.lane_intervals import (
-    LaneIntervals,
-    join_lanes,
-    measure_lanes,
-    merge_lanes,
-    subtract_lanes,
-)  # fmt: skip
 from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces, measure_links
 from trioflow.engine.networks import NETWORKS
 from trioflow.engine.planning import make_run_alone
+from trioflow.engine.preparation import aggregate_program
 from trioflow.engine.program import Execution, build_program
 from trioflow.engine.reference import run_reference
-from trioflow.engine.timeline import measure_intervals, merge_intervals, subtract_intervals
+from trioflow.engine.timeline import (
+    LaneIntervals,
+    join_lanes,
+    measure_intervals,
+    measure_lanes,
+    merge_intervals,
+    merge_lanes,
+    subtract_intervals,
+    subtract_lanes,
+)
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.topology import BUILDERS

@@ -12,8 +12,8 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
-from trioflow.engine.folding_classes import find_fold
-from trioflow.engine.folding_traffic import CannotFoldError
+from trioflow.engine.folding.classes import find_fold
+from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.simulate import simulate
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform

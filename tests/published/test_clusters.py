@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 from trioflow import tables
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory import FRAGMENTATION
+from trioflow.parallel.memory.peak import FRAGMENTATION
 from trioflow.prediction.assembly import time_operators
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import (

@@ -19,8 +19,8 @@ from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.edge_list import read_edge_list
 from trioflow.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, read_text
-from trioflow.parallel.given import read_stages
-from trioflow.parallel.schedules import read_schedule
+from trioflow.parallel.plan import read_stages
+from trioflow.parallel.schedules.build import read_schedule
 from trioflow.provenance import atomic_path, read_json
 from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_messages import read_messages

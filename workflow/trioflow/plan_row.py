@@ -14,13 +14,13 @@ SCHEDULES = (
     "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",
     "dualpipev",
 )  # fmt: skip
-"""Pipeline schedules: ``parallel.schedules`` builds them, its tests keep the two alike."""
+"""Pipeline schedules: ``parallel.schedules.build`` builds them, its tests keep the two alike."""
 SCHEDULE_GROUP = "trioflow.schedules"
-"""Entry points of other packages' schedules; see ``parallel.schedules``."""
+"""Entry points of other packages' schedules; see ``parallel.schedules.build``."""
 MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
 """Schedules that a measuring session can run."""
 SHARDINGS = ("none", "zero1", "distributed", "zero2", "zero3", "fsdp", "hsdp")
-"""What the replicas of a model share instead of each holding it; see ``parallel.sharding``."""
+"""What the replicas of a model share instead of each holding it; see ``parallel.splits.sharding``."""
 BUCKETED = ("none", "zero1", "distributed")
 """Those whose gradients travel in buckets."""
 UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
@@ -28,7 +28,7 @@ UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 
 
 TENSOR_STYLES = ("megatron", "gather")
-"""How tensor-parallel ranks share layers; see ``parallel.tensor_parallel``."""
+"""How tensor-parallel ranks share layers; see ``parallel.splits.tensor_parallel``."""
 REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
 RECOMPUTATIONS = ("none", "full", "selective")

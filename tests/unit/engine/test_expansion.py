@@ -7,13 +7,13 @@ import pytest
 from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.engine import folding
-from trioflow.engine.folding import (
+from trioflow.engine.folding.classes import find_fold
+from trioflow.engine.folding.fold import (
     TooLargeError,
     check_division,
     check_expansion,
     estimate_bytes,
 )
-from trioflow.engine.folding_classes import find_fold
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate

@@ -10,7 +10,7 @@ from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.collectives import load_collective_model
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators import load_operator_model
-from trioflow.engine.folding_links import divide
+from trioflow.engine.folding.links import divide
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Platform

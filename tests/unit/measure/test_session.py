@@ -9,8 +9,8 @@ from captured import BATCH, TRANSFORMER, with_steady_times
 from trioflow.errors import MeasurementError
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.measure.session import measure_workload, sweep_sizes
-from trioflow.parallel.pipeline import partition_trace
 from trioflow.parallel.plan import make_plan
+from trioflow.parallel.splits.pipeline import partition_trace
 from trioflow.provenance import read_json
 from trioflow.tables import read_table
 from trioflow.trace.store import save_trace

@@ -11,7 +11,7 @@ from oracles.closed_form import closed_form_s
 from oracles.replay import Wiring, execute_schedule
 from trioflow.errors import InputError
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
-from trioflow.network.algorithms.schedule import Schedule, order_connections
+from trioflow.network.algorithms.pattern import Schedule, order_connections
 
 PAIRS = [(name, known) for name, collectives in SUPPORTED.items() for known in collectives]
 BLOCK_BYTES = 7.0

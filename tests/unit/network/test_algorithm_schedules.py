@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from trioflow.costmodel.collectives import wire_factor
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule
-from trioflow.network.algorithms.pattern import WITH_BARRIER
+from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, order_connections
 from trioflow.network.algorithms.ring import build_ring
-from trioflow.network.algorithms.schedule import Schedule, order_connections
 from trioflow.network.algorithms.trees import (
     binary_parents,
     count_levels,

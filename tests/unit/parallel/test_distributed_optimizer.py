@@ -11,9 +11,9 @@ from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory import FRAGMENTATION
+from trioflow.parallel.memory.peak import FRAGMENTATION
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.updates import list_updates
+from trioflow.parallel.splits.updates import list_updates
 from trioflow.precision_recipes import RECIPES
 from trioflow.tables import records
 from trioflow.trace.store import Trace

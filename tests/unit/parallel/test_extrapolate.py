@@ -87,7 +87,7 @@ def test_a_pipeline_waits_for_what_it_receives(transformer_trace):
 
 def test_tensor_parallel_halves_the_work_of_the_blocks(transformer_trace):
     whole = transformer_trace.operators
-    from trioflow.parallel.tensor_parallel import split_operators
+    from trioflow.parallel.splits.tensor_parallel import split_operators
 
     split = split_operators(transformer_trace, 2)
     blocks = whole["module"].str.contains(r"blocks\.\d+\.(?:attention|feed_forward)") & (
@@ -104,7 +104,7 @@ def test_tensor_parallel_halves_the_work_of_the_blocks(transformer_trace):
 
 def test_tensor_parallel_shards_hold_the_bytes_of_a_smaller_model(transformer_trace):
     """A column split of qkv: whole input and half the weight in, half the output out."""
-    from trioflow.parallel.tensor_parallel import split_operators
+    from trioflow.parallel.splits.tensor_parallel import split_operators
 
     row = records(transformer_trace.operators)
     linear = next(r for r in row if r["module"] == "blocks.0.attention.qkv" and r["flop"])

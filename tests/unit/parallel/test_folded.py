@@ -12,11 +12,12 @@ from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.errors import PlanError
-from trioflow.parallel import program
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.folded_grid import Grid, fold_representatives
 from trioflow.parallel.plan import make_plan
+from trioflow.parallel.programs.sharded import PartitionedRank
+from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, load_task_graph
 from trioflow.trace.store import Trace, load_trace
 
@@ -78,7 +79,8 @@ def test_expands_to_what_building_every_rank_gives(
     assert len(folded.fold.representatives) == classes
     built = len(folded.fold.graph.tasks)
     total = folded.fold.task_total
-    monkeypatch.setattr(program, "ALIKE", {})
+    for kind in (StagedRank, PartitionedRank):
+        monkeypatch.setattr(kind, "alike", (False,) * 4)
     every = extrapolate(trace, plan, model, batch=batch, host=host)
     assert not isinstance(every, FoldedTaskGraph)
     assert_same(folded, every)

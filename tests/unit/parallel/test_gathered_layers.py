@@ -7,9 +7,9 @@ from captured import BATCH, capture_raw
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.gathered_layers import find_layers, gather_rules
 from trioflow.parallel.plan import named_plan
-from trioflow.parallel.tensor_parallel import split_operators
+from trioflow.parallel.splits.gathered_layers import find_layers, gather_rules
+from trioflow.parallel.splits.tensor_parallel import split_operators
 
 MODEL = ProportionalModel()
 

@@ -7,10 +7,9 @@ from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.given import read_plan, read_stages
-from trioflow.parallel.pipeline import partition
-from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedules import build_schedule, lower_schedule, write_schedule
+from trioflow.parallel.plan import make_plan, read_plan, read_stages
+from trioflow.parallel.schedules.build import build_schedule, lower_schedule, write_schedule
+from trioflow.parallel.splits.pipeline import partition
 
 MODEL = ProportionalModel()
 

@@ -10,9 +10,9 @@ import pytest
 from captured import BATCH
 from same_model import ProportionalModel
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory import find_fullest, tabulate_memory
-from trioflow.parallel.memory_profile import HeldMemory, Lifetimes, profile_rank
-from trioflow.parallel.memory_storages import StorageTable
+from trioflow.parallel.memory.peak import find_fullest, tabulate_memory
+from trioflow.parallel.memory.profile import HeldMemory, Lifetimes, profile_rank
+from trioflow.parallel.memory.storages import StorageTable
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import prepare_step
 from trioflow.trace.repeat import repeat_layers

@@ -12,8 +12,8 @@ from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.schedule_table import MODES, keep_forward
-from trioflow.parallel.schedules import build_schedule
+from trioflow.parallel.schedules.build import build_schedule
+from trioflow.parallel.schedules.table import MODES, keep_forward
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()

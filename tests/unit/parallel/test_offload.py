@@ -12,8 +12,8 @@ from trioflow.engine.simulate import simulate
 from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.offload import plan_activations, size_update
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.programs.offload import plan_activations, size_update
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()

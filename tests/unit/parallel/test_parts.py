@@ -7,8 +7,13 @@ from captured import BATCH
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.errors import PlanError
-from trioflow.parallel.data_parallel import build_buckets
-from trioflow.parallel.pipeline import assign_units, balance_stages, partition, partition_trace
+from trioflow.parallel.splits.parameters import build_buckets
+from trioflow.parallel.splits.pipeline import (
+    assign_units,
+    balance_stages,
+    partition,
+    partition_trace,
+)
 from trioflow.provenance import read_json
 from trioflow.trace.store import Trace, load_trace, pipeline_units, save_trace
 

@@ -17,8 +17,8 @@ from trioflow.parallel.plan import (
     named_plan,
     vary_plan,
 )
-from trioflow.parallel.schedules import SCHEDULES
-from trioflow.parallel.tensor_split import count_heads
+from trioflow.parallel.schedules.build import SCHEDULES
+from trioflow.parallel.splits.tensor_split import count_heads
 
 OLD = "plan data tensor pipeline schedule micro_batches first_bucket_bytes bucket_bytes"
 ROW = "{} 1 1 {} {} {} 1048576 26214400"

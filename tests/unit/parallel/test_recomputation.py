@@ -15,7 +15,7 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.schedules import SCHEDULES
+from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()

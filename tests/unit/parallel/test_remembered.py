@@ -11,9 +11,9 @@ import pytest
 from trioflow.costmodel.choices import choose_times
 from trioflow.experiments import Plan
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.pipeline import assign_units, partition
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembered, remembering
+from trioflow.parallel.splits.pipeline import assign_units, partition
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import load_trace
 

@@ -8,9 +8,9 @@ from same_model import ProportionalModel
 from trioflow.engine.simulate import simulate
 from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.data_parallel import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan, replica_sizes
+from trioflow.parallel.splits.parameters import BUFFER_BYTES, coalesce_broadcasts, coalesce_sums
 from trioflow.trace.store import Trace
 
 MODEL = ProportionalModel()

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from trioflow.errors import PlanError
-from trioflow.parallel.schedule_table import Action, Schedule, leaves
-from trioflow.parallel.schedules import (
+from trioflow.parallel.schedules.build import (
     SCHEDULES,
     add_communication,
     build_schedule,
@@ -20,6 +19,7 @@ from trioflow.parallel.schedules import (
     run_ideally,
     write_schedule,
 )
+from trioflow.parallel.schedules.table import Action, Schedule, leaves
 
 SHAPES = list(itertools.product((1, 2, 3, 4, 8), (1, 2, 4, 8, 16)))
 NO_SPLIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}

@@ -15,8 +15,7 @@ from trioflow.errors import PlanError, TableError
 from trioflow.experiments import SHARDINGS, as_rows, load_plans, row_schema
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan
-from trioflow.parallel.sharding import build_units
-from trioflow.parallel.zero_optimizer import partition_optimizer
+from trioflow.parallel.splits.sharding import build_units, partition_optimizer
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

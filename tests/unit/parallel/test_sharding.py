@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from same_model import ProportionalModel
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.parameters import Parameter, find_gradients, list_parameters
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.sharding import build_units, describe_units
-from trioflow.parallel.tensor_split import TensorSplit
-from trioflow.parallel.updates import list_updates, split_updates
-from trioflow.parallel.zero_optimizer import partition_optimizer, partition_parameters
+from trioflow.parallel.splits.parameters import Parameter, find_gradients, list_parameters
+from trioflow.parallel.splits.sharding import (
+    build_units,
+    describe_units,
+    partition_optimizer,
+    partition_parameters,
+)
+from trioflow.parallel.splits.tensor_split import TensorSplit
+from trioflow.parallel.splits.updates import list_updates, split_updates
 from trioflow.trace.store import Trace
 
 BLOCKS = ["blocks.0", "blocks.1"]

@@ -13,17 +13,22 @@ from trioflow import experiments
 from trioflow.errors import PlanError
 from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.pipeline import (
+from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan
+from trioflow.parallel.programs.stages import stages_of_operators
+from trioflow.parallel.schedules.build import (
+    SCHEDULES,
+    build_schedule,
+    read_schedule,
+    write_schedule,
+)
+from trioflow.parallel.schedules.table import leaves
+from trioflow.parallel.splits.pipeline import (
     boundary_bytes,
     chunk_batch,
     find_tied,
     loss_operators,
     split_batch,
 )
-from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan
-from trioflow.parallel.schedule_table import leaves
-from trioflow.parallel.schedules import SCHEDULES, build_schedule, read_schedule, write_schedule
-from trioflow.parallel.staged_work import stages_of_operators
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

@@ -9,7 +9,7 @@ from captured import BATCH, TRANSFORMER, with_steady_times
 from same_model import ProportionalModel
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.updates import find_owners, list_updates
+from trioflow.parallel.splits.updates import find_owners, list_updates
 
 pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
 
@@ -100,7 +100,7 @@ def test_each_rank_does_the_work_of_its_parameters(name, form, forms):
 
 
 def is_cut(name, rules):
-    from trioflow.parallel.tensor_split import is_sharded
+    from trioflow.parallel.splits.tensor_split import is_sharded
 
     module = name.rpartition(".")[0]
     return is_sharded({"name": name, "module": module}, rules) or (

@@ -12,8 +12,8 @@ from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.sweeps.chunk_job import TABLE, simulate_sweep
 from trioflow.sweeps.chunks import cut_chunks
-from trioflow.sweeps.collect import collect_sweep, read_chunk
 from trioflow.sweeps.description import load_sweep
+from trioflow.sweeps.figures import collect_sweep, read_chunk
 
 FILES = ("results.parquet", "throughput.svg", "throughput.png", "memory.svg", "memory.png")
 

@@ -10,8 +10,8 @@ import pytest
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
-from trioflow.parallel.schedule_checks import measure_held
-from trioflow.parallel.schedules import build_schedule
+from trioflow.parallel.schedules.build import build_schedule
+from trioflow.parallel.schedules.checks import measure_held
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_messages import MessageTimes, list_groups

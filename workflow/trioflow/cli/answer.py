@@ -28,7 +28,7 @@ from trioflow.cli.text import format_facts, format_table
 from trioflow.errors import InputError
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
-from trioflow.parallel.memory import find_fullest
+from trioflow.parallel.memory.peak import find_fullest
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS

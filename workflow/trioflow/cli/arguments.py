@@ -6,10 +6,10 @@ import argparse
 
 from trioflow.costmodel.methods import UNFITTED
 from trioflow.costmodel.step_anchor import TIMER
-from trioflow.parallel.pipeline import BALANCES
 from trioflow.parallel.plan import NAMED
-from trioflow.parallel.schedule_table import MODES
-from trioflow.parallel.schedules import SCHEDULES
+from trioflow.parallel.schedules.build import SCHEDULES
+from trioflow.parallel.schedules.table import MODES
+from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
 from trioflow.precision_recipes import RECIPE_NAMES
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION

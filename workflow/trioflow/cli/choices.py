@@ -10,9 +10,8 @@ from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
-from trioflow.parallel.given import read_plan
-from trioflow.parallel.plan import make_plan, named_plan, vary_plan
-from trioflow.parallel.schedules import Schedule, is_schedule
+from trioflow.parallel.plan import make_plan, named_plan, read_plan, vary_plan
+from trioflow.parallel.schedules.build import Schedule, is_schedule
 from trioflow.prediction.options import Options
 
 FURTHER = ("tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload")

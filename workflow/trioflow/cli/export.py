@@ -10,7 +10,7 @@ from pathlib import Path
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
 from trioflow.errors import InputError, PlanError
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedules import SCHEDULES
+from trioflow.parallel.schedules.build import SCHEDULES
 
 
 def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,8 +101,7 @@ def run_export_triosim(options: argparse.Namespace) -> None:
 
 def run_export_schedule(options: argparse.Namespace) -> None:
     """Write a schedule's actions, one line a rank."""
-    from trioflow.parallel.program import lower_for_execution, plan_schedule
-    from trioflow.parallel.schedules import write_schedule
+    from trioflow.parallel.schedules.build import lower_for_execution, plan_schedule, write_schedule
 
     plan = make_plan(
         pipeline=options.ranks, schedule=options.name, micro_batches=options.micro_batches,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.engine.compiled import is_repaid, run_compiled
+from trioflow.engine.compiled.run import is_repaid, run_compiled
 from trioflow.engine.exchanges import Exchanges, Planner
 from trioflow.engine.program import Program
 from trioflow.engine.reference import run_reference

@@ -18,12 +18,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.engine.certainty import find_confidence, measure_shares, warn_of_parts
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.networks import DEFAULT_NETWORK, make_network
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
 from trioflow.engine.preparation import Prepared, prepare, run_prepared
-from trioflow.engine.result import Result, Summary
+from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
@@ -61,7 +60,7 @@ class SimulationOptions:
         one, unless given.
     aggregate : bool
         Whether a collective of an algorithm may be one event where that
-        changes no bit of the result; see ``aggregates.aggregate_program``.
+        changes no bit of the result; see ``preparation.aggregate_program``.
     record_links : bool
         Whether to keep what crossed the links, and when; only of trioflow's
         networks ``fair_share`` and ``contention_free``. No ranks are folded then.

@@ -15,8 +15,8 @@ import pandas as pd
 from trioflow import __version__
 from trioflow.errors import InputError
 from trioflow.experiments import Plan
-from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.reference import choose_reference, resize_batch
+from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.provenance import atomic_path
 from trioflow.tables import records

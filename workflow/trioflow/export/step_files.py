@@ -20,7 +20,7 @@ from trioflow.network.fair_share import FairShareNetwork
 from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
-from trioflow.prediction.experiment import load_experiment
+from trioflow.prediction.step import load_experiment
 from trioflow.provenance import write_json
 
 
@@ -207,7 +207,7 @@ def count_memory(
     Notes
     -----
     Memory is handed out in the order of the program, whenever the device runs
-    (``parallel.memory_profile``). A change is shown when the device begins
+    (``parallel.memory.profile``). A change is shown when the device begins
     the task at which it happens; of communication, whose streams run ahead
     or behind, at the latest begin of computation before it.
     """

@@ -139,7 +139,7 @@ def _make_sharded_step(
 
 
 def choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
-    """Return the modules that ``fully_shard`` takes together, as ``parallel.sharding`` has them.
+    """Return the modules that ``fully_shard`` takes together, as ``parallel.splits.sharding`` has them.
 
     Every inner unit whose parameters no other unit uses is one; the first and
     the last unit are left to the root.

@@ -83,7 +83,7 @@ def measure_workload(
     experiments, plans : sequence and iterable of mapping
         Rows of ``experiments.tsv`` and ``plans.tsv`` of the workload.
     partition : path
-        JSON of ``parallel.pipeline.partition_trace`` for the trace that the
+        JSON of ``parallel.splits.pipeline.partition_trace`` for the trace that the
         experiments extrapolate from.
     folder : path
         Where the files go.

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.network.algorithms.catalogue import build_schedule
-from trioflow.network.algorithms.pattern import check_entries
-from trioflow.network.algorithms.schedule import Schedule, order_connections
+from trioflow.network.algorithms.pattern import Schedule, check_entries, order_connections
 from trioflow.network.flows import FlowShape
 
 Floats = NDArray[np.float64]

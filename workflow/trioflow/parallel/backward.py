@@ -37,8 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.errors import PlanError
-from trioflow.parallel.pipeline import loss_operators
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units, tensor_bytes
 

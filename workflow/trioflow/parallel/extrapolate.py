@@ -22,19 +22,28 @@ from trioflow.costmodel.step_residuals import (
 )
 from trioflow.costmodel.timed_trace import host_times, mention_launches, times_interval
 from trioflow.experiments import Plan
-from trioflow.parallel.given import Stages, choose_stages
-from trioflow.parallel.memory import estimate_memory, find_fullest, take_curves
-from trioflow.parallel.offload import plan_activations, read_host_rates, size_update
-from trioflow.parallel.one_process import build_replicas, share_host
+from trioflow.parallel.memory.peak import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.plan import (
+    Stages,
     check_plan,
+    choose_stages,
     describe_plan,
     fit_vocabulary,
     micro_batch_sizes,
     replica_sizes,
 )
-from trioflow.parallel.plan_split import prepare_split, split_for_plan
-from trioflow.parallel.program import OperatorTimes, ProgramBuilder, plan_schedule
+from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
+from trioflow.parallel.programs.offload import plan_activations, read_host_rates, size_update
+from trioflow.parallel.programs.one_process import (
+    GatherRank,
+    ReplicaRank,
+    build_replicas,
+    share_host,
+)
+from trioflow.parallel.programs.sharded import PartitionedRank, UnitRank
+from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.programs.stages import StageWorks, stages_of_operators
+from trioflow.parallel.programs.work import OperatorTimes
 from trioflow.parallel.reference import (
     Reference,
     choose_reference,
@@ -43,14 +52,13 @@ from trioflow.parallel.reference import (
     without_communication,
 )
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.schedule_table import FORWARD_ONLY, TRAIN, WORDS, check_mode
-from trioflow.parallel.schedules import Schedule
-from trioflow.parallel.sharding import describe_units
-from trioflow.parallel.staged_work import StageWorks, stages_of_operators
+from trioflow.parallel.schedules.build import Schedule, plan_schedule
+from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
+from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
+from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
+from trioflow.parallel.splits.tensor_split import TensorSplit
+from trioflow.parallel.splits.updates import predict_updates, split_updates
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
-from trioflow.parallel.tensor_split import TensorSplit
-from trioflow.parallel.updates import predict_updates, split_updates
-from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
@@ -85,7 +93,7 @@ def extrapolate(
         Samples of the whole step; by default every data-parallel replica runs
         the (first) trace's own batch.
     host : mapping, optional
-        The platform's named host costs [s]; see ``program.HOST_COSTS``.
+        The platform's named host costs [s]; see the platform file's ``host``.
     stages : sequence of sequence of str or str, optional
         Units of each pipeline stage; or ``count``, for as many layers each;
         balanced by recorded time by default.
@@ -93,7 +101,7 @@ def extrapolate(
         Actions of the pipeline's ranks, imported for instance; the plan's own
         schedule by default.
     mode : str, optional
-        One of ``schedule_table.MODES``: the whole step, forward alone, or all but the
+        One of ``schedules.table.MODES``: the whole step, forward alone, or all but the
         optimizer.
     last_batch : bool, optional
         Whether a batch that replicas cannot share evenly is what is left of a
@@ -185,7 +193,7 @@ def _set_up_builder(
         work.update_s = update_s
     moves, updates = plan.offload == "activations", plan.offload == "optimizer"
     return ProgramBuilder(
-        plan=plan, operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
+        plan=plan, kind=_kind_of_rank(plan), operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
         split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
         mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
         partition=partition, update_s=partition_s,
@@ -194,6 +202,17 @@ def _set_up_builder(
         offloaded=plan_activations(trace, split.operators) if moves else None,
         update_bytes_per_byte=size_update(trace, 1.0) if updates else 0.0,
     )  # fmt: skip
+
+
+def _kind_of_rank(plan: Plan) -> type[RankProgram]:
+    """Return what writes a rank's program under a plan."""
+    if plan.tensor_style == "gather":
+        return GatherRank
+    if plan.replication == "dp":
+        return ReplicaRank
+    if plan.shards_units:
+        return UnitRank
+    return PartitionedRank if plan.sharding == "zero1" else StagedRank
 
 
 def _describe_step(

@@ -48,7 +48,7 @@ class GraphMetadata:
     plan, plan_text : Plan, str
         What was asked for, and the sentence that describes it.
     mode : str
-        One of ``schedule_table.MODES``.
+        One of ``schedules.table.MODES``.
     ranks, batch : int
         Ranks, and samples of the whole step.
     traced_batches : list of int

@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 
 from trioflow import __version__
-from trioflow.engine.certainty import CONFIDENCES
-from trioflow.engine.result import Summary
-from trioflow.parallel.schedule_table import TRAIN
+from trioflow.engine.result import CONFIDENCES, Summary
+from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
 from trioflow.prediction.language_answer import describe_rates, describe_waits

@@ -22,8 +22,8 @@ from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_
 from trioflow.network.collectives import CollectiveCost
 from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.given import read_stages
-from trioflow.parallel.pipeline import BALANCES
+from trioflow.parallel.plan import read_stages
+from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.task_graph import TaskGraph, TimesOrigin
 from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step

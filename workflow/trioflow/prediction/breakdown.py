@@ -10,14 +10,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.engine.lane_intervals import (
+from trioflow.engine.timeline import (
     LaneIntervals,
     join_lanes,
     measure_lanes,
     merge_lanes,
+    select_communication,
+    select_compute,
     subtract_lanes,
 )
-from trioflow.engine.timeline import select_communication, select_compute
 from trioflow.errors import InputError
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import Trace

@@ -11,7 +11,7 @@ import pandas as pd
 from trioflow.engine.timeline import select_communication
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device
-from trioflow.parallel.schedule_table import TRAIN
+from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.plan_row import Plan
 from trioflow.precision_recipes import choose_recipe

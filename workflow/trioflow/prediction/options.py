@@ -10,9 +10,9 @@ from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.errors import InputError
 from trioflow.network.collectives import CollectiveCost
-from trioflow.parallel.given import Stages
-from trioflow.parallel.schedule_table import TRAIN
-from trioflow.parallel.schedules import Schedule
+from trioflow.parallel.plan import Stages
+from trioflow.parallel.schedules.build import Schedule
+from trioflow.parallel.schedules.table import TRAIN
 
 SESSION = "session"
 ANCHORS = (TIMER, RATIO, NONE, SESSION)
@@ -49,7 +49,7 @@ class Options(SimulationOptions):
     schedule : Schedule, optional
         Actions of the pipeline's ranks; the plan's own schedule by default.
     mode : str
-        One of ``schedule_table.MODES``: what of the step runs.
+        One of ``schedules.table.MODES``: what of the step runs.
     last_batch : bool
         Whether the batch is what is left of a data set.
     interval : bool

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.engine.certainty import CONFIDENCES
+from trioflow.engine.result import CONFIDENCES
 from trioflow.errors import InputError
 from trioflow.units import ns_to_s
 

@@ -226,7 +226,7 @@ def render_memory(summary: Mapping[str, Any]) -> str:
     Parameters
     ----------
     summary : mapping
-        ``summary.json``: ``memory`` as ``parallel.memory.estimate_memory``
+        ``summary.json``: ``memory`` as ``parallel.memory.peak.estimate_memory``
         tells it, ``memory_bytes`` of a rank's device.
     """
     columns = [

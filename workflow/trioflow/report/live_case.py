@@ -23,9 +23,8 @@ from trioflow.engine.timeline import (
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.anchors import Factors, SessionAnchor, apply_factors
 from trioflow.prediction.answer import Prediction, predict_step
-from trioflow.prediction.experiment import load_experiment
 from trioflow.prediction.options import Options
-from trioflow.prediction.step import Step
+from trioflow.prediction.step import Step, load_experiment
 from trioflow.report.causes import FULL, SERIAL, ScaledCollectives, Settings
 from trioflow.tables import PHASES
 

@@ -26,11 +26,8 @@ from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.backward import plan_recomputation
-from trioflow.parallel.memory_storages import StorageTable, build_storage_table
-from trioflow.parallel.parameters import list_parameters
-from trioflow.parallel.pipeline import assign_units, boundary_bytes, partition
+from trioflow.parallel.memory.storages import StorageTable, build_storage_table
 from trioflow.parallel.plan import micro_batch_sizes
-from trioflow.parallel.plan_split import prepare_split, split_for_plan
 from trioflow.parallel.reference import (
     WORK,
     Reference,
@@ -39,8 +36,12 @@ from trioflow.parallel.reference import (
     resize_batch,
     without_communication,
 )
-from trioflow.parallel.tensor_split import TensorSplit, is_sharded
-from trioflow.parallel.updates import (
+from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.pipeline import assign_units, boundary_bytes, partition
+from trioflow.parallel.splits.sharding import partition_optimizer
+from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
+from trioflow.parallel.splits.tensor_split import TensorSplit, is_sharded
+from trioflow.parallel.splits.updates import (
     find_owners,
     predict_elementwise,
     share_storages,
@@ -48,7 +49,6 @@ from trioflow.parallel.updates import (
     spread_updates,
     upkeep_phase,
 )
-from trioflow.parallel.zero_optimizer import partition_optimizer
 from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
 from trioflow.sweeps.outline_units import Floats, UnitState, UnitUpkeep, UnitWork

@@ -9,8 +9,8 @@ import numpy as np
 
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import micro_batch_sizes
-from trioflow.parallel.program import plan_schedule
-from trioflow.parallel.schedule_table import (
+from trioflow.parallel.schedules.build import plan_schedule
+from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from trioflow.engine.certainty import CONFIDENCES
+from trioflow.engine.result import CONFIDENCES
 from trioflow.errors import InputError, PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import describe_plan

@@ -15,7 +15,7 @@ from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.engine.compiled import is_repaid
+from trioflow.engine.compiled.run import is_repaid
 from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.errors import InputError, TrioflowError
 from trioflow.experiments import Plan

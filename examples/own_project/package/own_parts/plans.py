@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trioflow.errors import PlanError
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedules import Action, Schedule
+from trioflow.parallel.schedules.build import Action, Schedule
 from trioflow.plan_row import Plan
 
 

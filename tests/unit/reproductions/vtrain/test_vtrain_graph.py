@@ -7,8 +7,8 @@ import pytest
 from trioflow.costmodel.collectives import CollectiveTime
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
-from trioflow.parallel.schedule_table import BACKWARD, FORWARD
-from trioflow.parallel.schedules import build_schedule
+from trioflow.parallel.schedules.build import build_schedule
+from trioflow.parallel.schedules.table import BACKWARD, FORWARD
 from trioflow.reproductions.vtrain.graph import MESSAGE, build_step, formula_of, order_megatron
 from trioflow.reproductions.vtrain.model import FORMS, StepModel, list_parameters, name_values
 from vtrain_rows import REDUCES, make_rows

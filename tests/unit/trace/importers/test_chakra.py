@@ -13,8 +13,8 @@ from same_model import ProportionalModel
 from trioflow.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.pipeline import partition
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.parallel.splits.pipeline import partition
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.trace.importers.chakra import import_chakra, recognise
 from trioflow.trace.importers.chakra_messages import (

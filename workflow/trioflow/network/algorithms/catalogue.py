@@ -15,10 +15,10 @@ from trioflow.network.algorithms.pattern import (
     WITH_BARRIER,
     Algorithm,
     Pattern,
+    Schedule,
     fill,
     make_messages,
 )
-from trioflow.network.algorithms.schedule import Schedule
 from trioflow.network.algorithms.waits import assemble
 
 REGISTERED: dict[str, Algorithm] = {

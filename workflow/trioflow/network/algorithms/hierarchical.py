@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.network.algorithms.pattern import (
+    Index,
     Messages,
     Pattern,
     concatenate,
@@ -16,7 +17,6 @@ from trioflow.network.algorithms.pattern import (
     fill,
     in_sequence,
 )
-from trioflow.network.algorithms.schedule import Index
 
 Build = Callable[[str], Pattern]
 _ROOTED = ("broadcast", "reduce", "scatter", "gather")

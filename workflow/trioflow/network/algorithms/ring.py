@@ -8,6 +8,7 @@ from trioflow.network.algorithms.pattern import (
     OF_GROUPS,
     Algorithm,
     Messages,
+    Offsets,
     Pattern,
     check_entries,
     concatenate,
@@ -17,7 +18,6 @@ from trioflow.network.algorithms.pattern import (
     one_each,
     relabel,
 )
-from trioflow.network.algorithms.schedule import Offsets
 from trioflow.network.algorithms.trees import build_tree
 
 

@@ -6,8 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trioflow.network.algorithms.pattern import Messages, Pattern, concatenate
-from trioflow.network.algorithms.schedule import Contents, Index, Offsets, Schedule, pack_waits
+from trioflow.network.algorithms.pattern import (
+    Contents,
+    Index,
+    Messages,
+    Offsets,
+    Pattern,
+    Schedule,
+    concatenate,
+    pack_waits,
+)
 
 
 class Waits(NamedTuple):

@@ -26,7 +26,7 @@ from trioflow.costmodel.step_residuals import (
 from trioflow.errors import InputError, TrioflowError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.reference import resize_batch
-from trioflow.parallel.schedules import is_schedule
+from trioflow.parallel.schedules.build import is_schedule
 from trioflow.provenance import PACKAGE, read_json
 from trioflow.report.causes import Settings
 from trioflow.report.scores import list_scaling

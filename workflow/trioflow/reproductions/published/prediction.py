@@ -41,7 +41,7 @@ class UpkeepModel:
     """An operator model with dearer or cheaper copies into and out of gradient buckets."""
 
     # Of the GPU. A trace's own operators are rescaled; what a plan asks to be predicted is upkeep
-    # (`parallel.staged_work.predict_elementwise`).
+    # (`parallel.splits.updates.predict_elementwise`).
     base: OperatorModel
     factor: float
 

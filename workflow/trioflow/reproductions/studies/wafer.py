@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.engine.compiled import is_repaid, run_compiled, supports
+from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
 from trioflow.engine.program import Program, build_program
 from trioflow.engine.reference import run_reference
 from trioflow.errors import PlatformError, SimulationError

@@ -16,13 +16,15 @@ import numpy.typing as npt
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
-from trioflow.parallel.data_parallel import Bucket
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.program import OperatorTimes, ProgramBuilder, StageWork
-from trioflow.parallel.schedule_table import BACKWARD, FORWARD, Action
-from trioflow.parallel.schedules import Schedule
+from trioflow.parallel.programs.builder import ProgramBuilder
+from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.programs.work import OperatorTimes, StageWork
+from trioflow.parallel.schedules.build import Schedule
+from trioflow.parallel.schedules.table import BACKWARD, FORWARD, Action
+from trioflow.parallel.splits.parameters import Bucket
+from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.parallel.tensor_split import TensorSplit
 
 MESSAGE = "message"
 """Column of a message between stages, the same in both directions."""
@@ -100,7 +102,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     each = OperatorTimes(device_s, np.zeros_like(device_s), False)
     operators = pd.DataFrame(names, columns=["name", "phase"])
     builder = ProgramBuilder(
-        plan=plan, operators=operators, times=[each] * micro_batches, stages=stages,
+        plan=plan, kind=StagedRank, operators=operators, times=[each] * micro_batches, stages=stages,
         schedule=order_megatron(pipeline, micro_batches), split=TensorSplit(operators),
     )  # fmt: skip
     builder.add_ranks()

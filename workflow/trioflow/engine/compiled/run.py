@@ -1,0 +1,226 @@
+"""The compiled engine: the rules of the reference on arrays, and the folder that keeps its kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trioflow.engine.compiled import layout
+from trioflow.engine.compiled.state import make_state
+from trioflow.engine.exchanges import Plan
+from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
+from trioflow.engine.reference import run_reference
+from trioflow.errors import InputError, SimulationError
+from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.interface import NEVER_S, Network
+from trioflow.network.messages import CollectiveRounds
+
+_ROOM = 2
+"""Pieces of flows for which there is room at first, for every event of a program."""
+
+
+def supports(network: Network) -> bool:
+    """Tell whether the compiled engine knows how a network shares its links."""
+    return type(network) in (FairShareNetwork, ContentionFreeNetwork)
+
+
+def run_compiled(program: Program, network: Network) -> Execution:
+    """Execute a program; the result equals that of ``run_reference`` bit for bit.
+
+    Parameters
+    ----------
+    program : Program
+        What to execute.
+    network : FairShareNetwork or ContentionFreeNetwork
+        Unused network: says which links there are and whether flows share
+        them. It stays unused.
+
+    Raises
+    ------
+    SimulationError
+        As ``run_reference``, with the same words.
+    InputError
+        When the network is of another kind, which only the reference drives.
+    """
+    if not isinstance(network, FairShareNetwork | ContentionFreeNetwork) or not supports(network):
+        raise InputError(
+            f"the compiled engine does not know the network {type(network).__name__}",
+            fix="choose the engine reference or auto",
+        )
+    if not all(_can_end(plan) for plan in program.exchanges.plans):
+        return run_reference(program, network)  # It says which flow has what wrong.
+    shared = isinstance(network, FairShareNetwork)
+    keep = network.pieces is not None
+    state = make_state(program, network.links, shared, _ROOM * program.events if keep else 0)
+    execute(state)
+    if keep and state.count[layout.PIECES] > len(state.pieces):
+        # How many there are is only known afterwards; the second run is the same as the first.
+        state = make_state(program, network.links, shared, int(state.count[layout.PIECES]))
+        execute(state)
+    start_s, end_s = state.tasks["start_s"].copy(), state.tasks["end_s"].copy()
+    if (end_s == NEVER_S).any():
+        raise SimulationError(explain_deadlock(program, end_s))
+    return Execution(
+        start_s,
+        end_s,
+        int(state.count[layout.EVENTS]),
+        _name_bytes(network, state.links["moved_bytes"].tolist()),
+        int(state.count[layout.RESHARED]),
+        _read_pieces(state) if keep else None,
+    )
+
+
+def _name_bytes(
+    network: FairShareNetwork | ContentionFreeNetwork, moved_bytes: list[float]
+) -> dict[tuple[str, str], float]:
+    """Return what moved over each link by its ends; of links side by side, over the last."""
+    ends = network.link_bytes
+    if len(ends) == len(moved_bytes):  # The usual case: the names are there already.
+        return dict(zip(ends, moved_bytes, strict=True))
+    pairs = zip(network.links, moved_bytes, strict=True)
+    return {(link.source, link.target): moved for link, moved in pairs}
+
+
+def _read_pieces(state: Any) -> Pieces:
+    """Return the pieces of flows that were kept."""
+    kept = state.pieces[: state.count[layout.PIECES]]
+    first, last = state.plans["first_flow"], state.plans["last_flow"]
+    plan = np.repeat(np.arange(len(state.plans)), last - first)[kept["flow"]]
+    columns = (kept[name].copy() for name in ("begin_s", "end_s", "rate"))
+    return Pieces(kept["flow_id"].copy(), plan, kept["flow"] - first[plan], *columns)
+
+
+def _can_end(plan: Plan) -> bool:
+    """Tell whether a network would take all flows of a plan; see ``interface.check_flow``."""
+    if isinstance(plan, CollectiveRounds):
+        return True
+    sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes
+    known = [(column >= 0) & (column < math.inf) for column in (sizes_bytes, plan.latencies_s)]
+    return all(np.all(one) for one in (*known, plan.max_rates_bytes_per_s > 0))
+
+
+KERNELS = "trioflow.engine.compiled.kernels"
+_SOURCES = ("kernels.py", "flow_kernels.py", "heap_kernels.py", "layout.py")
+_loaded: dict[str, Any] = {}
+
+UNLOADED_FROM_EVENTS = 250_000
+"""From here on loading kept kernels (0.3 s) costs less than the plain engine's time."""
+UNCOMPILED_FROM_EVENTS = 4_000_000
+"""From here on even compiling them (5 to 10 s, once) does."""
+LOADED_FROM_EVENTS = 2_000
+"""From here on loaded kernels are faster than the plain engine."""
+
+
+def is_repaid(events: int) -> bool:
+    """Tell whether the compiled engine answers sooner than the plain one, start-up included.
+
+    Parameters
+    ----------
+    events : int
+        Events of the program.
+
+    Notes
+    -----
+    The limits are where the two break even on the machine of ``docs/bench.md``;
+    either engine gives the same bits.
+    """
+    if KERNELS in _loaded:
+        return events >= LOADED_FROM_EVENTS
+    if events < UNLOADED_FROM_EVENTS:
+        return False
+    return events >= UNCOMPILED_FROM_EVENTS or is_kept()
+
+
+def is_kept() -> bool:
+    """Tell whether an earlier run left its compiled kernels for this one."""
+    folder = find_cache_folder()
+    return folder is not None and any(folder.rglob("*.nbc"))
+
+
+def find_cache_folder() -> Path | None:
+    """Return the folder for compiled kernels, or None where there is no home for one.
+
+    Notes
+    -----
+    A folder of the user (``NUMBA_CACHE_DIR``, else ``trioflow`` in
+    ``XDG_CACHE_HOME`` or ``~/.cache``), never of the installation, which may
+    be read-only or shared. Its name holds the digest of the kernels and the
+    versions of numba and Python, so one of another version is never read.
+    """
+    base = os.environ.get("NUMBA_CACHE_DIR")
+    if not base:
+        home = os.environ.get("XDG_CACHE_HOME")
+        try:
+            base = str((Path(home) if home else Path.home() / ".cache") / "trioflow")
+        except RuntimeError:
+            return None
+    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in _SOURCES)
+    digest = hashlib.sha256(source).hexdigest()[:16]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Path(base) / f"trioflow-{digest}-numba-{metadata.version('numba')}-python-{python}"
+
+
+def execute(state: Any) -> None:
+    """Run the kernels on a state, compiling them where nothing (readable) was kept.
+
+    Parameters
+    ----------
+    state : layout.State
+        A program laid out; holds when its tasks ran afterwards.
+
+    Notes
+    -----
+    A damaged cache shows before the first event. It is removed and made anew,
+    and where that fails too, the kernels are compiled for this process only.
+    """
+    kernels = _import_kernels()
+    kernel = _loaded.get(KERNELS)
+    if kernel is None:
+        kernel = _loaded[KERNELS] = _keep(kernels.execute)
+    try:
+        kernel(state)
+        return
+    except Exception:
+        if kernel.signatures:
+            raise
+    folder = find_cache_folder()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    kernel = _loaded[KERNELS] = _keep(kernels.compile_kernel(kernel.py_func))
+    try:
+        kernel(state)
+    except Exception:
+        kernel = _loaded[KERNELS] = kernels.compile_kernel(kernel.py_func)
+        kernel(state)
+
+
+def _import_kernels() -> Any:
+    from trioflow.engine.compiled import kernels
+
+    return kernels
+
+
+def _keep(kernel: Any) -> Any:
+    """Let numba keep a compiled kernel in the cache folder, where one can be written."""
+    from numba import config
+
+    folder, configured = find_cache_folder(), config.CACHE_DIR
+    if folder is not None:
+        config.CACHE_DIR = str(folder)
+    try:
+        kernel.enable_caching()
+    except RuntimeError:
+        pass  # No folder can be written: this process compiles for itself.
+    finally:
+        config.CACHE_DIR = configured
+    return kernel

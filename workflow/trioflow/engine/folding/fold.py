@@ -1,0 +1,326 @@
+"""Identical ranks executed once, where that changes no bit of the result.
+
+A folded run executes a *quotient* of the simulated system: one task for each
+class of tasks, one exchange for each class of exchanges, one flow for each
+class of flows, one link for each class of links. It says what the whole
+system does under this condition.
+
+*Ranks.* Ranks of a class have the same tasks in the same order, of the same
+durations, with the same dependencies, none of them on other ranks. Where one
+takes part in an exchange, all do, each in an exchange of its own group, at the
+same place of its program; the groups of one family have as many members of
+each class (see ``parallel.folded.Fold``). All ranks of a class are equally fast.
+
+*Costs.* The planner makes the same of every group of a family: as many flows,
+with the same sizes, latencies and caps; or the same pattern of messages.
+
+*Links.* Flows and links fall into classes such that all links of a class are
+as wide and are crossed by as many flows of each class, all flows of a class
+cross the same number of links of each class, and the flows of every group of a
+family are of the same classes, as often. Flows are counted as if all groups
+did their exchange at once, which they do: see below. The coarsest such
+classes are found (``folding.links.divide``), and checked.
+
+*Argument.* By induction over the phases of an event (flows that move or end,
+tasks that end, tasks that start) at one time: tasks of a class, exchanges of a
+class and flows of a class are in the same state in the whole system, and that
+is the state of their stand-in in the quotient. A task becomes ready when what
+it waits for has ended, which is of the same classes for all tasks of a class.
+An exchange starts when the last member is ready: its members' classes are
+those of every exchange of its class, so all exchanges of a class start at the
+same time, and so do their flows, at the same latency. Max-min rates come from
+progressive filling: a link's share is its free bandwidth over the flows that
+still rise on it. In the quotient a flow crosses a class's link as often as
+flows of its class cross one of the links, so the counts, the free bandwidths
+(the same level is taken off as often) and the shares are the same numbers,
+and so is the lowest of them; the flows that stop at it are whole classes.
+Components of flows that share links correspond, since every link of a class
+meets the same classes of flows, and flows outside a component do not touch
+its bits (``compute_max_min_rates``). A flow's end comes from the same
+operations on the same numbers, so it has the same bits; an exchange ends with
+its last flow, and the classes of its flows are those of every exchange of its
+class. Nothing here depends on the order of events at one time, and neither
+does when tasks run (``engine.reference``). Bytes on links are sums over the
+same flows, but in another order: they agree to rounding.
+
+Classes that do not fulfil this are divided (``folded_grid.split_fold``): ranks whose
+speeds, or whose groups' costs or flows differ. Where no two ranks are left in
+one class, all ranks are executed.
+
+Where replicas lie on several leaf sets of a cluster the classes become many
+(GPT-3 175B on 4,096 ranks of dgx-h100, 8 tensor x 8 pipeline x 64 data: 256
+instead of 8, one for each place of a node in its leaf set and each stage). The
+ring of a stage leaves a leaf set at its last node, where it shares the uplink
+with what all its nodes send to the next stage. So that node's messages may be
+slowed otherwise than its neighbours', hence the ring's next flow, and so on
+from node to node. Whether it comes to that depends on times, and nothing that
+is known before a run excludes it, so these classes stay apart. An uplink as wide as all
+that leads to it can never be the narrowest link, and leaving such links out of
+the sharing would keep the classes together; but where it is exactly as wide,
+rates would differ in their last bits from those of a run with it, so it would
+have to be left out of every run.
+
+Only trioflow's own networks, whose rules these are, take part. A collective
+of an algorithm keeps all its messages: its flows are not of one class, and
+those of different groups of a family are told apart by their place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trioflow.engine.exchanges import ExchangeRows, Exchanges, Plan, Planner
+from trioflow.engine.folding.links import make_folded_network
+from trioflow.engine.folding.traffic import (
+    CannotFoldError,
+    FoldedTraffic,
+    GroupsDifferError,
+    fold_plans,
+)
+from trioflow.engine.program import Ints, Program, build_program
+from trioflow.errors import SimulationError
+from trioflow.hardware.machine import Link
+from trioflow.machine_memory import find_available_bytes
+from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.interface import Network
+from trioflow.parallel.folded import Fold
+from trioflow.parallel.folded_grid import split_fold
+from trioflow.units import format_bytes, format_count
+
+MOST_SPLITS = 20
+"""Divisions of the classes after which folding is given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedProgram:
+    """The quotient of a program, and the way back.
+
+    Attributes
+    ----------
+    fold : Fold
+        Classes of ranks.
+    program : Program
+        Tasks of the representatives, with one exchange for each class.
+    traffic : FoldedTraffic
+        Classes of flows and links.
+    """
+
+    fold: Fold
+    program: Program
+    traffic: FoldedTraffic
+
+    def make_network(self, whole: Network) -> Network:
+        """Return an unused network of the classes of links, of the kind of the unused whole one."""
+        if self.traffic.routes is None:
+            return whole
+        return make_folded_network(type(whole), self.traffic.links, self.traffic.routes)
+
+    def spread_bytes(
+        self, link_bytes: Mapping[tuple[str, str], float], links: Sequence[Link]
+    ) -> dict[tuple[str, str], float]:
+        """Return the bytes on every link from those on the links of the classes [bytes]."""
+        crossings = self.traffic.crossings
+        if crossings is None:
+            return dict(link_bytes)
+        moved = [link_bytes[link.source, link.target] for link in self.traffic.links]
+        # No flow crosses a link of no class.
+        of_link = [*moved, 0.0]
+        return {
+            (link.source, link.target): of_link[number]
+            for link, number in zip(links, crossings.link_class.tolist(), strict=True)
+        }
+
+
+def fold_program(
+    fold: Fold,
+    planner: Planner,
+    network: Network,
+    links: Sequence[Link],
+    *,
+    ranks: int,
+    communication_on_compute_stream: bool = False,
+    compute_scale: float | Sequence[float] = 1.0,
+    communication_scale: float = 1.0,
+) -> FoldedProgram:
+    """Return the quotient of a task graph on a platform.
+
+    Parameters
+    ----------
+    fold : Fold
+        Identical ranks.
+    planner, ranks, communication_on_compute_stream, compute_scale, communication_scale
+        As for ``program.build_program``, of the whole graph.
+    network : Network
+        What would run the whole graph.
+    links : sequence of Link
+        Its links, in the order of the planner's router.
+
+    Raises
+    ------
+    CannotFoldError
+        When that would not be exact: says why.
+    SimulationError
+        As ``build_program``; TooLargeError where classes divide into more
+        than fit into memory.
+    """
+    if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
+        raise CannotFoldError(
+            f"the network {type(network).__name__} is not known to treat like flows alike"
+        )
+    if fold.ranks > ranks:
+        raise CannotFoldError("the platform has too few ranks")
+    fold = _split_speeds(fold, compute_scale)
+    reason = "no two ranks do the same"
+    for _ in range(MOST_SPLITS):
+        if len(fold.representatives) == fold.ranks:
+            raise CannotFoldError(reason)
+        try:
+            exchanges, traffic = _fold_exchanges(fold, planner, links, communication_scale)
+        except GroupsDifferError as difference:
+            reason = str(difference)
+            check_division(fold, difference.of_group, reason)
+            alike = np.zeros(fold.ranks, dtype=np.int64)
+            fold = split_fold(fold, alike, difference.of_group)
+            continue
+        program = build_program(
+            fold.graph, exchanges, ranks=ranks, compute_scale=compute_scale,
+            communication_on_compute_stream=communication_on_compute_stream,
+            communication_scale=communication_scale,
+        )  # fmt: skip
+        return FoldedProgram(fold, program, traffic)
+    raise CannotFoldError(reason)
+
+
+def _fold_exchanges(
+    fold: Fold, planner: Planner, links: Sequence[Link], scale: float
+) -> tuple[Exchanges, FoldedTraffic]:
+    """Return one exchange of each class, and what they put on the links."""
+    rows = ExchangeRows(fold.graph.tasks)
+    if rows.find_odd().any():
+        raise CannotFoldError("the tasks of an exchange do not fit together")
+    match_ids = fold.graph.tasks["match_id"].to_numpy(dtype=np.int64, na_value=-1)
+    family_of = fold.family_of[match_ids[rows.task[rows.first[:-1]]]]
+    plan_of, firsts = rows.number_plans(family_of)
+    asked = [
+        (rows.read_collective(match), rows.read_size(match), int(family_of[match]))
+        for match in firsts.tolist()
+    ]
+    traffic = fold_plans(asked, fold.families, planner, links, scale)
+    plans: list[Plan] = list(traffic.plans)
+    confidences = [
+        (collective, len(fold.families[family].groups[0]), plan.confidence)
+        for (collective, _, family), plan in zip(asked, plans, strict=True)
+    ]
+    return rows.assemble(plans, plan_of, confidences, traffic.warnings, scale), traffic
+
+
+def _split_speeds(fold: Fold, scale: float | Sequence[float]) -> Fold:
+    """Divide classes of ranks whose compute is not scaled alike."""
+    if isinstance(scale, int | float):
+        return fold
+    scales = np.array([float(value) for value in scale])[: fold.ranks]
+    if len(scales) < fold.ranks:
+        raise CannotFoldError("not every rank has a compute_scale")
+    if (scales == scales[fold.representatives[fold.class_of]]).all():
+        return fold
+    return split_fold(fold, np.unique(scales, return_inverse=True)[1], {})
+
+
+_PEAK_OVER_TABLES = 2.5
+"""Peak of memory of expanding and simulating, over the tables that are kept of each rank: 391 over
+156 bytes a task, measured on 2.7 million tasks of GPT-3 175B (8 tensor x 8 pipeline x 2 data)."""
+
+
+class TooLargeError(SimulationError):
+    """Tasks that would not fit into memory."""
+
+
+def check_expansion(fold: Fold, reason: str, available_bytes: float | None = None) -> None:
+    """Refuse to make the tasks of all ranks where they would not fit into memory.
+
+    Parameters
+    ----------
+    fold : Fold
+        Identical ranks, kept once.
+    reason : str
+        Why all ranks are needed.
+    available_bytes : float, optional
+        Memory that may be filled; what is free without [bytes].
+
+    Raises
+    ------
+    TooLargeError
+        Names ranks, tasks and memory.
+    """
+    first = fold
+    while first.coarser is not None:
+        first = first.coarser
+    if first.given is not None:
+        return  # They are there already.
+    _check(fold, fold.ranks, fold.task_total, reason, available_bytes)
+
+
+def check_division(
+    fold: Fold, of_group: Mapping[int, Ints], reason: str, available_bytes: float | None = None
+) -> None:
+    """Refuse to divide classes of ranks into so many that they would not fit into memory.
+
+    Parameters
+    ----------
+    fold : Fold
+        Classes before.
+    of_group : mapping of int to ndarray of int
+        As for ``folded_grid.split_fold``.
+    reason : str
+        Why they are divided.
+    available_bytes : float, optional
+        As for :func:`check_expansion`.
+
+    Raises
+    ------
+    TooLargeError
+        Names ranks, tasks and memory.
+
+    Notes
+    -----
+    Counts the classes that the groups tell apart at once; what follows from
+    them can divide further.
+    """
+    classes = fold.class_of
+    for number, codes in of_group.items():
+        label = np.append(codes, -1)[fold.families[number].group_of] + 1
+        pairs = classes * (int(label.max(initial=0)) + 1) + label
+        classes = np.unique(pairs, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    stand_in = np.unique(classes, return_index=True)[1]
+    tasks = int(fold.task_counts[fold.class_of[stand_in]].sum())
+    _check(fold, len(stand_in), tasks, reason, available_bytes)
+
+
+def _check(fold: Fold, ranks: int, tasks: int, reason: str, available_bytes: float | None) -> None:
+    needed_bytes = estimate_bytes(fold, tasks)
+    free_bytes = find_available_bytes() if available_bytes is None else available_bytes
+    if free_bytes is None or needed_bytes <= free_bytes:
+        return
+    whose = f"all {ranks} ranks" if ranks == fold.ranks else f"{ranks} of {fold.ranks} ranks"
+    raise TooLargeError(
+        f"the tasks of {whose} are needed ({reason}): {format_count(tasks).strip()} tasks take some "
+        f"{format_bytes(needed_bytes)} of memory, and {format_bytes(free_bytes)} are free; ask for fewer ranks or a "
+        "platform on which they are alike, leave --no-fold and timelines of all ranks out, or use a machine with more memory"
+    )
+
+
+def estimate_bytes(fold: Fold, tasks: int) -> float:
+    """Return the memory that so many tasks take at most while they are made and simulated [bytes].
+
+    Notes
+    -----
+    In proportion to the tables of the ranks that are kept. Messages of
+    algorithms and parts of flows come on top.
+    """
+    kept = fold.graph
+    tables_bytes = kept.tasks.memory_usage(deep=True).sum() + kept.dependencies.memory_usage().sum()
+    return _PEAK_OVER_TABLES * float(tables_bytes) / max(len(kept.tasks), 1) * tasks

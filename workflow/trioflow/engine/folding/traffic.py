@@ -1,0 +1,298 @@
+"""What classes of exchanges put on the network: one flow for each class of flows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+
+from trioflow.engine.exchanges import Planner
+from trioflow.engine.folding.links import (
+    Crossings,
+    GivenRoutes,
+    divide,
+    make_class_links,
+    name_ends,
+)
+from trioflow.engine.program import Floats, Ints, count_up
+from trioflow.hardware.machine import Link
+from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.flows import FlowShape
+from trioflow.network.messages import CollectiveMessages
+from trioflow.parallel.folded import Family
+
+Asked = tuple[str, int, int]
+"""Collective, size and number of a family."""
+Planned = CollectiveFlows | CollectiveMessages
+
+
+class CannotFoldError(Exception):
+    """Why identical ranks cannot be executed once; nothing is wrong with the graph."""
+
+
+class GroupsDifferError(CannotFoldError):
+    """Groups of some families are not done alike.
+
+    Parameters
+    ----------
+    reason : str
+        How two of them differ.
+    of_group : mapping of int to ndarray of int
+        For each such family, numbers that tell its groups apart [groups].
+    """
+
+    def __init__(self, reason: str, of_group: Mapping[int, Ints]) -> None:
+        super().__init__(reason)
+        self.of_group = of_group
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedTraffic:
+    """Plans of classes of exchanges, and the classes of links that they cross.
+
+    Attributes
+    ----------
+    plans : list of CollectiveFlows or CollectiveMessages
+        One for each class of exchanges.
+    links : list of Link
+        One for each class of links.
+    routes : GivenRoutes or None
+        Ways of the classes of flows; None where flows and links are those of
+        the whole system, no two of them being alike.
+    crossings : Crossings or None
+        Which flows and links are alike; None there too.
+    warnings : list of str
+        What the planner warns of, without repeats.
+    """
+
+    plans: list[Planned]
+    links: list[Link]
+    routes: GivenRoutes | None
+    crossings: Crossings | None
+    warnings: list[str]
+
+
+@dataclass(eq=False)
+class _Bundle:
+    """Flows of the groups of one family, of one kind: the same for exchanges of any size.
+
+    ``first`` is the number of its first flow, ``numbers`` what plans say of
+    each flow [groups, pairs, plans x 3].
+    """
+
+    family: int
+    shapes: list[FlowShape]
+    pairs: int
+    first: int = 0
+    numbers: list[Floats] = field(default_factory=list)
+    apart: bool = False
+
+
+def fold_plans(
+    asked: Sequence[Asked], families: Sequence[Family], planner: Planner,
+    links: Sequence[Link], scale: float,
+) -> FoldedTraffic:  # fmt: skip
+    """Plan the exchanges of all groups, and keep one flow of each class.
+
+    Parameters
+    ----------
+    asked : sequence of (str, int, int)
+        Collective, size [bytes] and family of each class of exchanges.
+    families : sequence of Family
+        Groups that stand for one another.
+    planner : Planner
+        Turns an exchange of a group into flows or messages.
+    links : sequence of Link
+        Links, numbered as the planner's router numbers them.
+    scale : float
+        Factor on every communication time.
+
+    Raises
+    ------
+    GroupsDifferError
+        When groups of a family differ in cost or in the links that they cross.
+    CannotFoldError
+        When hardly any links are alike.
+    """
+    bundles: dict[tuple[int, ...], _Bundle] = {}
+    chosen: list[tuple[Planned, _Bundle | None]] = []
+    warnings: dict[str, None] = {}
+    told = _Differences()
+    for collective, size, number in asked:
+        groups = families[number].groups.tolist()
+        built = [planner.build(collective, size, group) for group in groups]
+        warnings.update((plan.warning, None) for plan in built if plan.warning)
+        told.add(number, [_tell(plan) for plan in built], collective, groups)
+        plan = built[0].stretch(scale)
+        if not plan.flow_count:
+            chosen.append((plan, None))
+            continue
+        if number in told.of_group:
+            continue
+        key = (number, *(id(one.shape) for one in built))
+        if key not in bundles:
+            shapes = [one.shape for one in built]
+            bundles[key] = _Bundle(number, shapes, len(plan.shape.pairs))
+        bundle = bundles[key]
+        bundle.numbers.append(_read_numbers(built))
+        bundle.apart |= isinstance(plan, CollectiveMessages)
+        chosen.append((plan, bundle))
+    told.check()
+    if all(bundle.apart and len(bundle.shapes) == 1 for bundle in bundles.values()):
+        # Every flow would be a class of its own.
+        return FoldedTraffic([plan for plan, _ in chosen], list(links), None, None, list(warnings))
+    crossings = _divide(list(bundles.values()), families, links)
+    routes = _make_routes(crossings, list(bundles.values()))
+    widths = np.array([link.bandwidth_bytes_per_s for link in links])
+    firsts = np.unique(crossings.link_class, return_index=True)
+    kept = firsts[0] >= 0
+    class_links = make_class_links(firsts[0][kept].tolist(), widths[firsts[1][kept]])
+    router = GivenRoutes(class_links, routes)
+    made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
+    plans = [
+        plan if bundle is None else _fold_plan(plan, *made[id(bundle)]) for plan, bundle in chosen
+    ]
+    return FoldedTraffic(plans, class_links, router, crossings, list(warnings))
+
+
+class _Differences:
+    """What tells the groups of families apart."""
+
+    def __init__(self) -> None:
+        self.of_group: dict[int, Ints] = {}
+        self._reason = ""
+
+    def add(
+        self, family: int, said: Sequence[object], collective: str, groups: Sequence[Sequence[int]]
+    ) -> None:
+        """Compare what is said of each group."""
+        numbers: dict[object, int] = {}
+        codes = np.array([numbers.setdefault(one, len(numbers)) for one in said], dtype=np.int64)
+        if len(numbers) == 1:
+            return
+        known = self.of_group.get(family, np.zeros(len(codes), dtype=np.int64))
+        self.of_group[family] = np.unique(
+            known * (int(codes.max()) + 1) + codes, return_inverse=True
+        )[1]
+        one, other = (_name(groups[i]) for i in (0, int(np.argmax(codes > 0))))
+        what = f"{collective} of the ranks" if collective else "what passes between the ranks"
+        how = "is done" if collective else "shares links"
+        self._reason = self._reason or f"{what} {one} {how} otherwise than that of {other}"
+
+    def check(self) -> None:
+        """Raise an error where there is a difference."""
+        if self.of_group:
+            raise GroupsDifferError(self._reason, self.of_group)
+
+
+def _tell(plan: Planned) -> tuple[object, ...]:
+    """Return what must be the same for all groups of a family."""
+    columns = [plan.latencies_s, plan.max_rates_bytes_per_s]
+    if isinstance(plan, CollectiveMessages):
+        numbers = (id(plan.pattern), plan.block_bytes, *(one.tobytes() for one in columns))
+    else:
+        # The flows of a group may come in another order.
+        rows = np.column_stack([plan.sizes_bytes, *columns])
+        numbers = (rows[np.lexsort(rows.T)].tobytes(),)
+    return (plan.confidence, len(plan.shape.pairs), *numbers)
+
+
+def _read_numbers(built: Sequence[Planned]) -> Floats:
+    """Return size, latency and cap of each flow of each group [groups, pairs, 3]."""
+    rows = []
+    for plan in built:
+        latencies_s = plan.latencies_s
+        if isinstance(plan, CollectiveFlows):
+            sizes = plan.sizes_bytes
+        else:
+            sizes = np.full(len(latencies_s), plan.block_bytes)
+        rows.append((sizes, latencies_s, plan.max_rates_bytes_per_s))
+    return np.array(rows).transpose(0, 2, 1)
+
+
+def _divide(
+    bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link]
+) -> Crossings:
+    """Give numbers to the flows of all groups, and find which of them and of the links are alike."""
+    kinds, flows, hops = [], [], []
+    flow = kind = 0
+    for bundle in bundles:
+        numbers = np.concatenate(bundle.numbers, axis=2)
+        if bundle.apart:
+            places = np.broadcast_to(np.arange(bundle.pairs), numbers.shape[:2])
+            numbers = np.concatenate([numbers, places[:, :, None]], axis=2)
+        own = _number_rows(numbers.reshape(-1, numbers.shape[2]))
+        kinds.append(own + kind)
+        kind += int(own.max()) + 1
+        bundle.first = flow
+        lengths = np.concatenate([np.diff(shape.first_hops) for shape in bundle.shapes])
+        flows.append(np.repeat(flow + np.arange(len(lengths)), lengths))
+        hops += [shape.hops for shape in bundle.shapes]
+        flow += len(lengths)
+    widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
+    found = divide(np.concatenate(flows), np.concatenate(hops), np.concatenate(kinds), widths)
+    if found is None:
+        raise CannotFoldError("hardly any links carry the same")
+    told = _Differences()
+    for bundle in bundles:
+        groups = len(bundle.shapes)
+        last = bundle.first + groups * bundle.pairs
+        classes = np.sort(found.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
+        if (classes != classes[0]).any():
+            said = [row.tobytes() for row in classes]
+            told.add(bundle.family, said, "", families[bundle.family].groups.tolist())
+    told.check()
+    return found
+
+
+def _number_rows(rows: Floats) -> Ints:
+    """Give equal rows equal numbers."""
+    if (rows == rows[0]).all():
+        return np.zeros(len(rows), dtype=np.int64)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _make_routes(
+    crossings: Crossings, bundles: Sequence[_Bundle]
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the way of each class of flows over the classes of links."""
+    flow, link, times = crossings.count_classes()
+    order = np.lexsort((link, flow))
+    flow, link, times = flow[order], link[order], times[order]
+    firsts = count_up(np.bincount(flow, minlength=int(crossings.flow_class.max()) + 1))
+    hops, counts, ends = link.tolist(), times.tolist(), firsts.tolist()
+    routes = {}
+    for number, (first, last) in enumerate(pairwise(ends)):
+        route = [hops[i] for i in range(first, last) for _ in range(counts[i])]
+        routes[name_ends(number)] = tuple(route)
+    return routes
+
+
+def _fold_shape(
+    bundle: _Bundle, crossings: Crossings, router: GivenRoutes
+) -> tuple[FlowShape, Ints]:
+    """Return the shape of one flow for each class of the first group, and which flows they are."""
+    classes = crossings.flow_class[bundle.first : bundle.first + bundle.pairs]
+    if bundle.apart:
+        kept = np.arange(bundle.pairs)
+    else:
+        kept = np.sort(np.unique(classes, return_index=True)[1])
+    pairs = tuple(name_ends(number) for number in classes[kept].tolist())
+    return FlowShape(pairs, router), kept.astype(np.int64)
+
+
+def _fold_plan(plan: Planned, shape: FlowShape, kept: Ints) -> Planned:
+    """Return the plan of a group with the flows that are kept."""
+    latencies_s, rates = plan.latencies_s[kept], plan.max_rates_bytes_per_s[kept]
+    if isinstance(plan, CollectiveFlows):
+        return CollectiveFlows(
+            shape, plan.sizes_bytes[kept], latencies_s, rates, plan.confidence, plan.warning
+        )
+    return replace(plan, shape=shape)
+
+
+def _name(group: Sequence[int]) -> str:
+    shown = ", ".join(map(str, group[:4]))
+    return f"{shown}, ..." if len(group) > 4 else shown

@@ -1,0 +1,1 @@
+"""Memory of each rank: its allocations, their lifetimes, the peak."""

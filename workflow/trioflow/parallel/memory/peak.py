@@ -1,0 +1,259 @@
+"""Peak memory of each rank: when it is reached, what fills it, and whether it fits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
+from trioflow.parallel.memory.storages import StorageTable, build_storage_table
+from trioflow.parallel.programs.builder import ProgramBuilder
+from trioflow.parallel.programs.staged import COPIES_EARLY
+from trioflow.parallel.programs.work import StageWork
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
+from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.pipeline import crossing_storages, loss_operators
+from trioflow.parallel.splits.updates import scale_work, share_storages
+from trioflow.precision_recipes import PrecisionRecipe
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+FRAGMENTATION = 0.13
+"""What a GPU's caching allocator holds beyond what it hands out and what waits, as a share of what it
+hands out: the median over 91 runs of nanotron (1.34 B parameters on 1 and 2 nodes;
+``reproductions.clusters``), from which a test rebuilds it; judged on 1,637 others."""
+COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
+
+
+def estimate_memory(
+    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, factors: Sequence[float],
+    stage_of: NDArray[np.int64],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the peak of every rank, ranks that do the same together.
+
+    Parameters
+    ----------
+    trace : Trace
+        The whole model's step on one rank.
+    operators : DataFrame
+        Its operators with the work of one rank's shards.
+    program : ProgramBuilder
+        The plan's program, written.
+    factors : sequence of float
+        Samples of each micro-batch over the traced ones.
+    stage_of : array [operators]
+        Stage of each operator.
+
+    Returns
+    -------
+    list of dict
+        ``ranks``; ``peak_bytes``; ``categories``, what fills the peak [bytes];
+        ``when``, the task at which it is reached, in words; ``curve``, the
+        ``places`` among a rank's tasks from which on it holds other ``bytes``;
+        of a GPU ``reserved_bytes``, what its allocator is expected to hold.
+
+    Notes
+    -----
+    What PyTorch's allocator hands out is counted, as
+    ``torch.cuda.max_memory_allocated`` does: no fragmentation, no context of
+    the device, no buffers of the communication library, and of operators'
+    workspaces those alone that the trace shows as tensors.
+    """
+    tasks = program.collect().tasks
+    modules = trace.operators["module"].tolist()
+    lifetimes = _lifetimes_of(trace, program, stage_of)
+    classes = program.grid.classify()
+    tables: dict[tuple[int, int], StorageTable] = {}
+    spans = any(stage.update_shares for stage in program.stages)
+    found = []
+    for number, rank in enumerate(program.grid.find_representatives().tolist()):
+        pipeline, rest = divmod(rank, program.plan.data * program.plan.tensor)
+        parts = program.partition is not None and bool(program.partition.shared)
+        place = (pipeline if spans else -1, rest // program.plan.tensor if parts else -1)
+        if place not in tables:
+            tables[place] = _table_of(trace, operators, program, *place)
+        rows = tasks[tasks["rank"] == rank]
+        peak = profile_rank(
+            rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
+            _held_always(program, pipeline, trace.facts.recipe), program.memory.get(rank),
+        )  # fmt: skip
+        ranks = np.flatnonzero(classes == number).tolist()
+        told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
+        if trace.facts.device != "cpu":
+            waiting = _count_waiting(rows, program)
+            told["reserved_bytes"] = round(peak.peak_bytes * (1 + FRAGMENTATION)) + waiting
+        found.append({**told, "when": _say_when(rows, peak, modules), "curve": peak.list_changes()})
+    return found
+
+
+def _count_waiting(rows: pd.DataFrame, program: ProgramBuilder) -> int:
+    """Return what the allocator cannot hand out again before the device gets there [bytes].
+
+    PyTorch keeps a collective's buffers until its stream has run it. Without messages to wait for,
+    the host runs a micro-batch ahead of the device, and the input of every reduce-scatter of its
+    forward (sequence parallelism) is freed and not yet to be had.
+    """
+    if program.schedule.stages > 1:
+        return 0
+    group = ",".join(str(program.rank_of(0, 0, t)) for t in range(program.plan.tensor))
+    forward = (rows["phase"] == "forward") & (rows["name"] == "reduce_scatter")
+    waits = float(rows.loc[forward & (rows["group"] == group), "message_bytes"].sum())
+    return round(waits / program.schedule.micro_batches * (1 - 1 / program.plan.tensor))
+
+
+def take_curves(memory: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take the curves out of what :func:`estimate_memory` found: ``ranks``, ``places``, ``bytes``."""
+    return [{"ranks": entry["ranks"], **entry.pop("curve")} for entry in memory]
+
+
+def _table_of(
+    trace: Trace, operators: pd.DataFrame, program: ProgramBuilder, pipeline: int, data: int
+) -> StorageTable:
+    """Return the allocations of some ranks: those of a stage, of a ZeRO-1 replica; -1 for all alike."""
+    here: frozenset[int] | None = None
+    if data >= 0 and program.partition:
+        operators = scale_work(operators, program.partition.shares[data])
+        mine = program.partition.parameters[data]
+        here = frozenset(i for i, p in enumerate(list_parameters(trace)) if p in mine)
+    elif pipeline >= 0:
+        stages = program.schedule.stages_of_rank(pipeline)
+        operators = scale_work(operators, _sum_shares([program.stages[s] for s in stages]))
+        placed = enumerate(program.placed)
+        here = frozenset(i for i, at in placed if not at or at.intersection(stages))
+    shares = share_storages(trace, program.plan, here, replicated=data >= 0)
+    return _build_table(trace, operators, shares)
+
+
+def _sum_shares(stages: Sequence[StageWork]) -> dict[int, float]:
+    """Return the part of each operator over parameters of several stages that some of them have."""
+    sums = Counter[int]()
+    for stage in stages:
+        sums.update(stage.update_shares)
+    return {op: min(float(share), 1.0) for op, share in sums.items()}
+
+
+@remembered
+def _build_table(trace: Trace, operators: pd.DataFrame, shares: dict[int, float]) -> StorageTable:
+    return build_storage_table(trace, operators, shares.get)
+
+
+def _lifetimes_of(
+    trace: Trace, program: ProgramBuilder, stage_of: NDArray[np.int64]
+) -> Callable[[StorageTable], Lifetimes]:
+    """Return what the framework keeps longer than operators do.
+
+    ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of
+    the last stage to return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``).
+    Frameworks that keep main gradients (Megatron-LM, nanotron) drop both, receive into new buffers,
+    and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``).
+    """
+    recipe = trace.facts.recipe
+    sent: set[int] = set()
+    returned: set[int] = set()
+    drops = program.schedule.name in COPIES_EARLY or recipe.keeps_main_gradients
+    if program.schedule.stages > 1 and not drops:
+        for stage in range(1, program.schedule.stages):
+            sent |= set(crossing_storages(trace, stage_of, stage))
+        returned = _outputs_of_model(trace)
+    main = recipe.keeps_main_gradients and program.mode == TRAIN and program.plan.offload == "none"
+    made = recipe.made_bytes / recipe.gradient_bytes
+    return lambda table: Lifetimes(
+        table.find(sent), table.find(returned), buffered=not drops, gradients_stay=main,
+        made_share=made * main, fused_update=main,
+    )  # fmt: skip
+
+
+@remembered
+def _outputs_of_model(trace: Trace) -> set[int]:
+    """Return the storages that the model hands to the loss."""
+    storage, loss = trace.tensors["storage_id"].tolist(), loss_operators(trace)
+    made: set[int] = set()
+    read: set[int] = set()
+    for row in records(trace.operators, "op_id", "phase", "input_ids", "output_ids"):
+        if row["phase"] == "forward" and row["op_id"] not in loss:
+            made |= {storage[i] for i in row["output_ids"]}
+        elif row["op_id"] in loss:
+            read |= {storage[i] for i in row["input_ids"]}
+    return made & read
+
+
+def _held_always(
+    program: ProgramBuilder, pipeline: int, recipe: PrecisionRecipe
+) -> dict[str, float]:
+    """Return what a rank holds all the time beside what its operators use [bytes].
+
+    DDP's buckets are a second copy of every gradient, as backward makes it. A
+    stage of ``torch.distributed.pipelining`` has a buffer for every
+    micro-batch's input and output gradient.
+    """
+    main = recipe.keeps_main_gradients
+    copied = recipe.made_bytes / recipe.gradient_bytes if main else 1.0
+    held = {"bucket": 0.0, "message": 0.0}
+    place = program.schedule.rank_of_stage
+    for stage in program.schedule.stages_of_rank(pipeline):
+        work = program.stages[stage]
+        if program.plan.data > 1 and not work.gathered_bytes:
+            held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
+        if program.schedule.name in COPIES_EARLY or main:
+            continue
+        if stage and place[stage - 1] != pipeline:
+            held["message"] += sum(program.stages[stage - 1].send_bytes)
+        if place.get(stage + 1, pipeline) != pipeline and program.mode != FORWARD_ONLY:
+            held["message"] += sum(work.send_bytes)
+    return held
+
+
+def _say_when(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str]) -> str:
+    """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``."""
+    if tasks.empty:
+        return "always"
+    task = tasks.iloc[peak.place]
+    module = "" if pd.isna(task["op_id"]) else modules[int(task["op_id"])]
+    text = f"{task['phase'] or 'end'}{f' of {module}' if module else ''}"
+    if not pd.isna(task["micro_batch"]) and tasks["micro_batch"].nunique() > 1:
+        text += f", micro-batch {int(task['micro_batch'])}"
+    return f"{text}: {task['name']}"
+
+
+def tabulate_memory(
+    memory: Sequence[dict[str, Any]], room_bytes: int | None = None
+) -> pd.DataFrame:
+    """Return what fills each rank at its peak, one row a rank and category.
+
+    Parameters
+    ----------
+    memory : sequence of dict
+        ``metadata.memory`` of a task graph.
+    room_bytes : int, optional
+        Memory of a rank's device [bytes].
+
+    Returns
+    -------
+    DataFrame
+        ``rank``, ``category``, ``bytes``, ``peak_bytes`` (of the rank),
+        ``when``, ``fits`` (None without ``room_bytes``), by rank, the largest
+        category first.
+    """
+    rows = [
+        {
+            "rank": rank, "category": category, "bytes": size, "peak_bytes": entry["peak_bytes"],
+            "when": entry["when"],
+            "fits": None if room_bytes is None else entry["peak_bytes"] <= room_bytes,
+        }
+        for entry in memory
+        for rank in entry["ranks"]
+        for category, size in entry["categories"].items()
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    return frame.sort_values("rank", kind="stable", ignore_index=True)
+
+
+def find_fullest(memory: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of the fullest rank; the first of several."""
+    return max(memory, key=lambda entry: int(entry["peak_bytes"]))

@@ -1,0 +1,305 @@
+"""Memory over one rank's step: when each allocation is made, when it is dropped, the peak between.
+
+Allocations follow the order in which the rank's program asks for them, which
+is the order of its tasks: PyTorch's allocators hand memory out, and take it
+back, when the host's program gets there, however late the device runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.parallel.memory.storages import TEMPORARY, StorageTable
+from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
+
+AGAIN = "recompute "
+"""How the names of operators that run again begin."""
+CATEGORIES = (
+    "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", TEMPORARY,
+    "bucket", "gathered", "message", "workspace",
+)  # fmt: skip
+"""What a rank's memory holds: beside a trace's own categories what backward and optimizer make and
+drop, DDP's buckets, parameters and gradients that are whole for a while under sharding, buffers of
+messages between stages, libraries' workspaces."""
+
+
+@dataclass
+class HeldMemory:
+    """What a rank's program holds beside its operators' results.
+
+    Attributes
+    ----------
+    changes : list of (int, str, float)
+        From which task on a category holds how much more, or less [bytes].
+    dropped : list of (int, frozenset of int)
+        From which task on the gradients of some storages are gone.
+    """
+
+    changes: list[tuple[int, str, float]] = field(default_factory=list)
+    dropped: list[tuple[int, frozenset[int]]] = field(default_factory=list)
+
+    def add(self, task_id: int, category: str, size_bytes: float) -> None:
+        """Hold so much more, or less, from a task on."""
+        self.changes.append((task_id, category, size_bytes))
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """Which rules of the framework, beyond use by operators, keep a result alive.
+
+    Attributes
+    ----------
+    until_backward : array of int
+        Storages, as entries of the table, that stay until their stage's
+        backward of the micro-batch begins: what a stage sends on.
+    until_end : array of int
+        Those that stay until the end of the step: the outputs of the last stage.
+    buffered : bool
+        Whether results of other ranks arrive in buffers that are always there.
+    adds_up : bool
+        Whether gradients of a second micro-batch are added to the first one's.
+    gradients_stay : bool
+        Whether gradients lie in buffers that are always there.
+    made_share : float
+        What a micro-batch's backward makes of each gradient before it is added
+        to such a buffer, over the buffer's size; it is dropped when backward ends.
+    fused_update : bool
+        Whether the optimizer is one kernel, which makes nothing in passing.
+    """
+
+    until_backward: NDArray[np.int64]
+    until_end: NDArray[np.int64]
+    buffered: bool = True
+    adds_up: bool = True
+    gradients_stay: bool = False
+    made_share: float = 0.0
+    fused_update: bool = False
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The peak of one rank.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Most that it holds at one time [bytes].
+    place : int
+        Row of its tasks at which that is.
+    categories : dict of str to int
+        What fills it then [bytes], the largest first.
+    held_bytes : ndarray of float
+        What it holds while the program is at each of its tasks [tasks] [bytes].
+    """
+
+    peak_bytes: int
+    place: int
+    categories: dict[str, int]
+    held_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def list_changes(self) -> dict[str, list[int]]:
+        """Return the curve: the rows of its tasks from which on it holds another amount, and how much."""
+        held = np.rint(self.held_bytes).astype(np.int64)
+        places = np.flatnonzero(np.diff(held, prepend=-1))
+        return {"places": places.tolist(), "bytes": held[places].tolist()}
+
+
+def profile_rank(
+    tasks: pd.DataFrame, table: StorageTable, factors: Sequence[float], lifetimes: Lifetimes,
+    fixed: dict[str, float], held: HeldMemory | None = None,
+) -> RankMemory:  # fmt: skip
+    """Return the peak of one rank's step.
+
+    Parameters
+    ----------
+    tasks : DataFrame
+        The rank's tasks in order: ``task_id``, ``kind``, ``phase``, ``name``,
+        ``op_id``, ``micro_batch``.
+    table : StorageTable
+        Allocations of one rank.
+    factors : sequence of float
+        Samples of each micro-batch over the traced ones.
+    lifetimes : Lifetimes
+        What the framework keeps longer than operators do.
+    fixed : dict of str to float
+        What is there all the time beside what operators use, by category [bytes].
+    held : HeldMemory, optional
+        What comes and goes by itself.
+
+    Notes
+    -----
+    A result lives from the task that makes it to the last task that uses it.
+    Operators that run again make their results again, and backward uses the
+    latest. A gradient stays until the end of the step; one of a further
+    micro-batch until it has been added to the first.
+    """
+    held = held or HeldMemory()
+    runs = _list_runs(tasks)
+    levels = np.zeros((len(CATEGORIES), len(tasks) + 1))
+    for category, size in fixed.items():
+        levels[CATEGORIES.index(category), 0] += size
+    if len(runs.op_id):
+        found = _find_instances(runs, table)
+        stays = ~table.made | (lifetimes.gradients_stay & (table.category == "gradient"))
+        for index in np.unique(found.storage[stays[found.storage]]):
+            grows = table.growing[index]
+            size = table.bytes[index] * (1 - grows + grows * sum(factors))
+            levels[CATEGORIES.index(table.category[index]), 0] += size
+        passing = _comes_and_goes(found, table, lifetimes)
+        if not lifetimes.made_share:
+            passing &= ~stays[found.storage]
+        if lifetimes.fused_update:
+            passing &= ~np.isin(found.birth, runs.place[~runs.forward & ~runs.backward])
+        found = found.choose(passing)
+        death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
+        made = np.where(table.category == "gradient", lifetimes.made_share or 1.0, 1.0)
+        _add_instances(levels, found, table, factors, death, made)
+    for task_id, category, size in held.changes:
+        place = int(np.searchsorted(tasks["task_id"].to_numpy(), task_id))
+        levels[CATEGORIES.index(category), place] += size
+    levels = np.cumsum(levels, axis=1)[:, : max(len(tasks), 1)]
+    total = levels.sum(axis=0)
+    place = int(total.argmax())
+    filled = {name: round(float(levels[i, place])) for i, name in enumerate(CATEGORIES)}
+    ordered = sorted(filled.items(), key=lambda item: -item[1])
+    return RankMemory(
+        sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total
+    )
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Operators as a rank runs them: place among its tasks, operator, micro-batch, stage, kind of run."""
+
+    place: NDArray[np.int64]
+    op_id: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    forward: NDArray[np.bool_]
+    backward: NDArray[np.bool_]
+    split: bool
+
+    def bounds_of_backward(self, last: bool) -> dict[tuple[int, int], int]:
+        """Return the place of the first, or last, backward run of each stage and micro-batch."""
+        columns = (self.stage, self.micro_batch, self.place)
+        rows = zip(*(column[self.backward].tolist() for column in columns), strict=True)
+        found: dict[tuple[int, int], int] = {}
+        for stage, micro_batch, place in rows:
+            if last or (stage, micro_batch) not in found:
+                found[stage, micro_batch] = place
+        return found
+
+
+def _list_runs(tasks: pd.DataFrame) -> _Runs:
+    """Return the rank's operators; launches on the host are no runs of their own."""
+    chosen = tasks["op_id"].notna().to_numpy() & (tasks["kind"] != "host").to_numpy()
+    rows = tasks[chosen]
+    again = rows["name"].str.startswith(AGAIN).to_numpy(dtype=bool)
+    phase = rows["phase"].to_numpy()
+    return _Runs(
+        np.flatnonzero(chosen), rows["op_id"].to_numpy(dtype=np.int64),
+        rows["micro_batch"].fillna(-1).to_numpy(dtype=np.int64),
+        rows["stage"].fillna(0).to_numpy(dtype=np.int64),
+        (phase == "forward") | again, (phase == "backward") & ~again,
+        bool(rows["name"].str.endswith(f" ({BACKWARD_WEIGHT})").any()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Instances:
+    """Allocations over time: storage, micro-batch, places of birth and death, stage, how made."""
+
+    storage: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    birth: NDArray[np.int64]
+    death: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    made: NDArray[np.bool_]
+
+    def choose(self, which: NDArray[np.bool_]) -> _Instances:
+        """Return some of them."""
+        return _Instances(*(getattr(self, f.name)[which] for f in fields(self)))
+
+
+def _comes_and_goes(
+    found: _Instances, table: StorageTable, lifetimes: Lifetimes
+) -> NDArray[np.bool_]:
+    """Tell which allocations are made in the step, and not in a buffer that is always there."""
+    arrives = ~found.made & ~(lifetimes.buffered | (found.micro_batch < 0))
+    return table.made[found.storage] & (found.made | arrives)
+
+
+def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
+    """Join each use of a storage to the run that made it last."""
+    row, storage, makes = table.used_by(runs.op_id)
+    micro_batch = np.where(table.made[storage], runs.micro_batch[row], -1)
+    order = np.lexsort((runs.place[row], micro_batch, storage))
+    row, storage, makes, micro_batch = row[order], storage[order], makes[order], micro_batch[order]
+    same = np.zeros(len(storage), dtype=bool)
+    same[1:] = (storage[1:] == storage[:-1]) & (micro_batch[1:] == micro_batch[:-1])
+    # An operator of both I and W runs twice: the second time for what the first left out.
+    twice = same & runs.backward[row]
+    twice[1:] &= runs.op_id[row[1:]] == runs.op_id[row[:-1]]
+    first = np.flatnonzero(~same | (makes & ~twice))
+    last = np.append(first[1:], len(storage)) - 1
+    birth, death = runs.place[row[first]], runs.place[row[last]]
+    is_gradient = table.category[storage[first]] == "gradient"
+    if runs.split:
+        # W makes gradients; what either part of backward reads stays until W has ended.
+        again = np.minimum(first + 1, last)
+        birth = np.where(is_gradient & twice[again], runs.place[row[again]], birth)
+        read = np.maximum.reduceat(runs.backward[row].astype(np.int8), first) > 0
+        ends = runs.bounds_of_backward(last=True)
+        for i in np.flatnonzero(read & runs.forward[row[first]]):
+            key = (int(runs.stage[row[first[i]]]), int(micro_batch[first[i]]))
+            death[i] = max(death[i], ends.get(key, 0))
+    return _Instances(
+        storage[first], micro_batch[first], birth, death, runs.stage[row[first]], makes[first]
+    )
+
+
+def _add_instances(
+    levels: NDArray[np.float64], instances: _Instances, table: StorageTable,
+    factors: Sequence[float], death: NDArray[np.int64], made: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """Add what comes and goes to the changes of each category."""
+    sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
+    grows = table.growing[instances.storage]
+    size = (table.bytes * made)[instances.storage] * (1 - grows + grows * sizes)
+    rows = np.array([CATEGORIES.index(name) for name in table.category])[instances.storage]
+    np.add.at(levels, (rows, instances.birth), size)
+    np.add.at(levels, (rows, np.minimum(death + 1, levels.shape[1] - 1)), -size)
+
+
+def _choose_deaths(
+    instances: _Instances, table: StorageTable, runs: _Runs, lifetimes: Lifetimes,
+    tasks: pd.DataFrame, held: HeldMemory,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Return where each allocation is dropped, the framework's own rules included."""
+    death, end = instances.death.copy(), len(tasks)
+    death[np.isin(instances.storage, lifetimes.until_end)] = end
+    begins = runs.bounds_of_backward(last=False)
+    for i in np.flatnonzero(np.isin(instances.storage, lifetimes.until_backward)):
+        key = (int(instances.stage[i]), int(instances.micro_batch[i]))
+        death[i] = max(death[i], begins.get(key, 0))
+    gradient = np.flatnonzero(table.category[instances.storage] == "gradient")
+    if lifetimes.gradients_stay:
+        ends = runs.bounds_of_backward(last=True)
+        for i in gradient:
+            death[i] = ends.get((int(instances.stage[i]), int(instances.micro_batch[i])), death[i])
+        return death
+    _, firsts = np.unique(instances.storage[gradient], return_index=True)
+    kept = gradient[firsts] if lifetimes.adds_up else gradient
+    death[kept] = end
+    for task_id, storages in held.dropped:
+        place = int(np.searchsorted(tasks["task_id"].to_numpy(), task_id))
+        gone = kept[np.isin(table.storage_id[instances.storage[kept]], list(storages))]
+        death[gone] = np.where(
+            instances.birth[gone] < place, np.minimum(death[gone], place - 1), death[gone]
+        )
+    return death

@@ -1,0 +1,334 @@
+"""Sharded data parallelism: one rank's tasks under ``fully_shard`` or ``ZeroRedundancyOptimizer``.
+
+FSDP2 gathers a unit's parameters before its forward and, where they were given
+up in between, before its backward; it reduces its gradients after its backward.
+The order in which it asks for collectives, and what each waits for, is
+PyTorch's:
+
+- Copies into an all-gather run in a stream of their own (``copy``), so that
+  the next unit's may run beside the current unit's compute: the host asks for
+  it as soon as it has launched that compute. An all-gather waits until the
+  result of the last but one has been copied out, so two are in flight at most.
+- All-gathers and reduce-scatters run in the stream ``communication`` in the
+  order in which they were asked for: they share one communicator, which runs
+  its collectives one after the other whatever streams they come from.
+- In backward a unit asks for the all-gather of the unit before it once its own
+  parameters are there.
+- A unit copies its gradients into the input of a reduce-scatter once the
+  reduce-scatter before has ended. The optimizer waits for the last.
+- On a device without streams, a CPU, copies run in turn with compute, and each
+  collective ends before anything else begins.
+- Under fp16 one all-reduce of four bytes follows the check for overflows.
+- Between groups (hybrid sharding) an all-reduce follows each reduce-scatter,
+  in a stream and a communicator of its own.
+
+References
+----------
+PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trioflow.parallel.programs.staged import StagedRank
+from trioflow.parallel.programs.work import UnitWork
+from trioflow.parallel.splits.sharding import ShardedUnit
+
+FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"
+"""Operator of ``GradScaler`` that unscales gradients and notes whether any is not finite."""
+FLAG_BYTES = 4
+"""Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
+``torch/distributed/tensor/_dispatch.py``, ``found_inf_reduce_handler``). DDP's ranks have the same
+gradients, and ask one another for nothing."""
+Elementwise = Callable[[str, Sequence[int], int], float]
+"""Predicts an element-wise operator over tensors of some sizes: name, sizes [bytes], reads to time [s]."""
+
+
+def cost_units(
+    units: Sequence[ShardedUnit], shards: int, micro_steps: int, elementwise: Elementwise
+) -> list[UnitWork]:
+    """Return the units with the sizes of their messages and the time of their copies.
+
+    Parameters
+    ----------
+    units : sequence of ShardedUnit
+        From ``sharding.build_units``.
+    shards : int
+        Ranks that share each parameter.
+    micro_steps : int
+        Steps whose gradients are added up.
+    elementwise : callable
+        Predicts a copy or an addition.
+
+    Notes
+    -----
+    Each copy is one operator over all of a unit's parameters
+    (``all_gather_copy_in``, ``split_with_sizes_copy``, ``chunk_cat``). The
+    target counts as read, as in an operator's table row.
+    """
+    found = []
+    for unit in units:
+        gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
+        gradients = [p.size_bytes for p in unit.parameters if p.trained]
+        further = micro_steps > 1
+        found.append(
+            UnitWork(
+                unit, gathered, reduced,
+                elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
+                elementwise("aten::copy_", [gathered] if gathered else [], 2),
+                elementwise("aten::copy_", [reduced] if reduced else [], 2),
+                elementwise("aten::add_", gradients, 2) if further else 0.0,
+            )
+        )  # fmt: skip
+    return found
+
+
+class UnitRank(StagedRank):
+    """Writes the tasks of one rank under ``fully_shard``.
+
+    Attributes
+    ----------
+    whole : set of int
+        Units whose parameters are gathered, or on their way.
+    arriving : dict of int to int
+        Unit to its all-gather that nothing has waited for yet.
+    fence : list of int
+        Tasks that the next all-gather waits for.
+    copied_out : int, optional
+        Copy out of the last all-gather of forward, which the next but one waits for.
+    """
+
+    def __init__(self, *place: Any) -> None:
+        super().__init__(*place)
+        work = self.work.sharded
+        assert work is not None
+        self.sharding, self.units = work, work.units
+        self.root = len(self.units) - 1
+        self.whole: set[int] = set()
+        self.arriving: dict[int, int] = {}
+        self.fence: list[int] = []
+        self.copied_out: int | None = None
+        self.gathering = (
+            0  # result of the last all-gather of forward, kept until the next has arrived
+        )
+        self.scattering = 0  # input of the last reduce-scatter, kept until the next
+        self.asked = 0
+        first = self.data - self.data % work.shards
+        self.shard_group = self._ranks(range(first, first + work.shards))
+        self.replicas = self._ranks(
+            range(self.data % work.shards, len(self.data_group), work.shards)
+        )
+        self.begins = {u.unit.first_forward: i for i, u in enumerate(self.units[: self.root])}
+        self.ends = {u.unit.last_forward: i for i, u in enumerate(self.units[: self.root])}
+        self.returns = {u.unit.first_backward: i for i, u in enumerate(self.units)}
+        self.leaves = {u.unit.last_backward: i for i, u in enumerate(self.units) if u.unit.in_graph}
+
+    def _ranks(self, replicas: range) -> list[int]:
+        return [self.program.rank_of(d, self.pipeline, self.tensor) for d in replicas]
+
+    def broadcast_buffers(self) -> None:
+        """Each rank keeps buffers of its own."""
+
+    def _run_forward(self, micro_batch: int, again: bool) -> None:
+        self.fence += [] if self.last is None else [self.last]
+        self._hooks("forward")
+        self._gather(self.root, "forward")
+        self._await(self.root, "forward")
+        super()._run_forward(micro_batch, again)
+        self._open_fence()
+        self._hold("gathered", -self.gathering)
+        self.gathering = 0
+
+    def _run_backward(self, kind: str, micro_batch: int) -> None:
+        super()._run_backward(kind, micro_batch)
+        # Autograd does not come back to these: PyTorch's last callback of backward sees to them.
+        late = [i for i in range(self.root) if not self.units[i].unit.in_graph]
+        for index in (self.root, *late):
+            self._reduce(index, self.backwards[self.stage] - 1)
+        if self.backwards[self.stage] == self.schedule.micro_batches:
+            self._hold("gathered", -self.scattering)
+            self.scattering = 0
+
+    def _run(self, op_id: int, micro_batch: int, phase: str, *rest: Any, **options: Any) -> None:
+        forward, backward = phase == "forward", phase == "backward"
+        if options.get("again"):  # in backward parameters are there already
+            forward = False
+        if forward and op_id in self.begins:
+            self._enter_forward(self.begins[op_id])
+        super()._run(op_id, micro_batch, phase, *rest, **options)
+        if forward and op_id in self.ends and self.sharding.reshards:
+            self._give_up(self.ends[op_id])
+        elif backward and op_id in self.leaves:
+            self._reduce(self.leaves[op_id], self.backwards[self.stage])
+
+    def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
+        if op_id in self.returns:
+            self._enter_backward(self.returns[op_id])
+        super()._prepare_backward(op_id, micro_batch)
+
+    def operator(self, op_id: int, micro_batch: int | None, *rest: Any, **options: Any) -> None:
+        """Add an operator; whether scaled gradients are finite is agreed upon by all shards."""
+        super().operator(op_id, micro_batch, *rest, **options)
+        if micro_batch is None and self.program.names[op_id] == FINDS_OVERFLOW:
+            found = self._ask(
+                "communication", "all_reduce", self.last, FLAG_BYTES, self.shard_group, "optimizer"
+            )
+            self.waits.append(found)
+
+    def _enter_forward(self, index: int) -> None:
+        self._hooks("forward")
+        self._gather(index, "forward")
+        self._await(index, "forward")
+
+    def _enter_backward(self, index: int) -> None:
+        """Wait for a unit's parameters, and ask for those of the unit whose turn is next."""
+        unit = self.units[index]
+        if not unit.gathered_bytes:  # a root without parameters asks for nothing
+            return
+        self._hooks("backward")
+        self._gather(index, "backward")
+        self._await(index, "backward")
+        if index:
+            self._gather(index - 1, "backward")
+
+    def _hooks(self, phase: str) -> None:
+        """Add what the hooks of one unit cost the host."""
+        cost = self.program.host.get(f"sharded_{phase}_s", 0.0)
+        if not cost:
+            return
+        if self.program.times[0].separate_host:
+            self.launched = self.program.graph.add(
+                self.rank, "host", "host", "fully_shard: hooks", phase=phase, duration_s=cost
+            )
+        else:
+            self.compute("fully_shard: hooks", cost, "host", phase=phase)
+
+    def _hold(self, category: str, size_bytes: float) -> None:
+        """Hold so much more, or less, from the next task on."""
+        memory = self.program.memory_of(self.rank)
+        memory.add(self.program.graph.next_task, category, size_bytes)
+
+    def _give_up(self, index: int) -> None:
+        """Drop a unit's parameters."""
+        if index in self.whole:
+            self._hold("gathered", -self.units[index].gathered_bytes)
+        self.whole.discard(index)
+
+    def _ask(
+        self, stream: str, name: str, after: int | None, size: int, group: list[int], phase: str
+    ) -> int:
+        """Add this rank's part of a collective of some of the data-parallel ranks."""
+        self.asked += 1
+        task = self.program.graph.add(
+            self.rank, stream, "collective", name, after=(after,), message_bytes=size, phase=phase,
+            group=",".join(map(str, group)), match_id=self.program.match("sharded", *group, self.asked),
+        )  # fmt: skip
+        if not self.sharding.beside:
+            self.waits.append(task)
+        return task
+
+    def _gather(self, index: int, phase: str) -> None:
+        """Ask for a unit's parameters, unless they are there or on their way."""
+        unit = self.units[index]
+        if index in self.whole or not unit.gathered_bytes:
+            return
+        self.whole.add(index)
+        self._hold("gathered", unit.gathered_bytes)
+        name, fence = "copy into all-gather", self.fence
+        self.fence = []
+        if self.sharding.beside:
+            copy: int | None = self.program.graph.add(
+                self.rank, "copy", "memcpy", name,
+                after=(self.launched, *fence), duration_s=unit.copy_in_s, phase=phase,
+            )  # fmt: skip
+        else:  # one thread does everything in turn
+            self.waits += fence
+            self.compute(name, unit.copy_in_s, "memcpy", phase=phase)
+            copy = self.last
+        self.arriving[index] = self._ask(
+            "communication", "all_gather", copy, unit.gathered_bytes, self.shard_group, phase
+        )
+
+    def _await(self, index: int, phase: str) -> None:
+        """Let compute wait for a unit's parameters, and copy them out."""
+        if index not in self.arriving:
+            return
+        if phase == "forward":
+            self._open_fence()
+        self.waits.append(self.arriving.pop(index))
+        size = self.units[index].gathered_bytes
+        self._hold("gathered", size)
+        self.compute("copy out of all-gather", self.units[index].copy_out_s, "memcpy", phase=phase)
+        # Forward keeps a result until the next one has been copied out, backward drops it at once.
+        self._hold("gathered", -self.gathering if phase == "forward" else -size)
+        self.gathering = size if phase == "forward" else self.gathering
+        if phase == "forward":
+            self.copied_out = self.last
+        elif self.last is not None:
+            self.fence.append(self.last)
+
+    def _open_fence(self) -> None:
+        """Let the next all-gather wait for the last copy out of forward, whose result it replaces."""
+        self.fence += [] if self.copied_out is None else [self.copied_out]
+        self.copied_out = None
+
+    def _reduce(self, index: int, micro_step: int) -> None:
+        """Give a unit's parameters up; after the last micro-step, reduce its gradients."""
+        unit = self.units[index]
+        self._give_up(index)
+        if not unit.reduced_bytes:
+            return
+        self._hooks("backward")
+        if micro_step and unit.accumulate_s:
+            self.compute("gradient accumulation", unit.accumulate_s, phase="backward")
+        if micro_step < self.schedule.micro_batches - 1:
+            return
+        self.waits += self.reduced[:1]
+        self._hold("gathered", unit.reduced_bytes - self.scattering)
+        self.scattering = unit.reduced_bytes
+        self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
+        made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
+        self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
+        self._hold("gradient", unit.reduced_bytes / self.sharding.shards)
+        scattered = self._ask(
+            "communication", "reduce_scatter", self.last, unit.reduced_bytes, self.shard_group,
+            "backward",
+        )  # fmt: skip
+        self.reduced = [scattered]
+        if len(self.replicas) > 1:
+            part = unit.reduced_bytes // self.sharding.shards
+            self.reduced.append(
+                self._ask("all_reduce", "all_reduce", scattered, part, self.replicas, "backward")
+            )
+        if self.host_optimizer:
+            mine = unit.reduced_bytes / self.sharding.shards
+            self.host_optimizer.send(self.reduced[-1], mine, frozenset())
+            self._hold("gradient", -mine)
+
+
+class PartitionedRank(StagedRank):
+    """Writes the tasks of one rank under DDP with ``ZeroRedundancyOptimizer``."""
+
+    alike = (False, False, False, True)
+
+    def update(self) -> None:
+        """Update this rank's parameters, then broadcast all of them, owner by owner."""
+        partition = self.program.partition
+        assert partition is not None
+        for op_id in partition.operators[self.data]:
+            self.operator(op_id, None, device_s=self.program.update_s[self.data].get(op_id))
+        source, broadcasts = self.last, []
+        for owner, parameters in enumerate(partition.parameters):
+            group = self.data_group[owner:] + self.data_group[:owner]
+            for index, parameter in enumerate(parameters):
+                broadcasts.append(
+                    self.program.graph.add(
+                        self.rank, "communication", "collective", "broadcast", after=(source,),
+                        message_bytes=parameter.size_bytes, phase="optimizer",
+                        group=",".join(map(str, group)),
+                        match_id=self.program.match("update", self.tensor, owner, index),
+                    )
+                )  # fmt: skip
+        self.waits += broadcasts

@@ -1,0 +1,401 @@
+"""What each pipeline stage has to do, from the trace: operators, messages, buckets, upkeep of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+from trioflow.parallel.backward import (
+    Recomputation,
+    keep_sums_with_input,
+    plan_recomputation,
+    split_backward,
+)
+from trioflow.parallel.programs.sharded import cost_units
+from trioflow.parallel.programs.work import ShardedWork, StageWork
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.schedules.table import (
+    BACKWARD_WEIGHT,
+    FORWARD_ONLY,
+    TRAIN,
+    Schedule,
+    leaves,
+    recomputed_pairs,
+)
+from trioflow.parallel.splits.parameters import (
+    Bucket,
+    build_buckets,
+    find_gradients,
+    list_parameters,
+)
+from trioflow.parallel.splits.pipeline import (
+    TiedParameter,
+    assign_units,
+    boundary_bytes,
+    find_tied,
+    loss_operators,
+)
+from trioflow.parallel.splits.sharding import build_units
+from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
+from trioflow.parallel.splits.updates import (
+    find_owners,
+    held_sizes,
+    list_updates,
+    place_parameters,
+    predict_elementwise,
+    share_updates,
+    upkeep_phase,
+)
+from trioflow.tables import PHASES
+from trioflow.trace.store import Trace, tensor_bytes
+
+_SUMS_LOSS = ("gpipe-recompute",)
+"""Schedules that compute one loss of the whole batch, so that gradients need no scaling."""
+
+
+@dataclass
+class StageWorks:
+    """Builds the stages' work and remembers how sure its predicted part is.
+
+    Attributes
+    ----------
+    trace, plan, model
+        As in ``extrapolate``.
+    schedule : Schedule
+        Compute actions of the pipeline's ranks.
+    factors : sequence of float
+        Samples of each micro-batch over the traced ones.
+    tied : list of TiedParameter
+        Parameters that stages on several ranks use.
+    spread_s : list of float
+        How far predicted upkeep may lie below and above [s].
+    mode : str
+        One of ``schedules.table.MODES``.
+    placed : list of frozenset of int
+        Stages that update each parameter; empty without a pipeline.
+    predicted, extrapolated : bool
+        Whether any upkeep was predicted, and beyond what the model was fitted on.
+    """
+
+    trace: Trace
+    plan: Plan
+    model: OperatorModel
+    schedule: Schedule
+    factors: Sequence[float]
+    tied: list[TiedParameter] = field(default_factory=list)
+    spread_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    predicted: bool = False
+    mode: str = TRAIN
+    extrapolated: bool = False
+    placed: list[frozenset[int]] = field(default_factory=list)
+    _known: dict[Any, tuple[float, float, float, bool]] = field(default_factory=dict)
+
+    def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
+        """Return the work of each stage.
+
+        Parameters
+        ----------
+        split : TensorSplit
+            Operators of one tensor-parallel rank and their all-reduces.
+        cut : list of list of str
+            Units of each stage.
+        """
+        stage_of, unit_of = stages_of_operators(self.trace, cut)
+        self.tied = self._tied_over_ranks(stage_of)
+        if len(cut) > 1:
+            copies = {str(tied.gradient["name"]): tied.stages for tied in self.tied}
+            self.placed = place_parameters(self.trace, stage_of, copies)
+        splits = any(a.kind == BACKWARD_WEIGHT for row in self.schedule.rows for a in leaves(row))
+        repeats = bool(recomputed_pairs(self.schedule))
+        loss = loss_operators(self.trace) if repeats else set()
+        regions = self._plan_regions(repeats)
+        stages: list[StageWork] = []
+        for stage in range(len(cut)):
+            in_stage = set(np.flatnonzero(stage_of == stage).tolist())
+            work = self._operators_of(stage_of, stage)
+            self._share_optimizer(work, stage)
+            work.before = self._place_exchanges(split.before, in_stage)
+            work.after = self._place_exchanges(split.after, in_stage)
+            if splits:
+                self._split_backward(work, stage_of, stage)
+            if repeats:
+                work.recomputed = [op for op in work.forward.tolist() if op not in loss]
+            work.regions = [r for r in regions if in_stage.issuperset(r.operators)]
+            self._add_gradients(work, in_stage, stage)
+            if self.mode != FORWARD_ONLY:
+                self._add_partial(work, in_stage, split.partial_gradients)
+            if stage < len(cut) - 1:
+                boundary = sum(len(units) for units in cut[: stage + 1])
+                crossing = boundary_bytes(self.trace, unit_of, boundary)
+                shares = self.plan.tensor if self.plan.sequence_parallel else 1
+                work.send_bytes = [round(crossing / shares * factor) for factor in self.factors]
+            stages.append(work)
+        return stages
+
+    def _plan_regions(self, repeats: bool) -> list[Recomputation]:
+        """Return what backward runs again, unless the schedule's own forwards do."""
+        kind = self.plan.recompute
+        if repeats and kind != "none":
+            raise PlanError(
+                f"plan {self.plan.plan}: the schedule repeats forwards, and recompute {kind} repeats them too",
+                fix="use recompute none, or another schedule",
+            )
+        return plan_recomputation(self.trace, kind if self.mode != FORWARD_ONLY else "none")
+
+    def _tied_over_ranks(self, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
+        """Return the tied parameters whose stages lie on several ranks, sized for one shard."""
+        place = self.schedule.rank_of_stage
+        return [
+            tied.shard(self.plan.tensor if is_sharded(tied.gradient, self._rules()) else 1)
+            for tied in find_tied(self.trace, stage_of)
+            if len({place[stage] for stage in tied.stages}) > 1
+        ]
+
+    def _rules(self) -> dict[str, str]:
+        return dict(self.trace.facts.tensor_split or {})
+
+    def _operators_of(self, stage_of: NDArray[np.int64], stage: int) -> StageWork:
+        """Return a stage's operators; each stage updates its own copy of a tied parameter."""
+        operators = self.trace.operators
+        phases = operators["phase"].to_numpy()
+        mine = [stage_of == stage] * 3
+        for tied in self.tied:
+            mine[1] = mine[1] & ~np.isin(np.arange(len(phases)), list(tied.sums))
+        forward, backward, optimizer = (
+            np.flatnonzero(own & (phases == phase)) for own, phase in zip(mine, PHASES, strict=True)
+        )
+        return StageWork(forward, backward, optimizer)
+
+    def _share_optimizer(self, work: StageWork, stage: int) -> None:
+        """Give a stage its part of the operators that update parameters of several stages."""
+        if not self.placed:
+            return
+        sizes = held_sizes(self.trace, self.plan)
+        mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
+        owners, here = find_owners(self.trace).of_operator, set(work.optimizer.tolist())
+        for op_id, parameters in owners.items():
+            stages = frozenset().union(*(self.placed[index] for index in parameters))
+            if len(stages) > 1:
+                (here.add if stage in stages else here.discard)(op_id)
+        work.optimizer = np.array(sorted(here), dtype=np.int64)
+        spanning = [op for op in list_updates(self.trace.operators) if op in here]
+        shares = share_updates(self.trace, sizes, mine, spanning)
+        work.update_shares = {op: share for op, share in shares.items() if share < 1}
+
+    def _split_backward(self, work: StageWork, stage_of: NDArray[np.int64], stage: int) -> None:
+        left_out = frozenset(op for tied in self.tied for op in tied.sums)
+        parts = split_backward(self.trace, stage_of, stage, left_out)
+        work.backward_input, work.backward_weight = parts.for_input, parts.for_weight
+        work.input_share = parts.input_share
+        forward_of = [
+            None if pd.isna(op) else int(op) for op in self.trace.operators["forward_op_id"]
+        ]
+        work.before = keep_sums_with_input(parts, work.before, forward_of, first=True)
+        work.after = keep_sums_with_input(parts, work.after, forward_of)
+
+    def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
+        """Return a stage's gradients in the order in which they become ready, sized for one shard."""
+        plan, rules = self.plan, self._rules()
+        width = self.trace.facts.reduced_width
+        shared = {tied.gradient["name"] for tied in self.tied}
+        gradients = [
+            {
+                **g,
+                "size_bytes": round(
+                    int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) * width
+                ),
+            }
+            for g in self.trace.facts.gradients
+            if int(g["ready_after_op_id"]) in in_stage and g["name"] not in shared
+        ]
+        for tied in self.tied:
+            if stage in tied.stages:
+                ready = tied.ready_after.get(stage, max(in_stage))
+                size_bytes = round(tied.size_bytes * width)
+                copy = {"size_bytes": size_bytes, "ready_after_op_id": ready}
+                gradients.append({**tied.gradient, **copy})
+        return sorted(gradients, key=lambda g: int(g["ready_after_op_id"])) if shared else gradients
+
+    def _add_gradients(self, work: StageWork, in_stage: set[int], stage: int) -> None:
+        """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
+        plan = self.plan
+        if plan.shards_units:
+            work.sharded = self._shard_units()
+            return
+        if self.mode == FORWARD_ONLY:
+            # DDP sends its buffers in every forward.
+            replicas = plan.data > 1 and plan.replication == "ddp"
+            work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage)) if replicas else []
+            return
+        gradients = self._gradients_of(in_stage, stage)
+        if plan.data > 1 and plan.replication == "ddp":
+            work.buckets = self._group_gradients(work, gradients)
+            if plan.sharding == "distributed":
+                work.gathered_bytes = self._size_weights(work.buckets)
+            elif not self.trace.facts.recipe.keeps_main_gradients:
+                work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
+                work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+            work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage))
+        elif plan.offload == "optimizer":
+            work.buckets = self._group_gradients(work, gradients)
+        sizes = [int(g["size_bytes"]) for g in gradients]
+        further = self.schedule.micro_batches - 1
+        if further:
+            work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, further)
+            # Accumulated micro-steps divide their losses instead.
+            if self.schedule.name not in _SUMS_LOSS and plan.pipeline > 1:
+                work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
+
+    def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
+        """Return the weights of each bucket as ranks gather them [bytes]."""
+        width = self.trace.facts.reduced_width
+        made = {str(g["name"]): g["size_bytes"] * width for g in self.trace.facts.gradients}
+        held = {p.name: p.size_bytes for p in list_parameters(self.trace)}
+        return [
+            round(
+                sum(
+                    size * held.get(name, made[name]) / made[name]
+                    for name, size in zip(bucket.names, bucket.sizes_bytes, strict=True)
+                )
+            )
+            for bucket in buckets
+        ]
+
+    def _group_gradients(
+        self, work: StageWork, gradients: Sequence[Mapping[str, Any]]
+    ) -> list[Bucket]:
+        """Return the buckets of a stage's gradients, and note where those lie that go to the host."""
+        plan = self.plan
+        if not self.trace.facts.gradients:
+            raise PlanError(
+                f"plan {plan.plan}: the trace does not say which gradients there are",
+                fix="capture it again, or give trace.json the key gradients",
+            )
+        buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
+        if plan.offload == "optimizer":
+            made = find_gradients(self.trace)
+            work.bucket_storages = [
+                frozenset(made.get(name, -1) for name in bucket.names) for bucket in buckets
+            ]
+        return buckets
+
+    def _place_exchanges(
+        self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]
+    ) -> dict[int, list[StageExchange]]:
+        """Return a stage's tensor-parallel collectives with sizes and copies of each micro-batch."""
+        mine = {op: exchanges for op, exchanges in found.items() if op in in_stage}
+        copied = [e for held in mine.values() for e in held if e.reorders]
+        sizes = [exchange.scale(factor) for exchange in copied for factor in self.factors]
+        copies = dict(zip(sizes, self.copies_s(sizes), strict=True))
+        placed: dict[int, list[StageExchange]] = {}
+        for op, exchanges in mine.items():
+            for exchange in exchanges:
+                each = tuple(exchange.scale(factor) for factor in self.factors)
+                times = tuple(copies[size] for size in each) if exchange.reorders else ()
+                placed.setdefault(op, []).append(StageExchange(exchange.collective, each, times))
+        return placed
+
+    def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:
+        """Size the sum, over tensor-parallel ranks, of gradients that each has of its own tokens."""
+        sizes = [
+            int(g["size_bytes"]) for g in self.trace.facts.gradients
+            if g["name"] in names and int(g["ready_after_op_id"]) in in_stage
+        ]  # fmt: skip
+        if sizes:
+            shards = self.plan.shards if self.plan.shards_units else 1
+            work.partial_bytes = sum(sizes) // shards
+            work.partial_copy_s = self._elementwise_s(
+                "aten::copy_", [size // shards for size in sizes], 2, times=2
+            )
+
+    def _shard_units(self) -> ShardedWork:
+        """Return the units of ``fully_shard`` and what they cost."""
+        plan, steps = self.plan, self.schedule.micro_batches
+        units = build_units(self.trace, plan.tensor)
+        costs = cost_units(units, plan.shards, steps, self._elementwise_s)
+        # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
+        beside = self.trace.facts.device != "cpu"
+        return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)
+
+    def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
+        """Predict one upkeep of gradients, and remember how sure that is."""
+        key = (name, tuple(sizes), reads)
+        if key not in self._known:  # Layers that are alike have buckets that are.
+            predicted = predict_elementwise(self.model, name, sizes, reads, self._upkeep_phase)
+            time_s, low_s, high_s = (predicted[c] for c in ("time_s", "low_s", "high_s"))
+            beyond = bool(predicted["extrapolated"].any())
+            spread_s = (float((time_s - low_s).sum()), float((high_s - time_s).sum()))
+            self._known[key] = (float(time_s.sum()), *spread_s, beyond)
+        upkeep_s, below_s, above_s, beyond = self._known[key]
+        self.spread_s[0] += times * below_s
+        self.spread_s[1] += times * above_s
+        self.predicted |= bool(sizes)
+        self.extrapolated |= beyond
+        return upkeep_s
+
+    @property
+    def _upkeep_phase(self) -> str:
+        """Phase whose element-wise operators resemble copies and sums of gradients."""
+        return upkeep_phase(self.trace)
+
+    def copies_s(self, sizes: Sequence[int]) -> list[float]:
+        """Predict the copies of some buffers, one by one, and remember how sure that is."""
+        if not sizes:
+            return []
+        predicted = predict_elementwise(self.model, "aten::copy_", sizes, 2, self._upkeep_phase)
+        self.spread_s[0] += float((predicted["time_s"] - predicted["low_s"]).sum())
+        self.spread_s[1] += float((predicted["high_s"] - predicted["time_s"]).sum())
+        self.predicted = True
+        self.extrapolated |= bool(predicted["extrapolated"].any())
+        return [float(value) for value in predicted["time_s"]]
+
+    def interval(self, operators_s: float) -> tuple[float, float]:
+        """Return what the predicted upkeep adds to the interval of a rank's compute.
+
+        Parameters
+        ----------
+        operators_s : float
+            Time of all operators for one micro-batch [s].
+        """
+        step_s = operators_s * self.schedule.micro_batches / self.plan.pipeline
+        below, above = (spread / self.plan.pipeline / step_s for spread in self.spread_s)
+        return max(1 - below, 0.01), 1 + above
+
+    def _copy_s(self, bucket: Bucket, name: str) -> float:
+        # Like an operator's table row, the target counts as read: a cache fetches it first.
+        return self._elementwise_s(name, bucket.sizes_bytes, 2)
+
+
+@remembered
+def _list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
+    """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
+    size, tensors = tensor_bytes(trace), trace.tensors
+    category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
+    dtype = tensors["dtype"].tolist()
+    groups: dict[str, dict[int, int]] = {}
+    for ids in trace.operators.loc[list(operators), "input_ids"]:
+        for index in ids:
+            if category[index] == "buffer":
+                groups.setdefault(dtype[index], {})[storage[index]] = size[index]
+    return [sum(group.values()) for _, group in sorted(groups.items())]
+
+
+@remembered
+def stages_of_operators(
+    trace: Trace, cut: list[list[str]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the stage and the unit of every operator."""
+    if len(cut) == 1:
+        nothing = np.zeros(len(trace.operators), dtype=np.int64)
+        return nothing, nothing
+    stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
+    unit_of = assign_units(trace)
+    return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of

@@ -1,0 +1,303 @@
+"""What can be said of a schedule without a model: is it complete, can it finish, what does it idle and hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from trioflow.errors import PlanError
+from trioflow.parallel.schedules.table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTE_KINDS,
+    FORWARD,
+    MESSAGE_KINDS,
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    Action,
+    Schedule,
+    has_inputs,
+    leaves,
+    recomputed_pairs,
+    sent_by,
+)
+
+_UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT: 1.0}
+"""Slots of each action of one stage: a backward has twice the work of a forward."""
+
+
+@dataclass(frozen=True)
+class IdealRun:
+    """A schedule run with equal stages and messages that take no time.
+
+    Attributes
+    ----------
+    ends : dict of Action to float
+        When each compute action ends [slots]; of a repeated forward, the last.
+    makespan : float
+        When the last rank is done [slots].
+    busy : tuple of float
+        Slots that each rank computes.
+    """
+
+    ends: dict[Action, float]
+    makespan: float
+    busy: tuple[float, ...]
+
+    @property
+    def idle_share(self) -> float:
+        """Share of all ranks' slots that idle: the bubble."""
+        return 1.0 - sum(self.busy) / (self.makespan * len(self.busy)) if self.makespan else 0.0
+
+    @property
+    def idle_over_ideal(self) -> float:
+        """Slots that the busiest rank waits, over the slots that it computes."""
+        return self.makespan / max(self.busy) - 1.0 if any(self.busy) else 0.0
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Check that a schedule is complete, in order, and can finish.
+
+    Every stage is on one rank; every micro-batch runs through every stage
+    forward and backward once (a forward may be repeated before its backward);
+    where the table holds messages, both ends of each are there and agree on
+    the order; no rank waits for ever.
+
+    Raises
+    ------
+    PlanError
+        Names the rank, the action and what it lacks.
+    """
+    _check_stages(schedule)
+    _check_counts(schedule)
+    _check_messages(schedule)
+    run_ideally(schedule)
+
+
+def _check_stages(schedule: Schedule) -> None:
+    """Check that the stages are numbered without a gap and none is on two ranks."""
+    rank_of_stage: dict[int, int] = {}
+    for rank, row in enumerate(schedule.rows):
+        for action in leaves(row):
+            other = rank_of_stage.setdefault(action.stage, rank)
+            if other != rank:
+                raise PlanError(f"stage {action.stage} is on rank {other} and on rank {rank}")
+            last = schedule.micro_batches - 1
+            if action.micro_batch is not None and not 0 <= action.micro_batch <= last:
+                raise PlanError(
+                    f"rank {rank}: {action} names a micro-batch beyond the last, {last}"
+                )
+    for stage in range(max(rank_of_stage, default=-1) + 1):
+        if stage not in rank_of_stage:
+            raise PlanError(f"stage {stage} is on no rank", fix="number the stages from 0")
+    empty = [r for r in range(schedule.ranks) if r not in rank_of_stage.values()]
+    if empty or not schedule.rows:
+        raise PlanError(f"rank {empty[0] if empty else 0} has no actions")
+
+
+def _check_counts(schedule: Schedule) -> None:
+    """Check that each stage runs each micro-batch forward, then backward, completely."""
+    for rank, row in enumerate(schedule.rows):
+        seen: dict[tuple[int, int | None], list[str]] = defaultdict(list)
+        for action in leaves(row):
+            if action.kind not in COMPUTE_KINDS:
+                continue
+            kinds = seen[action.stage, action.micro_batch]
+            kinds.append(action.kind)
+            if "".join(kinds) not in _ORDERS_OF_ONE:
+                before = ", ".join(kinds[:-1]) or "nothing"
+                raise PlanError(f"rank {rank}: {action} comes after {before} of its micro-batch")
+        for stage in {action.stage for action in leaves(row)}:
+            for micro_batch in range(schedule.micro_batches):
+                kinds = seen[stage, micro_batch]
+                if "".join(kinds) not in _COMPLETE:
+                    raise PlanError(
+                        f"rank {rank}: stage {stage} runs only {', '.join(kinds) or 'nothing'}"
+                        f" of micro-batch {micro_batch}",
+                        fix="give every micro-batch a forward and a backward (B, or I and W)",
+                    )
+
+
+_COMPLETE = ("FB", "FIW", "FFB", "FFIW")
+_ORDERS_OF_ONE = {text[:end] for text in _COMPLETE for end in range(1, 5)}
+
+
+def _check_messages(schedule: Schedule) -> None:
+    """Check that sends and receives pair up, and in one order between any two ranks."""
+    ranks = schedule.rank_of_stage
+    ends: dict[tuple[int, int, str], list[tuple[int, int | None]]] = defaultdict(list)
+    for rank, row in enumerate(schedule.rows):
+        for action in leaves(row):
+            if action.kind not in MESSAGE_KINDS:
+                continue
+            step = {SEND_F: 1, RECV_F: -1, SEND_B: -1, RECV_B: 1}[action.kind]
+            other = ranks.get(action.stage + step)
+            if other is None or other == rank:
+                raise PlanError(f"rank {rank}: {action} has no other rank to talk to")
+            sends = action.kind in (SEND_F, SEND_B)
+            pair = (rank, other) if sends else (other, rank)
+            sender = action.stage if sends else action.stage + step
+            ends[(*pair, "send" if sends else "recv")].append((sender, action.micro_batch))
+    for source, target, _ in list(ends):
+        sent, received = (ends[source, target, end] for end in ("send", "recv"))
+        if sent == received:
+            continue
+        if sorted(map(str, sent)) != sorted(map(str, received)):
+            raise PlanError(
+                f"rank {source} sends {len(sent)} messages to rank {target}, which receives"
+                f" {len(received)} or others",
+                fix="give every send its receive",
+            )
+        place = next(n for n, two in enumerate(zip(sent, received, strict=True)) if len({*two}) > 1)
+        raise PlanError(
+            f"message {place} from rank {source} to rank {target} leaves stage {sent[place][0]} with"
+            f" micro-batch {sent[place][1]}, but {received[place][1]} of stage {received[place][0]}"
+            " is received first",
+            fix="receive in the order of the sends",
+        )
+
+
+def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
+    """Run a schedule with equal stages and messages that take no time.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        With or without messages; idle cells cost nothing.
+    costs : mapping
+        Slots of F, B, I and W.
+
+    Raises
+    ------
+    PlanError
+        When ranks wait for each other for ever.
+    """
+    run = _Run(schedule, costs)
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(schedule.ranks):
+            while run.step(rank):
+                moved = True
+    stuck = [rank for rank, row in enumerate(run.rows) if run.places[rank] < len(row)]
+    if stuck:
+        waits = ", ".join(f"rank {r} before {run.rows[r][run.places[r]]}" for r in stuck)
+        raise PlanError(f"deadlock: no rank can go on ({waits})")
+    return IdealRun(run.ends, max(run.clocks, default=0.0), tuple(run.busy))
+
+
+class _Run:
+    """State of one ideal run."""
+
+    def __init__(self, schedule: Schedule, costs: Mapping[str, float]) -> None:
+        self.rows = [[a for a in row if a is not None] for row in schedule.rows]
+        self.costs, self.stages = costs, schedule.stages
+        self.rank_of_stage = schedule.rank_of_stage
+        self.with_messages = any(a.kind in MESSAGE_KINDS for row in self.rows for a in row)
+        self.places = [0] * len(self.rows)
+        self.clocks, self.busy = [0.0] * len(self.rows), [0.0] * len(self.rows)
+        self.done: list[set[Action]] = [set() for _ in self.rows]
+        self.ends: dict[Action, float] = {}
+        self.arrives: dict[Action, float] = {}
+
+    def step(self, rank: int) -> bool:
+        """Take the rank's next action if what it waits for has happened."""
+        if self.places[rank] == len(self.rows[rank]):
+            return False
+        action = self.rows[rank][self.places[rank]]
+        parts = action.parts or (action,)
+        if not all(self._is_ready(part, rank) for part in parts):
+            return False
+        firsts = [part for part in parts if part not in self.done[rank]]
+        for part in parts:
+            self._take(part, rank)
+        for part in firsts:  # actions that overlap hand over their results together
+            self._deliver(part, rank)
+        self.places[rank] += 1
+        return True
+
+    def _is_ready(self, action: Action, rank: int) -> bool:
+        if action.kind in (SEND_F, SEND_B):
+            kinds = (FORWARD,) if action.kind == SEND_F else (BACKWARD, BACKWARD_INPUT)
+            return any(
+                Action(action.stage, k, action.micro_batch) in self.done[rank] for k in kinds
+            )
+        if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and action not in self.done[rank]:
+            if not has_inputs(action, self.done[rank], self.stages):
+                return False
+            receive = self._receive_of(action)
+            return receive not in self.done[rank] or receive in self.arrives
+        return True
+
+    def _receive_of(self, action: Action) -> Action:
+        kind = RECV_F if action.kind == FORWARD else RECV_B
+        return Action(action.stage, kind, action.micro_batch)
+
+    def _take(self, action: Action, rank: int) -> None:
+        if action.kind in COMPUTE_KINDS:
+            start = self.clocks[rank]
+            if action not in self.done[rank] and action.kind != BACKWARD_WEIGHT:
+                start = max(start, self.arrives.get(self._receive_of(action), 0.0))
+            cost = self.costs[action.kind]
+            self.clocks[rank] = self.ends[action] = start + cost
+            self.busy[rank] += cost
+        self.done[rank].add(action)
+
+    def _deliver(self, action: Action, rank: int) -> None:
+        """Let a message arrive: at its send, or where the table has none after its action."""
+        if action.kind in (SEND_F, SEND_B):
+            step, kind = (1, RECV_F) if action.kind == SEND_F else (-1, RECV_B)
+            receive = Action(action.stage + step, kind, action.micro_batch)
+        else:
+            message = sent_by(action, self.rank_of_stage, self.stages)
+            if message is None or self.with_messages:
+                return
+            receive = message[1]
+            self.done[self.rank_of_stage[receive.stage]].add(receive)
+        self.arrives[receive] = self.clocks[rank]
+
+
+def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Return each rank's largest number of micro-batches whose activations are held.
+
+    A stage holds a micro-batch's activations from its forward until its
+    backward, or W, has ended. Of a forward that is run again only the second
+    run keeps them. With several stages a rank, each counts.
+    """
+    return tuple(int(peak) for peak in measure_held(schedule, lambda stage, micro_batch: (1, 0)))
+
+
+def measure_held(
+    schedule: Schedule, size: Callable[[int, int], tuple[float, float]]
+) -> tuple[float, ...]:
+    """Return the most that each rank's activations in flight come to.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Its order alone decides.
+    size : callable
+        (stage, micro-batch) to the size of all activations that forward keeps
+        for backward, and of what a forward that is run again keeps from its
+        first run on: its input.
+    """
+    again = recomputed_pairs(schedule)
+    peaks = []
+    for row in schedule.rows:
+        held: dict[tuple[int, int | None], float] = {}
+        peak = 0.0
+        for action in leaves(row):
+            pair = (action.stage, action.micro_batch)
+            if action.kind == FORWARD and action.micro_batch is not None:
+                full, kept = size(action.stage, action.micro_batch)
+                first_of_two = pair in again and pair not in held
+                held[pair] = kept if first_of_two else full + kept * (pair in again)
+            elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
+                held.pop(pair, None)
+            peak = max(peak, sum(held.values()))
+        peaks.append(peak)
+    return tuple(peaks)

@@ -1,0 +1,1 @@
+"""What of a model each rank holds: layers, shards, parameters, pipeline stages."""

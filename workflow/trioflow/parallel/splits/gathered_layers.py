@@ -1,0 +1,306 @@
+"""Tensor parallelism of any layers by their outputs, as the library ``tensor_parallel`` does it.
+
+Every linear, convolution and embedding layer is split by its outputs, which an
+all-gather makes whole again; everything between layers runs on whole tensors
+on every rank. The input of a layer is whole, so the gradient that backward
+finds for it is one rank's part of a sum: the reduce-scatter that is the
+gather's backward adds the parts up and leaves each rank its outputs'
+gradient. Grouped convolutions, and a head that shares an embedding's weight,
+are split by inputs and summed by an all-reduce, in backward as well.
+
+Parameters that no layer splits are shared out too: one all-gather a step makes
+them whole, one reduce-scatter after backward adds their gradients up. One
+process drives all ranks, its first one hands out the inputs in every forward
+and alone computes the loss.
+
+Notes
+-----
+The library has configurations of its own for some transformers, with column
+and row splits; those are Megatron's (``tensor_parallel``). Here every model is
+split by the default configuration, which is what it uses for all others. Its
+linear layers are what is told from the operators: products with a parameter.
+Release 2.0.0 shares unsplit parameters out where its class ``TensorParallel``
+is used; its function ``tensor_parallel`` does so when asked to.
+
+References
+----------
+BlackSamorez/tensor_parallel (2023-08): ``config.py`` (default configuration),
+``communications.py`` (AllGather with ReduceScatter as backward), ``sharding.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trioflow.costmodel.features import class_of_name
+from trioflow.errors import PlanError
+from trioflow.parallel.reference import WORK
+from trioflow.parallel.splits.parameters import coalesce_broadcasts
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    Exchange,
+    TensorSplit,
+    cut_row,
+    find_loss,
+    find_weight,
+    is_lookup,
+    list_inputs,
+)
+from trioflow.tables import records
+from trioflow.trace.store import Trace, tensor_bytes
+
+OUTPUT, _INPUT = "output", "input"
+_LAYERS = ("gemm", "convolution", "embedding")
+
+
+@dataclass(frozen=True)
+class GatheredLayer:
+    """A layer that is split.
+
+    Attributes
+    ----------
+    op_id : int
+        Its forward operator.
+    module : str
+        Its module.
+    split : str
+        output or input: what its ranks share.
+    weight, shape : int, tuple of int
+        Storage and shape of its weight.
+    parameters, inputs : frozenset of int
+        Storages of the parameters that are cut, and of all else that it reads.
+    channels : int
+        What is shared: channels of its output or its input.
+    output_bytes, growing : int, float
+        Its output for the traced batch [bytes], and the part of it that grows with the batch.
+
+    Notes
+    -----
+    Gathers pad shards to equal sizes. A grouped convolution is split inside
+    each of its groups, so that a depthwise one is whole on the first rank; its
+    bias, and that of a head with an embedding's weight, stays whole everywhere.
+    """
+
+    op_id: int
+    module: str
+    split: str
+    weight: int
+    shape: tuple[int, ...]
+    parameters: frozenset[int]
+    inputs: frozenset[int]
+    channels: int
+    output_bytes: int
+    growing: float
+
+    def exchange(self, name: str, degree: int) -> Exchange:
+        """Return a collective over its output; gathers and scatters bring it into order."""
+        if name == "all_reduce":
+            return Exchange(name, self.output_bytes, growing=self.growing)
+        padded = round(self.output_bytes * self.part(degree) * degree)
+        return Exchange(name, padded, reorders=True, growing=self.growing)
+
+    def part(self, degree: int) -> float:
+        """Return the largest rank's part; channels that do not divide make one more of them."""
+        return -(-self.channels // degree) / self.channels
+
+
+def find_layers(trace: Trace) -> list[GatheredLayer]:
+    """Return the layers that are split by outputs or by inputs, in the order of forward."""
+    storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
+    size, loss = tensor_bytes(trace), find_loss(trace)
+    rows = [
+        row for row in records(trace.operators)
+        if row["phase"] == "forward" and row["op_id"] not in loss
+        and class_of_name(str(row["name"])) in _LAYERS and find_weight(row, category) is not None
+    ]  # fmt: skip
+    looked_up = {
+        storage[row["input_ids"][find_weight(row, category) or 0]]
+        for row in rows
+        if is_lookup(row, category)
+    }
+    found = []
+    for row in rows:
+        place = find_weight(row, category)
+        if place is None or not row["output_ids"]:
+            continue
+        weight = storage[row["input_ids"][place]]
+        split, channels = _choose_split(row, place, weight in looked_up)
+        parameters = {storage[i] for i in row["input_ids"] if category[i] == "parameter"}
+        parameters = parameters if split == OUTPUT else {weight}
+        found.append(
+            GatheredLayer(
+                int(row["op_id"]), str(row["module"]), split, weight,
+                tuple(int(n) for n in row["input_shapes"][place]), frozenset(parameters),
+                frozenset({storage[i] for i in row["input_ids"]} - parameters), channels,
+                size[row["output_ids"][0]],
+                int(row["batch_write_bytes"]) / int(row["write_bytes"]) if row["write_bytes"] else 1.0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _choose_split(row: Mapping[str, Any], place: int, looked_up: bool) -> tuple[str, int]:
+    """Return whether a layer's outputs or inputs are shared, and how many channels these have."""
+    shapes, output = row["input_shapes"], row["output_shapes"][0]
+    kind = class_of_name(str(row["name"]))
+    if kind == "convolution":
+        data, weight = shapes[place - 1], shapes[place]
+        # A transposed one's weight names its inputs first.
+        transposed = "transpose" in str(row["name"])
+        whole = int(output[1] if transposed else data[1])
+        if weight[1] == whole:
+            return OUTPUT, int(output[1])
+        return _INPUT, int(data[1]) * int(weight[1]) // whole
+    if kind == "gemm" and looked_up:
+        return _INPUT, int(shapes[place][-1])
+    return OUTPUT, int(output[-1])
+
+
+def gather_rules(trace: Trace) -> dict[str, str]:
+    """Return how each split layer's module holds its parameters: column or row, by module.
+
+    A weight is cut by its first dimension, an embedding's, and that of a head
+    which shares it, by its second.
+    """
+    category = trace.tensors["category"].tolist()
+    lookups = {
+        int(row["op_id"])
+        for row in records(trace.operators, "op_id", "name", "phase", "input_ids")
+        if row["phase"] == "forward" and is_lookup(row, category)
+    }
+    layers = find_layers(trace)
+    by_rows = {layer.weight for layer in layers if layer.op_id in lookups}
+    kinds = {layer.weight: "row" if layer.weight in by_rows else "column" for layer in layers}
+    rules = {layer.module: kinds[layer.weight] for layer in layers}
+    for gradient in trace.facts.gradients:
+        owned = kinds.get(int(gradient.get("parameter_storage_id", -1)))
+        if owned:
+            rules.setdefault(str(gradient["module"]), owned)
+    return rules
+
+
+class _Cutter:
+    """Writes one rank's work into the operators of split layers, and places their exchanges."""
+
+    def __init__(self, trace: Trace, degree: int, layers: list[GatheredLayer]) -> None:
+        self.degree = degree
+        self.layers = {layer.op_id: layer for layer in layers}
+        self.storage, self.category = (
+            trace.tensors[c].tolist() for c in ("storage_id", "category")
+        )
+        self.size = tensor_bytes(trace)
+        self.shape = [tuple(shape) for shape in trace.tensors["shape"]]
+        self.split = TensorSplit(trace.operators.copy())
+        self.begun: set[int] = set()
+
+    def visit(self, row: dict[str, Any]) -> None:
+        """Take one operator in."""
+        if row["phase"] == "forward" and row["op_id"] in self.layers:
+            self._forward(row, self.layers[row["op_id"]])
+        elif row["phase"] == "backward" and row["forward_op_id"] in self.layers:
+            self._backward(row, self.layers[row["forward_op_id"]])
+
+    def _forward(self, row: dict[str, Any], layer: GatheredLayer) -> None:
+        part, whole = layer.part(self.degree), layer.split == _INPUT
+        cut_row(self.split.operators, row, part, {
+            "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, cut_data=whole),
+            "write_bytes": 1.0 if whole else part,
+        })  # fmt: skip
+        self.split.add(
+            AFTER, layer.op_id, layer.exchange("all_reduce" if whole else "all_gather", self.degree)
+        )
+
+    def _backward(self, row: dict[str, Any], layer: GatheredLayer) -> None:
+        if layer.op_id not in self.begun:
+            self.begun.add(layer.op_id)
+            whole = layer.split == _INPUT
+            name = "all_reduce" if whole else "reduce_scatter"
+            self.split.add(BEFORE, int(row["op_id"]), layer.exchange(name, self.degree))
+        part = layer.part(self.degree)
+        makes = [i for i in row["output_ids"] if self._is_gradient(i, layer)]
+        reads = any(self.storage[i] in layer.parameters for i in row["input_ids"])
+        if not makes and not reads:  # sums of what several readers of one tensor found
+            return
+        cut_row(self.split.operators, row, part, {
+            "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, back=True),
+            "write_bytes": self._share(
+                row["output_ids"], row["write_bytes"], part, layer, cut_data=layer.split == _INPUT
+            ),
+        })  # fmt: skip
+
+    def _is_gradient(self, index: int, layer: GatheredLayer) -> bool:
+        """Tell whether a tensor is a parameter's gradient, or a part of a shared weight's."""
+        if self.category[index] == "gradient":
+            return True
+        makes = self.category[index] == "activation" and self.storage[index] not in layer.inputs
+        return makes and self.shape[index] in (layer.shape, layer.shape[::-1])
+
+    def _share(
+        self, indices: list[int], total: int, part: float, layer: GatheredLayer,
+        cut_data: bool = False, back: bool = False,
+    ) -> float:  # fmt: skip
+        """Return the part of some tensors' bytes that one rank moves.
+
+        Parameters and their gradients are cut; of a layer split by inputs, so
+        is its input and that one's gradient, of one split by outputs the
+        gradient that comes in.
+        """
+        by_input = layer.split == _INPUT
+        moved = whole = 0.0
+        for index in indices:
+            size = self.size[index]
+            cut = cut_data and self.category[index] != "parameter"
+            if self.storage[index] in layer.parameters or self._is_gradient(index, layer):
+                cut = True
+            elif back:
+                cut = (self.storage[index] in layer.inputs) == by_input
+            moved += size * (part if cut else 1.0)
+            whole += size
+        return moved / whole if whole and total else 1.0
+
+
+def split_gathered(trace: Trace, degree: int) -> TensorSplit:
+    """Return the operators of one rank when every layer's outputs are split and gathered.
+
+    Parameters
+    ----------
+    trace : Trace
+        Trace of the whole model on one rank.
+    degree : int
+        Ranks that share each layer.
+
+    Raises
+    ------
+    PlanError
+        When the model has no linear, convolution or embedding layer.
+    """
+    layers = find_layers(trace)
+    if not layers:
+        raise PlanError(
+            f"tensor degree {degree}: the trace shows no linear, convolution or embedding layer to split",
+            fix="use data or pipeline parallelism, or a trace with its tensors",
+        )
+    cutter = _Cutter(trace, degree, layers)
+    rows = records(trace.operators)
+    for row in rows:
+        cutter.visit(row)
+        if row["phase"] == "optimizer" and any(len(shape) for shape in row["input_shapes"]):
+            part = 1.0 / degree
+            cut_row(cutter.split.operators, row, part, dict.fromkeys(WORK, part))
+    split, loss = cutter.split, find_loss(trace)
+    of_loss = {
+        int(r["op_id"]) for r in rows if r["phase"] == "backward" and r["forward_op_id"] in loss
+    }
+    split.first_rank_only = frozenset(loss | of_loss)
+    model = [int(r["op_id"]) for r in rows if r["phase"] == "forward" and r["op_id"] not in loss]
+    split.input_bytes = tuple(coalesce_broadcasts(list(list_inputs(trace, model).values())))
+    cut = {storage for layer in layers for storage in layer.parameters | layer.inputs}
+    split.gathered_bytes = sum(
+        int(g["size_bytes"])
+        for g in trace.facts.gradients
+        if int(g.get("parameter_storage_id", -1)) not in cut
+    )
+    return split

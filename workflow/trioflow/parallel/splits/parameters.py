@@ -1,0 +1,272 @@
+"""The parameters of a model as one rank holds them, and where their gradients lie.
+
+Which gradients and buffers of replicas travel together, and when.
+
+References
+----------
+PyTorch ``torch/csrc/distributed/c10d/reducer.cpp``,
+``compute_bucket_assignment_by_size`` and ``rebuild_buckets``.
+
+References
+----------
+PyTorch 2.13 ``torch/nn/parallel/comm.py``; ``torch/csrc/utils/tensor_flatten.cpp``
+(``take_tensors``, which broadcasts use); ``torch/_utils.py`` (``_take_tensors``, which sums use).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import pandas as pd
+
+from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.tensor_split import kind_of_module
+from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.units import BYTES_PER_MIB
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as one tensor-parallel rank holds it.
+
+    Attributes
+    ----------
+    name : str
+        Path in the model.
+    shape : tuple of int
+        Of the tensor-parallel shard.
+    elem_bytes : int
+        Bytes of an element.
+    storage_id, gradient_storage_id : int
+        In the trace's tensors; -1 where unknown.
+    trained : bool
+        Whether the step makes a gradient of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    elem_bytes: int
+    storage_id: int
+    gradient_storage_id: int
+    trained: bool
+
+    @property
+    def module(self) -> str:
+        """Path of the module that holds it."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size without padding [bytes]."""
+        return prod(self.shape) * self.elem_bytes
+
+    def padded_bytes(self, shards: int) -> int:
+        """Return the size with the rows that make it divide among some shards [bytes]."""
+        rows, width = self.shape[0] if self.shape else 1, prod(self.shape[1:])
+        return -(-rows // shards) * shards * width * self.elem_bytes
+
+
+@remembered
+def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
+    """Return the parameters in the model's order, each as one tensor-parallel rank holds it.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not say which parameters there are.
+    """
+    gradients = {str(g["name"]): g for g in trace.facts.gradients}
+    told = trace.facts.parameters or _shapes_of_gradients(trace)
+    if not told:
+        raise PlanError(
+            "the trace does not say which parameters there are, so they cannot be sharded",
+            fix="capture it again, or give trace.json the key parameters",
+        )
+    rules = dict(trace.facts.tensor_split or {}) if tensor > 1 else {}
+    made = find_gradients(trace)
+    found = []
+    for entry in told:
+        name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
+        kind = kind_of_module(name.rpartition(".")[0], rules)
+        if kind == "column":
+            shape[0] //= tensor
+        elif kind == "row" and len(shape) > 1:
+            shape[1] //= tensor
+        gradient = gradients.get(name, {})
+        found.append(
+            Parameter(
+                name, tuple(shape), int(entry.get("elem_bytes", 4)),
+                int(gradient.get("parameter_storage_id", -1)),
+                made.get(name, -1), bool(gradient),
+            )
+        )  # fmt: skip
+    return found
+
+
+@remembered
+def find_gradients(trace: Trace) -> dict[str, int]:
+    """Return the storage of each parameter's gradient, by the parameter's name.
+
+    Where the trace does not join them (another operator ran between the one
+    that made the gradient and its accumulation), it is the latest gradient of
+    that size made before, which no other parameter has.
+    """
+    sizes, tensors = tensor_bytes(trace), trace.tensors
+    entries = trace.facts.gradients
+    found = {str(g["name"]): int(g.get("gradient_storage_id", -1)) for g in entries}
+    known = set(found.values())
+    free: dict[int, tuple[int, int]] = {}
+    columns = (tensors[name].tolist() for name in ("category", "storage_id", "producer_op_id"))
+    for row, (category, storage, maker) in enumerate(zip(*columns, strict=True)):
+        if category == "gradient" and storage not in known and not pd.isna(maker):
+            size = max(sizes[row], free.get(int(storage), (0, 0))[0])
+            free[int(storage)] = (size, int(maker))
+    for entry in entries:
+        if found[str(entry["name"])] >= 0:
+            continue
+        # Gradients of one operator become ready in the order of its results.
+        fitting = [
+            (maker, -storage) for storage, (size, maker) in free.items()
+            if size == int(entry["size_bytes"]) and maker <= int(entry["ready_after_op_id"])
+        ]  # fmt: skip
+        if fitting:
+            storage = -max(fitting)[1]
+            found[str(entry["name"])] = storage
+            free.pop(storage)
+    return found
+
+
+def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
+    """Return the parameters that gradients belong to, shaped as the step first used them."""
+    sizes, tensors = tensor_bytes(trace), trace.tensors
+    first: dict[tuple[int, int], int] = {}
+    for row, storage in enumerate(tensors["storage_id"].tolist()):
+        first.setdefault((int(storage), sizes[row]), row)
+    found: list[dict[str, Any]] = []
+    # Gradients become ready from the last parameter to the first.
+    for gradient in reversed(trace.facts.gradients):
+        key = (int(gradient["parameter_storage_id"]), int(gradient["size_bytes"]))
+        if key in first:
+            shape = tensors["shape"].iloc[first[key]]
+            width = int(tensors["elem_bytes"].iloc[first[key]])
+            found.append({"name": gradient["name"], "shape": shape, "elem_bytes": width})
+    return found
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that one all-reduce carries.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Parameters, in the order in which they lie in the bucket.
+    sizes_bytes : tuple of int
+        Size of each gradient [bytes].
+    ready_after_op_id : int
+        Operator after which the last of them is ready.
+    """
+
+    names: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    ready_after_op_id: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole bucket [bytes]."""
+        return sum(self.sizes_bytes)
+
+
+def build_buckets(
+    gradients: Iterable[Mapping[str, Any]], first_bucket_bytes: int, bucket_bytes: int
+) -> list[Bucket]:
+    """Group gradients as DDP does from its second iteration on.
+
+    Buckets are rebuilt once, in the order in which gradients became ready. A
+    bucket closes when its size reaches its limit after a gradient was added,
+    so it may overshoot; a single large gradient is a large bucket. Only the
+    first bucket has the smaller limit.
+
+    Parameters
+    ----------
+    gradients : iterable of mapping
+        ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness.
+    first_bucket_bytes, bucket_bytes : int
+        Limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
+
+    Returns
+    -------
+    list of Bucket
+        In the order in which DDP launches their all-reduces.
+    """
+    buckets: list[Bucket] = []
+    held: list[Mapping[str, Any]] = []
+
+    def close() -> None:
+        ready = max(int(g["ready_after_op_id"]) for g in held)
+        if buckets:  # launches follow the order of the buckets
+            ready = max(ready, buckets[-1].ready_after_op_id)
+        names = tuple(str(g["name"]) for g in held)
+        buckets.append(Bucket(names, tuple(int(g["size_bytes"]) for g in held), ready))
+        held.clear()
+
+    for gradient in gradients:
+        held.append(gradient)
+        limit = bucket_bytes if buckets else first_bucket_bytes
+        if sum(int(g["size_bytes"]) for g in held) >= limit:
+            close()
+    if held:
+        close()
+    return buckets
+
+
+BUFFER_BYTES = 10 * BYTES_PER_MIB
+"""Limit of a buffer: ``comm.broadcast_coalesced`` and ``comm.reduce_add_coalesced``."""
+Sized = Sequence[tuple[int, int]]
+"""Tensors by size and by width of an element [bytes]."""
+
+
+def coalesce_broadcasts(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
+    """Return the buffers of a coalesced broadcast [bytes].
+
+    Parameters
+    ----------
+    tensors : sequence of (int, int)
+        Size of each and width of its elements, one buffer holding equal
+        widths [bytes].
+    limit : int
+        A buffer is closed when a tensor brings it to this size [bytes].
+    """
+    held: dict[int, int] = {}
+    closed = []
+    for size, width in tensors:
+        held[width] = held.get(width, 0) + size
+        if held[width] >= limit:
+            closed.append(held[width])
+            held[width] = 0
+    return [*closed, *(size for size in held.values() if size)]
+
+
+def coalesce_sums(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
+    """Return the buffers of a coalesced sum [bytes].
+
+    Parameters
+    ----------
+    tensors : sequence of (int, int)
+        As in `coalesce_broadcasts`.
+    limit : int
+        A buffer that holds something is closed before a tensor that would
+        bring it above this size [bytes].
+    """
+    held: dict[int, int] = {}
+    closed = []
+    for size, width in tensors:
+        if held.get(width) and held[width] + size > limit:
+            closed.append(held[width])
+            held[width] = 0
+        held[width] = held.get(width, 0) + size
+    return [*closed, *(size for size in held.values() if size)]

@@ -1,0 +1,303 @@
+"""What data-parallel ranks share: units of parameters and their shards.
+
+``fsdp`` (and ``zero3``, the same) is ``fully_shard`` as PyTorch's own examples
+apply it: to each inner unit of the model's chain by itself, then to the whole
+model, whose root keeps what is left, the first and the last unit. ``zero2`` is
+``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of
+two dimensions. ``zero1`` is DDP with ``ZeroRedundancyOptimizer``.
+
+References
+----------
+PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
+``torch/distributed/optim/zero_redundancy_optimizer.py``.
+
+ZeRO-1 as PyTorch ships it: each rank updates its part of the parameters and broadcasts them.
+
+References
+----------
+PyTorch 2.13 ``torch/distributed/optim/zero_redundancy_optimizer.py``,
+``_partition_parameters`` and ``_broadcast_params_from_rank``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+import pandas as pd
+
+from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.parameters import Parameter, list_parameters
+from trioflow.parallel.splits.pipeline import assign_units, find_tied, loss_operators
+from trioflow.parallel.splits.updates import find_owners, list_updates, share_updates
+from trioflow.tables import records
+from trioflow.trace.store import Trace, pipeline_units
+
+
+@dataclass(frozen=True)
+class ShardedUnit:
+    """Parameters that are gathered, and whose gradients are reduced, together.
+
+    Attributes
+    ----------
+    name : str
+        Unit of the trace; empty for the root.
+    parameters : tuple of Parameter
+        What it manages.
+    first_forward, last_forward : int
+        Its first and last forward operator.
+    first_backward, last_backward : int
+        The first and last backward operator of these.
+    in_graph : bool
+        Whether its input has a gradient. Otherwise autograd never comes back
+        to it, and its gradients are reduced at the end of backward.
+    reduced_width : float
+        Bytes of a gradient as it is reduced, over those of its parameter.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    first_forward: int
+    last_forward: int
+    first_backward: int
+    last_backward: int
+    in_graph: bool
+    reduced_width: float = 1.0
+
+    def gathered_bytes(self, shards: int) -> int:
+        """Return the result of its all-gather [bytes]."""
+        return sum(p.padded_bytes(shards) for p in self.parameters)
+
+    def reduced_bytes(self, shards: int) -> int:
+        """Return the input of its reduce-scatter [bytes]."""
+        held = sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
+        return round(held * self.reduced_width)
+
+
+@remembered
+def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
+    """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model on one rank.
+    tensor : int
+        Ranks that share each split layer.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not say which parameters there are.
+
+    Notes
+    -----
+    A unit that shares a parameter with another one is left to the root: two
+    units of ``fully_shard`` cannot own one parameter.
+    """
+    if not pipeline_units(trace) and (found := _find_units(trace)):
+        told = [{"name": name, "modules": modules} for name, modules in found.items()]
+        trace = replace(trace, facts=replace(trace.facts, units=told))
+    parameters, units = list_parameters(trace, tensor), pipeline_units(trace)
+    owner = {p.name: _find_unit(p.name, units) for p in parameters}
+    tied = find_tied(trace, assign_units(trace)) if units else []
+    shared = {unit for entry in tied for unit in entry.stages}
+    inner = [
+        index for index, (name, paths) in enumerate(units.items())
+        if 0 < index < len(units) - 1 and index not in shared
+        and any(owner[p.name] == index and _is_inside(p.name, paths) for p in parameters)
+    ]  # fmt: skip
+    made = [
+        _place_unit(trace, name, paths, [p for p in parameters if owner[p.name] == index])
+        for index, (name, paths) in enumerate(units.items())
+        if index in inner
+    ]
+    earlier = [owner[p.name] for p in parameters]
+    made = [
+        replace(unit, in_graph=min(earlier) < index)
+        for unit, index in zip(made, inner, strict=True)
+    ]
+    rest = tuple(p for p in parameters if owner[p.name] not in inner)
+    width = trace.facts.reduced_width
+    units_made = [*_in_order(made), _place_root(trace, rest)]
+    return [replace(unit, reduced_width=width) for unit in units_made]
+
+
+@remembered
+def _find_units(trace: Trace) -> dict[str, list[str]]:
+    """Return the units of a model that names none: its repeated blocks, and what lies before and behind.
+
+    Blocks are the numbered children of a module of which two in a row hold
+    parameters of the same names, inside modules of their own; blocks inside
+    blocks do not count. Nothing is found where the step's operators do not name them.
+    """
+    names = [p.name for p in list_parameters(trace)]
+    children: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        parts = name.split(".")
+        for place in (i for i, part in enumerate(parts[:-1]) if part.isdigit()):
+            block = ".".join(parts[: place + 1])
+            siblings = children.setdefault(".".join(parts[:place]), {})
+            siblings.setdefault(block, []).append(".".join(parts[place + 1 :]))
+    blocks: list[str] = []
+    for _, inside in sorted(children.items(), key=lambda item: item[0].count(".")):
+        alike = [set(held) for held in inside.values() if any("." in name for name in held)]
+        # The first of several often has a parameter more.
+        if any(one <= other or other <= one for one, other in pairwise(alike)):
+            blocks += [block for block in inside if not _is_inside(block, blocks)]
+    modules = dict.fromkeys(str(module) for module in trace.operators["module"])
+    if not blocks or not all(any(_is_inside(m, [block]) for m in modules) for block in blocks):
+        return {}
+    first = next(i for i, name in enumerate(names) if _is_inside(name, blocks))
+    before, behind = (
+        list(dict.fromkeys(n.rpartition(".")[0] for n in part if not _is_inside(n, blocks)))
+        for part in (names[:first], names[first:])
+    )
+    return {"before": before, **{block: [block] for block in blocks}, "behind": behind}
+
+
+def describe_units(trace: Trace) -> str:
+    """Return what is gathered together, such as ``units: 12 x transformer.h.* + rest``."""
+    names = [re.sub(r"\d+$", "*", unit.name) for unit in build_units(trace) if unit.name]
+    if not names:
+        return "units: the whole model at once"
+    counts = Counter(names)
+    kinds = [f"{count} x {name}" if count > 1 else name for name, count in counts.items()]
+    return f"units: {' + '.join([*kinds, 'rest'])}"
+
+
+def _find_unit(name: str, units: dict[str, list[str]]) -> int:
+    return next((i for i, paths in enumerate(units.values()) if _is_inside(name, paths)), -1)
+
+
+def _is_inside(path: str, paths: Sequence[str]) -> bool:
+    return any(path == outer or path.startswith(f"{outer}.") for outer in paths)
+
+
+def _place_unit(
+    trace: Trace, name: str, paths: list[str], parameters: list[Parameter]
+) -> ShardedUnit:
+    """Find a unit's operators: those of its modules that have parameters."""
+    wrapped = [path for path in paths if any(_is_inside(p.name, [path]) for p in parameters)]
+    forward, backward = [], []
+    for row in records(trace.operators, "op_id", "phase", "module", "forward_op_id"):
+        if row["phase"] == "forward" and _is_inside(str(row["module"]), wrapped):
+            forward.append(int(row["op_id"]))
+        elif row["phase"] == "backward" and row["forward_op_id"] in forward:
+            backward.append(int(row["op_id"]))
+    if not forward or not backward:
+        raise PlanError(
+            f"unit {name} has parameters, but the step runs no operator of it in both directions",
+            fix="use a plan without sharding",
+        )
+    return ShardedUnit(
+        name, tuple(parameters), forward[0], forward[-1], backward[0], backward[-1], in_graph=True
+    )
+
+
+def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
+    """End each unit's backward before the unit before it begins its own."""
+    begins = [unit.first_backward for unit in units]
+    return [
+        replace(unit, last_backward=min(unit.last_backward, begins[i - 1] - 1))
+        if i and begins[i - 1] > unit.first_backward
+        else unit
+        for i, unit in enumerate(units)
+    ]
+
+
+def _place_root(trace: Trace, parameters: tuple[Parameter, ...]) -> ShardedUnit:
+    """Return the root: its backward begins behind the loss, which is no part of the model."""
+    phases = trace.operators["phase"].to_numpy()
+    forward, backward = (np.flatnonzero(phases == phase) for phase in ("forward", "backward"))
+    loss = loss_operators(trace)
+    of = trace.operators["forward_op_id"]
+    behind = [int(op) for op in backward if not pd.isna(of[op]) and int(of[op]) not in loss]
+    if not len(forward) or not behind:
+        raise PlanError("the trace has no forward and backward to shard", fix="trace a whole step")
+    return ShardedUnit(
+        "", parameters, int(forward[0]), int(forward[-1]), behind[0], behind[-1], in_graph=False
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerPartition:
+    """Who updates what.
+
+    Attributes
+    ----------
+    parameters : tuple of tuple of Parameter
+        Parameters of each rank, in the order in which it broadcasts them.
+    operators : tuple of tuple of int
+        Optimizer operators of each rank, those over several parameters included.
+    shared : tuple of int
+        Operators over the parameters of several ranks, such as a fused update;
+        each rank runs them on its own part.
+    shares : tuple of dict of int to float
+        Part of each shared operator that each rank runs.
+    """
+
+    parameters: tuple[tuple[Parameter, ...], ...]
+    operators: tuple[tuple[int, ...], ...]
+    shared: tuple[int, ...]
+    shares: tuple[dict[int, float], ...]
+
+
+def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the parameters of each rank: the largest first, each to the rank with the least so far.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Elements of each parameter, in the model's order.
+    ranks : int
+        Ranks that share the optimizer.
+    """
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    sums = [0] * ranks
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        rank = sums.index(min(sums))
+        found[rank].append(index)
+        sums[rank] += sizes[index]
+    return found
+
+
+@remembered
+def partition_optimizer(trace: Trace, ranks: int) -> OptimizerPartition:
+    """Return which rank updates which parameters of a trace, and by which operators.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not say which parameters there are.
+    """
+    parameters = list_parameters(trace)
+    sizes = [prod(p.shape) for p in parameters]
+    parts = partition_parameters(sizes, ranks)
+    rank_of = {index: rank for rank, part in enumerate(parts) for index in part}
+    operators: list[list[int]] = [[] for _ in range(ranks)]
+    shared = []
+    for op_id, owners in find_owners(trace).of_operator.items():
+        of = sorted({rank_of[index] for index in owners})
+        if len(of) != 1:
+            shared.append(op_id)
+        for rank in of or range(ranks):
+            operators[rank].append(op_id)
+    of_all = sorted(set(shared) & set(list_updates(trace.operators)))
+    return OptimizerPartition(
+        tuple(tuple(parameters[i] for i in part) for part in parts),
+        tuple(map(tuple, operators)),
+        tuple(shared),
+        tuple(
+            share_updates(
+                trace, sizes, [n * (rank_of[i] == rank) for i, n in enumerate(sizes)], of_all
+            )
+            for rank in range(ranks)
+        ),
+    )

@@ -1,0 +1,437 @@
+"""Megatron's tensor parallelism: column and row splits, and what they make smaller.
+
+A column-split linear layer keeps its input whole and yields a shard; operators
+in between work on shards; a row-split one yields a partial sum that an
+all-reduce completes. In backward the gradient of a column split's input is
+the partial sum.
+
+With *sequence parallelism* a reduce-scatter takes the place of each all-reduce,
+and an all-gather goes before each column split: what lies between split layers
+is cut by tokens. Token and position embeddings, and the sums of them, are made
+whole and then cut; the head gathers its input. Gradients of parameters that
+only saw a rank's tokens are added up in one all-reduce after backward.
+
+With *vocabulary parallelism* the token embedding is cut by rows, and an
+all-reduce adds up what the ranks find; the head is split by columns, and the
+loss works on shards of the logits with three small all-reduces: maximum, sum,
+predicted logit. A weight that embedding and head share is one shard for both.
+
+Notes
+-----
+Number and order of messages are those of PyTorch's ``torch.distributed.tensor``
+with a plan of its styles, apart from two things, in which they are Megatron's.
+DTensor adds up a norm's gradient anew in every operator of the optimizer that
+reads it, Megatron once for all norms. Megatron gathers a column split's input a
+second time in backward, where PyTorch keeps the first; here it is kept.
+
+References
+----------
+M. Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3.
+V. A. Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4.
+Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
+
+What of a trace a plan's tensor parallelism cuts, and its operators on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from trioflow.costmodel.features import class_of_name
+from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.gathered_layers import gather_rules, split_gathered
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    Exchange,
+    TensorSplit,
+    is_lookup,
+    is_sharded,
+    kind_of_module,
+    with_rules,
+)
+from trioflow.parallel.splits.updates import scale_work, shard_updates
+from trioflow.parallel.splits.vocabulary import (
+    Vocabulary,
+    check_tokens,
+    find_head,
+    find_layers,
+    find_vocabulary,
+    split_like_megatron,
+)
+from trioflow.tables import records
+from trioflow.trace.store import Trace, tensor_bytes
+
+if TYPE_CHECKING:
+    from trioflow.experiments import Plan
+
+_CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
+"""Columns of operators that are less on a shard."""
+
+__all__ = [
+    "TensorSplit", "is_sharded", "kind_of_module", "split_operators",
+]  # fmt: skip
+
+_WHOLE_SUMS = ("elementwise", "view", "reshape")
+"""Classes of operators on embeddings that come before these are cut by tokens."""
+_STATISTIC_BYTES = 4
+"""Loss statistics are single-precision numbers, one a token, in any precision of the step."""
+
+
+class _Splitter:
+    """Walks the operators in order and follows which storages are shards, and which hold a rank's tokens."""
+
+    def __init__(
+        self, trace: Trace, degree: int, sequence: bool, vocabulary: Vocabulary | None
+    ) -> None:
+        self.rules: Mapping[str, str] = trace.facts.tensor_split or {}
+        self.degree, self.sequence, self.vocabulary = degree, sequence, vocabulary
+        tensors = trace.tensors
+        self.storage = tensors["storage_id"].tolist()
+        self.category = tensors["category"].tolist()
+        self.size = tensor_bytes(trace)
+        self.shape = [tuple(shape) for shape in tensors["shape"]]
+        self.kinds: dict[int, str] = {}
+        self.weights: dict[int, set[tuple[int, ...]]] = {}
+        self.shards = {
+            int(entry[key])
+            for entry in trace.facts.gradients
+            if is_sharded(entry, self.rules)
+            for key in ("parameter_storage_id", "gradient_storage_id")
+        } - {-1}
+        self.tokens: set[int] = set()
+        self.embedded: dict[int, int] = {}
+        self.entered: dict[int, int] = {}
+        self.partial: set[int] = set()
+        self.exit = find_head(trace) if sequence else None
+
+    def visit(self, row: dict[str, Any]) -> str:
+        """Return how one operator is affected: column, row, vocabulary, inside, token, exit or nothing."""
+        if row["phase"] == "optimizer":
+            return ""
+        inputs = [self.storage[i] for i in row["input_ids"]]
+        kind = kind_of_module(row["module"], self.rules)
+        if row["phase"] == "backward":
+            forward = row["forward_op_id"]
+            kind = "" if forward is None else self.kinds[forward]
+            kind = "" if kind == "exit" else kind
+        elif not (kind and any(self.category[i] == "parameter" for i in row["input_ids"])):
+            kind = ""
+        elif kind == "column" and is_lookup(row, self.category):
+            kind = "vocabulary"
+        if not kind and any(s in self.shards for s in inputs):
+            kind = "inside"
+        if self.sequence and row["phase"] == "forward":
+            kind = kind or self._follow_tokens(row, inputs)
+            self._follow_lookups(row, kind, inputs)
+        self.kinds[int(row["op_id"])] = kind
+        self._mark_outputs(row, kind, set(inputs))
+        return kind
+
+    def _follow_tokens(self, row: dict[str, Any], inputs: list[int]) -> str:
+        """Tell whether a forward operator works on a rank's tokens, or is the first that needs all."""
+        reads_tokens = any(s in self.tokens for s in inputs)
+        if self.exit is not None and row["op_id"] >= self.exit:
+            return "exit" if reads_tokens else ""
+        looked_up = [s for s in inputs if s in self.embedded]
+        if not reads_tokens and (not looked_up or class_of_name(str(row["name"])) in _WHOLE_SUMS):
+            return ""
+        for storage in looked_up:
+            self.entered[storage] = self.embedded.pop(storage)
+            self.tokens.add(storage)
+        self.partial |= {
+            self.storage[i] for i in row["input_ids"] if self.category[i] == "parameter"
+        }
+        return "token"
+
+    def _follow_lookups(self, row: dict[str, Any], kind: str, inputs: list[int]) -> None:
+        """Follow what lookups of embeddings, and sums of them, yield."""
+        sums = kind == "" and any(s in self.embedded for s in inputs)
+        reads_step = any(self.category[i] == "input" for i in row["input_ids"])
+        # Lookups of positions are summed with those of tokens; of other things, they stay whole.
+        if sums or (reads_step and is_lookup(row, self.category)):
+            for index in row["output_ids"]:
+                if self.category[index] == "activation":
+                    self.embedded[self.storage[index]] = int(row["op_id"])
+
+    def _mark_outputs(self, row: dict[str, Any], kind: str, inputs: set[int]) -> None:
+        """Mark fresh results as shards where the split makes them so."""
+        forward = row["phase"] == "forward"
+        makes_shards = kind in ("inside", "column" if forward else "row")
+        cut = kind == "token" or (self.sequence and kind == "row" and forward)
+        of_layer = kind in ("column", "row", "vocabulary")
+        if of_layer and forward:
+            shapes = {self.shape[i] for i in row["input_ids"] if self.category[i] == "parameter"}
+            self.weights[int(row["op_id"])] = shapes | {shape[::-1] for shape in shapes}
+        for index in row["output_ids"]:
+            storage = self.storage[index]
+            if storage in inputs or self.category[index] == "gradient":
+                continue
+            # A shared weight's gradient is a sum of parts, which are shards as it is.
+            part = of_layer and not forward and self.is_part(row, index)
+            if makes_shards or part:
+                self.shards.add(storage)
+            elif cut:
+                self.tokens.add(storage)
+
+    def is_part(self, row: dict[str, Any], index: int) -> bool:
+        """Tell whether a layer's backward makes a part of its weight's gradient.
+
+        What reads the weight yields the input's gradient first, whatever its
+        shape: with as many tokens as outputs the two look alike.
+        """
+        if self.shape[index] not in self.weights.get(int(row["forward_op_id"]), set()):
+            return False
+        reads_weight = any(self.category[i] == "parameter" for i in row["input_ids"])
+        return not (reads_weight and index == row["output_ids"][0])
+
+    def shard_bytes(self, indices: list[int], total: int) -> int:
+        """Return the bytes of some tensors when the shards among them are cut."""
+        if not total:  # a view moves nothing
+            return 0
+        return sum(
+            self.size[i] // self.degree if self.storage[i] in self.shards else self.size[i]
+            for i in indices
+        )
+
+    def token_bytes(self, indices: list[int], total: int) -> int:
+        """Return the bytes of some tensors when all but parameters are cut by tokens."""
+        if not total:
+            return 0
+        whole = ("parameter", "gradient", "buffer")
+        return sum(
+            self.size[i] // (1 if self.category[i] in whole else self.degree) for i in indices
+        )
+
+    def find_gathered(self, row: dict[str, Any]) -> int | None:
+        """Return the first of an operator's inputs that holds a rank's tokens."""
+        return next((i for i in row["input_ids"] if self.storage[i] in self.tokens), None)
+
+
+class _Messages:
+    """Places the exchanges of one split while its operators are visited in order."""
+
+    def __init__(self, splitter: _Splitter, split: TensorSplit) -> None:
+        self.splitter, self.split = splitter, split
+        self.gathered: dict[tuple[int, str], int] = {}
+        self.group_of: dict[int, Any] = {}
+        self.outputs: dict[int, int] = {}
+        self.sums: dict[Any, tuple[int, list[int]]] = {}
+        self.begun: set[int] = set()
+
+    def place(self, row: dict[str, Any], kind: str) -> None:
+        """Add what goes before and after one operator."""
+        if row["phase"] == "forward":
+            self._place_forward(row, kind)
+        elif row["phase"] == "backward":
+            self._place_backward(row, kind)
+
+    def _place_forward(self, row: dict[str, Any], kind: str) -> None:
+        op_id, splitter = int(row["op_id"]), self.splitter
+        outputs = row["output_ids"][:1]
+        for index in outputs:
+            self.outputs[op_id] = splitter.size[index]
+        if kind in ("row", "vocabulary"):
+            scatters = kind == "row" and splitter.sequence
+            name = "reduce_scatter" if scatters else "all_reduce"
+            for index in outputs:
+                self.split.add(AFTER, op_id, Exchange(name, splitter.size[index]))
+        elif kind in ("column", "exit"):
+            self._gather(row, kind)
+        found = splitter.vocabulary
+        if found is not None and op_id in found.statistics:
+            for _ in range(found.statistics[op_id]):
+                size = _STATISTIC_BYTES * found.tokens
+                self.split.add(AFTER, op_id, Exchange("all_reduce", size))
+
+    def _gather(self, row: dict[str, Any], kind: str) -> None:
+        """Gather what a layer needs whole, once for all layers of a module that read it."""
+        index, op_id = self.splitter.find_gathered(row), int(row["op_id"])
+        if index is None:
+            return
+        key = (self.splitter.storage[index], str(row["module"]).rpartition(".")[0])
+        if key not in self.gathered:
+            self.gathered[key] = op_id
+            self.split.add(BEFORE, op_id, Exchange("all_gather", self.splitter.size[index]))
+        if kind == "column":
+            self.group_of[op_id] = key
+
+    def _place_backward(self, row: dict[str, Any], kind: str) -> None:
+        op_id, forward = int(row["op_id"]), row["forward_op_id"]
+        if forward is None:
+            return
+        entered = forward in self.splitter.entered.values()
+        if (entered or (kind == "row" and self.splitter.sequence)) and forward not in self.begun:
+            self.begun.add(forward)
+            self.split.add(BEFORE, op_id, Exchange("all_gather", self.outputs[forward]))
+        if kind == "column":
+            self._sum_later(row)
+
+    def _sum_later(self, row: dict[str, Any]) -> None:
+        """Remember the last operator of a column split's backward, and the gradient to be added up."""
+        splitter, forward = self.splitter, int(row["forward_op_id"])
+        whole = [
+            i for i in row["output_ids"]
+            if splitter.category[i] == "activation" and splitter.storage[i] not in splitter.shards
+            and row["write_bytes"] > 0
+        ]  # fmt: skip
+        key = self.group_of.get(forward, forward)
+        known = self.sums.get(key, (0, []))[1]
+        self.sums[key] = (int(row["op_id"]), known or whole[:1])
+
+    def finish(self) -> None:
+        """Place the sums of backward, and scatter embeddings that are cut right away."""
+        for key, (last, tensors) in self.sums.items():
+            name = "all_reduce" if isinstance(key, int) else "reduce_scatter"
+            for index in tensors:
+                self.split.add(AFTER, last, Exchange(name, self.splitter.size[index]))
+        for op_id in self.splitter.entered.values():
+            if self.splitter.kinds[op_id] == "vocabulary":
+                self.split.after[op_id] = [
+                    Exchange("reduce_scatter", e.size_bytes) for e in self.split.after[op_id]
+                ]
+
+
+@remembered
+def split_operators(
+    trace: Trace, degree: int, *, style: str = "megatron", sequence: bool = False,
+    vocabulary: bool = False,
+) -> TensorSplit:  # fmt: skip
+    """Return the operators of one tensor-parallel rank and its messages.
+
+    Parameters
+    ----------
+    trace : Trace
+        Trace of the whole model on one rank; from `prepare_split` unless the
+        split is its own rules' alone.
+    degree : int
+        Ranks that share each split layer.
+    style : str
+        One of ``plan_row.TENSOR_STYLES``.
+    sequence, vocabulary : bool
+        Whether what lies between split layers is cut by tokens, and whether
+        embedding, head and loss are cut by vocabulary.
+
+    Raises
+    ------
+    PlanError
+        When the model has no layer to split, no tokens to cut, or tokens that
+        do not divide.
+    """
+    if degree == 1:
+        return TensorSplit(trace.operators.copy())
+    if style == "gather":
+        return split_gathered(trace, degree)
+    if sequence:
+        check_tokens(trace, degree)
+    found = find_vocabulary(trace, degree) if vocabulary else None
+    splitter = _Splitter(trace, degree, sequence, found)
+    split = TensorSplit(trace.operators.copy())
+    messages = _Messages(splitter, split)
+    # Cells of a frame are slow to write one by one.
+    cells = {name: split.operators[name].tolist() for name in _CUT}
+    for row in records(trace.operators):
+        kind = splitter.visit(row)
+        messages.place(row, kind)
+        if not kind or kind == "exit":
+            continue
+        _cut(cells, row, kind, splitter)
+    for name, values in cells.items():
+        split.operators[name] = pd.Series(
+            values, index=split.operators.index, dtype=split.operators[name].dtype
+        )
+    _cut_updates(split, trace, degree)
+    messages.finish()
+    if not split.exchanges:
+        raise PlanError(
+            f"tensor degree {degree}: the model of this trace has no layer to split",
+            fix="use data or pipeline parallelism, or give the split in trace.json: tensor_split",
+        )
+    split.partial_gradients = frozenset(
+        str(g["name"])
+        for g in trace.facts.gradients
+        if int(g.get("parameter_storage_id", -1)) in splitter.partial - splitter.shards
+    )
+    return split
+
+
+def _cut_updates(split: TensorSplit, trace: Trace, degree: int) -> None:
+    """Leave the rank its part of the optimizer, and note what the framework dispatches on shards."""
+    shares = {op: share for op, share in shard_updates(trace, degree).items() if share < 1}
+    split.operators = scale_work(split.operators, shares)
+    rules = trace.facts.tensor_split or {}
+    updates = records(trace.operators, "op_id", "phase", "module")
+    of_layers = {
+        int(row["op_id"])
+        for row in updates
+        if row["phase"] == "optimizer" and kind_of_module(row["module"], rules)
+    }
+    split.sharded_updates |= of_layers | set(shares)
+
+
+def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: _Splitter) -> None:
+    """Write the shard's work into one row of the columns."""
+    op_id, degree = row["op_id"], splitter.degree
+    if kind == "inside":
+        for column in ("flop", "read_bytes", "write_bytes"):
+            for name in (column, f"batch_{column}"):
+                cells[name][op_id] = int(row[name]) // degree
+        return
+    for name in ("flop", "batch_flop"):
+        cells[name][op_id] = int(row[name]) // degree
+    count = splitter.token_bytes if kind == "token" else splitter.shard_bytes
+    for column, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
+        before = int(row[column])
+        after = count(row[ids], before)
+        growing = int(row[f"batch_{column}"])
+        cells[column][op_id] = after
+        cells[f"batch_{column}"][op_id] = round(after * growing / before) if before else 0
+
+
+def prepare_split(trace: Trace, plan: Plan) -> Trace:
+    """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
+
+    A trace that names no rules, a table of another tool for instance, gets
+    Megatron-LM's where its modules have the names that are known.
+
+    Raises
+    ------
+    PlanError
+        When the model has not what the plan splits.
+    """
+    if plan.tensor > 1 and plan.tensor_style == "gather":
+        return with_rules(trace, gather_rules(trace), {})
+    if plan.tensor == 1:
+        return trace
+    if not trace.facts.tensor_split and find_layers(trace):
+        return split_like_megatron(trace, vocabulary=plan.vocabulary_parallel)
+    if not plan.vocabulary_parallel:
+        return trace
+    found = find_vocabulary(trace, plan.tensor)
+    rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
+    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
+
+
+def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
+    """Return the operators of one tensor-parallel rank of a plan.
+
+    Parameters
+    ----------
+    trace : Trace
+        From `prepare_split`.
+    plan : Plan
+        Its degree and style of tensor parallelism.
+
+    Raises
+    ------
+    PlanError
+        When the model has no layer to split.
+    """
+    return split_operators(
+        trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
+        vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
+    )  # fmt: skip

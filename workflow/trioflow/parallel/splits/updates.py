@@ -1,0 +1,347 @@
+"""Which parameters each operator of the optimizer updates, and a rank's part of its work.
+
+An optimizer may run a loop over parameters, or one operator over all of them
+(``foreach``, ``fused``). Whatever its form, a rank does the work, and holds the
+state, of the parameters that are its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.errors import PlanError
+from trioflow.experiments import Plan
+from trioflow.parallel.reference import WORK, predict_operator_times
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.parameters import Parameter, list_parameters
+from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+Shares = Mapping[int, float]
+"""Optimizer operator to the part of its work that a rank does."""
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Parameters, as places in ``list_parameters``, and what belongs to them.
+
+    Attributes
+    ----------
+    of_operator : dict of int to frozenset of int
+        Optimizer operator to the parameters that it updates; those of its module,
+        or all, where the trace does not tell.
+    of_storage : dict of int to int
+        Storage of a parameter, its gradient, its optimizer state, or of what the
+        optimizer makes for it in passing, to the parameter.
+    """
+
+    of_operator: dict[int, frozenset[int]]
+    of_storage: dict[int, int]
+
+
+@remembered
+def find_owners(trace: Trace) -> Owners:
+    """Return what belongs to which parameter; nothing where the trace lists no parameters.
+
+    State tensors are recognised by the operators that mix them with a
+    parameter or a gradient: the lists of an operator over several parameters
+    name these in the same order. Numbers, such as counts of steps, belong to
+    the parameters that are updated next.
+    """
+    try:
+        parameters = list_parameters(trace)
+    except PlanError:
+        return Owners({}, {})
+    storage = trace.tensors["storage_id"].tolist()
+    shapes = [tuple(shape) for shape in trace.tensors["shape"]]
+    owner: dict[int, int] = {}
+    for index, parameter in enumerate(parameters):
+        for known in (parameter.storage_id, parameter.gradient_storage_id):
+            if known >= 0:
+                owner[known] = index
+    updates = trace.operators[trace.operators["phase"] == "optimizer"]
+    rows = records(updates, "op_id", "module", "input_ids", "output_ids")
+    found: dict[int, frozenset[int]] = {}
+    for _ in range(2):  # the second pass knows the states that the first one met late
+        for row in rows:
+            lists = [[i for i in row[side] if shapes[i]] for side in ("input_ids", "output_ids")]
+            mine = {owner[storage[i]] for side in lists for i in side if storage[i] in owner}
+            order = _find_order([owner.get(storage[i], -1) for i in lists[0]], len(mine))
+            for side in lists:
+                _follow_order(side, order, storage, shapes, owner)
+            found[int(row["op_id"])] = frozenset(mine)
+    following: frozenset[int] = frozenset()
+    for op_id in reversed(found):
+        following = found[op_id] = found[op_id] or following
+    for row in rows:
+        if not found[int(row["op_id"])]:
+            found[int(row["op_id"])] = _guess_owners(parameters, str(row["module"]))
+    return Owners(found, owner)
+
+
+def _find_order(owners: Sequence[int], count: int) -> list[int]:
+    """Return the order of parameters in the lists of an operator; empty where they have no common one."""
+    if not count or len(owners) % count:
+        return []
+    for begin in range(0, len(owners), count):
+        part = list(owners[begin : begin + count])
+        if -1 not in part and len(set(part)) == count:
+            return part
+    return []
+
+
+def _follow_order(
+    tensors: Sequence[int], order: Sequence[int], storage: Sequence[int],
+    shapes: Sequence[tuple[int, ...]], owner: dict[int, int],
+) -> None:  # fmt: skip
+    """Give the tensors of an operator's lists their parameters."""
+    count = len(order)
+    if not count or len(tensors) % count:
+        return
+    for place, index in enumerate(tensors):
+        # Of one parameter, a state may have any shape; among several, the shape confirms the place.
+        if count == 1 or shapes[index] == shapes[tensors[place % count]]:
+            owner.setdefault(storage[index], order[place % count])
+
+
+def _guess_owners(parameters: Sequence[Parameter], module: str) -> frozenset[int]:
+    """Return the parameters that an operator without known tensors may update."""
+    trained = [i for i, p in enumerate(parameters) if p.trained] or list(range(len(parameters)))
+    return frozenset([i for i in trained if parameters[i].module == module] or trained)
+
+
+def list_updates(operators: pd.DataFrame) -> list[int]:
+    """Return the optimizer operators on more than single numbers, such as a count of steps."""
+    columns = (operators[name] for name in ("op_id", "phase", "input_shapes"))
+    return [
+        int(op)
+        for op, phase, shapes in zip(*columns, strict=True)
+        if phase == "optimizer" and any(len(shape) for shape in shapes)
+    ]
+
+
+def share_updates(
+    trace: Trace, sizes: Sequence[float], held: Sequence[float], operators: Iterable[int]
+) -> dict[int, float]:
+    """Return the part of some optimizer operators' work that is done on what a rank holds.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model.
+    sizes, held : sequence of float
+        Each parameter's size, and what the rank holds of it [bytes].
+    operators : iterable of int
+        Optimizer operators.
+    """
+    owners = find_owners(trace).of_operator
+    shares: dict[int, float] = {}
+    for op_id in operators:
+        mine = owners.get(op_id, frozenset())
+        whole = sum(sizes[i] for i in mine)
+        if whole:
+            shares[op_id] = sum(held[i] for i in mine) / whole
+    return shares
+
+
+def shard_updates(trace: Trace, degree: int) -> dict[int, float]:
+    """Return the part of the optimizer's operators that is left to one tensor-parallel rank."""
+    updates = list_updates(trace.operators)
+    try:
+        whole, mine = list_parameters(trace), list_parameters(trace, degree)
+    except PlanError:  # names of modules are all that is known
+        rules = dict(trace.facts.tensor_split or {})
+        modules = trace.operators.loc[updates, "module"]
+        cut = [bool(kind_of_module(str(module), rules)) for module in modules]
+        return {op: 1 / degree for op, found in zip(updates, cut, strict=True) if found}
+    sizes, held = ([float(p.size_bytes) for p in side] for side in (whole, mine))
+    return share_updates(trace, sizes, held, updates)
+
+
+def held_sizes(trace: Trace, plan: Plan) -> list[float]:
+    """Return what one rank of each parameter's stage updates of it [bytes]; rank 0's padding included."""
+    if plan.tensor_style == "gather":
+        # Every parameter is shared by all, those that no layer splits too.
+        return [p.size_bytes / plan.tensor for p in list_parameters(trace)]
+    parameters = list_parameters(trace, plan.tensor)
+    if plan.sharding == "distributed":
+        # Buckets are cut into equal slices wherever parameters begin and end.
+        return [p.size_bytes / plan.data for p in parameters]
+    if not plan.shards_units:
+        return [float(p.size_bytes) for p in parameters]
+    return [p.padded_bytes(plan.shards) / plan.shards for p in parameters]
+
+
+@remembered
+def share_storages(
+    trace: Trace, plan: Plan, here: frozenset[int] | None = None, replicated: bool = False
+) -> dict[int, float]:
+    """Return the part of each parameter, its gradient and its state that one rank holds, by storage.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model.
+    plan : Plan
+        Its tensor parallelism and sharding.
+    here : frozenset of int, optional
+        Places in ``list_parameters`` of those that the rank updates; all by default.
+    replicated : bool
+        Whether the rank has the other parameters and their gradients all the same.
+    """
+    owners = find_owners(trace).of_storage
+    if not owners:
+        return {}
+    whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor)
+    updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
+    shares: dict[int, float] = {}
+    for storage, index in owners.items():
+        parameter, size = mine[index], max(whole[index].size_bytes, 1)
+        split = parameter.size_bytes / size
+        if storage == parameter.storage_id:
+            shares[storage] = updated[index] / size if plan.shards_units else split
+            if plan.shards_units and main:  # what is sharded is the main weight, kept as a state
+                shares[storage] = 0.0
+        elif storage == parameter.gradient_storage_id:
+            shares[storage] = split
+        else:
+            shares[storage] = updated[index] / size
+        of_model = storage in (parameter.storage_id, parameter.gradient_storage_id)
+        if here is not None and index not in here and not (replicated and of_model):
+            shares[storage] = 0.0
+    return shares
+
+
+def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
+    """Leave each rank its shards of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
+    if not (plan.shards_units or plan.sharding == "distributed"):
+        return split
+    before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor)]
+    updates = list_updates(trace.operators)
+    shares = share_updates(trace, before, held_sizes(trace, plan), updates)
+    operators = scale_work(split.operators, shares)
+    dispatched = set(shares) if plan.shards_units else set()
+    return replace(split, operators=operators, sharded_updates=split.sharded_updates | dispatched)
+
+
+def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
+    """Return a copy of the operators in which some do a share of their work."""
+    frame, chosen = operators.copy(), list(shares)
+    factors = np.array([shares[op] for op in chosen], dtype=float)
+    for column in (*WORK, *(f"batch_{column}" for column in WORK)):
+        part = np.ceil(frame.loc[chosen, column].to_numpy(dtype=float) * factors)
+        frame.loc[chosen, column] = part.astype("int64")
+    return frame
+
+
+@remembered
+def predict_updates(
+    recorded: pd.DataFrame, operators: pd.DataFrame, parts: Sequence[Shares], model: OperatorModel
+) -> list[dict[int, float]]:
+    """Return the time of some optimizer operators for each of several shares of their work [s].
+
+    Parameters
+    ----------
+    recorded, operators : DataFrame
+        All operators of the trace as recorded, and with the work of one rank's shards.
+    parts : sequence of mapping
+        Operator to its share, for each part.
+    model : OperatorModel
+        Rescales recorded times.
+    """
+    chosen = [list(shares) for shares in parts]
+    if not any(chosen):
+        return [{} for _ in parts]
+    before = pd.concat([recorded.loc[ops] for ops in chosen], ignore_index=True)
+    after = pd.concat(
+        [scale_work(operators.loc[ops], shares) for ops, shares in zip(chosen, parts, strict=True)],
+        ignore_index=True,
+    )
+    device_s, _ = predict_operator_times(before, after, model)
+    times = iter(device_s.tolist())
+    return [{op: next(times) for op in ops} for ops in chosen]
+
+
+def place_parameters(
+    trace: Trace, stage_of: NDArray[np.int64],
+    tied: Mapping[str, Collection[int]],
+) -> list[frozenset[int]]:  # fmt: skip
+    """Return the stages that update each parameter; none where it is not trained.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model.
+    stage_of : array [operators]
+        Stage of each operator.
+    tied : mapping of str to collection of int
+        Parameters, by name, of which several stages hold a copy each.
+    """
+    found: dict[str, frozenset[int]] = {}
+    for gradient in trace.facts.gradients:
+        name = str(gradient["name"])
+        made = frozenset([int(stage_of[int(gradient["ready_after_op_id"])])])
+        found[name] = frozenset(tied[name]) if name in tied else made
+    try:
+        return [found.get(p.name, frozenset()) for p in list_parameters(trace)]
+    except PlanError:
+        return []
+
+
+def spread_updates(
+    trace: Trace, unit_of: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return the parts of all operators: which operator, in which unit, and the part of its work.
+
+    An update of parameters of several units has a part in each; all other
+    operators are one part.
+    """
+    parts = {op: {int(unit): 1.0} for op, unit in enumerate(unit_of)}
+    placed = place_parameters(trace, unit_of, {})
+    owners = find_owners(trace).of_operator
+    bytes_of = [p.size_bytes for p in list_parameters(trace)] if owners else []
+    for op, mine in owners.items():
+        sizes = Counter[int]()
+        for index in mine:
+            for unit in placed[index]:
+                sizes[unit] += bytes_of[index]
+        if len(sizes) > 1:
+            parts[op] = {unit: size / sizes.total() for unit, size in sizes.items()}
+    rows = [(op, unit, share) for op, at in parts.items() for unit, share in at.items()]
+    operators, units, shares = zip(*rows, strict=True)
+    return np.array(operators), np.array(units), np.array(shares)
+
+
+def upkeep_phase(trace: Trace) -> str:
+    """Return the phase whose element-wise operators resemble copies and sums of gradients."""
+    return "forward" if trace.facts.device == "cuda" else "optimizer"
+
+
+@remembered
+def predict_elementwise(
+    model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
+) -> pd.DataFrame:
+    """Predict one element-wise operator over tensors of some sizes [bytes]; see `OperatorModel`.
+
+    Gradients are as large as parameters, and what happens to them on a CPU is
+    what the optimizer's own element-wise operators do: its class predicts
+    them. On a GPU that class holds calls over lists of tensors, some 30 us
+    each, which no copy is: there the phase is forward.
+    """
+    rows = pd.DataFrame(
+        {
+            "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
+            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
+            "input_shapes": [[[size // 4]] * reads for size in sizes],
+            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
+        }
+    )  # fmt: skip
+    return model.predict(rows)

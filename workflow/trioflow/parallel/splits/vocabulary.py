@@ -1,0 +1,280 @@
+"""Transformers by their modules' names: layers that can be split, and where the model meets its tokens.
+
+References
+----------
+M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3: columns, then
+rows, of attention and feed-forward layers; token embedding and head by
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+from trioflow.costmodel.features import class_of_name, plain_name
+from trioflow.errors import PlanError
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.tensor_split import find_loss, find_weight, is_lookup, kind_of_module
+from trioflow.tables import records
+from trioflow.trace.store import Trace
+
+_COLUMNS = ("op_id", "name", "phase", "module", "input_ids", "input_shapes", "output_shapes")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Where a model meets its vocabulary.
+
+    Attributes
+    ----------
+    modules : tuple of str
+        Token embeddings and head.
+    weights : tuple of int
+        Storages of their weights; one for a tied weight.
+    words, padded_words : int
+        Rows of the weight, and of it with those that make it divide.
+    statistics : dict of int to int
+        Operator of the loss to the small all-reduces that follow it.
+    tokens : int
+        Predicted tokens of the traced batch.
+    """
+
+    modules: tuple[str, ...]
+    weights: tuple[int, ...]
+    words: int
+    padded_words: int
+    statistics: Mapping[int, int]
+    tokens: int
+
+    @property
+    def padding(self) -> float:
+        """How many times as large the weight is with its padding."""
+        return self.padded_words / self.words
+
+
+def check_tokens(trace: Trace, degree: int) -> None:
+    """Check that the tokens of a sample can be shared.
+
+    Raises
+    ------
+    PlanError
+        When the model looks no tokens up, or their number does not divide.
+    """
+    category = trace.tensors["category"].tolist()
+    lengths = {
+        int(row["input_shapes"][place][-1])
+        for row in records(trace.operators, "name", "phase", "input_ids", "input_shapes")
+        if row["phase"] == "forward" and is_lookup(row, category)
+        for place, index in enumerate(row["input_ids"])
+        if category[index] == "input" and row["input_shapes"][place]
+    }
+    if not lengths:
+        raise PlanError(
+            "sequence parallelism: the model of this trace looks no tokens up",
+            fix="leave sequence_parallel out",
+        )
+    for length in sorted(lengths):
+        if length % degree:
+            raise PlanError(
+                f"sequence parallelism: {length} tokens a sample cannot be shared by {degree} ranks",
+                fix=f"use a sequence that is a multiple of {degree}",
+            )
+
+
+def find_head(trace: Trace) -> int | None:
+    """Return the last product with a parameter in forward, unless that is a split layer's; None without one."""
+    category = trace.tensors["category"].tolist()
+    rules, loss = (trace.facts.tensor_split or {}), find_loss(trace)
+    found = None
+    for row in records(trace.operators, *_COLUMNS):
+        if row["phase"] != "forward" or row["op_id"] in loss:
+            continue
+        if class_of_name(str(row["name"])) == "gemm" and find_weight(row, category) is not None:
+            found = row
+    if found is not None and kind_of_module(str(found["module"]), rules) != "row":
+        return int(found["op_id"])
+    return min(loss, default=None)
+
+
+@remembered
+def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
+    """Return the layers that vocabulary parallelism splits.
+
+    Parameters
+    ----------
+    trace : Trace
+        One step of the whole model.
+    degree : int
+        Ranks that share the vocabulary; rows are added until it divides.
+
+    Raises
+    ------
+    PlanError
+        When no embedding of the step's tokens is found, no head that scores
+        as many words, or no loss behind it.
+    """
+    category = trace.tensors["category"].tolist()
+    storage = trace.tensors["storage_id"].tolist()
+    forward = [r for r in records(trace.operators, *_COLUMNS) if r["phase"] == "forward"]
+    lookups = [
+        row for row in forward
+        if is_lookup(row, category) and any(category[i] == "input" for i in row["input_ids"])
+    ]  # fmt: skip
+    places = {int(row["op_id"]): find_weight(row, category) for row in forward}
+    tables = {
+        storage[row["input_ids"][places[row["op_id"]]]]: row["input_shapes"][places[row["op_id"]]]
+        for row in lookups
+        if places[row["op_id"]] is not None
+    }
+    words = max((int(shape[0]) for shape in tables.values()), default=0)
+    heads = [
+        row for row in forward
+        if class_of_name(str(row["name"])) == "gemm" and places[row["op_id"]] is not None
+        and words and row["output_shapes"] and row["output_shapes"][0][-1:] == [words]
+    ]  # fmt: skip
+    if not heads:
+        missing = "head that scores the words" if words else "embedding of its tokens"
+        raise PlanError(
+            f"vocabulary parallelism: the model of this trace has no {missing}",
+            fix="leave vocabulary_parallel out",
+        )
+    head = heads[-1]
+    chosen = [
+        row for row in lookups
+        if places[row["op_id"]] is not None
+        and int(row["input_shapes"][places[row["op_id"]]][0]) == words
+    ]  # fmt: skip
+    weights = [storage[row["input_ids"][places[row["op_id"]]]] for row in (*chosen, head)]
+    statistics = _find_statistics(forward, int(head["op_id"]))
+    return Vocabulary(
+        _list_modules(trace, [*chosen, head], set(weights)),
+        tuple(dict.fromkeys(weights)), words, -(-words // degree) * degree, statistics,
+        prod(head["output_shapes"][0][:-1]),
+    )  # fmt: skip
+
+
+def has_vocabulary(trace: Trace, degree: int) -> bool:
+    """Tell whether tensor-parallel ranks can share the vocabulary of a trace's model."""
+    if not trace.facts.tensor_split and find_layers(trace):
+        return bool(_find_vocabulary_layers(trace))
+    try:
+        find_vocabulary(trace, degree)
+    except PlanError:
+        return False
+    return True
+
+
+def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -> tuple[str, ...]:
+    """Return the modules that use the weights, the owner of a tied one included."""
+    owners = [
+        str(g["module"])
+        for g in trace.facts.gradients
+        if int(g.get("parameter_storage_id", -1)) in weights
+    ]
+    return tuple(dict.fromkeys([*(str(row["module"]) for row in rows), *owners]))
+
+
+def _find_statistics(forward: list[dict[str, Any]], head: int) -> dict[int, int]:
+    """Return how many all-reduces of one number a token follow each operator of the loss.
+
+    Raises
+    ------
+    PlanError
+        When no loss of words follows the head.
+    """
+    found: dict[int, int] = {}
+    for row in forward:
+        if row["op_id"] <= head:
+            continue
+        name = str(row["name"])
+        if plain_name(name)[0].startswith("cross_entropy"):
+            found[int(row["op_id"])] = 3  # maximum, sum, predicted logit
+        elif class_of_name(name) == "softmax":
+            found[int(row["op_id"])] = 2
+        elif class_of_name(name) == "loss":
+            found[int(row["op_id"])] = 1
+    if sum(found.values()) < 3:
+        raise PlanError(
+            "vocabulary parallelism: no cross entropy follows the head in this trace",
+            fix="leave vocabulary_parallel out",
+        )
+    return found
+
+
+LAYERS: Mapping[str, str] = {
+    # GPT-2
+    "*.attn.c_attn": "column", "*.attn.c_proj": "row",
+    "*.mlp.c_fc": "column", "*.mlp.c_proj": "row",
+    # BERT; ViT, whose attention is a module inside a module
+    **{f"*.attention.self.{part}": "column" for part in ("query", "key", "value")},
+    **{f"*.attention.attention.{part}": "column" for part in ("query", "key", "value")},
+    "*.attention.output.dense": "row",
+    "*.intermediate.dense": "column", "*.output.dense": "row",
+    # Llama, Mistral, Qwen2; Whisper
+    **{f"*.{attention}.{part}_proj": "column" for attention in ("self_attn", "encoder_attn", "attention") for part in "qkv"},
+    "*.self_attn.o_proj": "row", "*.attention.o_proj": "row", "*.self_attn.out_proj": "row", "*.encoder_attn.out_proj": "row",
+    "*.mlp.gate_proj": "column", "*.mlp.up_proj": "column", "*.mlp.down_proj": "row",
+    "*.layers.*.fc1": "column", "*.layers.*.fc2": "row",
+}  # fmt: skip
+"""Modules of transformers' models, by the names that their families share, of any size."""
+VOCABULARY: Mapping[str, str] = {
+    "transformer.wte": "row", "*.embed_tokens": "row", "lm_head": "column", "proj_out": "column",
+    "bert.embeddings.word_embeddings": "row", "cls.predictions.decoder": "column",
+}  # fmt: skip
+"""Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
+
+BY_NAME = "tensor_split_by_name"
+"""Fact of a trace whose layers, and vocabulary, were found by their names."""
+
+
+def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
+    """Return the trace with the layers that Megatron-LM cuts named in its facts.
+
+    Parameters
+    ----------
+    trace : Trace
+        A transformer.
+    vocabulary : bool
+        Whether embedding and head are cut too.
+
+    Raises
+    ------
+    PlanError
+        When no module of the trace is one of the known layers.
+    """
+    found = find_layers(trace)
+    if not found:
+        raise PlanError(
+            f"no module of {trace.facts.workload} is a layer that Megatron-LM cuts",
+            fix="use data or pipeline parallelism, or tensor_style gather",
+        )
+    if vocabulary:
+        found |= _find_vocabulary_layers(trace)
+    return Trace(
+        trace.operators,
+        trace.tensors,
+        replace(trace.facts, tensor_split=found, tensor_split_by_name=True),
+    )
+
+
+def find_layers(trace: Trace) -> dict[str, str]:
+    """Return the layers of a trace that Megatron-LM cuts, and how: module pattern to column or row."""
+    return _match(trace, LAYERS)
+
+
+def _find_vocabulary_layers(trace: Trace) -> dict[str, str]:
+    """Return the embeddings and heads of a trace that Megatron-LM cuts by vocabulary, and how."""
+    return _match(trace, VOCABULARY)
+
+
+def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
+    modules = set(trace.operators["module"])
+    return {
+        pattern: kind
+        for pattern, kind in rules.items()
+        if any(fnmatchcase(module, pattern) for module in modules)
+    }
