@@ -1,7 +1,4 @@
-"""Exchanges: tasks that start and end together, and what they put on the network.
-
-The check of one exchange's tasks, row by row, and how errors name them.
-"""
+"""Exchanges: tasks that start and end together, their checks, and what they put on the network."""
 
 from __future__ import annotations
 
@@ -34,12 +31,7 @@ def read_group(text: str) -> tuple[int, ...] | None:
 
 
 def check_match(members: list[dict[str, Any]]) -> None:
-    """Check the tasks of one match, row by row.
-
-    Parameters
-    ----------
-    members : list of dict
-        Rows of ``tables.TASKS`` with a common ``match_id``; None for nulls.
+    """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls.
 
     Raises
     ------
@@ -150,36 +142,17 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Exchanges:
-    """Tasks that start and end together: a collective's members, or a send and its recv.
+    """Tasks that start and end together: a collective's members, or a send and its recv."""
 
-    Attributes
-    ----------
-    of_task : ndarray of int
-        Exchange that each task is a member of, -1 for none [tasks].
-    members : ndarray of int
-        Their ``task_id``, ascending, one exchange after the other [members].
-    first_members : ndarray of int
-        Where the members of each begin in ``members`` [exchanges + 1].
-    plans : list of Plan
-        What exchanges put on the network; one with flows ends with its last flow.
-    plan_of : ndarray of int
-        Plan of each exchange, -1 for none [exchanges].
-    durations_s : ndarray of float
-        How long each one lasts where there are no flows [exchanges] [s].
-    confidences : list of (str, int, str)
-        Collective, ranks and confidence of every plan [plans].
-    warnings : list of str
-        What the reader must know, without repeats.
-    """
-
-    of_task: Ints
-    members: Ints
-    first_members: Ints
-    plans: list[Plan]
-    plan_of: Ints
-    durations_s: Floats
+    of_task: Ints  # exchange that each task is a member of, -1 for none [tasks]
+    members: Ints  # their ``task_id``, ascending, one exchange after the other [members]
+    first_members: Ints  # where the members of each begin in ``members`` [exchanges + 1]
+    plans: list[Plan]  # what exchanges put on the network; one with flows ends with its last flow
+    plan_of: Ints  # plan of each exchange, -1 for none [exchanges]
+    durations_s: Floats  # how long each one lasts where there are no flows [exchanges] [s]
+    # Collective, ranks and confidence of every plan [plans]
     confidences: list[tuple[str, int, str]]
-    warnings: list[str]
+    warnings: list[str]  # what the reader must know, without repeats
 
     @property
     def flow_counts(self) -> Ints:
@@ -193,12 +166,8 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
 
     Parameters
     ----------
-    tasks : DataFrame
-        Columns of ``tables.TASKS``, numbered row by row.
     planner : Planner
         Turns exchanges into flows or messages; asked once for each different one.
-    scale : float
-        Factor on every communication time.
 
     Raises
     ------
@@ -278,17 +247,8 @@ class ExchangeRows:
     def number_plans(self, groups: Ints) -> tuple[Ints, Ints]:
         """Give numbers to the different exchanges that have a size: collective, size and group.
 
-        Parameters
-        ----------
-        groups : ndarray of int
-            A number for the group of each match [matches].
-
-        Returns
-        -------
-        plan_of : ndarray of int
-            Number for each match, -1 for those that last a given time [matches].
-        firsts : ndarray of int
-            The first match of each number [plans].
+        Returns the number of each match, -1 for those that last a given time [matches], and the first match
+        of each number [plans]; ``groups`` numbers the groups [matches].
         """
         begin = self.first[:-1]
         sized = self.size[begin] != _NULL

@@ -41,15 +41,6 @@ def keep_pieces(network: Network) -> None:
 def gather_traffic(program: Program, execution: Execution, network: Network) -> LinkTraffic:
     """Return what crossed the links of a network.
 
-    Parameters
-    ----------
-    program : Program
-        What was executed.
-    execution : Execution
-        With the pieces of its flows.
-    network : FairShareNetwork or ContentionFreeNetwork
-        The network that ran it, or whose links the compiled engine took.
-
     Raises
     ------
     SimulationError
@@ -141,34 +132,17 @@ _FRACTION_BITS = 52
 
 @dataclass(frozen=True, eq=False)
 class LinkTraffic:
-    """What crossed the links, in pieces: flows that move at one rate over one link.
+    """What crossed the links, in pieces: flows that move at one rate over one link."""
 
-    Attributes
-    ----------
-    links : tuple of Link
-        Directed links, as wide as they were when the flows ran.
-    link_bytes : ndarray of float
-        Bytes that ended flows moved over each [links] [bytes].
-    step_time_s : float
-        How long all of it took [s].
-    link : ndarray of int
-        Number of the link of each piece, ascending [pieces].
-    begin_s, end_s : ndarray of float
-        When the piece's bytes move, at least in part of the clock's last bit [pieces] [s].
-    rate_bytes_per_s : ndarray of float
-        Rate of each of its flows [pieces] [bytes/s].
-    flows : ndarray of int
-        How many flows the piece stands for [pieces].
-    """
-
-    links: tuple[Link, ...]
-    link_bytes: Floats
-    step_time_s: float
-    link: Ints
+    links: tuple[Link, ...]  # directed links, as wide as they were when the flows ran
+    link_bytes: Floats  # bytes that ended flows moved over each [links] [bytes]
+    step_time_s: float  # how long all of it took [s]
+    link: Ints  # number of the link of each piece, ascending [pieces]
+    # When the piece's bytes move, at least in part of the clock's last bit [pieces] [s]
     begin_s: Floats
     end_s: Floats
-    rate_bytes_per_s: Floats
-    flows: Ints
+    rate_bytes_per_s: Floats  # rate of each of its flows [pieces] [bytes/s]
+    flows: Ints  # how many flows the piece stands for [pieces]
 
 
 class Simulated(Protocol):
@@ -181,12 +155,7 @@ class Simulated(Protocol):
 
 
 def measure_links(result: Simulated) -> pd.DataFrame:
-    """Tell how every link was used.
-
-    Parameters
-    ----------
-    result : Simulated
-        Simulated with ``record_links=True``.
+    """Return how every link was used, of a result simulated with ``record_links=True``.
 
     Returns
     -------
@@ -234,12 +203,7 @@ def measure_links(result: Simulated) -> pd.DataFrame:
 
 
 def link_rates(result: Simulated) -> pd.DataFrame:
-    """Tell how fast bytes moved over every link at every time.
-
-    Parameters
-    ----------
-    result : Simulated
-        Simulated with ``record_links=True``.
+    """Return how fast bytes moved over every link at every time, of a result with ``record_links=True``.
 
     Returns
     -------

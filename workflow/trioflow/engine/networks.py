@@ -24,12 +24,7 @@ NETWORK_GROUP = "trioflow.networks"
 
 
 def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
-    """Return what makes a network, by its name.
-
-    Parameters
-    ----------
-    name : str
-        In ``NETWORKS``, or registered under ``NETWORK_GROUP``.
+    """Return what makes a network, by its name in ``NETWORKS`` or under ``NETWORK_GROUP``.
 
     Raises
     ------
@@ -44,15 +39,6 @@ def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
 
 def make_network(name: str, links: Sequence[Link], routing: Routing) -> Network:
     """Make a network on links.
-
-    Parameters
-    ----------
-    name : str
-        As for :func:`find_network`.
-    links : sequence of Link
-        Directed links.
-    routing : Routing
-        How bytes find their way over them.
 
     Raises
     ------

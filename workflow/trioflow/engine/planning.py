@@ -27,16 +27,7 @@ from trioflow.network.messages import CollectiveMessages
 def choose_algorithms(
     plan: Plan, algorithms: Algorithms | None, chunks: Chunks | None
 ) -> tuple[Algorithms | None, Chunks]:
-    """Return the algorithms and chunks that a caller asks for, or else the graph's plan.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of the graph.
-    algorithms : str or mapping of str to str or None
-        As for ``simulate.simulate``; short names are welcome.
-    chunks : Chunks or None
-        As for ``simulate.simulate``.
+    """Return the algorithms and chunks that a caller asks for, or else the graph's plan; short names are welcome.
 
     Raises
     ------
@@ -157,13 +148,7 @@ def _keep(
 
 
 def make_run_alone(platform: Platform) -> RunAlone:
-    """Return what runs a collective by itself, its messages sharing the platform's links.
-
-    Parameters
-    ----------
-    platform : Platform
-        Its links and its routing are the network.
-    """
+    """Return what runs a collective by itself, its messages sharing the platform's links."""
 
     def run(plan: CollectiveMessages) -> float:
         program = _make_program(plan)

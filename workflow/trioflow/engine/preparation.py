@@ -1,7 +1,4 @@
-"""A task graph made ready to run: with identical ranks once where that is exact, else all.
-
-Collectives that nothing disturbs as single events, where that is exact.
-"""
+"""A task graph made ready to run: identical ranks once, undisturbed collectives as one event, where exact."""
 
 from __future__ import annotations
 
@@ -43,14 +40,7 @@ from trioflow.parallel.task_graph import TaskGraph
 
 
 def aggregate_program(program: Program, network: Network) -> tuple[Program, int]:
-    """Replace collectives by single events where that changes no bit of the result.
-
-    Parameters
-    ----------
-    program : Program
-        Some of its plans are ``CollectiveMessages``.
-    network : Network
-        Unused network that will run it.
+    """Replace collectives of messages by single events where that changes no bit of the result.
 
     Returns
     -------
@@ -204,24 +194,13 @@ _LOOKED_AT_FROM_TASKS = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What an engine is given, and how its answer is read.
+    """What an engine is given, and how its answer is read."""
 
-    Attributes
-    ----------
-    program : Program
-        Of all ranks, or of one of each class.
-    network : Network
-        Unused network to run it on.
-    folded : FoldedProgram or None
-        The way back to all ranks, where identical ones are executed once.
-    unfolded_reason : str
-        Why all ranks are executed; empty where they are not.
-    """
-
-    program: Program
-    network: Network
+    program: Program  # of all ranks, or of one of each class
+    network: Network  # unused network to run it on
+    # The way back to all ranks, where identical ones are executed once
     folded: FoldedProgram | None = None
-    unfolded_reason: str = ""
+    unfolded_reason: str = ""  # why all ranks are executed; empty where they are not
 
     def summarize(self, graph: TaskGraph, execution: Execution) -> TimelineSummary:
         """Sum up all ranks of a graph."""
@@ -264,41 +243,17 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """What an engine did.
+    """What an engine did."""
 
-    Attributes
-    ----------
-    program : Program
-        What was executed.
-    execution : Execution
-        When its tasks ran.
-    engine : str
-        Which engine it was.
-    aggregated : int
-        Exchanges that were one event; see `aggregate_program`.
-    wall_s : float
-        Wall time of the event loop [s].
-    """
-
-    program: Program
-    execution: Execution
-    engine: str
-    aggregated: int
-    wall_s: float
+    program: Program  # what was executed
+    execution: Execution  # when its tasks ran
+    engine: str  # which engine it was
+    aggregated: int  # exchanges that were one event; see `aggregate_program`
+    wall_s: float  # wall time of the event loop [s]
 
 
 def run_prepared(ready: Prepared, engine: str, aggregate: bool) -> Ran:
-    """Run what is ready.
-
-    Parameters
-    ----------
-    ready : Prepared
-        Its network is used then.
-    engine : {"auto", "compiled", "reference"}
-        Which engine runs it; auto takes the one that answers first.
-    aggregate : bool
-        Whether a collective of an algorithm may be one event where that
-        changes no bit.
+    """Run what is ready with the engine of ``SimulationOptions``; its network is used then.
 
     Raises
     ------
@@ -332,24 +287,12 @@ def prepare(
 
     Parameters
     ----------
-    graph : TaskGraph
-        What to execute.
-    planner : Planner
-        Turns exchanges into flows or messages.
-    network : Network
-        Unused network on the platform's links.
-    links : sequence of Link
-        Its links.
-    platform : Platform
-        How many ranks there are, and in which stream collectives run.
     fold : {"auto", True, False}
         Whether identical ranks may be executed once; see ``folding``. For
         auto, graphs that do not say which ranks are identical must have
         ``_LOOKED_AT_FROM_TASKS`` tasks.
     unfolded_reason : str
         Why not, where ``fold`` says no.
-    compute_scale, communication_scale
-        As for ``program.build_program``.
 
     Raises
     ------

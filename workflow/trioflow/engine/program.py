@@ -21,64 +21,33 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Parts of flows' ways over links, each at one rate.
+    """Parts of flows' ways over links, each at one rate."""
 
-    Attributes
-    ----------
-    flow_id : ndarray of int
-        Which flow, in the order in which they started [pieces].
-    plan, pair : ndarray of int
-        Plan that it belongs to, and which flow or pair of its shape it is [pieces].
-    begin_s, end_s : ndarray of float
-        When its bytes moved at that rate [pieces] [s].
-    rate_bytes_per_s : ndarray of float
-        How fast [pieces] [bytes/s].
-    """
-
-    flow_id: Ints
+    flow_id: Ints  # which flow, in the order in which they started [pieces]
+    # Plan that it belongs to, and which flow or pair of its shape it is [pieces]
     plan: Ints
     pair: Ints
+    # When its bytes moved at that rate [pieces] [s]
     begin_s: Floats
     end_s: Floats
-    rate_bytes_per_s: Floats
+    rate_bytes_per_s: Floats  # how fast [pieces] [bytes/s]
 
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """When every task ran.
+    """When every task ran."""
 
-    Attributes
-    ----------
-    start_s, end_s : ndarray of float
-        Start and end of each task after the start of the step [tasks] [s].
-    events : int
-        Starts and ends of tasks and of flows.
-    link_bytes : mapping of (str, str) to float
-        Bytes moved over each directed link [bytes].
-    reshared_flows : int
-        Rates computed by a network that shares links, a flow counted each time.
-    pieces : Pieces or None
-        Of its flows, where the network was to keep them.
-    """
-
+    # Start and end of each task after the start of the step [tasks] [s]
     start_s: Floats
     end_s: Floats
-    events: int
-    link_bytes: Mapping[tuple[str, str], float]
-    reshared_flows: int
-    pieces: Pieces | None = None
+    events: int  # starts and ends of tasks and of flows
+    link_bytes: Mapping[tuple[str, str], float]  # bytes moved over each directed link [bytes]
+    reshared_flows: int  # rates computed by a network that shares links, a flow counted each time
+    pieces: Pieces | None = None  # of its flows, where the network was to keep them
 
 
 def explain_deadlock(program: Program, end_s: Floats) -> str:
-    """Say which tasks wait for each other, following one of the circles.
-
-    Parameters
-    ----------
-    program : Program
-        What was executed.
-    end_s : ndarray of float
-        End of each task [tasks]; ``NEVER_S`` for those that never ran [s].
-    """
+    """Describe one circle of tasks that wait for each other; ``end_s`` of those that never ran is ``NEVER_S``."""
     never = end_s == NEVER_S
     stuck = never.nonzero()[0].tolist()
     ranks = sorted(set(program.ranks[never].tolist()))
@@ -129,35 +98,18 @@ COMPUTE_STREAM = "compute"
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A task graph ready to run.
+    """A task graph ready to run."""
 
-    Attributes
-    ----------
-    ranks : ndarray of int
-        Rank of each task [tasks].
-    streams : ndarray of int
-        Number, in ``stream_names``, of the stream that each task runs in [tasks].
-    stream_names : list of str
-        Names of streams; a stream is one of a rank.
-    names : sequence of str
-        Name of each task, for messages.
-    durations_s : ndarray of float
-        Scaled duration of each task [tasks], 0 for members of exchanges [s].
-    waiting, awaited : ndarray of int
-        Pairs [pairs] of a task and one that must have ended before it starts: first
-        what the graph says, then, for each task, the one before it in its stream.
-    exchanges : Exchanges
-        Tasks that start and end together.
-    """
-
-    ranks: Ints
-    streams: Ints
-    stream_names: list[str]
-    names: pd.Series[str]
-    durations_s: Floats
+    ranks: Ints  # rank of each task [tasks]
+    streams: Ints  # number, in ``stream_names``, of the stream that each task runs in [tasks]
+    stream_names: list[str]  # names of streams; a stream is one of a rank
+    names: pd.Series[str]  # name of each task, for messages
+    durations_s: Floats  # scaled duration of each task [tasks], 0 for members of exchanges [s]
+    # Pairs [pairs] of a task and one that must have ended before it starts: first what the graph
+    # says, then, for each task, the one before it in its stream
     waiting: Ints
     awaited: Ints
-    exchanges: Exchanges
+    exchanges: Exchanges  # tasks that start and end together
 
     @property
     def events(self) -> int:
@@ -217,18 +169,10 @@ def build_program(
 
     Parameters
     ----------
-    graph : TaskGraph
-        What to execute.
     planner : Planner or Exchanges
         Turns exchanges into flows or messages; or the exchanges, made already.
-    ranks : int
-        Ranks that the platform has.
-    communication_on_compute_stream : bool
-        Whether collectives queue in their rank's ``compute`` stream.
     compute_scale : float or sequence of float
         Factor on compute, memcpy and host durations, one or one per rank.
-    communication_scale : float
-        Factor on every communication time.
 
     Raises
     ------
@@ -279,7 +223,6 @@ def _check_scale(scale: float, name: str) -> None:
 
 
 def _spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
-    """Return one compute scale for each rank."""
     if isinstance(scale, int | float):
         scales = [float(scale)] * ranks
     else:

@@ -29,13 +29,6 @@ _ALONE = -1
 def run_reference(program: Program, network: Network) -> Execution:
     """Execute a program.
 
-    Parameters
-    ----------
-    program : Program
-        What to execute.
-    network : Network
-        Unused network; its clock is at zero.
-
     Raises
     ------
     SimulationError

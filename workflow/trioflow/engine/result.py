@@ -1,7 +1,4 @@
-"""What a simulation says: its timeline, its summary, what crossed the links.
-
-How far a simulated step can be trusted: one word, and the parts that nothing measured backs.
-"""
+"""What a simulation says: its timeline, its summary, what crossed the links, and how far it can be trusted."""
 
 from __future__ import annotations
 
@@ -114,13 +111,6 @@ Part = tuple[str, int, str]
 
 def measure_shares(program: Program, execution: Execution) -> dict[Part, float]:
     """Return the share of the step that each kind of exchange takes on the rank where it takes most.
-
-    Parameters
-    ----------
-    program : Program
-        What was executed.
-    execution : Execution
-        When its tasks ran.
 
     Raises
     ------

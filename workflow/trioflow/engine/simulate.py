@@ -101,22 +101,9 @@ def simulate(
 
     Parameters
     ----------
-    graph : TaskGraph
-        One training step of all ranks.
-    platform : Platform
-        Devices and links; at least as many ranks as the graph.
     collectives : CollectiveCost, optional
         Measured durations of collectives; the ring closed form over the
         platform's links without.
-    options : SimulationOptions, optional
-        Scales, network, engine, algorithms.
-    **changes
-        Fields of the options to change.
-
-    Returns
-    -------
-    Result
-        Timeline and summary.
 
     Raises
     ------
@@ -151,16 +138,9 @@ def simulate_interval(
 
     Parameters
     ----------
-    graph, platform, collectives, options, **changes
         As in ``simulate``. ``graph.metadata`` holds the interval of the compute
         times and the least half width of the step's. Links are recorded of the
         nominal run.
-
-    Returns
-    -------
-    Result
-        The nominal one of ``simulate``; its summary has ``low_s`` and
-        ``high_s`` besides, and ``simulator_wall_s`` of all three runs.
 
     Raises
     ------
@@ -278,21 +258,9 @@ _PATIENCE = 20
 def stretch_compute(
     graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph], Result]
 ) -> Result:
-    """Return a simulation in which compute is slowed while its device takes part in a collective.
+    """Return a simulation in which compute takes ``slowdown`` (above 1) as long beside a collective.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        One training step of all ranks.
-    slowdown : float
-        Time of compute beside a collective over its time alone; above 1.
-    run : callable
-        Simulates a graph without slowdown.
-
-    Returns
-    -------
-    Result
-        Of the last run; a warning tells if the times had not settled.
+    A warning says if the times had not settled.
 
     Notes
     -----

@@ -1,9 +1,6 @@
 """What a timeline says: who was busy, what communication was exposed, what the step waited for.
 
-Intervals of many lanes at once: what ``timeline`` does to one list, on columns.
-
-Sums run in the order of time, one after the other, so that they have the bits
-of a plain loop.
+Sums run in the order of time, one after the other, so that they have the bits of a plain loop.
 """
 
 from __future__ import annotations
@@ -28,17 +25,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class LaneIntervals:
-    """Intervals, each of one lane.
+    """Intervals, each of one lane."""
 
-    Attributes
-    ----------
-    lane : ndarray of int
-        Number of the lane, from 0 [intervals].
-    start_s, end_s : ndarray of float
-        Its begin and end [intervals] [s].
-    """
-
-    lane: Ints
+    lane: Ints  # number of the lane, from 0 [intervals]
+    # Its begin and end [intervals] [s]
     start_s: Floats
     end_s: Floats
 
@@ -57,13 +47,7 @@ def join_lanes(one: LaneIntervals, other: LaneIntervals) -> LaneIntervals:
 
 
 def merge_lanes(intervals: LaneIntervals) -> LaneIntervals:
-    """Return the union in each lane, as ascending intervals that do not touch; empty ones vanish.
-
-    Parameters
-    ----------
-    intervals : LaneIntervals
-        In any order.
-    """
+    """Return the union in each lane, as ascending intervals that do not touch; empty ones vanish."""
     kept = intervals.end_s > intervals.start_s
     if not kept.any():
         return _take(intervals, kept)
@@ -164,14 +148,9 @@ def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
 def select_kinds(
     kinds: pd.Series[str], on_compute_stream: Callable[[], NDArray[np.bool_]]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return what ``select_compute`` and ``select_communication`` say of tasks of these kinds.
+    """Return what ``select_compute`` and ``select_communication`` say of tasks of these kinds [tasks].
 
-    Parameters
-    ----------
-    kinds : Series
-        Kind of each task [tasks].
-    on_compute_stream : callable
-        Tells which tasks are in a compute stream; only asked where there are host tasks.
+    ``on_compute_stream``, which tasks are in a compute stream, is only called where there are host tasks.
     """
     codes, found = pd.factorize(kinds)
     names = [str(name) for name in found]
@@ -236,13 +215,7 @@ class TimelineSummary:
 
 
 def summarize_timeline(timeline: pd.DataFrame) -> TimelineSummary:
-    """Sum up a timeline.
-
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
-    """
+    """Sum up a timeline."""
     rank = timeline["rank"].to_numpy(dtype=np.int64)
     times_s = [timeline[name].to_numpy(np.float64) for name in ("start_s", "end_s")]
     return summarize_tasks(
@@ -254,17 +227,7 @@ def summarize_tasks(
     rank: NDArray[np.int64], computes: NDArray[np.bool_], communicates: NDArray[np.bool_],
     start_s: NDArray[np.float64], end_s: NDArray[np.float64],
 ) -> TimelineSummary:  # fmt: skip
-    """Sum up tasks that stand in columns; see :func:`summarize_timeline`.
-
-    Parameters
-    ----------
-    rank : ndarray of int
-        Rank of each task [tasks].
-    computes, communicates : ndarray of bool
-        Which ones keep a device, and which ones move data [tasks].
-    start_s, end_s : ndarray of float
-        When each one ran [tasks] [s].
-    """
+    """Sum up tasks that stand in columns; see :func:`summarize_timeline`."""
     found, lane = np.unique(rank, return_inverse=True)
     ranks = len(found)
     compute, communication = (
@@ -301,13 +264,6 @@ def summarize_tasks(
 def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:
     """Return the chain of tasks that the step waits for, from its start to its end.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        What was simulated.
-    timeline : DataFrame
-        Its simulated timeline, rows in the order of ``task_id``.
-
     Returns
     -------
     list of int
@@ -329,14 +285,7 @@ def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:
 def build_critical_path(
     graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Describe the chain of tasks that the step waits for.
-
-    Parameters
-    ----------
-    graph, timeline
-        As in :func:`find_critical_path`.
-    modules : sequence of str, optional
-        Module of each operator of the trace, by ``op_id``.
+    """Describe the chain of tasks that the step waits for, ``modules`` being those of the trace's operators.
 
     Returns
     -------
@@ -428,11 +377,6 @@ def _collect_waits(
 
 def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
     """Return for each rank how many of the other ranks compute while it does.
-
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
 
     Returns
     -------

@@ -47,22 +47,13 @@ class AcrossTime:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a communication library reckons with between nodes; nothing where it is unknown.
+    """What a communication library reckons with between nodes; nothing where it is unknown."""
 
-    Attributes
-    ----------
-    base_s, slowest_base_s : float
-        Least and most that a collective takes to get going [s].
-    slowest_hop_s : float
-        Most that a hop takes [s].
-    least_share : float
-        Least share of a link's bandwidth that bytes get.
-    """
-
+    # Least and most that a collective takes to get going [s]
     base_s: float = 0.0
     slowest_base_s: float = 0.0
-    slowest_hop_s: float = 0.0
-    least_share: float = 1.0
+    slowest_hop_s: float = 0.0  # most that a hop takes [s]
+    least_share: float = 1.0  # least share of a link's bandwidth that bytes get
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +77,7 @@ def measures_a_node(cost: object, platform: Platform) -> bool:
 
 
 class NodeGroups:
-    """Plans collectives of groups that lie evenly on several nodes.
-
-    Parameters
-    ----------
-    platform : Platform
-        With nodes.
-    cost : CollectiveCost
-        Measured inside a node.
-    router : Router
-        Of the platform's links.
-    """
+    """Plans collectives of groups that lie evenly on several nodes."""
 
     def __init__(self, platform: Platform, cost: Any, router: Router) -> None:
         assert platform.ranks_per_node is not None
@@ -177,14 +158,7 @@ def spread_group(group: Sequence[int], ranks_per_node: int) -> Spread | None:
 def pair_across(collective: str, group: Sequence[int], spread: Spread) -> Pairs:
     """Return who sends to whom: neighbours in each node, then equal places of neighbouring nodes.
 
-    Parameters
-    ----------
-    collective : str
-        One of ``_STRIPED``.
-    group : sequence of int
-        Ranks, node by node; the first is the root.
-    spread : Spread
-        Of the group.
+    The group lists its ranks node by node; the first is the root.
     """
     nodes, per_node = spread.nodes, spread.per_node
     pairs: Pairs = []
@@ -234,20 +208,10 @@ def estimate_across(
 
     Parameters
     ----------
-    collective : str
-        Any.
-    message_bytes : int
-        As in ``tables.TASKS`` [bytes].
-    spread : Spread
-        Several nodes.
-    ask : callable
-        As ``Ask``.
     hop_s : float
         Latency from a rank to its counterpart in the next node [s].
     wire_s : float
         How long the bytes between nodes move over the links [s].
-    limits : Limits
-        See ``find_limits``.
 
     Notes
     -----
@@ -375,15 +339,7 @@ Pairs = list[tuple[int, int]]
 
 
 def pair_group(collective: str, group: Sequence[int]) -> Pairs:
-    """Return ring neighbours, a chain from or to the root, or everyone with everyone.
-
-    Parameters
-    ----------
-    collective : str
-        Any.
-    group : sequence of int
-        Ranks in ring order; the first is the root or sender.
-    """
+    """Return ring neighbours, a chain from or to the root, or everyone with everyone."""
     if len(group) < 2:
         return []
     if collective == "all_to_all":

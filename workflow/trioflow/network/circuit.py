@@ -19,19 +19,6 @@ from trioflow.network.routing import Router
 class CircuitSettings:
     """What a circuit costs and how many there may be.
 
-    Attributes
-    ----------
-    establish_s : float
-        Time from the decision to set a circuit up until it carries bytes [s].
-    ports : int or None
-        Circuits that may leave a device, and as many that may reach it; None
-        for no limit.
-    receive_buffer_bytes : float
-        Room for messages on their way to one device [bytes].
-    keep_open : bool
-        Whether a circuit stays open for the next flow; it is torn down at the
-        end of its flow without.
-
     Raises
     ------
     SimulationError
@@ -45,9 +32,12 @@ class CircuitSettings:
     It does not say how large the buffer is, so it has no end here.
     """
 
+    # Time from the decision to set a circuit up until it carries bytes [s]
     establish_s: float = 0.020
+    # Circuits that may leave a device, and as many that may reach it; None for no limit
     ports: int | None = 8
-    receive_buffer_bytes: float = math.inf
+    receive_buffer_bytes: float = math.inf  # room for messages on their way to one device [bytes]
+    # Whether a circuit stays open for the next flow; it is torn down at the end of its flow without
     keep_open: bool = True
 
     def __post_init__(self) -> None:
@@ -93,7 +83,6 @@ class CircuitNetwork:
 
     Parameters
     ----------
-    links : sequence of Link
         Directed links of the fabric. A circuit runs over the route between
         its ends and carries bytes at the bandwidth of its narrowest link,
         whatever else crosses that link: light of other circuits has other

@@ -65,26 +65,15 @@ class CollectiveCost(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class CollectiveFlows:
-    """Flows of one collective and how far their times can be trusted.
+    """Flows of one collective and how far their times can be trusted."""
 
-    Attributes
-    ----------
-    shape : FlowShape
-        Ends and routes of the flows.
-    sizes_bytes, latencies_s, max_rates_bytes_per_s : ndarray
-        Of each flow [flows]; see ``interface.Flow`` [bytes], [s], [bytes/s].
-    confidence : str
-        One of measured, interpolated, extrapolated, uncalibrated.
-    warning : str
-        What the reader must know; empty for nothing.
-    """
-
-    shape: FlowShape
+    shape: FlowShape  # ends and routes of the flows
+    # Of each flow [flows]; see ``interface.Flow`` [bytes], [s], [bytes/s]
     sizes_bytes: Floats
     latencies_s: Floats
     max_rates_bytes_per_s: Floats
-    confidence: str
-    warning: str = ""
+    confidence: str  # one of measured, interpolated, extrapolated, uncalibrated
+    warning: str = ""  # what the reader must know; empty for nothing
 
     @property
     def flow_count(self) -> int:
@@ -116,14 +105,10 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
 
     Parameters
     ----------
-    collective : str
-        One of ``COLLECTIVES``.
     message_bytes : float
         As in ``tables.TASKS``: the whole result for all_gather and gather,
         the whole input for reduce_scatter and scatter, otherwise one rank's
         buffer [bytes].
-    ranks : int
-        Members of the group.
 
     Raises
     ------
@@ -165,11 +150,6 @@ class CollectivePlanner:
         Measured durations; the ring closed form without.
     bound : {"time_s", "low_s", "high_s"}
         Which of the measured durations to reproduce.
-
-    Attributes
-    ----------
-    router : Router
-        Of the platform's links.
     """
 
     def __init__(
@@ -194,10 +174,6 @@ class CollectivePlanner:
 
         Parameters
         ----------
-        collective : str
-            One of ``COLLECTIVES``.
-        message_bytes : int
-            As in ``tables.TASKS`` [bytes].
         group : sequence of int
             Ranks in ring order. The first is the root of a broadcast, reduce,
             scatter or gather and the sender of a send. A group of one makes
@@ -277,15 +253,14 @@ class CollectivePlanner:
     def ask(
         self, collective: str, message_bytes: int, group: tuple[int, ...]
     ) -> tuple[CollectiveTime, float] | None:
-        """Return what the cost says of a group, and the bound of it that was asked for [s].
+        """Return what the cost says of a group, and the requested bound of it [s].
 
-        None where there is no cost, or it is of a node and the group lies
-        unevenly on several.
+        None where there is no cost, or it is of a node and the group lies unevenly on several.
 
         Raises
         ------
         SimulationError
-            When the cost says no time.
+            When the cost gives no valid time.
         """
         if self._cost is None:
             return None
@@ -310,13 +285,7 @@ class CollectivePlanner:
 def _read_measured_time(
     cost: CollectiveCost, bound: Bound, collective: str, message_bytes: int, ranks: int
 ) -> tuple[CollectiveTime, float]:
-    """Ask a cost for a collective; returns what it says and the bound of it that was asked for [s].
-
-    Raises
-    ------
-    SimulationError
-        When that is no time.
-    """
+    """Return what a cost says of a collective and the requested bound of it [s]; SimulationError if not a time."""
     measured = cost.time_s(collective, ranks, message_bytes)
     time_s = float(getattr(measured, bound))
     if not 0 <= time_s < math.inf:

@@ -13,13 +13,6 @@ from trioflow.network.routing import Router
 class ContentionFreeNetwork:
     """Moves every flow as if it were alone.
 
-    Parameters
-    ----------
-    links : sequence of Link
-        Directed links.
-    routing : Routing
-        How flows find their way over them.
-
     Notes
     -----
     Closed form: time = latency + size / min(narrowest link of the route,

@@ -19,14 +19,7 @@ def compute_max_min_rates(
 ) -> list[float]:
     """Share links among flows so that no flow can gain but at a slower one's cost.
 
-    Parameters
-    ----------
-    routes : sequence of sequence of int
-        For each flow, the links that it crosses.
-    capacities : mapping or sequence of float
-        Bandwidth of each link [bytes/s], all positive.
-    max_rates : sequence of float
-        Rate that each flow never exceeds [bytes/s]; may be infinite.
+    ``routes`` are the links of each flow, ``capacities`` of links and ``max_rates`` of flows in [bytes/s].
 
     Returns
     -------
@@ -83,13 +76,6 @@ class _Moving:
 
 class FairShareNetwork:
     """Moves flows over routed links at max-min fair rates.
-
-    Parameters
-    ----------
-    links : sequence of Link
-        Directed links; full duplex is two.
-    routing : Routing
-        How flows find their way over them.
 
     Notes
     -----

@@ -29,15 +29,7 @@ class FlowSpec:
 
 
 class FlowShape:
-    """Who sends to whom, and over which links: common to collectives of one kind and group.
-
-    Parameters
-    ----------
-    pairs : tuple of (str, str)
-        Source and target node of each flow.
-    router : Router
-        Finds their routes.
-    """
+    """Who sends to whom, and over which links: common to collectives of one kind and group."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...], router: Router) -> None:
         self.pairs, self._router = pairs, router

@@ -15,30 +15,17 @@ NEVER_S = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Bytes on their way from one node to another.
+    """Bytes on their way from one node to another."""
 
-    Attributes
-    ----------
-    flow_id : int
-        Identity; also the order in which ties are broken.
-    source, target : str
-        Nodes; equal ones use no link.
-    size_bytes : float
-        Bytes to move [bytes]; zero means that only the latency passes.
-    latency_s : float
-        Delay before the bytes move [s]. The flow takes no bandwidth during
-        it, and the network adds no latency of its own: who makes the flow
-        counts the route's latency in, once.
-    max_rate_bytes_per_s : float
-        Rate that the flow never exceeds [bytes/s].
-    """
-
-    flow_id: int
+    flow_id: int  # identity; also the order in which ties are broken
+    # Nodes; equal ones use no link
     source: str
     target: str
-    size_bytes: float
+    size_bytes: float  # bytes to move [bytes]; zero means that only the latency passes
+    # Delay before the bytes move [s]. The flow takes no bandwidth during it, and the network adds
+    # no latency of its own: who makes the flow counts the route's latency in, once.
     latency_s: float
-    max_rate_bytes_per_s: float = math.inf
+    max_rate_bytes_per_s: float = math.inf  # rate that the flow never exceeds [bytes/s]
 
 
 class FlowEnd(NamedTuple):

@@ -18,24 +18,12 @@ Routes = dict[tuple[int, int], tuple[float, float]]
 
 @dataclass(frozen=True)
 class RelinkedCollectives:
-    """Measured collectives over links that are not those of the measurement.
+    """Measured collectives over links that are not those of the measurement."""
 
-    Attributes
-    ----------
-    base : CollectiveCost
-        As measured.
-    bandwidth : float
-        Of the slowest connection inside a node, over that of the measured machine.
-    hop_s : float
-        What every step of a collective takes longer, or shorter [s].
-    warning : str
-        What the reader must know.
-    """
-
-    base: CollectiveCost
-    bandwidth: float
-    hop_s: float
-    warning: str
+    base: CollectiveCost  # as measured
+    bandwidth: float  # of the slowest connection inside a node, over that of the measured machine
+    hop_s: float  # what every step of a collective takes longer, or shorter [s]
+    warning: str  # what the reader must know
 
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
         """Return a collective's time, beyond an empty message's in proportion with the bandwidth.

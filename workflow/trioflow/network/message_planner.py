@@ -54,16 +54,12 @@ class MessagePlanner:
 
     Parameters
     ----------
-    platform : Platform
-        Its links are the network.
     algorithms : str or mapping of str to str
         Algorithm of each collective, as for ``catalogue.choose_algorithm``;
         or one for all but sends. Collectives that a mapping leaves out, and
         sends, remain flows as ``CollectivePlanner`` plans them.
     run_alone : callable
         Runs a collective by itself; asked where no formula says how long it takes.
-    cost, bound
-        As for ``CollectivePlanner``.
     chunks : Chunks
         Pieces that each message of an algorithm is cut into. With a size, as
         many as keep each block of the collective's data, as one piece of the
@@ -107,11 +103,6 @@ class MessagePlanner:
         self, collective: str, message_bytes: int, group: Sequence[int]
     ) -> CollectiveMessages | CollectiveFlows:
         """Return one collective.
-
-        Parameters
-        ----------
-        collective, message_bytes, group
-            As for ``CollectivePlanner.build``.
 
         Raises
         ------
@@ -250,22 +241,7 @@ class MessagePlanner:
 def _fit_messages(
     plain: CollectiveMessages, time_s: float, run_alone: RunAlone
 ) -> tuple[CollectiveMessages, float]:
-    """Make an undisturbed collective last a time; see ``MessagePlanner.build``.
-
-    Parameters
-    ----------
-    plain : CollectiveMessages
-        With the latencies of the routes and without caps.
-    time_s : float
-        What it shall take [s].
-    run_alone : callable
-        As for ``MessagePlanner``.
-
-    Returns
-    -------
-    CollectiveMessages
-    alone_s : float
-        What the plain one takes by itself [s].
+    """Make an undisturbed collective last a time, see ``MessagePlanner.build``; returns what it takes alone too [s].
 
     Raises
     ------

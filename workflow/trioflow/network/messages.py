@@ -25,36 +25,22 @@ _ROTATIONS = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_a
 class MessageTable:
     """The messages of a pattern, in an order in which nothing waits for a later row.
 
-    Attributes
-    ----------
-    pairs : ndarray of int32
-        Different (source, target) among the endpoints [pairs, 2].
-    pair_of : ndarray of int32
-        Pair that each message goes between, ``JOIN`` for a row that moves
-        nothing and takes no time [messages].
-    blocks : ndarray of int32
-        Blocks that each message carries [messages].
-    missing : ndarray of int32
-        How many rows must have arrived before each leaves [messages].
-    first_successors : ndarray of int32
-        Where the rows that wait for each begin in ``successors`` [messages + 1].
-    successors : ndarray of int32
-        Rows, ascending, for one row after the other [waits].
-    connections : ndarray of int32
-        Pair of each connection (source, target and channel), which carries
-        one message after the other [connections].
-
     Notes
     -----
     A join waits for something, so that none is ready when the collective starts.
     """
 
-    pairs: Index
+    pairs: Index  # different (source, target) among the endpoints [pairs, 2]
+    # Pair that each message goes between, ``JOIN`` for a row that moves nothing and takes no time
+    # [messages]
     pair_of: Index
-    blocks: Index
-    missing: Index
+    blocks: Index  # blocks that each message carries [messages]
+    missing: Index  # how many rows must have arrived before each leaves [messages]
+    # Where the rows that wait for each begin in ``successors`` [messages + 1]
     first_successors: Index
-    successors: Index
+    successors: Index  # rows, ascending, for one row after the other [waits]
+    # Pair of each connection (source, target and channel), which carries one message after the
+    # other [connections]
     connections: Index
 
     @property
@@ -65,19 +51,6 @@ class MessageTable:
 
 class MessagePattern:
     """An algorithm on so many members: shared by its collectives of all sizes and groups.
-
-    Parameters
-    ----------
-    collective, algorithm : str
-        As for ``catalogue.build_schedule``; the algorithm is spelt out.
-    ranks : int
-        Members that are ranks.
-    ranks_per_node : int, optional
-        Members of each node, for hierarchical algorithms.
-    switches : int
-        Switches that take part.
-    chunks : int
-        Pieces that each message is cut into.
 
     Notes
     -----
@@ -220,31 +193,16 @@ def tabulate(schedule: Schedule) -> MessageTable:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveMessages:
-    """One collective, message by message, and how far its time can be trusted.
+    """One collective, message by message, and how far its time can be trusted."""
 
-    Attributes
-    ----------
-    pattern : MessagePattern
-        What is sent.
-    shape : FlowShape
-        Ends and routes of the pattern's pairs.
-    block_bytes : float
-        Size of a block [bytes].
-    latencies_s, max_rates_bytes_per_s : ndarray
-        Of the messages of each pair [pairs] [s], [bytes/s].
-    confidence : str
-        One of measured, interpolated, extrapolated, uncalibrated.
-    warning : str
-        What the reader must know; empty for nothing.
-    """
-
-    pattern: MessagePattern
-    shape: FlowShape
-    block_bytes: float
+    pattern: MessagePattern  # what is sent
+    shape: FlowShape  # ends and routes of the pattern's pairs
+    block_bytes: float  # size of a block [bytes]
+    # Of the messages of each pair [pairs] [s], [bytes/s]
     latencies_s: Floats
     max_rates_bytes_per_s: Floats
-    confidence: str
-    warning: str = ""
+    confidence: str  # one of measured, interpolated, extrapolated, uncalibrated
+    warning: str = ""  # what the reader must know; empty for nothing
 
     @property
     def flow_count(self) -> int:
@@ -262,25 +220,16 @@ class CollectiveMessages:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveRounds:
-    """One collective whose rounds nothing disturbs: its end is known when it starts.
+    """One collective whose rounds nothing disturbs: its end is known when it starts."""
 
-    Attributes
-    ----------
-    latencies_s, moving_s : ndarray of float
-        Latency of each round's messages, and how long their bytes move [rounds] [s].
-    sizes_bytes : ndarray of float
-        Size of each message of a round [rounds] [bytes].
-    links, crossings : ndarray of int
-        Links that it crosses, and how many of its pairs cross each [links].
-    confidence, warning : str
-        As for ``CollectiveMessages``.
-    """
-
+    # Latency of each round's messages, and how long their bytes move [rounds] [s]
     latencies_s: Floats
     moving_s: Floats
-    sizes_bytes: Floats
+    sizes_bytes: Floats  # size of each message of a round [rounds] [bytes]
+    # Links that it crosses, and how many of its pairs cross each [links]
     links: Ints
     crossings: Ints
+    # As for ``CollectiveMessages``
     confidence: str
     warning: str = ""
 

@@ -19,13 +19,6 @@ _FEMTOSECONDS = 1e15
 class Router:
     """Finds and remembers one route for every pair of nodes that asks for one.
 
-    Parameters
-    ----------
-    links : iterable of Link
-        Directed links.
-    routing : Routing
-        How ties are broken, and which links have failed.
-
     Raises
     ------
     SimulationError
@@ -220,12 +213,7 @@ _FEW = 4
 
 
 class WaySearch:
-    """Finds all best ways from a node to another, and remembers what it has searched.
-
-    Parameters
-    ----------
-    forth, back : mapping of str to list of Way
-        Links that lead on from each node, and that lead to it; costs are positive.
+    """Finds all best ways from a node to another over links of positive cost, and remembers what it has searched.
 
     Notes
     -----
@@ -355,7 +343,7 @@ class _Tree:
 
 
 def _settle(tree: _Tree, back: Mapping[str, Sequence[Way]]) -> None:
-    """Fix the distance of the nearest node that is not fixed yet, and tell its neighbours."""
+    """Fix the distance of the nearest node that is not fixed yet, and pass it on to its neighbours."""
     cost, node = heapq.heappop(tree.heap)
     costs, onward, settled = tree.costs, tree.onward, tree.settled
     if node in settled:

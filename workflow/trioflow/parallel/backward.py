@@ -1,30 +1,20 @@
-"""What backward does: in two parts, for the input and the weights, and what it computes again.
+"""What backward computes again, and its two parts: for the input and for the weights.
 
-As ``torch.utils.checkpoint`` does it without reentrance: the first backward
-operator that needs a result which was not kept runs the region's forward
-again, up to the operator that saves the last result for backward. There it
-stops; an operator that saves nothing but its inputs is not computed again.
+Recomputation is that of ``torch.utils.checkpoint`` without reentrance: the first backward
+operator that needs a result which was not kept runs the region's forward again, up to the
+operator that saves the last result for backward; an operator that saves nothing but its inputs
+is not computed again. States of random generators and the checkpoint's own bookkeeping (empty
+tensors, detached ones) are left out.
 
-Notes
------
-States of random generators, which ``torch.utils.checkpoint`` keeps and sets
-unless told not to, and its own bookkeeping (empty tensors, detached ones)
-are left out.
+PyTorch's zero-bubble schedules run backward in two: I is what the gradient that goes to the
+stage before depends on, W everything else. An operator that makes both runs twice.
 
 References
 ----------
 PyTorch 2.13 ``torch/utils/checkpoint.py``: ``_checkpoint_without_reentrant_generator``,
-``_recomputation_hook``, ``set_checkpoint_early_stop``. Selective: V. Korthikanti et al., Reducing
-Activation Recomputation in Large Transformer Models, arXiv 2205.05198, section 5.
-
-PyTorch's zero-bubble schedules run them apart. I runs what the gradient that
-goes to the stage before depends on; W runs everything else. An operator that
-makes both kinds of gradient runs twice, each time for one of them.
-
-References
-----------
-PyTorch 2.13 ``torch/distributed/pipelining/_backward.py``: ``stage_backward_input``,
-``stage_backward_weight``; ``stage.py``: the first stage does all of it in W.
+``_recomputation_hook``, ``set_checkpoint_early_stop``. Selective: V. Korthikanti et al.,
+arXiv 2205.05198, section 5. I and W: ``torch/distributed/pipelining/_backward.py``,
+``stage.py`` (the first stage does all of it in W).
 """
 
 from __future__ import annotations
@@ -50,34 +40,18 @@ _SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 
 @dataclass(frozen=True)
 class Recomputation:
-    """A region of forward whose results are dropped and computed again.
+    """A region of forward whose results are dropped and computed again."""
 
-    Attributes
-    ----------
-    operators : tuple of int
-        Forward operators that run again, in order.
-    needed_by : frozenset of int
-        Backward operators; before the first of them the region runs again.
-    stops_at : int or None
-        Operator at which PyTorch stops before it computes anything.
-    """
-
-    operators: tuple[int, ...]
-    needed_by: frozenset[int]
-    stops_at: int | None = None
+    operators: tuple[int, ...]  # forward operators that run again, in order
+    needed_by: frozenset[int]  # backward operators; before the first of them the region runs again
+    stops_at: int | None = None  # operator at which PyTorch stops before it computes anything
 
 
 @remembered
 def plan_recomputation(trace: Trace, kind: str) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model on one rank.
-    kind : {"none", "full", "selective"}
-        Each unit of the model's chain, or the products and the softmax of
-        each attention.
+    ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention.
 
     Raises
     ------
@@ -200,18 +174,12 @@ def _mixes(row: dict[str, Any], category: Sequence[str]) -> bool:
 
 @dataclass
 class BackwardSplit:
-    """The two parts of one stage's backward.
+    """The two parts of one stage's backward."""
 
-    Attributes
-    ----------
-    for_input, for_weight : list of int
-        ``op_id`` of the operators of I and of W, in order.
-    input_share : dict of int to float
-        Operators in both, with the part of their time that I takes.
-    """
-
+    # ``op_id`` of the operators of I and of W, in order
     for_input: list[int] = field(default_factory=list)
     for_weight: list[int] = field(default_factory=list)
+    # Operators in both, with the part of their time that I takes
     input_share: dict[int, float] = field(default_factory=dict)
 
 
@@ -219,18 +187,7 @@ class BackwardSplit:
 def split_backward(
     trace: Trace, stage_of: NDArray[np.int64], stage: int, left_out: frozenset[int] = frozenset()
 ) -> BackwardSplit:
-    """Return which backward operators of a stage belong to I and which to W.
-
-    Parameters
-    ----------
-    trace : Trace
-        The whole model's step.
-    stage_of : array [operators]
-        Stage of each operator.
-    stage : int
-        The stage; the first has no I.
-    left_out : frozenset of int
-        Operators that do not run, such as sums of tied gradients.
+    """Return which backward operators of a stage belong to I and which to W; the first stage has no I.
 
     Raises
     ------
@@ -300,23 +257,8 @@ def keep_sums_with_input(
 ) -> dict[int, list[Any]]:  # fmt: skip
     """Move tensor-parallel collectives of gradients that go on from W to I.
 
-    Parameters
-    ----------
-    split : BackwardSplit
-        The stage's two parts.
-    exchanges : dict of int to list
-        Operator to what follows it, or goes before it.
-    forward_of : list of int or None
-        Forward operator of each operator.
-    first : bool
-        Whether they go before their operators.
-
-    Returns
-    -------
-    dict of int to list
-        The same, those behind an operator of W alone after the last operator
-        of I that belongs to the same forward operator, those before one before
-        the first.
+    Those behind an operator of W alone go after the last operator of I of the same forward operator,
+    those before one (``first``) before the first.
     """
     inside, moved = set(split.for_input), {op: list(held) for op, held in exchanges.items()}
     for op_id in split.for_weight:

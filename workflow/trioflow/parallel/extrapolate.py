@@ -85,10 +85,6 @@ def extrapolate(
     traces : Trace or sequence of Trace
         One step of the whole model on one rank; further ones of the same
         workload at other batches help where micro-batches are smaller.
-    plan : Plan
-        Degrees, schedule, micro-batches, bucket limits.
-    model : OperatorModel
-        Rescales recorded times to other sizes.
     batch : int, optional
         Samples of the whole step; by default every data-parallel replica runs
         the (first) trace's own batch.
@@ -205,7 +201,6 @@ def _set_up_builder(
 
 
 def _kind_of_rank(plan: Plan) -> type[RankProgram]:
-    """Return what writes a rank's program under a plan."""
     if plan.tensor_style == "gather":
         return GatherRank
     if plan.replication == "dp":
@@ -311,7 +306,6 @@ def phase_times(trace: Trace) -> dict[str, float]:
 
 
 def _part_of_step(trace: Trace, mode: str) -> float:
-    """Return the share of the traced step's time that the phases of a mode take."""
     times = phase_times(trace)
     run = {TRAIN: PHASES, FORWARD_ONLY: PHASES[:1]}.get(mode, PHASES[:2])
     whole = sum(times.values())

@@ -25,47 +25,17 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Groups of ranks that stand for one another.
+    """Groups of ranks that stand for one another."""
 
-    Attributes
-    ----------
-    groups : ndarray of int
-        Members of each group in its order [groups, members]; of a message,
-        the sender and the receiver.
-    group_of : ndarray of int
-        Group that each rank is in, -1 for none [ranks].
-    """
-
+    # Members of each group in its order [groups, members]; of a message, the sender and the
+    # receiver
     groups: Ints
-    group_of: Ints
+    group_of: Ints  # group that each rank is in, -1 for none [ranks]
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
     """A task graph with identical ranks kept once.
-
-    Attributes
-    ----------
-    graph : TaskGraph
-        Tasks of the representatives alone, those of one rank in a row.
-        ``rank``, ``group`` and ``peer`` are the representative's own, and
-        ``match_id`` is equal on representatives that take part together.
-    class_of : ndarray of int
-        Class of each rank [ranks].
-    representatives : ndarray of int
-        Rank that stands for each class [classes], ascending: its lowest.
-    family_of : ndarray of int
-        Number, in ``families``, of the groups that do each match [matches].
-    families : list of Family
-        Groups that stand for one another.
-    given : TaskGraph, optional
-        The whole graph, where it is there already; else it has the tasks of
-        one rank after the other.
-    given_rows : ndarray of int, optional
-        Row of ``graph`` that each task of the given graph is like [tasks].
-    coarser : Fold, optional
-        What it was divided from; the same whole graph. ``group`` and ``peer``
-        are those of a representative there.
 
     Notes
     -----
@@ -76,13 +46,20 @@ class Fold:
     of one group has exactly one task on each of its ranks.
     """
 
+    # Tasks of the representatives alone, those of one rank in a row. ``rank``, ``group`` and
+    # ``peer`` are the representative's own, and ``match_id`` is equal on representatives that take
+    # part together.
     graph: TaskGraph
-    class_of: Ints
-    representatives: Ints
-    family_of: Ints
-    families: list[Family]
+    class_of: Ints  # class of each rank [ranks]
+    representatives: Ints  # rank that stands for each class [classes], ascending: its lowest
+    family_of: Ints  # number, in ``families``, of the groups that do each match [matches]
+    families: list[Family]  # groups that stand for one another
+    # The whole graph, where it is there already; else it has the tasks of one rank after the other
     given: TaskGraph | None = None
+    # Row of ``graph`` that each task of the given graph is like [tasks]
     given_rows: Ints | None = None
+    # What it was divided from; the same whole graph. ``group`` and ``peer`` are those of a
+    # representative there.
     coarser: Fold | None = None
 
     @property
@@ -208,7 +185,6 @@ class Fold:
         return pd.Categorical.from_codes(renumbered, categories=pd.Index(texts, dtype="str"))
 
     def _find_peers(self, row: Ints, rank: Ints, place: _Places) -> Any:
-        """Return the other end of every message."""
         named = self.graph.tasks["peer"].notna().to_numpy(dtype=bool)[row]
         peer = np.zeros(len(row), dtype=np.int64)
         for number in np.unique(place.family[named]).tolist():

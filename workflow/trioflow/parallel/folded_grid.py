@@ -22,18 +22,10 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class Grid:
-    """Ranks in a grid, the last axis fastest, and the axes along which all do the same.
+    """Ranks in a grid, the last axis fastest, and the axes along which all do the same."""
 
-    Attributes
-    ----------
-    sizes : tuple of int
-        Ranks along each axis.
-    alike : tuple of bool
-        Whether ranks that differ along an axis only do the same.
-    """
-
-    sizes: tuple[int, ...]
-    alike: tuple[bool, ...]
+    sizes: tuple[int, ...]  # ranks along each axis
+    alike: tuple[bool, ...]  # whether ranks that differ along an axis only do the same
 
     @property
     def ranks(self) -> int:
@@ -71,11 +63,6 @@ class Grid:
     def make_family(self, group: Sequence[int]) -> Family:
         """Return the groups that stand for one of a representative.
 
-        Parameters
-        ----------
-        group : sequence of int
-            Ranks in order.
-
         Notes
         -----
         Along an axis on which the group's ranks lie at different places, the
@@ -103,8 +90,6 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
     graph : TaskGraph
         Tasks of ``grid.find_representatives()``, in this order; groups and
         peers name ranks of the whole grid.
-    grid : Grid
-        Where ranks lie and which are alike.
 
     Raises
     ------
@@ -137,22 +122,11 @@ def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
 
 
 def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
-    """Divide classes so that all ranks of a class, and all groups of a family, are told the same.
+    """Divide classes so that all ranks of a class, and all groups of a family, have equal numbers.
 
-    Parameters
-    ----------
-    fold : Fold
-        Classes and families.
-    of_rank : ndarray of int
-        Ranks with different numbers shall be in different classes [ranks].
-    of_group : mapping of int to ndarray of int
-        For some families, the same for their groups [groups].
-
-    Returns
-    -------
-    Fold
-        With as few classes as possible: ranks whose groups differ are in
-        different classes, groups whose members differ in different families.
+    ``of_rank`` numbers the ranks [ranks], ``of_group`` the groups of some families [groups]. The result
+    has as few classes as possible: ranks whose groups differ are in different classes, groups whose
+    members differ in different families.
     """
     ranks, groups = _tell_apart(fold, of_rank, of_group)
     representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)
@@ -189,7 +163,6 @@ def _tell_apart(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> tupl
 
 
 def _number_pairs(one: Ints, other: Ints) -> Ints:
-    """Give equal pairs equal numbers."""
     width = int(other.max(initial=0)) + 2
     numbers: Ints = np.unique(one * width + other + 1, return_inverse=True)[1].reshape(-1)
     return numbers

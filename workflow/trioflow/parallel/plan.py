@@ -1,7 +1,4 @@
-"""Plans: named ones, checks against a model and a batch, and a sentence that describes one.
-
-What a user gives instead of letting trioflow choose: a pipeline's stages, its schedule.
-"""
+"""Plans: named ones, those with given stages or schedule, checks against a model and a batch, a description."""
 
 from __future__ import annotations
 
@@ -55,18 +52,12 @@ def make_plan(
 
     Parameters
     ----------
-    data, tensor, pipeline : int
-        Degrees.
-    schedule : str
-        One of ``schedules.SCHEDULES``.
     micro_batches : int
         Pieces of a replica's batch; by default as many as ranks of the pipeline,
         for dualpipev twice as many.
     stages_per_rank : int
         Pipeline stages of a rank; by default two for the schedules that are
         made for several, otherwise one.
-    sharding : str
-        One of ``experiments.SHARDINGS``: what data-parallel ranks share.
     shard : int
         Ranks of one group of ``hsdp``.
     accumulate : int
@@ -340,15 +331,6 @@ def read_stages(path: str | Path) -> list[list[str]]:
 def choose_stages(trace: Trace, plan: Plan, stages: Stages) -> list[list[str]]:
     """Return the units of each stage, checked against the model's.
 
-    Parameters
-    ----------
-    trace : Trace
-        The whole model's step.
-    plan : Plan
-        Its number of stages.
-    stages : sequence of sequence of str, str or None
-        Units of each stage, or how to balance them.
-
     Raises
     ------
     PlanError
@@ -373,15 +355,6 @@ def read_plan(
     path: str | Path, data: int = 1, tensor: int = 1, **other: Any
 ) -> tuple[Plan, Schedule]:
     """Return a schedule from a file and the plan that runs it.
-
-    Parameters
-    ----------
-    path : path
-        Comma-separated actions, as `schedules.read_schedule` reads them.
-    data, tensor : int
-        Further degrees.
-    **other
-        Further columns of ``plans.tsv``.
 
     Raises
     ------

@@ -21,23 +21,13 @@ from trioflow.trace.store import Trace
 
 @dataclass(frozen=True)
 class Reference:
-    """Recorded operators to start from.
+    """Recorded operators to start from."""
 
-    Attributes
-    ----------
-    trace : Trace
-        The trace nearest in batch; its tensors give the sizes of messages.
-    operators : DataFrame
-        Its operators: as recorded, or, between two traces, at the wanted batch.
-    batch : float
-        Samples that ``operators`` stand for.
-    shares : dict of int to float
-        Batch of each trace used to the share of the step's time that it decides.
-    """
-
-    trace: Trace
+    trace: Trace  # the trace nearest in batch; its tensors give the sizes of messages
+    # Its operators: as recorded, or, between two traces, at the wanted batch
     operators: pd.DataFrame
-    batch: float
+    batch: float  # samples that ``operators`` stand for
+    # Batch of each trace used to the share of the step's time that it decides
     shares: dict[int, float]
 
 
@@ -49,13 +39,6 @@ def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     interpolated linearly in the batch: a part that does not grow and one that
     does. Otherwise the nearest trace is taken as recorded, the larger of two
     equally near (by ratio), because a small batch hides what grows.
-
-    Parameters
-    ----------
-    traces : sequence of Trace
-        One workload on one device, at different batches.
-    batch : float
-        Samples of one forward pass.
 
     Raises
     ------
@@ -121,21 +104,7 @@ def without_communication(trace: Trace) -> Trace:
 
 
 def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
-    """Return the operators with the work of ``factor`` times the batch.
-
-    Parameters
-    ----------
-    operators : DataFrame
-        Columns of ``tables.OPERATORS``.
-    factor : float
-        New batch over traced batch.
-
-    Returns
-    -------
-    DataFrame
-        A copy whose ``flop``, ``read_bytes``, ``write_bytes`` (and their
-        ``batch_`` parts) are those of the new batch.
-    """
+    """Return a copy of the operators with the FLOPs and bytes of ``factor`` times the batch."""
     target = operators.copy()
     for column in WORK:
         growing = operators[f"batch_{column}"]

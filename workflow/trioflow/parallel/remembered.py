@@ -27,11 +27,6 @@ _SCALARS = (bool, int, float, str, bytes, type(None))
 class Memory:
     """Results of functions that always answer the same.
 
-    Parameters
-    ----------
-    most : int
-        Results kept.
-
     Attributes
     ----------
     asked, made : int
@@ -99,7 +94,7 @@ def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
 
 
 def _key_of(value: Any) -> Any:
-    """Return what tells a value from others: itself, or which object it is."""
+    """Return what a value is compared by: itself, or which object it is."""
     if isinstance(value, _SCALARS):
         return (type(value).__name__, value)
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -114,7 +109,6 @@ def _key_of(value: Any) -> Any:
 
 
 def _lock(result: Any) -> None:
-    """Refuse writing into arrays of a result."""
     if isinstance(result, np.ndarray):
         result.setflags(write=False)
     elif isinstance(result, tuple | list):

@@ -19,19 +19,12 @@ from trioflow.plan_row import Plan
 
 @dataclass(frozen=True)
 class TimesOrigin:
-    """What the operators' times of an experiment rest on.
+    """What the operators' times of an experiment rest on."""
 
-    Attributes
-    ----------
-    cost_model, confidence : str
-        As of ``costmodel.choices.DeviceTimes``.
-    warnings : list of str
-        Its warnings.
-    """
-
+    # As of ``costmodel.choices.DeviceTimes``
     cost_model: str
     confidence: str
-    warnings: list[str]
+    warnings: list[str]  # its warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,24 +172,15 @@ def _read_cells(
 class TaskGraph:
     """Tasks, what each waits for, and where the graph comes from.
 
-    Attributes
-    ----------
-    tasks : DataFrame
-        Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of
-        one (rank, stream) run in the order of ``task_id``, like kernels in a
-        CUDA stream: a task starts when every task it depends on has ended and
-        the task before it in its stream has ended.
-    dependencies : DataFrame
-        Columns of ``tables.DEPENDENCIES``.
-    metadata : GraphMetadata
-        What it was made of.
-
     Notes
     -----
     The column ``group`` is categorical: a text of all ranks stands once for
     all tasks that have it.
     """
 
+    # Columns of ``tables.TASKS``; ``task_id`` is the row number. Tasks of one (rank, stream) run in
+    # the order of ``task_id``, like kernels in a CUDA stream: a task starts when every task it
+    # depends on has ended and the task before it in its stream has ended.
     tasks: pd.DataFrame
     dependencies: pd.DataFrame
     metadata: GraphMetadata = UNKNOWN
@@ -284,8 +268,6 @@ class TaskGraphBuilder:
 
         Parameters
         ----------
-        rank, stream, kind, name
-            As in ``tables.TASKS``.
         after : sequence of int or None
             Tasks it waits for; ``None`` entries are skipped.
         **fields

@@ -28,18 +28,10 @@ Factors = Mapping[str, float]
 
 @dataclass(frozen=True)
 class SessionAnchor:
-    """Factors from traced compute to a session's, for each phase.
+    """Factors from traced compute to a session's, for each phase."""
 
-    Attributes
-    ----------
-    quiet : mapping
-        With one rank busy.
-    busy : list of mapping
-        Of each rank, with all ranks busy at once.
-    """
-
-    quiet: Factors
-    busy: list[Factors]
+    quiet: Factors  # with one rank busy
+    busy: list[Factors]  # of each rank, with all ranks busy at once
 
     def mix(self, concurrency: Sequence[float]) -> list[Factors]:
         """Return each rank's factors when others compute beside it for a share of its time."""
@@ -55,18 +47,7 @@ class SessionAnchor:
 def read_session(
     path: str | Path, metadata: GraphMetadata, traces: Sequence[Trace], platform: Platform
 ) -> SessionAnchor:
-    """Return the anchor of a task graph by a session's file.
-
-    Parameters
-    ----------
-    path : path
-        ``session.json``, as ``measure.session.measure_workload`` writes it.
-    metadata : GraphMetadata
-        Of the task graph.
-    traces : sequence of Trace
-        Those that it was made from.
-    platform : Platform
-        Where the step is predicted.
+    """Return the anchor of a task graph by a ``session.json`` of ``measure.session.measure_workload``.
 
     Raises
     ------
@@ -119,14 +100,6 @@ def choose_anchor(session: Mapping[str, Any], metadata: GraphMetadata) -> Sessio
     compute at the same time slow each other down, memory-bound phases most.
     Both show in the session's repeats of the traced steps, which communicate
     nothing.
-
-    Parameters
-    ----------
-    session : mapping
-        ``session.json``; its ``anchors`` hold the repeats of each traced batch.
-    metadata : GraphMetadata
-        Of the task graph: ``ranks``, ``trace_shares`` (share of the step's time
-        that each traced batch decides) and ``traced_phases_s``.
     """
     ranks, shares = metadata.ranks, metadata.trace_shares
     traced, anchors = metadata.traced_phases_s, session["anchors"]

@@ -81,21 +81,7 @@ def prepare_step(
     batch: int | None = None,
     options: Options = DEFAULTS,
 ) -> Step:
-    """Put a plan's step together.
-
-    Parameters
-    ----------
-    traces : Traces
-        One step on one rank; further ones of the same workload at other batches help where
-        micro-batches are smaller.
-    plan : Plan
-        Degrees, schedule, micro-batches, bucket limits.
-    platform : Platform, str or path
-        The machine, by name, by file or as an object with at least the plan's ranks.
-    batch : int, optional
-        Samples of the whole step; by default every replica runs the (first) trace's own batch.
-    options : Options, optional
-        Everything else that is assumed.
+    """Put a plan's step together; the arguments are those of `predict`.
 
     Raises
     ------
@@ -114,16 +100,7 @@ def prepare_step(
 def join_step(
     graph: TaskGraph, times: DeviceTimes, platform: Platform, options: Options = DEFAULTS
 ) -> Step:
-    """Put a task graph together with the platform that runs it.
-
-    Parameters
-    ----------
-    graph : TaskGraph
-        Of ``build_graph``, with the platform's host costs.
-    times : DeviceTimes
-        What it was built from.
-    platform, options
-        As for ``prepare_step``.
+    """Put a task graph of ``build_graph``, with the platform's host costs, together with the platform that runs it.
 
     Raises
     ------
@@ -168,19 +145,7 @@ def extrapolate_experiment(
     plan: Mapping[str, Any],
     folder: str | Path,
 ) -> None:
-    """Build the task graph of one experiment and write it into a folder.
-
-    Parameters
-    ----------
-    trace_folders : sequence of path
-        Traces of the workload, the one that plans start from first.
-    operator_model, partition_file, platform : path
-        Fitted operator model, stages and platform file.
-    experiment, plan : mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
-    folder : path
-        Where ``tasks.parquet`` and ``dependencies.parquet`` go.
-    """
+    """Write the task graph of one experiment into a folder; ``experiment`` and ``plan`` are rows of the tables."""
     chosen, machine = Plan(**plan), load_platform(Path(platform))
     stages = read_json(partition_file)["stages"].get(str(chosen.stages))
     options = Options(cost_model=str(operator_model), stages=stages)
@@ -216,19 +181,9 @@ def time_operators(
 def open_models(
     traces: Traces, plan: Plan, batch: int | None, options: Options
 ) -> tuple[Traces, int | None]:
-    """Return traces, those of language models made for the micro-batch that a plan runs.
+    """Return traces, those of language models made for the micro-batch that a plan runs, and the step's samples.
 
-    Parameters
-    ----------
-    traces, plan, options
-        As for ``prepare_step``.
-    batch : int, optional
-        Samples of the whole step; by default every micro-batch of a model has one.
-
-    Returns
-    -------
-    Traces, int or None
-        The traces, and the samples of the whole step.
+    Without ``batch`` every micro-batch of a language model has one sample.
     """
     first = traces if isinstance(traces, str | Path) else None
     if isinstance(traces, Sequence) and not isinstance(traces, str) and len(traces) == 1:
@@ -242,14 +197,7 @@ def open_models(
 
 
 def load_traces(traces: Traces, **step: Any) -> list[Trace]:
-    """Return traces, those given by name loaded.
-
-    Parameters
-    ----------
-    traces : Traces
-        As for ``prepare_step``.
-    **step
-        What is asked of a language model given by its name or configuration.
+    """Return traces, those given by name loaded; ``step`` is asked of a language model's configuration.
 
     Raises
     ------
@@ -271,15 +219,6 @@ def build_graph(
     options: Options = DEFAULTS,
 ) -> TaskGraph:
     """Return what every rank does in a plan's step.
-
-    Parameters
-    ----------
-    times : DeviceTimes
-        Traces with a device's times, and the model that rescales them.
-    plan, batch, options
-        As for ``prepare_step``.
-    host : mapping, optional
-        The platform's named host costs [s].
 
     Raises
     ------
@@ -307,8 +246,6 @@ def choose_collectives(
     ----------
     platform : Platform
         Takes its own measured ones, where there are any and the options name no others.
-    options : Options
-        ``collectives``.
     method : str, optional
         Way to predict them from what was measured.
 

@@ -38,12 +38,6 @@ def build_breakdown(
 
     Parameters
     ----------
-    graph : TaskGraph
-        What was simulated.
-    timeline : DataFrame
-        Its timeline, columns of ``tables.TIMELINE``.
-    trace : Trace
-        The trace that it was made from: tells modules, shapes and gradients.
     by : {"rank", "stage", "module"}
         What a row stands for. Times are means over the ranks that have it.
     depth : int
@@ -92,12 +86,7 @@ def measure_exposed(
 ) -> tuple[dict[str, float], float]:
     """Return the communication of each label that no compute hides, and the time that a rank idles.
 
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
-    labels : array of str [tasks]
-        What to tell communication apart by; empty for what is none.
+    ``labels`` are of each task [tasks], empty for what is not communication.
 
     Returns
     -------

@@ -29,20 +29,9 @@ MFU_FORMULA = (
 def describe_rates(
     facts: Facts, samples: int, step_time_s: float, ranks: int, device: Device
 ) -> dict[str, Any]:
-    """Return what a step comes to in tokens and model FLOPs; nothing for what is no language model.
+    """Return what a step comes to in tokens and model FLOPs; empty for what is not a language model.
 
-    Parameters
-    ----------
-    facts : Facts
-        Of the trace.
-    samples : int
-        Of the whole step.
-    step_time_s : float
-        The step [s].
-    ranks : int
-        GPUs.
-    device : Device
-        The GPU; where its peak is not known, there is no MFU.
+    There is no MFU where the device's peak is not known.
     """
     told = read_language_model(facts)
     if told is None or facts.language_model is None or step_time_s <= 0:
@@ -79,10 +68,6 @@ def describe_run(
 
     Parameters
     ----------
-    told : mapping
-        Of `describe_rates`, with the ``ranks``.
-    tokens : float, optional
-        Tokens of the run.
     price_per_gpu_hour : float, optional
         Price of a GPU [1/h]; the cost is in its currency.
     power_w : float, optional
@@ -136,15 +121,7 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
 
 
 def name_group(text: str, plan: Plan) -> str:
-    """Return the degree whose ranks a group holds, by Megatron-LM's order: tensor, data, pipeline.
-
-    Parameters
-    ----------
-    text : str
-        Ranks with commas between.
-    plan : Plan
-        The degrees.
-    """
+    """Return the degree whose ranks a group holds, by Megatron-LM's order: tensor, data, pipeline."""
     ranks = [int(word) for word in text.split(",")]
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     if step < plan.tensor:

@@ -1,9 +1,8 @@
 """A plan's step on a platform, and its simulation.
 
-An experiment of the workflow, predicted from the files of its task graph and its session.
-
-Its number is that of ``trioflow simulate --anchor session``. What the operators' times rest on travels
-in the metadata of the graph, which ``assembly.extrapolate_experiment`` writes.
+An experiment of the workflow is predicted from the files of its task graph and its session; its number
+is that of ``trioflow simulate --anchor session``. What the operators' times rest on travels in the
+metadata of the graph, which ``assembly.extrapolate_experiment`` writes.
 """
 
 from __future__ import annotations
@@ -144,15 +143,6 @@ def load_experiment(
     trace_folders: Sequence[str | Path],
 ) -> tuple[Step, SessionAnchor]:
     """Return an experiment's step, and the anchor of the session that measured it.
-
-    Parameters
-    ----------
-    graph_folder : path
-        Task graph of ``assembly.extrapolate_experiment``.
-    platform, collectives, session : path
-        Platform file, fitted collective model and ``session.json``.
-    trace_folders : sequence of path
-        Traces that the task graph was made from.
 
     Raises
     ------

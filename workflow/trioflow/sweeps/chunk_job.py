@@ -26,16 +26,10 @@ def simulate_sweep(description: str | Path, digest: str, target: str | Path, siz
 
     Parameters
     ----------
-    description : path
-        ``config/sweeps/<name>.yaml``.
-    digest : str
-        Which chunk; see ``chunks.cut_chunks``.
     target : path
         Parquet file of ``tables.SWEEP_RESULTS``; it appears complete or not
         at all. Its scenarios are numbered from 0 in the chunk's order, so that
         the file stays right when others come or go.
-    size : int
-        As for ``chunks.cut_chunks``.
 
     Raises
     ------

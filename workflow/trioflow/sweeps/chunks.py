@@ -44,18 +44,12 @@ _FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches
 
 @dataclass(frozen=True)
 class Chunk:
-    """Scenarios of one job.
+    """Scenarios of one job."""
 
-    Attributes
-    ----------
-    digest : str
-        Of all that the job is told: its scenarios, the files behind their
-        names, and whether there are intervals. The name of its file.
-    numbers : tuple of int
-        Numbers of its scenarios in the sweep, in the order in which they run.
-    """
-
+    # Of all that the job is told: its scenarios, the files behind their names, and whether there
+    # are intervals. The name of its file.
     digest: str
+    # Numbers of its scenarios in the sweep, in the order in which they run
     numbers: tuple[int, ...]
 
 
@@ -64,8 +58,6 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
 
     Parameters
     ----------
-    sweep : Sweep
-        What the description asks for.
     size : int
         Scenarios of a chunk; the description's own number goes before it,
         `DEFAULT_CHUNK` is taken for 0.

@@ -25,33 +25,17 @@ MOST_SCENARIOS = 1_000_000
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a description asks for.
+    """What a description asks for."""
 
-    Attributes
-    ----------
-    name : str
-        Name of its file, without the ending.
-    description : str
-        What it is for, in a sentence.
-    interval : bool
-        Whether every scenario has an interval, for which it is simulated three times.
-    chunk : int
-        Scenarios of a job; 0 for the settings' own.
-    traces : dict of str to list of str
-        Folders or packs by name; further ones of a workload at other batches.
-    platforms : dict of str to str
-        Platform files by name.
-    scenarios : list of dict
-        A value for every parameter; each different scenario once, in the
-        order of the description. The place in the list is its number.
-    """
-
-    name: str
-    description: str
-    interval: bool
-    chunk: int
+    name: str  # name of its file, without the ending
+    description: str  # what it is for, in a sentence
+    interval: bool  # whether every scenario has an interval, for which it is simulated three times
+    chunk: int  # scenarios of a job; 0 for the settings' own
+    # Folders or packs by name; further ones of a workload at other batches
     traces: dict[str, list[str]]
-    platforms: dict[str, str]
+    platforms: dict[str, str]  # platform files by name
+    # A value for every parameter; each different scenario once, in the order of the description.
+    # The place in the list is its number.
     scenarios: list[dict[str, Any]]
 
 

@@ -1,7 +1,4 @@
-"""Figures over a sweep, whatever its parameters: throughput of a rank by ranks, and by memory.
-
-The second job of a sweep: all chunks together, sorted by scenario, and the figures.
-"""
+"""The table and the figures of a sweep: throughput of a rank by ranks, and by memory."""
 
 from __future__ import annotations
 
@@ -45,13 +42,6 @@ def name_kind(row: pd.Series[Any]) -> str:
 def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against ranks, a panel each trace and platform.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns of ``tables.SWEEP_RESULTS``.
-    title : str
-        Above all panels.
-
     Returns
     -------
     Figure
@@ -91,11 +81,6 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
 
 def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against the fullest rank's memory, panels as `draw_throughput`.
-
-    Parameters
-    ----------
-    rows, title
-        As for `draw_throughput`.
 
     Returns
     -------
@@ -212,20 +197,7 @@ def collect_sweep(
     description: str | Path, chunks: Sequence[str | Path], target: str | Path, figures: str | Path,
     size: int = 0,
 ) -> None:  # fmt: skip
-    """Put the chunks of a sweep together, sorted by scenario, and draw its figures.
-
-    Parameters
-    ----------
-    description : path
-        ``config/sweeps/<name>.yaml``.
-    chunks : sequence of path
-        One file for each chunk, named by its digest, in any order.
-    target : path
-        Parquet file of ``tables.SWEEP_RESULTS``.
-    figures : path
-        Folder of ``throughput`` and ``memory``, as SVG and PNG.
-    size : int
-        As for ``chunks.cut_chunks``.
+    """Join the chunks of a sweep, sorted by scenario, in a table of ``tables.SWEEP_RESULTS``, and draw its figures.
 
     Raises
     ------

@@ -24,11 +24,6 @@ _PLACE = (
 class MemoModel:
     """Remembers the predictions of another model; equal questions get the same answer.
 
-    Parameters
-    ----------
-    model : OperatorModel
-        Asked whenever a question is new.
-
     Attributes
     ----------
     asked, answered : int

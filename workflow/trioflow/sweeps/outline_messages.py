@@ -18,13 +18,6 @@ Grid = tuple[int, int, int]
 class MessageTimes:
     """Times of collectives and sends on a platform, each found once.
 
-    Parameters
-    ----------
-    platform : Platform
-        Links, and ranks enough for every plan.
-    collectives : CollectiveCost, optional
-        Measured durations; the ring's closed form without.
-
     Notes
     -----
     Groups of one kind run side by side: what they share of a link, such as a

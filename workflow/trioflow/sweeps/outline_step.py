@@ -53,16 +53,7 @@ class _Turn(NamedTuple):
 
 
 def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
-    """Estimate a plan's step and the memory that it takes at least.
-
-    Parameters
-    ----------
-    outline : Outline
-        Of the model on the platform.
-    plan : Plan
-        Without DataParallel of one process.
-    batch : int
-        Samples of the whole step.
+    """Estimate a plan's step and the memory that it takes at least; not for DataParallel of one process.
 
     Raises
     ------

@@ -12,36 +12,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class UnitWork:
-    """What each unit of the model takes on one rank, for one micro-batch of some samples.
+    """What each unit of the model takes on one rank, for one micro-batch of some samples."""
 
-    Attributes
-    ----------
-    forward_s, backward_s, update_s : ndarray
-        Time of each unit's operators and of the tensor-parallel exchanges
-        beside them, what backward computes again included [units] [s].
-    activation_bytes : ndarray
-        What forward keeps for backward [units] [bytes].
-    send_bytes : ndarray
-        What goes from each unit to the next one [units] [bytes].
-    """
-
+    # Time of each unit's operators and of the tensor-parallel exchanges beside them, what backward
+    # computes again included [units] [s]
     forward_s: Floats
     backward_s: Floats
     update_s: Floats
-    activation_bytes: Floats
-    send_bytes: Floats
+    activation_bytes: Floats  # what forward keeps for backward [units] [bytes]
+    send_bytes: Floats  # what goes from each unit to the next one [units] [bytes]
 
 
 @dataclass(frozen=True)
 class UnitState:
-    """What each unit keeps on one tensor-parallel rank, whatever the batch.
+    """What each unit keeps on one tensor-parallel rank, whatever the batch."""
 
-    Attributes
-    ----------
-    parameter_bytes, gradient_bytes, state_bytes, buffer_bytes : ndarray
-        Parameters, their gradients, optimizer state, and buffers [units] [bytes].
-    """
-
+    # Parameters, their gradients, optimizer state, and buffers [units] [bytes]
     parameter_bytes: Floats
     gradient_bytes: Floats
     state_bytes: Floats
@@ -50,15 +36,10 @@ class UnitState:
 
 @dataclass(frozen=True)
 class UnitUpkeep:
-    """What gradients of one tensor-parallel rank take beside their operators.
+    """What gradients of one tensor-parallel rank take beside their operators."""
 
-    Attributes
-    ----------
-    copy_s, return_s, add_s : ndarray
-        Copying each unit's gradients into buckets, copying them back, and
-        adding a further micro-batch's [units] [s].
-    """
-
+    # Copying each unit's gradients into buckets, copying them back, and adding a further micro-
+    # batch's [units] [s]
     copy_s: Floats
     return_s: Floats
     add_s: Floats

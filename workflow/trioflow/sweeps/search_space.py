@@ -29,26 +29,16 @@ _SEARCHED_BUCKETS_BYTES = (5 * BYTES_PER_MIB, BUCKET_BYTES, 100 * BYTES_PER_MIB)
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies beside the degrees.
+    """What a search varies beside the degrees."""
 
-    Attributes
-    ----------
-    schedules, shardings, recomputations : tuple of str
-        Words of the plans' columns.
-    sequence_parallel : tuple of bool
-        Whether tensor-parallel ranks share what lies between split layers.
-    buckets_bytes : tuple of int
-        Limits of DDP's buckets [bytes].
-    most_pieces : int
-        Most micro-batches of a pipeline, and most accumulated micro-steps.
-    """
-
+    # Words of the plans' columns
     schedules: tuple[str, ...] = _SEARCHED_SCHEDULES
     shardings: tuple[str, ...] = _SEARCHED_SHARDINGS
     recomputations: tuple[str, ...] = RECOMPUTATIONS
+    # Whether tensor-parallel ranks share what lies between split layers
     sequence_parallel: tuple[bool, ...] = (False, True)
-    buckets_bytes: tuple[int, ...] = _SEARCHED_BUCKETS_BYTES
-    most_pieces: int = 64
+    buckets_bytes: tuple[int, ...] = _SEARCHED_BUCKETS_BYTES  # limits of DDP's buckets [bytes]
+    most_pieces: int = 64  # most micro-batches of a pipeline, and most accumulated micro-steps
 
 
 def choose_space(facts: Facts) -> Space:
@@ -72,14 +62,9 @@ def choose_space(facts: Facts) -> Space:
 
 @dataclass
 class Refusals:
-    """Plans that cannot be carried out, counted by the reason.
+    """Plans that cannot be carried out, counted by the reason."""
 
-    Attributes
-    ----------
-    counts : Counter
-        Reason, without the plan's name, to how many.
-    """
-
+    # Reason, without the plan's name, to how many
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, error: PlanError) -> None:
@@ -107,19 +92,7 @@ def list_degrees(ranks: int) -> list[tuple[int, int, int]]:
 def enumerate_plans(
     trace: Trace, ranks: int, batch: int, space: Space, refusals: Refusals
 ) -> Iterator[Plan]:
-    """Yield the plans of a number of ranks that can be carried out.
-
-    Parameters
-    ----------
-    trace : Trace
-        Of the model.
-    ranks, batch : int
-        Ranks, and samples of the whole step.
-    space : Space
-        What is varied.
-    refusals : Refusals
-        Counts those that cannot be: what ``find_plan_problem`` refuses, the
-        schedule's own limits, and what the model or the batch does not allow.
+    """Yield the plans of a number of ranks that can be carried out; the others are counted in ``refusals``.
 
     Notes
     -----
@@ -195,12 +168,7 @@ class Prediction:
 
 
 def probability_faster(one: Prediction, other: Prediction) -> float:
-    """Return the probability that the first of two plans takes less time.
-
-    Parameters
-    ----------
-    one, other : Prediction
-        Of one model on one platform.
+    """Return the probability that the first of two plans of one model on one platform takes less time.
 
     Notes
     -----
@@ -237,17 +205,7 @@ def own_deviation() -> float:
 def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> list[int]:
     """Return the places of the rows that no other row beats: as good in every column, better in one.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Numbers by column; less is better.
-    columns : sequence of str
-        The columns to compare.
-
-    Returns
-    -------
-    list of int
-        In the order of ``rows``; of equal rows the first.
+    Less is better; of equal rows the first.
     """
     values = [tuple(row[column] for column in columns) for row in rows]
     found: list[int] = []

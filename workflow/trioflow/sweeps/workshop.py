@@ -130,14 +130,7 @@ class Workshop:
     ) -> tuple[str, TaskGraph]:
         """Return a plan's graph and the digest of what it was built from.
 
-        Parameters
-        ----------
-        times : DeviceTimes
-            Operators on the platform's device.
-        key : sequence
-            What ``times`` are of: trace, cost model, override.
-        plan, batch, platform
-            As in ``extrapolate``; of the platform the host costs count.
+        ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
         """
         told = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
@@ -155,15 +148,7 @@ class Workshop:
     def prepare(
         self, times: DeviceTimes, graph: TaskGraph, platform: Platform, **asked: Any
     ) -> Step:
-        """Return the step of a graph with the platform's own collectives.
-
-        Parameters
-        ----------
-        times, graph, platform
-            As ``build_graph`` takes and returns them.
-        **asked
-            Fields of ``Options``.
-        """
+        """Return the step of a graph with the platform's own collectives."""
         return join_step(
             graph, times, platform, Options(collectives=self.load_collectives(platform), **asked)
         )
@@ -186,15 +171,7 @@ class Workshop:
         return prediction
 
     def predict(self, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row of a scenario: ``tables.SWEEP_RESULTS``.
-
-        Parameters
-        ----------
-        number : int
-            Goes into the column ``scenario``.
-        values : mapping
-            A value for every parameter; see ``parameters.fill_values``.
-        """
+        """Return the row of a scenario, number ``number`` in the column ``scenario``: ``tables.SWEEP_RESULTS``."""
         traces = self.load_traces(values["trace"])
         self.load_platform(values["platform"], 1)
         row: dict[str, Any] = {

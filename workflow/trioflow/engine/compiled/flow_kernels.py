@@ -204,11 +204,7 @@ def _collect_component(state: State, link: int) -> tuple[int, int]:
 
 @compile_part
 def _share_component(state: State, alive: int, rising: int, now_s: float) -> None:
-    """Fill links step by step, as ``compute_max_min_rates`` does.
-
-    A flow that has got its rate is told by its negative ``seen``; of the
-    others only those with a cap are looked at in every step.
-    """
+    """Fill links step by step, as ``compute_max_min_rates`` does; a flow that has its rate has a negative ``seen``."""
     for place in range(alive):
         link = state.links[state.found_links[place]]
         link.free = link.capacity

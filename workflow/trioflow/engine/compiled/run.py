@@ -35,15 +35,7 @@ def supports(network: Network) -> bool:
 
 
 def run_compiled(program: Program, network: Network) -> Execution:
-    """Execute a program; the result equals that of ``run_reference`` bit for bit.
-
-    Parameters
-    ----------
-    program : Program
-        What to execute.
-    network : FairShareNetwork or ContentionFreeNetwork
-        Unused network: says which links there are and whether flows share
-        them. It stays unused.
+    """Execute a program; the result equals that of ``run_reference`` bit for bit. The network stays unused.
 
     Raises
     ------
@@ -124,11 +116,6 @@ LOADED_FROM_EVENTS = 2_000
 def is_repaid(events: int) -> bool:
     """Tell whether the compiled engine answers sooner than the plain one, start-up included.
 
-    Parameters
-    ----------
-    events : int
-        Events of the program.
-
     Notes
     -----
     The limits are where the two break even on the machine of ``docs/bench.md``;
@@ -172,11 +159,6 @@ def find_cache_folder() -> Path | None:
 
 def execute(state: Any) -> None:
     """Run the kernels on a state, compiling them where nothing (readable) was kept.
-
-    Parameters
-    ----------
-    state : layout.State
-        A program laid out; holds when its tasks ran afterwards.
 
     Notes
     -----

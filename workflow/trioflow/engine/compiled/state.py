@@ -20,18 +20,7 @@ from trioflow.network.messages import CollectiveMessages, CollectiveRounds, Mess
 
 
 def make_state(program: Program, links: tuple[Link, ...], shared: bool, pieces: int = 0) -> Any:
-    """Lay a program out in the arrays of the layout.
-
-    Parameters
-    ----------
-    program : Program
-        What to execute.
-    links : tuple of Link
-        Directed links.
-    shared : bool
-        Whether flows share them.
-    pieces : int
-        How many pieces of flows to keep at most.
+    """Lay a program out in the arrays of the layout, with room for ``pieces`` of flows to keep.
 
     Returns
     -------
@@ -85,7 +74,6 @@ def make_state(program: Program, links: tuple[Link, ...], shared: bool, pieces: 
 
 
 def _fill(row: np.dtype[Any], count: int, **columns: Any) -> Any:
-    """Make rows; columns that are not given are zero."""
     rows = np.zeros(count, dtype=row)
     for name, column in columns.items():
         rows[name] = column

@@ -20,11 +20,6 @@ _NONE = -1
 def find_fold(graph: TaskGraph) -> Fold:
     """Return the identical ranks of a task graph.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        Tasks of every rank.
-
     Raises
     ------
     CannotFoldError

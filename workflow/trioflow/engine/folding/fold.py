@@ -97,21 +97,11 @@ MOST_SPLITS = 20
 
 @dataclass(frozen=True, eq=False)
 class FoldedProgram:
-    """The quotient of a program, and the way back.
+    """The quotient of a program, and the way back."""
 
-    Attributes
-    ----------
-    fold : Fold
-        Classes of ranks.
-    program : Program
-        Tasks of the representatives, with one exchange for each class.
-    traffic : FoldedTraffic
-        Classes of flows and links.
-    """
-
-    fold: Fold
-    program: Program
-    traffic: FoldedTraffic
+    fold: Fold  # classes of ranks
+    program: Program  # tasks of the representatives, with one exchange for each class
+    traffic: FoldedTraffic  # classes of flows and links
 
     def make_network(self, whole: Network) -> Network:
         """Return an unused network of the classes of links, of the kind of the unused whole one."""
@@ -147,17 +137,6 @@ def fold_program(
     communication_scale: float = 1.0,
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform.
-
-    Parameters
-    ----------
-    fold : Fold
-        Identical ranks.
-    planner, ranks, communication_on_compute_stream, compute_scale, communication_scale
-        As for ``program.build_program``, of the whole graph.
-    network : Network
-        What would run the whole graph.
-    links : sequence of Link
-        Its links, in the order of the planner's router.
 
     Raises
     ------
@@ -219,7 +198,6 @@ def _fold_exchanges(
 
 
 def _split_speeds(fold: Fold, scale: float | Sequence[float]) -> Fold:
-    """Divide classes of ranks whose compute is not scaled alike."""
     if isinstance(scale, int | float):
         return fold
     scales = np.array([float(value) for value in scale])[: fold.ranks]
@@ -242,15 +220,6 @@ class TooLargeError(SimulationError):
 def check_expansion(fold: Fold, reason: str, available_bytes: float | None = None) -> None:
     """Refuse to make the tasks of all ranks where they would not fit into memory.
 
-    Parameters
-    ----------
-    fold : Fold
-        Identical ranks, kept once.
-    reason : str
-        Why all ranks are needed.
-    available_bytes : float, optional
-        Memory that may be filled; what is free without [bytes].
-
     Raises
     ------
     TooLargeError
@@ -268,17 +237,6 @@ def check_division(
     fold: Fold, of_group: Mapping[int, Ints], reason: str, available_bytes: float | None = None
 ) -> None:
     """Refuse to divide classes of ranks into so many that they would not fit into memory.
-
-    Parameters
-    ----------
-    fold : Fold
-        Classes before.
-    of_group : mapping of int to ndarray of int
-        As for ``folded_grid.split_fold``.
-    reason : str
-        Why they are divided.
-    available_bytes : float, optional
-        As for :func:`check_expansion`.
 
     Raises
     ------

@@ -26,25 +26,17 @@ MOST_ROUNDS = 100
 class Crossings:
     """Which flows cross which links, and what is alike among them.
 
-    Attributes
-    ----------
-    flow, link : ndarray of int
-        Flow and link of each crossing, flow by flow in the order of its way [crossings].
-    flow_class : ndarray of int
-        Class of each flow [flows].
-    link_class : ndarray of int
-        Class of each link, -1 for one that no flow crosses [links].
-
     Notes
     -----
     All flows of a class cross as many links of each class, and all links of a
     class are as wide and are crossed by as many flows of each class.
     """
 
+    # Flow and link of each crossing, flow by flow in the order of its way [crossings]
     flow: Ints
     link: Ints
-    flow_class: Ints
-    link_class: Ints
+    flow_class: Ints  # class of each flow [flows]
+    link_class: Ints  # class of each link, -1 for one that no flow crosses [links]
 
     def count_classes(self) -> tuple[Ints, Ints, Ints]:
         """Return flow class, link class and how many flows of the one cross a link of the other."""
@@ -59,14 +51,7 @@ class Crossings:
 def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
     """Divide flows and links into as few classes as possible; see ``Crossings``.
 
-    Parameters
-    ----------
-    flow, link : ndarray of int
-        Flow and link of each crossing [crossings].
-    flow_kind : ndarray of int
-        Flows of different kinds are in different classes [flows].
-    capacities : ndarray of float
-        Bandwidth of each link [links] [bytes/s].
+    ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different classes.
 
     Returns
     -------
@@ -158,13 +143,7 @@ def _is_even(classes: Ints, owner: Ints, seen: Ints) -> bool:
 class GivenRoutes(Router):
     """Routes that are given, over links that need not join up: one link stands for many.
 
-    Parameters
-    ----------
-    links : sequence of Link
-        One for each class of links.
-    routes : mapping of (str, str) to tuple of int
-        Links of each flow; one that several flows of a class share comes as
-        often as they are.
+    A link that several flows of a class share comes as often as they are.
     """
 
     def __init__(
@@ -186,17 +165,7 @@ class _Crossing(dict[int, None]):
 
 
 def make_folded_network(kind: type[Network], links: Sequence[Link], routes: GivenRoutes) -> Network:
-    """Return a network of trioflow's own on given routes.
-
-    Parameters
-    ----------
-    kind : type
-        ``FairShareNetwork`` or ``ContentionFreeNetwork``.
-    links : sequence of Link
-        One for each class.
-    routes : GivenRoutes
-        Routes over them.
-    """
+    """Return a network of trioflow's own on given routes."""
     network = kind(links)  # type: ignore[call-arg]
     network._router = routes  # type: ignore[attr-defined]
     if isinstance(network, FairShareNetwork):

@@ -50,28 +50,15 @@ class GroupsDifferError(CannotFoldError):
 
 @dataclass(frozen=True, eq=False)
 class FoldedTraffic:
-    """Plans of classes of exchanges, and the classes of links that they cross.
+    """Plans of classes of exchanges, and the classes of links that they cross."""
 
-    Attributes
-    ----------
-    plans : list of CollectiveFlows or CollectiveMessages
-        One for each class of exchanges.
-    links : list of Link
-        One for each class of links.
-    routes : GivenRoutes or None
-        Ways of the classes of flows; None where flows and links are those of
-        the whole system, no two of them being alike.
-    crossings : Crossings or None
-        Which flows and links are alike; None there too.
-    warnings : list of str
-        What the planner warns of, without repeats.
-    """
-
-    plans: list[Planned]
-    links: list[Link]
+    plans: list[Planned]  # one for each class of exchanges
+    links: list[Link]  # one for each class of links
+    # Ways of the classes of flows; None where flows and links are those of the whole system, no two
+    # of them being alike
     routes: GivenRoutes | None
-    crossings: Crossings | None
-    warnings: list[str]
+    crossings: Crossings | None  # which flows and links are alike; None there too
+    warnings: list[str]  # what the planner warns of, without repeats
 
 
 @dataclass(eq=False)
@@ -100,14 +87,6 @@ def fold_plans(
     ----------
     asked : sequence of (str, int, int)
         Collective, size [bytes] and family of each class of exchanges.
-    families : sequence of Family
-        Groups that stand for one another.
-    planner : Planner
-        Turns an exchange of a group into flows or messages.
-    links : sequence of Link
-        Links, numbered as the planner's router numbers them.
-    scale : float
-        Factor on every communication time.
 
     Raises
     ------
@@ -248,7 +227,6 @@ def _divide(
 
 
 def _number_rows(rows: Floats) -> Ints:
-    """Give equal rows equal numbers."""
     if (rows == rows[0]).all():
         return np.zeros(len(rows), dtype=np.int64)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

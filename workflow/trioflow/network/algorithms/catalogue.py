@@ -53,16 +53,10 @@ def choose_algorithm(
 
     Parameters
     ----------
-    collective : str
-        One of ``WITH_BARRIER``.
     algorithm : str or None
         One of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the
         default: ring; direct for scatter, gather, all_to_all and send.
         Plain ``hierarchical`` has the default at both levels.
-    ranks : int
-        Members of the group.
-    ranks_per_node : int, optional
-        Members of each node, for hierarchical algorithms.
 
     Returns
     -------
@@ -132,8 +126,6 @@ def build_schedule(
 
     Parameters
     ----------
-    collective : str
-        One of ``WITH_BARRIER``.
     group : sequence of int, or int
         Ranks in ring or tree order, node by node; n stands for 0 to n - 1.
         The first is the root, and the sender of a send. A group of one sends
@@ -142,8 +134,6 @@ def build_schedule(
         The whole result of all_gather and gather, the whole input of
         reduce_scatter and scatter, otherwise one rank's buffer, of which
         all_to_all sends an equal part to each rank [bytes]. 0 for a barrier.
-    algorithm, ranks_per_node
-        As for ``choose_algorithm``.
     chunks : int
         Pieces that each message of the algorithm is cut into; a barrier has
         nothing to cut.
@@ -236,14 +226,7 @@ def _check_nodes(ranks: int, ranks_per_node: int | None) -> int:
 
 
 def check_numbers(collective: str, message_bytes: float, chunks: int) -> None:
-    """Refuse sizes and chunks that make no sense.
-
-    Raises
-    ------
-    InputError
-        When a size is negative or infinite, a barrier has one, or there is
-        not even one chunk.
-    """
+    """Refuse, with InputError, a negative or infinite size, a size of a barrier, or less than one chunk."""
     if not 0 <= message_bytes < math.inf:
         raise InputError(
             f"{collective} of {message_bytes!r} bytes", fix="give a size that is not negative"
@@ -271,13 +254,7 @@ def list_algorithm_words() -> list[str]:
 
 
 def spell_algorithm(word: str) -> str:
-    """Return an algorithm's full name.
-
-    Parameters
-    ----------
-    word : str
-        A name of ``catalogue.ALGORITHMS`` or of ``_SHORT``, with hyphens or
-        underscores, or ``hierarchical:INNER+OUTER`` of two such.
+    """Return an algorithm's full name, or ``hierarchical:INNER+OUTER`` of two, from a short or hyphened one.
 
     Raises
     ------
@@ -303,13 +280,7 @@ def _spell(name: str, word: str) -> str:
 
 
 def read_algorithms(text: str) -> Algorithms:
-    """Return what people wrote about algorithms.
-
-    Parameters
-    ----------
-    text : str
-        One algorithm for all collectives but sends, or some of the form
-        ``all_reduce=ring,all_gather=direct``.
+    """Return the algorithms that a text names: one for all but sends, or ``all_reduce=ring,all_gather=direct``.
 
     Raises
     ------

@@ -30,13 +30,9 @@ def build_hierarchical(
 
     Parameters
     ----------
-    collective : str
-        Any but send.
     inner, outer : function of a collective
         The pattern on the ranks of a node, and on as many ranks as there are
         nodes. Ranks of a node follow one another; the root is the first.
-    chunks : int
-        Chunks of both.
     scattered : bool
         all_reduce: reduce_scatter within the nodes, all_reduce of each part
         between its holders, all_gather within. Otherwise reduce to the first
@@ -79,28 +75,15 @@ def build_hierarchical(
 
 
 class _Grid(NamedTuple):
-    """Ranks (node, place); blocks (inner part, outer part, chunk), numbered in that order.
+    """Ranks (node, place); blocks (inner part, outer part, chunk), numbered in that order."""
 
-    Attributes
-    ----------
-    nodes, places : int
-        Nodes, and ranks of each.
-    switches : int
-        Switches in a node.
-    chunks : int
-        Chunks of both patterns.
-    place_of : ndarray of int32 [inner parts]
-        Place whose ranks take the part across nodes.
-    node_of : ndarray of int32 [outer parts]
-        Node within which the part moves, where it does not in all.
-    """
-
+    # Nodes, and ranks of each
     nodes: int
     places: int
-    switches: int
-    chunks: int
-    place_of: Index
-    node_of: Index
+    switches: int  # switches in a node
+    chunks: int  # chunks of both patterns
+    place_of: Index  # place whose ranks take the part across nodes [inner parts]
+    node_of: Index  # node within which the part moves, where it does not in all [outer parts]
 
     @classmethod
     def lay(cls, collective: str, within: Pattern, between: Pattern, chunks: int) -> _Grid:

@@ -1,7 +1,4 @@
-"""Messages of an algorithm before anyone has said what waits for what.
-
-The table of messages that one collective is made of, free of any engine.
-"""
+"""The messages that one collective is made of, before and after it is known what waits for what."""
 
 from __future__ import annotations
 
@@ -21,78 +18,47 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What the messages carry; an engine needs none of it, a proof all of it.
+    """What the messages carry; an engine needs none of it, a proof all of it."""
 
-    Attributes
-    ----------
-    reduces : ndarray of bool [messages]
-        The target adds what arrives to what it holds; otherwise it replaces it.
-    first : ndarray of int64 [messages + 1]
-        Message m carries ``block[first[m]:first[m + 1]]``.
-    block : ndarray of int32 [entries]
-        Equal pieces of the data, numbered from 0.
-    origin : ndarray of int32 [blocks]
-        Member that holds the block at the start; -1: every rank has its own
-        contribution to it.
-    destination : ndarray of int32 [blocks]
-        Member that must hold the block at the end; -1: every rank.
-    block_bytes : float
-        Size of one block [bytes].
-    """
-
+    # The target adds what arrives to what it holds; otherwise it replaces it [messages]
     reduces: Flags
-    first: Offsets
-    block: Index
+    first: Offsets  # message m carries ``block[first[m]:first[m + 1]]`` [messages + 1]
+    block: Index  # equal pieces of the data, numbered from 0 [entries]
+    # Member that holds the block at the start; -1: every rank has its own contribution to it
+    # [blocks]
     origin: Index
-    destination: Index
-    block_bytes: float
+    destination: Index  # member that must hold the block at the end; -1: every rank [blocks]
+    block_bytes: float  # size of one block [bytes]
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Messages of one collective, in an order in which nothing waits for a later row.
+    """Messages of one collective, in an order in which nothing waits for a later row."""
 
-    Attributes
-    ----------
-    algorithm, collective : str
-        What the messages carry out.
-    endpoints : tuple of int or str
-        The group's ranks in its own order, then the names of switches that
-        take part. ``source`` and ``target`` count in it.
-    message_bytes : float
-        Size of the collective, as in ``tables.TASKS`` [bytes].
-    source, target : ndarray of int32 [messages]
-        Who sends to whom. Equal ends are a join: it moves nothing, takes no
-        time and stands for a set of messages that several others wait for.
-    size_bytes : ndarray of float64 [messages]
-        Bytes moved. Blocks are equal, fractions of a byte included, so that
-        equal ranks stay equal.
-    step : ndarray of int32 [messages]
-        Where in the algorithm the message belongs; never decreases. It says
-        nothing about time: only ``after`` does.
-    channel : ndarray of int8 [messages]
-        Independent connections between the same two ranks have different ones.
-    after_first : ndarray of int64 [messages + 1]
-        Message m starts when all of ``after[after_first[m]:after_first[m + 1]]``
-        have arrived.
-    after : ndarray of int32 [waits]
-        Rows, ascending within a message and all smaller than the message's own.
-    contents : Contents
-        What the messages carry.
-    """
-
+    # What the messages carry out
     algorithm: str
     collective: str
+    # The group's ranks in its own order, then the names of switches that take part. ``source`` and
+    # ``target`` count in it.
     endpoints: tuple[int | str, ...]
-    message_bytes: float
+    message_bytes: float  # size of the collective, as in ``tables.TASKS`` [bytes]
+    # Who sends to whom. Equal ends are a join: it moves nothing, takes no time and stands for a set
+    # of messages that several others wait for [messages].
     source: Index
     target: Index
+    # Bytes moved. Blocks are equal, fractions of a byte included, so that equal ranks stay equal
+    # [messages].
     size_bytes: NDArray[np.float64]
+    # Where in the algorithm the message belongs; never decreases. It says nothing about time: only
+    # ``after`` does [messages].
     step: Index
+    # Independent connections between the same two ranks have different ones [messages]
     channel: NDArray[np.int8]
+    # Message m starts when all of ``after[after_first[m]:after_first[m + 1]]`` have arrived
+    # [messages + 1]
     after_first: Offsets
-    after: Index
-    contents: Contents
+    after: Index  # rows, ascending within a message and all smaller than the message's own [waits]
+    contents: Contents  # what the messages carry
 
     def __len__(self) -> int:
         return len(self.source)
@@ -116,19 +82,9 @@ class Schedule:
 
 
 def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offsets, Index]:
-    """Turn pairs into compressed rows: sorted, each pair once.
+    """Turn pairs of a row and one that it waits for into compressed rows: sorted, each pair once.
 
-    Parameters
-    ----------
-    waiter, awaited : ndarray of int64 [pairs]
-        Row ``waiter[i]`` waits for row ``awaited[i]``.
-    messages : int
-        Rows in all.
-
-    Returns
-    -------
-    first : ndarray of int64 [messages + 1]
-    after : ndarray of int32 [waits]
+    Returns where each row's begin [messages + 1] and the rows awaited [waits].
     """
     code = np.sort(waiter * messages + awaited)
     if len(code):
@@ -140,13 +96,7 @@ def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offset
 
 
 def order_connections(schedule: Schedule) -> Schedule:
-    """Let each connection carry one message at a time, in the order of the rows.
-
-    Returns
-    -------
-    Schedule
-        The same messages; each also waits for the row before it on the same
-        channel from the same source to the same target.
+    """Let each connection (channel, source, target) carry one message at a time, in the order of the rows.
 
     Notes
     -----
@@ -193,31 +143,17 @@ class Messages:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """An algorithm on members 0 to n - 1, of which 0 is the root.
+    """An algorithm on members 0 to n - 1, of which 0 is the root."""
 
-    Attributes
-    ----------
-    members : int
-        Ranks.
-    messages : Messages
-        What they send.
-    origin, destination : ndarray of int32 [blocks]
-        As in ``schedule.Contents``.
-    pieces : int
-        Blocks that make up the collective's ``message_bytes``.
-    switches : int
-        Members beyond the ranks.
-    previous : ndarray of int64 [messages], optional
-        Where every message waits for one other at most: that one, or -1.
-        Without it the waits are derived from the contents.
-    """
-
-    members: int
-    messages: Messages
+    members: int  # ranks
+    messages: Messages  # what they send
+    # As in ``schedule.Contents`` [blocks]
     origin: Index
     destination: Index
-    pieces: int
-    switches: int = 0
+    pieces: int  # blocks that make up the collective's ``message_bytes``
+    switches: int = 0  # members beyond the ranks
+    # Where every message waits for one other at most: that one, or -1. Without it the waits are
+    # derived from the contents [messages].
     previous: Offsets | None = None
 
 
@@ -230,28 +166,15 @@ SUMS_OR_COPIES = ("all_reduce", "broadcast", "reduce", "barrier")
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm as its module registers it, in ``catalogue.REGISTERED``.
+    """An algorithm as its module registers it, in ``catalogue.REGISTERED``."""
 
-    Attributes
-    ----------
-    name : str
-        Full name, with underscores.
-    build : function
-        Makes the messages from the collective, the number of members and of
-        the chunks that each message is cut into.
-    collectives : tuple of str
-        What it does, of ``WITH_BARRIER``.
-    short : str
-        Short name on the command line, "" without one.
-    switches : int
-        Switches that compute, beyond the ranks.
-    """
-
-    name: str
+    name: str  # full name, with underscores
+    # Makes the messages from the collective, the number of members and of the chunks that each
+    # message is cut into
     build: Callable[[str, int, int], Pattern]
-    collectives: tuple[str, ...]
-    short: str = ""
-    switches: int = 0
+    collectives: tuple[str, ...]  # what it does, of ``WITH_BARRIER``
+    short: str = ""  # short name on the command line, "" without one
+    switches: int = 0  # switches that compute, beyond the ranks
 
 
 def make_messages(
@@ -268,8 +191,6 @@ def make_messages(
 
     Parameters
     ----------
-    step, source, target : array of int [messages] or int
-        Columns.
     parts : array of int [messages, parts of a message]
         What each carries.
     chunks : int
@@ -277,8 +198,6 @@ def make_messages(
         is chunk k of a part.
     lag : int
         Steps from one chunk to the next.
-    reduces : bool
-        As in ``schedule.Contents``.
     """
     table = np.atleast_2d(np.asarray(parts, dtype=np.int32))
     rows, width = table.shape
@@ -302,13 +221,7 @@ def make_messages(
 
 
 def check_entries(count: int) -> None:
-    """Refuse a table that would fill the memory.
-
-    Raises
-    ------
-    InputError
-        When it lists more than ``_MOST_ENTRIES`` blocks.
-    """
+    """Refuse, with InputError, a table of more than ``_MOST_ENTRIES`` blocks, which would fill the memory."""
     if count > _MOST_ENTRIES:
         raise InputError(
             f"the messages would list {count} blocks, more than {_MOST_ENTRIES}",
@@ -371,17 +284,7 @@ def reverse(messages: Messages, reduces: bool) -> Messages:
 
 
 def embed(messages: Messages, members: ArrayLike, blocks: ArrayLike) -> Messages:
-    """Give messages other members, and each of their blocks a set of blocks.
-
-    Parameters
-    ----------
-    messages : Messages
-        A pattern's.
-    members : array of int [members]
-        New number of each old member.
-    blocks : array of int [old blocks, new blocks of each]
-        What each old block becomes.
-    """
+    """Give messages other members, and each of their blocks a set of blocks."""
     place = np.asarray(members, dtype=np.int32)
     table = np.asarray(blocks, dtype=np.int32)
     return replace(
@@ -416,15 +319,7 @@ def merge(one: Pattern, other: Pattern) -> Pattern:
 
 
 def relabel(pattern: Pattern, members: ArrayLike) -> Pattern:
-    """Give a pattern's members other numbers.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        Without switches.
-    members : array of int [members]
-        New number of each old one.
-    """
+    """Give the members of a pattern without switches other numbers."""
     place = np.asarray(members, dtype=np.int32)
     ends = np.append(place, np.int32(-1))  # so that -1 stays -1
     blocks = np.arange(len(pattern.origin))[:, None]

@@ -97,12 +97,8 @@ def build_tree(
 
     Parameters
     ----------
-    collective : str
-        One of the four.
     parent : ndarray of int [members]
         -1 for the root.
-    chunks : int
-        Pieces that follow one another.
     turn : ndarray of int [members], optional
         Step in which a member hears from its parent, later than the parent
         does; its distance from the root, less one, without.

@@ -34,19 +34,7 @@ def assemble(
     endpoints: tuple[int | str, ...],
     message_bytes: float,
 ) -> Schedule:
-    """Turn a pattern into a schedule.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        On as many members as there are endpoints.
-    algorithm, collective : str
-        Names to keep.
-    endpoints : tuple of int or str
-        Ranks, then switches.
-    message_bytes : float
-        Size of the collective [bytes].
-    """
+    """Turn a pattern into a schedule; the endpoints are ranks, then switches."""
     if pattern.previous is None:
         messages, after_first, after = _order_with_joins(pattern, len(endpoints))
     else:
@@ -119,7 +107,6 @@ def _order_with_joins(pattern: Pattern, members: int) -> tuple[Messages, Offsets
 
 
 def _pick(messages: Messages, order: Offsets) -> Messages:
-    """Return messages in another order."""
     lengths = np.diff(messages.first)[order]
     first = np.zeros(len(order) + 1, dtype=np.int64)
     np.cumsum(lengths, out=first[1:])
@@ -136,13 +123,6 @@ def _pick(messages: Messages, order: Offsets) -> Messages:
 
 def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
     """Find what each message waits for: whoever brought what it carries.
-
-    Parameters
-    ----------
-    messages : Messages
-        Any order.
-    members, blocks : int
-        How many of each there are.
 
     Notes
     -----

@@ -37,19 +37,6 @@ def estimate_memory(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return the peak of every rank, ranks that do the same together.
 
-    Parameters
-    ----------
-    trace : Trace
-        The whole model's step on one rank.
-    operators : DataFrame
-        Its operators with the work of one rank's shards.
-    program : ProgramBuilder
-        The plan's program, written.
-    factors : sequence of float
-        Samples of each micro-batch over the traced ones.
-    stage_of : array [operators]
-        Stage of each operator.
-
     Returns
     -------
     list of dict
@@ -225,13 +212,6 @@ def tabulate_memory(
     memory: Sequence[dict[str, Any]], room_bytes: int | None = None
 ) -> pd.DataFrame:
     """Return what fills each rank at its peak, one row a rank and category.
-
-    Parameters
-    ----------
-    memory : sequence of dict
-        ``metadata.memory`` of a task graph.
-    room_bytes : int, optional
-        Memory of a rank's device [bytes].
 
     Returns
     -------

@@ -30,17 +30,11 @@ messages between stages, libraries' workspaces."""
 
 @dataclass
 class HeldMemory:
-    """What a rank's program holds beside its operators' results.
+    """What a rank's program holds beside its operators' results."""
 
-    Attributes
-    ----------
-    changes : list of (int, str, float)
-        From which task on a category holds how much more, or less [bytes].
-    dropped : list of (int, frozenset of int)
-        From which task on the gradients of some storages are gone.
-    """
-
+    # From which task on a category holds how much more, or less [bytes]
     changes: list[tuple[int, str, float]] = field(default_factory=list)
+    # From which task on the gradients of some storages are gone
     dropped: list[tuple[int, frozenset[int]]] = field(default_factory=list)
 
     def add(self, task_id: int, category: str, size_bytes: float) -> None:
@@ -50,56 +44,31 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """Which rules of the framework, beyond use by operators, keep a result alive.
+    """Which rules of the framework, beyond use by operators, keep a result alive."""
 
-    Attributes
-    ----------
-    until_backward : array of int
-        Storages, as entries of the table, that stay until their stage's
-        backward of the micro-batch begins: what a stage sends on.
-    until_end : array of int
-        Those that stay until the end of the step: the outputs of the last stage.
-    buffered : bool
-        Whether results of other ranks arrive in buffers that are always there.
-    adds_up : bool
-        Whether gradients of a second micro-batch are added to the first one's.
-    gradients_stay : bool
-        Whether gradients lie in buffers that are always there.
-    made_share : float
-        What a micro-batch's backward makes of each gradient before it is added
-        to such a buffer, over the buffer's size; it is dropped when backward ends.
-    fused_update : bool
-        Whether the optimizer is one kernel, which makes nothing in passing.
-    """
-
+    # Storages, as entries of the table, that stay until their stage's backward of the micro-batch
+    # begins: what a stage sends on
     until_backward: NDArray[np.int64]
+    # Those that stay until the end of the step: the outputs of the last stage
     until_end: NDArray[np.int64]
-    buffered: bool = True
-    adds_up: bool = True
-    gradients_stay: bool = False
+    buffered: bool = True  # whether results of other ranks arrive in buffers that are always there
+    adds_up: bool = True  # whether gradients of a second micro-batch are added to the first one's
+    gradients_stay: bool = False  # whether gradients lie in buffers that are always there
+    # What a micro-batch's backward makes of each gradient before it is added to such a buffer, over
+    # the buffer's size; it is dropped when backward ends
     made_share: float = 0.0
+    # Whether the optimizer is one kernel, which makes nothing in passing
     fused_update: bool = False
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The peak of one rank.
+    """The peak of one rank."""
 
-    Attributes
-    ----------
-    peak_bytes : int
-        Most that it holds at one time [bytes].
-    place : int
-        Row of its tasks at which that is.
-    categories : dict of str to int
-        What fills it then [bytes], the largest first.
-    held_bytes : ndarray of float
-        What it holds while the program is at each of its tasks [tasks] [bytes].
-    """
-
-    peak_bytes: int
-    place: int
-    categories: dict[str, int]
+    peak_bytes: int  # most that it holds at one time [bytes]
+    place: int  # row of its tasks at which that is
+    categories: dict[str, int]  # what fills it then [bytes], the largest first
+    # What it holds while the program is at each of its tasks [tasks] [bytes]
     held_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def list_changes(self) -> dict[str, list[int]]:
@@ -120,12 +89,6 @@ def profile_rank(
     tasks : DataFrame
         The rank's tasks in order: ``task_id``, ``kind``, ``phase``, ``name``,
         ``op_id``, ``micro_batch``.
-    table : StorageTable
-        Allocations of one rank.
-    factors : sequence of float
-        Samples of each micro-batch over the traced ones.
-    lifetimes : Lifetimes
-        What the framework keeps longer than operators do.
     fixed : dict of str to float
         What is there all the time beside what operators use, by category [bytes].
     held : HeldMemory, optional
@@ -229,7 +192,7 @@ class _Instances:
 def _comes_and_goes(
     found: _Instances, table: StorageTable, lifetimes: Lifetimes
 ) -> NDArray[np.bool_]:
-    """Tell which allocations are made in the step, and not in a buffer that is always there."""
+    """Find the allocations that are made in the step, and not in a buffer that is always there."""
     arrives = ~found.made & ~(lifetimes.buffered | (found.micro_batch < 0))
     return table.made[found.storage] & (found.made | arrives)
 

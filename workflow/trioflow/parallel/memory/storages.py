@@ -24,31 +24,17 @@ TEMPORARY = "temporary"
 
 @dataclass(frozen=True)
 class StorageTable:
-    """Allocations of one step, and which operators use them.
+    """Allocations of one step, and which operators use them."""
 
-    Attributes
-    ----------
-    storage_id : array [storages]
-        As in the trace.
-    category : array of str [storages]
-        parameter, gradient, optimizer_state, buffer, input, activation, or
-        temporary: made by backward or optimizer, and no gradient.
-    bytes : array [storages]
-        Size for the traced batch, on one rank [bytes].
-    growing : array [storages]
-        Part of that which grows with the batch, from 0 to 1.
-    made : array of bool [storages]
-        Whether an operator of the step makes it.
-    uses : tuple of array [operators + 1], array, array of bool
-        Where each operator's entries begin; the storages that it reads or
-        writes; whether it makes them.
-    """
-
-    storage_id: NDArray[np.int64]
+    storage_id: NDArray[np.int64]  # as in the trace [storages]
+    # parameter, gradient, optimizer_state, buffer, input, activation, or temporary: made by
+    # backward or optimizer, and no gradient [storages]
     category: NDArray[np.str_]
-    bytes: NDArray[np.float64]
-    growing: NDArray[np.float64]
-    made: NDArray[np.bool_]
+    bytes: NDArray[np.float64]  # size for the traced batch, on one rank [bytes] [storages]
+    growing: NDArray[np.float64]  # part of that which grows with the batch, from 0 to 1 [storages]
+    made: NDArray[np.bool_]  # whether an operator of the step makes it [storages]
+    # Where each operator's entries begin; the storages that it reads or writes; whether it makes
+    # them [operators + 1]
     uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 
     def find(self, storages: set[int]) -> NDArray[np.int64]:
@@ -74,10 +60,6 @@ def build_storage_table(
 
     Parameters
     ----------
-    trace : Trace
-        The whole model's step.
-    operators : DataFrame
-        The same operators with the work of one rank's shards.
     share_of : callable
         Storage of a parameter, its gradient or its state to the part of it that
         the rank holds; None for any other storage.
@@ -148,7 +130,6 @@ def _shares(
     uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], storages: list[int],
     share_of: Callable[[int], float | None],
 ) -> NDArray[np.float64]:  # fmt: skip
-    """Return the part of each storage that one rank holds."""
     read, written = (
         _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))
         for column in ("read_bytes", "write_bytes")

@@ -31,68 +31,34 @@ class ProgramBuilder:
     """Writes the programs of all ranks into one task graph.
 
     Rank numbers follow Megatron-LM: tensor fastest, then data, then pipeline.
-
-    Attributes
-    ----------
-    plan : Plan
-        Degrees and schedule.
-    kind : type of RankProgram
-        Writes a rank's program under this plan.
-    operators : DataFrame
-        Operators of the trace.
-    times : sequence of OperatorTimes
-        For each micro-batch; the first one's optimizer times count.
-    schedule : Schedule
-        Compute actions of the pipeline's ranks; the builder holds them lowered.
-    stages : sequence of StageWork
-        What each stage does.
-    split : TensorSplit
-        Operators of one tensor-parallel rank and their all-reduces.
-    tail_s : float
-        Host time after the last operator [s].
-    host : mapping
-        Host costs of the platform [s].
-    mode : str
-        One of ``schedules.table.MODES``.
-    factors : sequence of float
-        Samples of each micro-batch over the traced ones.
-    tied : sequence of TiedParameter
-        Parameters that stages on several ranks use.
-    placed : sequence of frozenset of int
-        Stages that update each parameter; empty without a pipeline.
-    partition, update_s : OptimizerPartition and sequence of dict, optional
-        Of ZeRO-1: who updates what, and the time of each replica's part of operators [s].
-    replicas : ReplicaWork, optional
-        Of DataParallel.
-    rates, offloaded, update_bytes_per_byte : HostRates, OffloadedActivations, float
-        Of what lies in the host's memory.
-    graph, memory : TaskGraphBuilder and dict
-        What has been written, and what each rank holds beside its operators' results.
-    loss_launched : int, optional
-        Task in which DataParallel's first rank launched the loss, once it has.
     """
 
     plan: Plan
-    kind: type[RankProgram]
+    kind: type[RankProgram]  # writes a rank's program under this plan
     operators: pd.DataFrame
-    times: Sequence[OperatorTimes]
-    schedule: Schedule
+    times: Sequence[OperatorTimes]  # for each micro-batch; the first one's optimizer times count
+    schedule: Schedule  # compute actions of the pipeline's ranks; the builder holds them lowered
     stages: Sequence[StageWork]
-    split: TensorSplit
-    tail_s: float = 0.0
-    host: Mapping[str, float] = field(default_factory=dict)
+    split: TensorSplit  # operators of one tensor-parallel rank and their all-reduces
+    tail_s: float = 0.0  # host time after the last operator [s]
+    host: Mapping[str, float] = field(default_factory=dict)  # host costs of the platform [s]
     mode: str = TRAIN
-    factors: Sequence[float] = ()
-    tied: Sequence[TiedParameter] = ()
+    factors: Sequence[float] = ()  # samples of each micro-batch over the traced ones
+    tied: Sequence[TiedParameter] = ()  # parameters that stages on several ranks use
+    # Stages that update each parameter; empty without a pipeline
     placed: Sequence[frozenset[int]] = ()
+    # Of ZeRO-1: who updates what, and the time of each replica's part of operators [s]
     partition: OptimizerPartition | None = None
     update_s: Sequence[dict[int, float]] = ()
-    replicas: ReplicaWork | None = None
+    replicas: ReplicaWork | None = None  # of DataParallel
+    # Of what lies in the host's memory
     rates: HostRates | None = None
     offloaded: OffloadedActivations | None = None
     update_bytes_per_byte: float = 0.0
+    # What has been written, and what each rank holds beside its operators' results
     graph: TaskGraphBuilder = field(init=False, default_factory=TaskGraphBuilder)
     memory: dict[int, HeldMemory] = field(init=False, default_factory=dict)
+    # Task in which DataParallel's first rank launched the loss, once it has
     loss_launched: int | None = field(init=False, default=None)
     _matches: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
     _collected: TaskGraph | None = field(init=False, default=None)
@@ -148,7 +114,6 @@ class ProgramBuilder:
 
 
 def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
-    """Return where the ranks of a plan lie: by pipeline, group of shards, place in it and tensor."""
     shards = plan.shard if plan.sharding == "hsdp" else plan.data
     return Grid((plan.pipeline, plan.data // shards, shards, plan.tensor), alike)
 

@@ -72,15 +72,7 @@ def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
 
 
 def size_update(trace: Trace, parameter_bytes: float) -> float:
-    """Return what the host reads and writes to update some parameters [bytes].
-
-    Parameters
-    ----------
-    trace : Trace
-        Says how much state the optimizer keeps for each byte of a parameter.
-    parameter_bytes : float
-        Parameters of one rank; their gradients are as large.
-    """
+    """Return what the host reads and writes to update some parameters, which are one rank's [bytes]."""
     table = build_storage_table(trace, trace.operators, lambda storage: None)
     whole = float(table.bytes[table.category == "parameter"].sum())
     state = float(table.bytes[(table.category == "optimizer_state") & ~table.made].sum())
@@ -89,13 +81,6 @@ def size_update(trace: Trace, parameter_bytes: float) -> float:
 
 def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
     """Return what each unit of a model keeps for backward.
-
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model.
-    operators : DataFrame
-        Its operators with the work of one rank's shards.
 
     Raises
     ------
@@ -143,19 +128,7 @@ def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivati
 
 
 class ActivationMover:
-    """Writes the copies of one rank's activations to the host and back.
-
-    Parameters
-    ----------
-    rank : RankProgram
-        Whose tasks they go between.
-    plan : OffloadedActivations
-        What moves.
-    rates : HostRates
-        How fast.
-    factors : sequence of float
-        Samples of each micro-batch over the traced ones.
-    """
+    """Writes the copies of one rank's activations to the host and back."""
 
     def __init__(
         self, rank: RankProgram, plan: OffloadedActivations, rates: HostRates,
@@ -220,15 +193,7 @@ class ActivationMover:
 
 
 class HostOptimizer:
-    """Writes one rank's gradients' way to the host, the update there, and the parameters' way back.
-
-    Parameters
-    ----------
-    rank : RankProgram
-        Whose tasks they go between.
-    rates : HostRates
-        How fast.
-    """
+    """Writes one rank's gradients' way to the host, the update there, and the parameters' way back."""
 
     def __init__(self, rank: RankProgram, rates: HostRates) -> None:
         self.rank, self.rates = rank, rates

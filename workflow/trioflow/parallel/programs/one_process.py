@@ -6,6 +6,10 @@ hands their gradients out, and after the replicas' backward adds up all
 gradients, in coalesced buffers again. It alone runs the optimizer. Nothing
 overlaps: every copy and collective runs in the devices' compute streams.
 
+Python threads take turns under the interpreter's lock, so that the forward launches of all
+devices stand in one queue, the first device's ``host`` stream. Backward runs in autograd's own
+thread of each device, which holds no lock: its launches keep a queue for each device.
+
 Notes
 -----
 Broadcasts and sums are NCCL's, as in a build of PyTorch with NCCL; without it
@@ -15,17 +19,7 @@ interpreter, a walk over all modules, is not known to a trace and left out.
 References
 ----------
 PyTorch 2.13 ``torch/nn/parallel/{data_parallel,replicate,scatter_gather,parallel_apply,_functions,comm}.py``,
-``torch/csrc/cuda/comm.cpp``.
-
-Python threads take turns under the interpreter's lock, so that the forward
-launches of all devices stand in one queue, the first device's ``host`` stream,
-one operator after the other. Backward runs in autograd's own thread of each
-device, which holds no lock: its launches keep a queue for each device.
-
-References
-----------
-PyTorch 2.13 ``torch/nn/parallel/parallel_apply.py``,
-``torch/csrc/autograd/python_engine.cpp`` (``thread_init`` releases the lock).
+``torch/csrc/cuda/comm.cpp``, ``torch/csrc/autograd/python_engine.cpp`` (``thread_init`` releases the lock).
 """
 
 from __future__ import annotations
@@ -49,16 +43,7 @@ from trioflow.trace.store import Trace, tensor_bytes
 def share_host(graph: TaskGraph) -> TaskGraph:
     """Return a graph whose forward launches of all ranks stand in one queue of the first rank.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        Ranks one after the other, each with launches in its ``host`` stream.
-
-    Returns
-    -------
-    TaskGraph
-        The same tasks, numbered so that the ranks' launches alternate;
-        unchanged where nothing is launched.
+    Tasks are numbered anew so that the ranks' launches alternate; unchanged where nothing is launched.
     """
     tasks = graph.tasks
     launches = ((tasks["stream"] == "host") & (tasks["phase"] == "forward")).to_numpy(dtype=bool)
@@ -162,16 +147,7 @@ _OF_REPLICA, _OF_WHOLE = 0, 1
 def build_replicas(
     trace: Trace, samples: Sequence[int], copies_s: Callable[[Sequence[int]], list[float]]
 ) -> ReplicaWork:
-    """Return what a step of DataParallel moves.
-
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model on one device.
-    samples : sequence of int
-        Of each device that gets any.
-    copies_s : callable
-        Predicts copies of some sizes [bytes] on one device [s].
+    """Return what a step of DataParallel moves; ``copies_s`` predicts copies of some sizes [bytes] on one device [s].
 
     Raises
     ------
@@ -287,7 +263,6 @@ class ReplicaRank(ProcessRank):
         self._hold("message", -sum(sum(each) for each in self.moved.outputs))
 
     def _gather_outputs(self) -> None:
-        """Copy every device's outputs into one tensor of the first."""
         whole = sum(sum(each) for each in self.moved.outputs)
         self._hold("message", whole if self.is_first else 0)
         for index, sizes in enumerate(self.moved.outputs):
@@ -334,7 +309,6 @@ class ReplicaRank(ProcessRank):
         self.waits = []
 
     def _hold(self, category: str, size_bytes: float) -> None:
-        """Hold so much more, or less, from the next task on."""
         if size_bytes:
             memory = self.program.memory_of(self.rank)
             memory.add(self.program.graph.next_task, category, size_bytes)

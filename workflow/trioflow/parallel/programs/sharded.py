@@ -51,17 +51,6 @@ def cost_units(
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
-    Parameters
-    ----------
-    units : sequence of ShardedUnit
-        From ``sharding.build_units``.
-    shards : int
-        Ranks that share each parameter.
-    micro_steps : int
-        Steps whose gradients are added up.
-    elementwise : callable
-        Predicts a copy or an addition.
-
     Notes
     -----
     Each copy is one operator over all of a unit's parameters
@@ -194,7 +183,6 @@ class UnitRank(StagedRank):
             self._gather(index - 1, "backward")
 
     def _hooks(self, phase: str) -> None:
-        """Add what the hooks of one unit cost the host."""
         cost = self.program.host.get(f"sharded_{phase}_s", 0.0)
         if not cost:
             return
@@ -206,12 +194,10 @@ class UnitRank(StagedRank):
             self.compute("fully_shard: hooks", cost, "host", phase=phase)
 
     def _hold(self, category: str, size_bytes: float) -> None:
-        """Hold so much more, or less, from the next task on."""
         memory = self.program.memory_of(self.rank)
         memory.add(self.program.graph.next_task, category, size_bytes)
 
     def _give_up(self, index: int) -> None:
-        """Drop a unit's parameters."""
         if index in self.whole:
             self._hold("gathered", -self.units[index].gathered_bytes)
         self.whole.discard(index)

@@ -41,13 +41,6 @@ _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
 class StagedRank(RankProgram):
     """Writes one rank's tasks by its row of the schedule.
 
-    Parameters
-    ----------
-    program : ProgramBuilder
-        The plan, the stages' work, the times and the graph.
-    data, pipeline, tensor : int
-        The rank's place in the plan's grid.
-
     Attributes
     ----------
     dispatches : bool

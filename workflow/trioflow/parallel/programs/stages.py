@@ -67,8 +67,6 @@ class StageWorks:
 
     Attributes
     ----------
-    trace, plan, model
-        As in ``extrapolate``.
     schedule : Schedule
         Compute actions of the pipeline's ranks.
     factors : sequence of float
@@ -77,8 +75,6 @@ class StageWorks:
         Parameters that stages on several ranks use.
     spread_s : list of float
         How far predicted upkeep may lie below and above [s].
-    mode : str
-        One of ``schedules.table.MODES``.
     placed : list of frozenset of int
         Stages that update each parameter; empty without a pipeline.
     predicted, extrapolated : bool
@@ -99,15 +95,7 @@ class StageWorks:
     _known: dict[Any, tuple[float, float, float, bool]] = field(default_factory=dict)
 
     def build(self, split: TensorSplit, cut: list[list[str]]) -> list[StageWork]:
-        """Return the work of each stage.
-
-        Parameters
-        ----------
-        split : TensorSplit
-            Operators of one tensor-parallel rank and their all-reduces.
-        cut : list of list of str
-            Units of each stage.
-        """
+        """Return the work of each stage, whose units ``cut`` lists."""
         stage_of, unit_of = stages_of_operators(self.trace, cut)
         self.tied = self._tied_over_ranks(stage_of)
         if len(cut) > 1:
@@ -358,13 +346,7 @@ class StageWorks:
         return [float(value) for value in predicted["time_s"]]
 
     def interval(self, operators_s: float) -> tuple[float, float]:
-        """Return what the predicted upkeep adds to the interval of a rank's compute.
-
-        Parameters
-        ----------
-        operators_s : float
-            Time of all operators for one micro-batch [s].
-        """
+        """Return what predicted upkeep adds to the interval of a rank's compute, ``operators_s`` a micro-batch."""
         step_s = operators_s * self.schedule.micro_batches / self.plan.pipeline
         below, above = (spread / self.plan.pipeline / step_s for spread in self.spread_s)
         return max(1 - below, 0.01), 1 + above

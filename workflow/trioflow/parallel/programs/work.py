@@ -19,18 +19,12 @@ UNITS_ON_DEVICE = 2
 
 @dataclass(frozen=True)
 class HostRates:
-    """What a rank's host link and host can do.
+    """What a rank's host link and host can do."""
 
-    Attributes
-    ----------
-    link_bytes_per_s, link_latency_s : float
-        Of copies, in each direction.
-    update_bytes_per_s : float
-        What the host reads and writes in a second of the optimizer's work; 0 where it has none.
-    """
-
+    # Of copies, in each direction
     link_bytes_per_s: float
     link_latency_s: float
+    # What the host reads and writes in a second of the optimizer's work; 0 where it has none
     update_bytes_per_s: float
 
     def copy_s(self, size_bytes: float) -> float:
@@ -40,19 +34,13 @@ class HostRates:
 
 @dataclass(frozen=True)
 class UnitActivations:
-    """What one unit keeps for backward, and where in the step that begins and ends.
+    """What one unit keeps for backward, and where in the step that begins and ends."""
 
-    Attributes
-    ----------
-    begins, ends : int
-        Its first and last forward operator.
-    fixed_bytes, growing_bytes : float
-        What it keeps for the traced batch, of one rank: the part that stays
-        with another batch and the part that grows [bytes].
-    """
-
+    # Its first and last forward operator
     begins: int
     ends: int
+    # What it keeps for the traced batch, of one rank: the part that stays with another batch and
+    # the part that grows [bytes]
     fixed_bytes: float
     growing_bytes: float
 
@@ -63,18 +51,11 @@ class UnitActivations:
 
 @dataclass(frozen=True)
 class OffloadedActivations:
-    """Units that keep something, in the order of forward, and whose backward each operator is.
+    """Units that keep something, in the order of forward, and whose backward each operator is."""
 
-    Attributes
-    ----------
-    units : tuple of UnitActivations
-        All units that keep anything; the last `UNITS_ON_DEVICE` of them stay.
-    unit_of : dict of int to int
-        Backward operator to the unit that it belongs to.
-    """
-
+    # All units that keep anything; the last `UNITS_ON_DEVICE` of them stay
     units: tuple[UnitActivations, ...]
-    unit_of: dict[int, int]
+    unit_of: dict[int, int]  # backward operator to the unit that it belongs to
 
     def leaves(self, unit: int) -> bool:
         """Tell whether a unit's activations leave the device."""
@@ -83,173 +64,107 @@ class OffloadedActivations:
 
 @dataclass(frozen=True)
 class ReplicaWork:
-    """What one step of DataParallel moves.
+    """What one step of DataParallel moves."""
 
-    Attributes
-    ----------
-    samples : tuple of int
-        Of each device that gets any.
-    inputs, outputs : tuple of tuple of int
-        Each tensor's part on each device [tensors, devices] [bytes].
-    broadcasts, sums : tuple of int
-        Coalesced buffers, in order [bytes].
-    broadcast_copies_s, sum_copies_s : tuple of float
-        Time to copy tensors into each of them [s].
-    output_copies_s : tuple of float
-        Time to copy the first device's own part of each output [s].
-    loss, loss_backward : frozenset of int
-        Operators of the loss, which the first device alone runs.
-    spare_bytes : int
-        Inputs and targets of the first device's own samples, which are views
-        of the whole [bytes].
-    """
-
-    samples: tuple[int, ...]
+    samples: tuple[int, ...]  # of each device that gets any
+    # Each tensor's part on each device [tensors, devices] [bytes]
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
+    # Coalesced buffers, in order [bytes]
     broadcasts: tuple[int, ...]
     sums: tuple[int, ...]
+    # Time to copy tensors into each of them [s]
     broadcast_copies_s: tuple[float, ...]
     sum_copies_s: tuple[float, ...]
+    # Time to copy the first device's own part of each output [s]
     output_copies_s: tuple[float, ...]
+    # Operators of the loss, which the first device alone runs
     loss: frozenset[int]
     loss_backward: frozenset[int]
+    # Inputs and targets of the first device's own samples, which are views of the whole [bytes]
     spare_bytes: int
 
 
 @dataclass(frozen=True)
 class UnitWork:
-    """What one unit costs a rank.
+    """What one unit costs a rank."""
 
-    Attributes
-    ----------
-    unit : ShardedUnit
-        Its operators and parameters.
-    gathered_bytes, reduced_bytes : int
-        Result of its all-gather, input of its reduce-scatter [bytes].
-    copy_in_s, copy_out_s : float
-        Copies of its shards into, and of the whole out of, an all-gather [s].
-    reduce_copy_s : float
-        Copy of its gradients into a reduce-scatter [s].
-    accumulate_s : float
-        Time to add a further micro-step's gradients [s].
-    """
-
-    unit: ShardedUnit
+    unit: ShardedUnit  # its operators and parameters
+    # Result of its all-gather, input of its reduce-scatter [bytes]
     gathered_bytes: int
     reduced_bytes: int
+    # Copies of its shards into, and of the whole out of, an all-gather [s]
     copy_in_s: float
     copy_out_s: float
-    reduce_copy_s: float
-    accumulate_s: float
+    reduce_copy_s: float  # copy of its gradients into a reduce-scatter [s]
+    accumulate_s: float  # time to add a further micro-step's gradients [s]
 
 
 @dataclass(frozen=True)
 class ShardedWork:
-    """What ``fully_shard`` adds to a rank's operators.
+    """What ``fully_shard`` adds to a rank's operators."""
 
-    Attributes
-    ----------
-    units : list of UnitWork
-        In the order of forward, the root at the end.
-    shards : int
-        Ranks of a group that shares parameters.
-    reshards : bool
-        Whether units but the root give their parameters up after forward.
-    beside : bool
-        Whether the device has streams, so that copies and collectives may run
-        beside compute.
-    """
-
-    units: list[UnitWork]
-    shards: int
-    reshards: bool
+    units: list[UnitWork]  # in the order of forward, the root at the end
+    shards: int  # ranks of a group that shares parameters
+    reshards: bool  # whether units but the root give their parameters up after forward
+    # Whether the device has streams, so that copies and collectives may run beside compute
     beside: bool
 
 
 @dataclass
 class StageWork:
-    """What one pipeline stage (one tensor-parallel shard of it) does.
+    """What one pipeline stage (one tensor-parallel shard of it) does."""
 
-    Attributes
-    ----------
-    forward, backward, optimizer : array
-        ``op_id`` of the stage's operators, in order.
-    update_shares, update_s : dict of int to float
-        Optimizer operators over parameters of several stages, with the part of
-        the work that is this stage's, and its time [s].
-    backward_input, backward_weight : array
-        The backward in two: what the gradient of the stage's input takes, and
-        the rest; filled where the schedule runs them apart.
-    input_share : dict of int to float
-        Operators in both, with the part of their time that the first takes.
-    recomputed : array
-        Forward operators that a repeated forward runs again: all but the loss.
-    regions : sequence of Recomputation
-        Parts of forward that backward runs again.
-    before, after : dict of int to list of StageExchange
-        Operator to the tensor-parallel collectives right before and after it.
-    partial_bytes, partial_copy_s : int, float
-        Gradients of parameters that saw a tensor-parallel rank's tokens alone,
-        and the time to copy them into one buffer or back [bytes], [s].
-    buckets : list of Bucket
-        Gradients that are reduced, or go to the host, together; empty without
-        data parallelism and offload.
-    bucket_storages : list of frozenset of int
-        Storages of the gradients of each bucket, where they are dropped.
-    bucket_copy_s, bucket_return_s : list of float
-        Time to copy each bucket's gradients in and back [s]; empty where gradients lie in it.
-    gathered_bytes : list of int
-        Weights of each bucket, which replicas that updated a slice of it gather [bytes].
-    buffer_bytes : list of int
-        Broadcasts of buffers before forward [bytes], empty without data parallelism.
-    accumulate_s, scale_s : float
-        Time to add a further micro-batch's gradients, and to divide them by
-        the number of micro-batches [s].
-    send_bytes : list of int
-        Activations sent to the next stage, for each micro-batch [bytes].
-    sharded : ShardedWork, optional
-        Units, copies and messages of ``fully_shard``.
-    """
-
+    # ``op_id`` of the stage's operators, in order
     forward: NDArray[np.int64]
     backward: NDArray[np.int64]
     optimizer: NDArray[np.int64]
+    # Optimizer operators over parameters of several stages, with the part of the work that is this
+    # stage's, and its time [s]
     update_shares: dict[int, float] = field(default_factory=dict)
     update_s: dict[int, float] = field(default_factory=dict)
+    # The backward in two: what the gradient of the stage's input takes, and the rest; filled where
+    # the schedule runs them apart
     backward_input: Sequence[int] = ()
     backward_weight: Sequence[int] = ()
+    # Operators in both, with the part of their time that the first takes
     input_share: dict[int, float] = field(default_factory=dict)
+    # Forward operators that a repeated forward runs again: all but the loss
     recomputed: Sequence[int] = ()
-    regions: Sequence[Recomputation] = ()
+    regions: Sequence[Recomputation] = ()  # parts of forward that backward runs again
+    # Operator to the tensor-parallel collectives right before and after it
     before: dict[int, list[StageExchange]] = field(default_factory=dict)
     after: dict[int, list[StageExchange]] = field(default_factory=dict)
+    # Gradients of parameters that saw a tensor-parallel rank's tokens alone, and the time to copy
+    # them into one buffer or back [bytes], [s]
     partial_bytes: int = 0
     partial_copy_s: float = 0.0
+    # Gradients that are reduced, or go to the host, together; empty without data parallelism and
+    # offload
     buckets: list[Bucket] = field(default_factory=list)
+    # Storages of the gradients of each bucket, where they are dropped
     bucket_storages: list[frozenset[int]] = field(default_factory=list)
+    # Time to copy each bucket's gradients in and back [s]; empty where gradients lie in it
     bucket_copy_s: list[float] = field(default_factory=list)
     bucket_return_s: list[float] = field(default_factory=list)
+    # Weights of each bucket, which replicas that updated a slice of it gather [bytes]
     gathered_bytes: list[int] = field(default_factory=list)
+    # Broadcasts of buffers before forward [bytes], empty without data parallelism
     buffer_bytes: list[int] = field(default_factory=list)
+    # Time to add a further micro-batch's gradients, and to divide them by the number of micro-
+    # batches [s]
     accumulate_s: float = 0.0
     scale_s: float = 0.0
+    # Activations sent to the next stage, for each micro-batch [bytes]
     send_bytes: list[int] = field(default_factory=list)
-    sharded: ShardedWork | None = None
+    sharded: ShardedWork | None = None  # units, copies and messages of ``fully_shard``
 
 
 @dataclass
 class OperatorTimes:
-    """Times of the operators at one micro-batch's size.
+    """Times of the operators at one micro-batch's size."""
 
-    Attributes
-    ----------
-    device_s, host_s : array [operators]
-        Time on the device and host time before it [s].
-    separate_host : bool
-        Whether the host runs beside the device (a GPU) or is the device (a CPU).
-    """
-
+    # Time on the device and host time before it [s] [operators]
     device_s: NDArray[np.float64]
     host_s: NDArray[np.float64]
-    separate_host: bool
+    separate_host: bool  # whether the host runs beside the device (a GPU) or is the device (a CPU)

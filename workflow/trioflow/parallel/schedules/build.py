@@ -69,10 +69,6 @@ def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: i
     ----------
     name : str
         One of ``SCHEDULES``, or one that a package registers.
-    ranks : int
-        Ranks of the pipeline.
-    micro_batches : int
-        Pieces of the batch.
     stages_per_rank : int, optional
         Stages of each rank; gpipe, gpipe-recompute and 1f1b have one, zbv has two.
 
@@ -161,13 +157,6 @@ def parse_action(text: str) -> Action | None:
 def read_schedule(path: str | Path, name: str = "") -> Schedule:
     """Read a schedule written by ``write_schedule`` or by PyTorch, and check it.
 
-    Parameters
-    ----------
-    path : path
-        The file.
-    name : str, optional
-        Name of the schedule; the file does not hold one.
-
     Raises
     ------
     PlanError
@@ -237,14 +226,8 @@ def plan_schedule(
 
     Parameters
     ----------
-    plan : Plan
-        Its schedule, pipeline degree and stages a rank.
-    micro_batches : int, optional
-        Micro-batches that the batch really makes; the plan's by default.
     given : Schedule, optional
         A schedule to take instead, checked against these numbers.
-    mode : str, optional
-        One of ``schedules.table.MODES``; without backward only forwards are left.
 
     Raises
     ------

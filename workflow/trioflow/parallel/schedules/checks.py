@@ -32,21 +32,12 @@ _UNIT_COSTS = {FORWARD: 1.0, BACKWARD: 2.0, BACKWARD_INPUT: 1.0, BACKWARD_WEIGHT
 
 @dataclass(frozen=True)
 class IdealRun:
-    """A schedule run with equal stages and messages that take no time.
+    """A schedule run with equal stages and messages that take no time."""
 
-    Attributes
-    ----------
-    ends : dict of Action to float
-        When each compute action ends [slots]; of a repeated forward, the last.
-    makespan : float
-        When the last rank is done [slots].
-    busy : tuple of float
-        Slots that each rank computes.
-    """
-
+    # When each compute action ends [slots]; of a repeated forward, the last
     ends: dict[Action, float]
-    makespan: float
-    busy: tuple[float, ...]
+    makespan: float  # when the last rank is done [slots]
+    busy: tuple[float, ...]  # slots that each rank computes
 
     @property
     def idle_share(self) -> float:
@@ -166,8 +157,6 @@ def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) ->
 
     Parameters
     ----------
-    schedule : Schedule
-        With or without messages; idle cells cost nothing.
     costs : mapping
         Slots of F, B, I and W.
 
@@ -191,8 +180,6 @@ def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) ->
 
 
 class _Run:
-    """State of one ideal run."""
-
     def __init__(self, schedule: Schedule, costs: Mapping[str, float]) -> None:
         self.rows = [[a for a in row if a is not None] for row in schedule.rows]
         self.costs, self.stages = costs, schedule.stages

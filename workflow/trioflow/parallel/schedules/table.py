@@ -2,12 +2,8 @@
 
 References
 ----------
-PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``:
+PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_ComputationType``, ``_Action``,
 ``_PipelineScheduleRuntime._prepare_schedule_with_comms`` and what it calls.
-
-References
-----------
-PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_ComputationType``, ``_Action``.
 """
 
 from __future__ import annotations
@@ -86,15 +82,7 @@ def _parts(action: Action | None) -> tuple[Action, ...]:
 
 
 def _add_unshard_reshard(schedule: Schedule, active: int = _MAX_ACTIVE_STAGES) -> Schedule:
-    """Insert UNSHARD and RESHARD so that the next stages to compute are unsharded in time.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Compute actions; idle cells are dropped.
-    active : int
-        Stages that are unsharded at once.
-    """
+    """Insert UNSHARD and RESHARD so that the next ``active`` stages to compute are unsharded in time; idle cells go."""
     return replace(schedule, rows=tuple(_shard_row(row, active) for row in schedule.rows))
 
 
@@ -269,26 +257,14 @@ STAGE_KINDS = (UNSHARD, RESHARD, REDUCE_GRAD)
 
 
 class Action(NamedTuple):
-    """What a rank does in one cell.
+    """What a rank does in one cell."""
 
-    Attributes
-    ----------
-    stage : int
-        Pipeline stage, from 0; -1 for ``OVERLAP_F_B``, whose parts name theirs.
-    kind : str
-        F (forward), B (whole backward), I and W (gradients of the input, of
-        the weights), SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD,
-        REDUCE_GRAD or OVERLAP_F_B.
-    micro_batch : int or None
-        From 0; None for UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B.
-    parts : tuple of Action
-        The two actions that OVERLAP_F_B runs together.
-    """
-
-    stage: int
+    stage: int  # pipeline stage, from 0; -1 for ``OVERLAP_F_B``, whose parts name theirs
+    # F (forward), B (whole backward), I and W (gradients of the input, of the weights), SEND_F,
+    # RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD or OVERLAP_F_B
     kind: str
-    micro_batch: int | None = None
-    parts: tuple[Action, ...] = ()
+    micro_batch: int | None = None  # from 0; None for UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B
+    parts: tuple[Action, ...] = ()  # the two actions that OVERLAP_F_B runs together
 
     def __str__(self) -> str:
         if self.parts:
@@ -301,21 +277,12 @@ Row = tuple[Action | None, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which actions each rank of a pipeline runs, in which order.
+    """Which actions each rank of a pipeline runs, in which order."""
 
-    Attributes
-    ----------
-    name : str
-        As in a plan: gpipe, 1f1b, interleaved and so on; empty for an imported one.
-    micro_batches : int
-        Pieces of one rank's batch.
-    rows : tuple of tuple of (Action or None)
-        Actions of each rank in order; None idles for one slot. A second F of
-        the same stage and micro-batch recomputes what the first did not keep.
-    """
-
-    name: str
-    micro_batches: int
+    name: str  # as in a plan: gpipe, 1f1b, interleaved and so on; empty for an imported one
+    micro_batches: int  # pieces of one rank's batch
+    # Actions of each rank in order; None idles for one slot. A second F of the same stage and
+    # micro-batch recomputes what the first did not keep.
     rows: tuple[Row, ...]
 
     @property

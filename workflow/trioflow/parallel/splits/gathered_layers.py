@@ -60,23 +60,6 @@ _LAYERS = ("gemm", "convolution", "embedding")
 class GatheredLayer:
     """A layer that is split.
 
-    Attributes
-    ----------
-    op_id : int
-        Its forward operator.
-    module : str
-        Its module.
-    split : str
-        output or input: what its ranks share.
-    weight, shape : int, tuple of int
-        Storage and shape of its weight.
-    parameters, inputs : frozenset of int
-        Storages of the parameters that are cut, and of all else that it reads.
-    channels : int
-        What is shared: channels of its output or its input.
-    output_bytes, growing : int, float
-        Its output for the traced batch [bytes], and the part of it that grows with the batch.
-
     Notes
     -----
     Gathers pad shards to equal sizes. A grouped convolution is split inside
@@ -84,14 +67,17 @@ class GatheredLayer:
     bias, and that of a head with an embedding's weight, stays whole everywhere.
     """
 
-    op_id: int
-    module: str
-    split: str
+    op_id: int  # its forward operator
+    module: str  # its module
+    split: str  # output or input: what its ranks share
+    # Storage and shape of its weight
     weight: int
     shape: tuple[int, ...]
+    # Storages of the parameters that are cut, and of all else that it reads
     parameters: frozenset[int]
     inputs: frozenset[int]
-    channels: int
+    channels: int  # what is shared: channels of its output or its input
+    # Its output for the traced batch [bytes], and the part of it that grows with the batch
     output_bytes: int
     growing: float
 
@@ -264,13 +250,6 @@ class _Cutter:
 
 def split_gathered(trace: Trace, degree: int) -> TensorSplit:
     """Return the operators of one rank when every layer's outputs are split and gathered.
-
-    Parameters
-    ----------
-    trace : Trace
-        Trace of the whole model on one rank.
-    degree : int
-        Ranks that share each layer.
 
     Raises
     ------

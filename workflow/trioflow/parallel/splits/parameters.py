@@ -1,16 +1,10 @@
-"""The parameters of a model as one rank holds them, and where their gradients lie.
-
-Which gradients and buffers of replicas travel together, and when.
+"""The parameters of a model as one rank holds them, and which gradients and buffers travel together.
 
 References
 ----------
-PyTorch ``torch/csrc/distributed/c10d/reducer.cpp``,
-``compute_bucket_assignment_by_size`` and ``rebuild_buckets``.
-
-References
-----------
-PyTorch 2.13 ``torch/nn/parallel/comm.py``; ``torch/csrc/utils/tensor_flatten.cpp``
-(``take_tensors``, which broadcasts use); ``torch/_utils.py`` (``_take_tensors``, which sums use).
+PyTorch 2.13 ``torch/csrc/distributed/c10d/reducer.cpp`` (``compute_bucket_assignment_by_size``,
+``rebuild_buckets``), ``torch/nn/parallel/comm.py``, ``torch/csrc/utils/tensor_flatten.cpp``
+(``take_tensors``, which broadcasts use), ``torch/_utils.py`` (``_take_tensors``, which sums use).
 """
 
 from __future__ import annotations
@@ -31,28 +25,15 @@ from trioflow.units import BYTES_PER_MIB
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as one tensor-parallel rank holds it.
+    """A parameter as one tensor-parallel rank holds it."""
 
-    Attributes
-    ----------
-    name : str
-        Path in the model.
-    shape : tuple of int
-        Of the tensor-parallel shard.
-    elem_bytes : int
-        Bytes of an element.
-    storage_id, gradient_storage_id : int
-        In the trace's tensors; -1 where unknown.
-    trained : bool
-        Whether the step makes a gradient of it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    elem_bytes: int
+    name: str  # path in the model
+    shape: tuple[int, ...]  # of the tensor-parallel shard
+    elem_bytes: int  # bytes of an element
+    # In the trace's tensors; -1 where unknown
     storage_id: int
     gradient_storage_id: int
-    trained: bool
+    trained: bool  # whether the step makes a gradient of it
 
     @property
     def module(self) -> str:
@@ -159,21 +140,11 @@ def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that one all-reduce carries.
+    """Gradients that one all-reduce carries."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Parameters, in the order in which they lie in the bucket.
-    sizes_bytes : tuple of int
-        Size of each gradient [bytes].
-    ready_after_op_id : int
-        Operator after which the last of them is ready.
-    """
-
-    names: tuple[str, ...]
-    sizes_bytes: tuple[int, ...]
-    ready_after_op_id: int
+    names: tuple[str, ...]  # parameters, in the order in which they lie in the bucket
+    sizes_bytes: tuple[int, ...]  # size of each gradient [bytes]
+    ready_after_op_id: int  # operator after which the last of them is ready
 
     @property
     def size_bytes(self) -> int:
@@ -197,11 +168,6 @@ def build_buckets(
         ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness.
     first_bucket_bytes, bucket_bytes : int
         Limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
-
-    Returns
-    -------
-    list of Bucket
-        In the order in which DDP launches their all-reduces.
     """
     buckets: list[Bucket] = []
     held: list[Mapping[str, Any]] = []
@@ -231,15 +197,9 @@ Sized = Sequence[tuple[int, int]]
 
 
 def coalesce_broadcasts(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return the buffers of a coalesced broadcast [bytes].
+    """Return the buffers of a coalesced broadcast, one for each width of elements [bytes].
 
-    Parameters
-    ----------
-    tensors : sequence of (int, int)
-        Size of each and width of its elements, one buffer holding equal
-        widths [bytes].
-    limit : int
-        A buffer is closed when a tensor brings it to this size [bytes].
+    ``tensors`` are size and element width of each; a buffer closes when a tensor brings it to ``limit`` [bytes].
     """
     held: dict[int, int] = {}
     closed = []
@@ -252,16 +212,7 @@ def coalesce_broadcasts(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
 
 
 def coalesce_sums(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
-    """Return the buffers of a coalesced sum [bytes].
-
-    Parameters
-    ----------
-    tensors : sequence of (int, int)
-        As in `coalesce_broadcasts`.
-    limit : int
-        A buffer that holds something is closed before a tensor that would
-        bring it above this size [bytes].
-    """
+    """Return the buffers of a coalesced sum [bytes]; one closes before a tensor would bring it above ``limit``."""
     held: dict[int, int] = {}
     closed = []
     for size, width in tensors:

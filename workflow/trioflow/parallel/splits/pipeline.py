@@ -63,20 +63,9 @@ def assign_units(trace: Trace) -> NDArray[np.int64]:
 
 
 def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
-    """Cut a chain into stages so that the longest takes the least time.
+    """Return the units in each stage of a chain cut so that the longest stage takes the least time.
 
-    Parameters
-    ----------
-    times_s : sequence of float
-        Time of each unit [s].
-    stages : int
-        Number of stages.
-
-    Returns
-    -------
-    list of int
-        Number of units in each stage, by exact dynamic programming; among
-        equal cuts the one with the earlier boundaries.
+    By exact dynamic programming; among equal cuts the one with the earlier boundaries.
 
     Raises
     ------
@@ -115,10 +104,6 @@ def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str
 
     Parameters
     ----------
-    trace : Trace
-        The whole model's step.
-    stages : int
-        Number of stages.
     balance : {"time", "count"}
         ``time``: by the time of forward and backward, and as ``count`` where
         the trace has no times. ``count``: by the number of layers, which are
@@ -179,17 +164,7 @@ def partition_trace(
 
 @remembered
 def crossing_storages(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> dict[int, int]:
-    """Return the activations made before a cut and read behind it: storage to size [bytes].
-
-    Parameters
-    ----------
-    trace : Trace
-        The whole model's step.
-    unit_of : array [operators]
-        Unit, or stage, of each operator.
-    cut : int
-        First unit, or stage, behind the cut.
-    """
+    """Return the activations made before a cut and read behind it: storage to size [bytes]."""
     forward = trace.operators[trace.operators["phase"] == "forward"]
     before: set[int] = set()
     crossing: dict[int, int] = {}
@@ -270,27 +245,13 @@ def loss_operators(trace: Trace) -> set[int]:
 
 @dataclass(frozen=True)
 class TiedParameter:
-    """A parameter that several units use, such as a token embedding that is the head's weight too.
+    """A parameter that several units use, such as a token embedding that is the head's weight too."""
 
-    Attributes
-    ----------
-    gradient : dict
-        Its entry among the trace's gradients.
-    size_bytes : int
-        Gradient of one rank's copy [bytes].
-    stages : tuple of int
-        Stages that use it, in order.
-    ready_after : dict of int to int
-        Stage to its last operator that makes a part of the gradient.
-    sums : frozenset of int
-        Operators that add the parts up on one rank; between ranks an
-        all-reduce does.
-    """
-
-    gradient: dict[str, Any]
-    size_bytes: int
-    stages: tuple[int, ...]
-    ready_after: dict[int, int]
+    gradient: dict[str, Any]  # its entry among the trace's gradients
+    size_bytes: int  # gradient of one rank's copy [bytes]
+    stages: tuple[int, ...]  # stages that use it, in order
+    ready_after: dict[int, int]  # stage to its last operator that makes a part of the gradient
+    # Operators that add the parts up on one rank; between ranks an all-reduce does
     sums: frozenset[int]
 
     def shard(self, degree: int) -> TiedParameter:
@@ -301,13 +262,6 @@ class TiedParameter:
 @remembered
 def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
     """Return the parameters that forward operators of several stages read.
-
-    Parameters
-    ----------
-    trace : Trace
-        The whole model's step.
-    stage_of : array [operators]
-        Stage of each operator.
 
     Notes
     -----

@@ -1,22 +1,17 @@
-"""What data-parallel ranks share: units of parameters and their shards.
+"""What data-parallel ranks share: units of parameters and their shards, parts of the optimizer.
 
 ``fsdp`` (and ``zero3``, the same) is ``fully_shard`` as PyTorch's own examples
 apply it: to each inner unit of the model's chain by itself, then to the whole
 model, whose root keeps what is left, the first and the last unit. ``zero2`` is
 ``fully_shard`` with ``reshard_after_forward=False``, ``hsdp`` with a mesh of
-two dimensions. ``zero1`` is DDP with ``ZeroRedundancyOptimizer``.
+two dimensions. ``zero1`` is DDP with ``ZeroRedundancyOptimizer``: each rank
+updates its part of the parameters and broadcasts them.
 
 References
 ----------
 PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard``,
-``torch/distributed/optim/zero_redundancy_optimizer.py``.
-
-ZeRO-1 as PyTorch ships it: each rank updates its part of the parameters and broadcasts them.
-
-References
-----------
-PyTorch 2.13 ``torch/distributed/optim/zero_redundancy_optimizer.py``,
-``_partition_parameters`` and ``_broadcast_params_from_rank``.
+``torch/distributed/optim/zero_redundancy_optimizer.py`` (``_partition_parameters``,
+``_broadcast_params_from_rank``).
 """
 
 from __future__ import annotations
@@ -42,33 +37,20 @@ from trioflow.trace.store import Trace, pipeline_units
 
 @dataclass(frozen=True)
 class ShardedUnit:
-    """Parameters that are gathered, and whose gradients are reduced, together.
+    """Parameters that are gathered, and whose gradients are reduced, together."""
 
-    Attributes
-    ----------
-    name : str
-        Unit of the trace; empty for the root.
-    parameters : tuple of Parameter
-        What it manages.
-    first_forward, last_forward : int
-        Its first and last forward operator.
-    first_backward, last_backward : int
-        The first and last backward operator of these.
-    in_graph : bool
-        Whether its input has a gradient. Otherwise autograd never comes back
-        to it, and its gradients are reduced at the end of backward.
-    reduced_width : float
-        Bytes of a gradient as it is reduced, over those of its parameter.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
+    name: str  # unit of the trace; empty for the root
+    parameters: tuple[Parameter, ...]  # what it manages
+    # Its first and last forward operator
     first_forward: int
     last_forward: int
+    # The first and last backward operator of these
     first_backward: int
     last_backward: int
+    # Whether its input has a gradient. Otherwise autograd never comes back to it, and its gradients
+    # are reduced at the end of backward.
     in_graph: bool
-    reduced_width: float = 1.0
+    reduced_width: float = 1.0  # bytes of a gradient as it is reduced, over those of its parameter
 
     def gathered_bytes(self, shards: int) -> int:
         """Return the result of its all-gather [bytes]."""
@@ -83,13 +65,6 @@ class ShardedUnit:
 @remembered
 def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
-
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model on one rank.
-    tensor : int
-        Ranks that share each split layer.
 
     Raises
     ------
@@ -228,37 +203,20 @@ def _place_root(trace: Trace, parameters: tuple[Parameter, ...]) -> ShardedUnit:
 
 @dataclass(frozen=True)
 class OptimizerPartition:
-    """Who updates what.
+    """Who updates what."""
 
-    Attributes
-    ----------
-    parameters : tuple of tuple of Parameter
-        Parameters of each rank, in the order in which it broadcasts them.
-    operators : tuple of tuple of int
-        Optimizer operators of each rank, those over several parameters included.
-    shared : tuple of int
-        Operators over the parameters of several ranks, such as a fused update;
-        each rank runs them on its own part.
-    shares : tuple of dict of int to float
-        Part of each shared operator that each rank runs.
-    """
-
+    # Parameters of each rank, in the order in which it broadcasts them
     parameters: tuple[tuple[Parameter, ...], ...]
+    # Optimizer operators of each rank, those over several parameters included
     operators: tuple[tuple[int, ...], ...]
+    # Operators over the parameters of several ranks, such as a fused update; each rank runs them on
+    # its own part
     shared: tuple[int, ...]
-    shares: tuple[dict[int, float], ...]
+    shares: tuple[dict[int, float], ...]  # part of each shared operator that each rank runs
 
 
 def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the parameters of each rank: the largest first, each to the rank with the least so far.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Elements of each parameter, in the model's order.
-    ranks : int
-        Ranks that share the optimizer.
-    """
+    """Return the parameters of each rank, by elements: the largest first, each to the rank with the least so far."""
     found: list[list[int]] = [[] for _ in range(ranks)]
     sums = [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -29,8 +29,6 @@ References
 M. Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3.
 V. A. Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 4.
 Megatron-LM ``megatron/core/distributed/finalize_model_grads.py``.
-
-What of a trace a plan's tensor parallelism cuts, and its operators on one rank.
 """
 
 from __future__ import annotations
@@ -303,18 +301,8 @@ def split_operators(
 ) -> TensorSplit:  # fmt: skip
     """Return the operators of one tensor-parallel rank and its messages.
 
-    Parameters
-    ----------
-    trace : Trace
-        Trace of the whole model on one rank; from `prepare_split` unless the
-        split is its own rules' alone.
-    degree : int
-        Ranks that share each split layer.
-    style : str
-        One of ``plan_row.TENSOR_STYLES``.
-    sequence, vocabulary : bool
-        Whether what lies between split layers is cut by tokens, and whether
-        embedding, head and loss are cut by vocabulary.
+    ``trace`` comes from `prepare_split` unless the split is its own rules' alone. ``sequence`` and
+    ``vocabulary``: what lies between split layers is cut by tokens; embedding, head and loss by vocabulary.
 
     Raises
     ------
@@ -417,14 +405,7 @@ def prepare_split(trace: Trace, plan: Plan) -> Trace:
 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
-    """Return the operators of one tensor-parallel rank of a plan.
-
-    Parameters
-    ----------
-    trace : Trace
-        From `prepare_split`.
-    plan : Plan
-        Its degree and style of tensor parallelism.
+    """Return the operators of one tensor-parallel rank of a plan, of a trace from `prepare_split`.
 
     Raises
     ------

@@ -25,24 +25,13 @@ _ATTENTION = "scaled_dot_product"
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective of the tensor-parallel ranks beside one operator.
+    """A collective of the tensor-parallel ranks beside one operator."""
 
-    Attributes
-    ----------
-    collective : str
-        all_reduce, all_gather or reduce_scatter.
-    size_bytes : int
-        The whole buffer, as in ``tables.TASKS``, for the traced batch [bytes].
-    reorders : bool
-        Whether the buffer is copied into another order: after a gather, before
-        a scatter.
-    growing: float
-        Part of the buffer that grows with the batch; a table of positions does not.
-    """
-
-    collective: str
-    size_bytes: int
+    collective: str  # all_reduce, all_gather or reduce_scatter
+    size_bytes: int  # the whole buffer, as in ``tables.TASKS``, for the traced batch [bytes]
+    # Whether the buffer is copied into another order: after a gather, before a scatter
     reorders: bool = False
+    # Part of the buffer that grows with the batch; a table of positions does not
     growing: float = 1.0
 
     def scale(self, factor: float) -> int:
@@ -52,54 +41,31 @@ class Exchange:
 
 @dataclass(frozen=True)
 class StageExchange:
-    """An exchange as a stage runs it.
+    """An exchange as a stage runs it."""
 
-    Attributes
-    ----------
-    collective : str
-        As in `Exchange`.
-    sizes_bytes : tuple of int
-        Of each micro-batch [bytes].
-    copies_s : tuple of float
-        Time of the copy into another order, of each micro-batch [s]; empty
-        where there is none.
-    """
-
-    collective: str
-    sizes_bytes: tuple[int, ...]
+    collective: str  # as in `Exchange`
+    sizes_bytes: tuple[int, ...]  # of each micro-batch [bytes]
+    # Time of the copy into another order, of each micro-batch [s]; empty where there is none
     copies_s: tuple[float, ...] = ()
 
 
 @dataclass
 class TensorSplit:
-    """What tensor parallelism does to the operators of a trace.
+    """What tensor parallelism does to the operators of a trace."""
 
-    Attributes
-    ----------
-    operators : DataFrame
-        A copy with the work of one shard.
-    before, after : dict of int to list of Exchange
-        Operator to the exchanges right before and right after it.
-    sharded_updates : set of int
-        Optimizer operators that the framework dispatches on sharded parameters.
-    partial_gradients : frozenset of str
-        Parameters held whole whose gradients are sums over the ranks' tokens.
-    first_rank_only : frozenset of int
-        Operators that the first rank alone runs: the loss of one process.
-    input_bytes : tuple of int
-        Inputs that the first rank hands to all in every forward [bytes].
-    gathered_bytes : int
-        Parameters that no layer splits, gathered in each step [bytes].
-    """
-
-    operators: pd.DataFrame
+    operators: pd.DataFrame  # A copy with the work of one shard
+    # Operator to the exchanges right before and right after it
     before: dict[int, list[Exchange]] = field(default_factory=dict)
     after: dict[int, list[Exchange]] = field(default_factory=dict)
+    # Optimizer operators that the framework dispatches on sharded parameters
     sharded_updates: set[int] = field(default_factory=set)
+    # Parameters held whole whose gradients are sums over the ranks' tokens
     partial_gradients: frozenset[str] = frozenset()
+    # Operators that the first rank alone runs: the loss of one process
     first_rank_only: frozenset[int] = frozenset()
+    # Inputs that the first rank hands to all in every forward [bytes]
     input_bytes: tuple[int, ...] = ()
-    gathered_bytes: int = 0
+    gathered_bytes: int = 0  # parameters that no layer splits, gathered in each step [bytes]
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -188,17 +154,9 @@ def list_inputs(trace: Trace, operators: Sequence[int]) -> dict[int, tuple[int, 
 
 @remembered
 def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, float]) -> Trace:
-    """Return a trace whose facts say how its modules are split.
+    """Return a trace whose facts say how its modules are split: pattern to column or row.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model.
-    rules : mapping of str to str
-        Module pattern to column or row.
-    padded : mapping of int to float
-        Storage of a parameter to how many times its rows grow, so that they
-        divide among the ranks.
+    ``padded``: storage of a parameter to how many times its rows grow, so that they divide among the ranks.
     """
     gradients = [
         {**g, "size_bytes": round(int(g["size_bytes"]) * padded.get(int(g["parameter_storage_id"]), 1.0))}
@@ -220,19 +178,7 @@ def with_rules(trace: Trace, rules: Mapping[str, str], padded: Mapping[int, floa
 def cut_row(
     frame: pd.DataFrame, row: Mapping[str, Any], part: float, shares: Mapping[str, float]
 ) -> None:
-    """Write a shard's work into one row of the frame, in place.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Columns of ``tables.OPERATORS``.
-    row : mapping
-        The whole operator.
-    part : float
-        Part of the FLOPs that the shard has.
-    shares : mapping of str to float
-        Part of ``read_bytes`` and of ``write_bytes``.
-    """
+    """Write a shard's work into one row of the operators in place: its part of the FLOPs, its shares of the bytes."""
     for column in WORK:
         share = part if column == "flop" else shares[column]
         for name in (column, f"batch_{column}"):

@@ -31,19 +31,13 @@ Shares = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Owners:
-    """Parameters, as places in ``list_parameters``, and what belongs to them.
+    """Parameters, as places in ``list_parameters``, and what belongs to them."""
 
-    Attributes
-    ----------
-    of_operator : dict of int to frozenset of int
-        Optimizer operator to the parameters that it updates; those of its module,
-        or all, where the trace does not tell.
-    of_storage : dict of int to int
-        Storage of a parameter, its gradient, its optimizer state, or of what the
-        optimizer makes for it in passing, to the parameter.
-    """
-
+    # Optimizer operator to the parameters that it updates; those of its module, or all, where the
+    # trace does not tell
     of_operator: dict[int, frozenset[int]]
+    # Storage of a parameter, its gradient, its optimizer state, or of what the optimizer makes for
+    # it in passing, to the parameter
     of_storage: dict[int, int]
 
 
@@ -133,14 +127,7 @@ def share_updates(
 ) -> dict[int, float]:
     """Return the part of some optimizer operators' work that is done on what a rank holds.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model.
-    sizes, held : sequence of float
-        Each parameter's size, and what the rank holds of it [bytes].
-    operators : iterable of int
-        Optimizer operators.
+    ``sizes`` and ``held`` are each parameter's size and what the rank holds of it [bytes].
     """
     owners = find_owners(trace).of_operator
     shares: dict[int, float] = {}
@@ -188,10 +175,6 @@ def share_storages(
 
     Parameters
     ----------
-    trace : Trace
-        One step of the whole model.
-    plan : Plan
-        Its tensor parallelism and sharding.
     here : frozenset of int, optional
         Places in ``list_parameters`` of those that the rank updates; all by default.
     replicated : bool
@@ -246,17 +229,7 @@ def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:
 def predict_updates(
     recorded: pd.DataFrame, operators: pd.DataFrame, parts: Sequence[Shares], model: OperatorModel
 ) -> list[dict[int, float]]:
-    """Return the time of some optimizer operators for each of several shares of their work [s].
-
-    Parameters
-    ----------
-    recorded, operators : DataFrame
-        All operators of the trace as recorded, and with the work of one rank's shards.
-    parts : sequence of mapping
-        Operator to its share, for each part.
-    model : OperatorModel
-        Rescales recorded times.
-    """
+    """Return the time of some optimizer operators for each of several shares of their work [s]."""
     chosen = [list(shares) for shares in parts]
     if not any(chosen):
         return [{} for _ in parts]
@@ -276,14 +249,7 @@ def place_parameters(
 ) -> list[frozenset[int]]:  # fmt: skip
     """Return the stages that update each parameter; none where it is not trained.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model.
-    stage_of : array [operators]
-        Stage of each operator.
-    tied : mapping of str to collection of int
-        Parameters, by name, of which several stages hold a copy each.
+    ``tied`` names the parameters of which several stages hold a copy each.
     """
     found: dict[str, frozenset[int]] = {}
     for gradient in trace.facts.gradients:

@@ -27,28 +27,15 @@ _COLUMNS = ("op_id", "name", "phase", "module", "input_ids", "input_shapes", "ou
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Where a model meets its vocabulary.
+    """Where a model meets its vocabulary."""
 
-    Attributes
-    ----------
-    modules : tuple of str
-        Token embeddings and head.
-    weights : tuple of int
-        Storages of their weights; one for a tied weight.
-    words, padded_words : int
-        Rows of the weight, and of it with those that make it divide.
-    statistics : dict of int to int
-        Operator of the loss to the small all-reduces that follow it.
-    tokens : int
-        Predicted tokens of the traced batch.
-    """
-
-    modules: tuple[str, ...]
-    weights: tuple[int, ...]
+    modules: tuple[str, ...]  # token embeddings and head
+    weights: tuple[int, ...]  # storages of their weights; one for a tied weight
+    # Rows of the weight, and of it with those that make it divide
     words: int
     padded_words: int
-    statistics: Mapping[int, int]
-    tokens: int
+    statistics: Mapping[int, int]  # operator of the loss to the small all-reduces that follow it
+    tokens: int  # predicted tokens of the traced batch
 
     @property
     def padding(self) -> float:
@@ -102,14 +89,7 @@ def find_head(trace: Trace) -> int | None:
 
 @remembered
 def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
-    """Return the layers that vocabulary parallelism splits.
-
-    Parameters
-    ----------
-    trace : Trace
-        One step of the whole model.
-    degree : int
-        Ranks that share the vocabulary; rows are added until it divides.
+    """Return the layers that vocabulary parallelism splits; rows are added until ``degree`` divides them.
 
     Raises
     ------
@@ -233,13 +213,6 @@ BY_NAME = "tensor_split_by_name"
 
 def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
     """Return the trace with the layers that Megatron-LM cuts named in its facts.
-
-    Parameters
-    ----------
-    trace : Trace
-        A transformer.
-    vocabulary : bool
-        Whether embedding and head are cut too.
 
     Raises
     ------
