@@ -117,7 +117,7 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
     warnings = doubt_collectives(cost, platform, assumed)
     low_s, high_s = result.summary.low_s, result.summary.high_s
     planner = keep_planner(platform, cost, "time_s")
-    if planner.ask(options.collective, size, tuple(range(options.ranks))) is None:
+    if planner.find_time(options.collective, size, tuple(range(options.ranks))) is None:
         # The cost says nothing of ranks that lie unevenly on nodes.
         return _tell(options, platform, size, result, "ring", warnings)
     told = _tell(options, platform, size, result, algorithm, warnings)

@@ -23,7 +23,7 @@ def read_first_word(name: str) -> str:
 
 
 def read_group(text: str) -> tuple[int, ...] | None:
-    """Return the ranks of a group that is written as a text, None where it is none."""
+    """Return the ranks of a group that is written as a text, None for any other text."""
     try:
         return tuple(int(rank) for rank in text.split(","))
     except ValueError:

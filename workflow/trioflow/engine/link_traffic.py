@@ -32,7 +32,7 @@ def keep_pieces(network: Network) -> None:
     """
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
         raise InputError(
-            f"{type(network).__name__} does not tell how its links were used over time",
+            f"{type(network).__name__} does not record how its links were used over time",
             fix="choose the network fair_share or contention_free",
         )
     network.pieces = []
@@ -49,7 +49,7 @@ def gather_traffic(program: Program, execution: Execution, network: Network) -> 
     Notes
     -----
     Pieces come in the order of link, begin and flow, so that both engines
-    tell the same. Of collectives that were single events the pieces are
+    give the same. Of collectives that were single events the pieces are
     computed here, from when they started: a round's bytes move from its
     latency's end, on every link in as many flows as cross it.
     """
@@ -150,7 +150,7 @@ class Simulated(Protocol):
 
     @property
     def traffic(self) -> LinkTraffic | None:
-        """What crossed the links; None where that was not asked for."""
+        """What crossed the links; None where it was not recorded."""
         ...
 
 

@@ -207,10 +207,10 @@ class Prepared:
         if self.folded is None:
             return _summarize(graph, self.program, execution)
         fold = self.folded.fold
-        told = _summarize(fold.graph, self.program, execution)
-        of_class = [row[1:] for row in told.per_rank]
+        summary = _summarize(fold.graph, self.program, execution)
+        of_class = [row[1:] for row in summary.per_rank]
         per_rank = [RankTimes(r, *of_class[k]) for r, k in enumerate(fold.class_of.tolist())]
-        return replace(told, per_rank=per_rank, ranks=fold.ranks)
+        return replace(summary, per_rank=per_rank, ranks=fold.ranks)
 
     def count_ranks(self, graph: TaskGraph) -> int:
         """Return how many ranks are executed."""
@@ -300,7 +300,7 @@ def prepare(
         As ``program.build_program``; TooLargeError where the tasks of all
         ranks are needed and would not fit into memory.
     InputError
-        When ``fold`` is none of these.
+        When ``fold`` has another value.
     """
     if fold not in FOLDS:
         raise InputError(f"fold is {fold!r}", fix='give "auto", True or False')

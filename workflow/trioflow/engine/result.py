@@ -157,6 +157,6 @@ def warn_of_parts(shares: dict[Part, float]) -> list[str]:
         if word not in CONFIDENCES[2:]:
             continue
         small = CONFIDENCES.index(word) > decided
-        told = f" ({share:.1%} of the step, which decides no confidence)" if small else ""
-        warnings.append(f"{collective} on {ranks} ranks: its time is {word}, not measured{told}")
+        note = f" ({share:.1%} of the step, which decides no confidence)" if small else ""
+        warnings.append(f"{collective} on {ranks} ranks: its time is {word}, not measured{note}")
     return warnings

@@ -221,7 +221,7 @@ def _simulate_once(
     except SimulationError as error:
         if ready.folded is None:
             raise
-        # What goes wrong is told of all ranks.
+        # Errors name all ranks.
         ready = make_ready(False, str(error))
         ran = run_prepared(ready, engine, options.aggregate)
     traffic = None
@@ -250,7 +250,7 @@ def _simulate_once(
 ROUNDS = 200
 """Runs after which the times are taken as they are."""
 CLOSE = 1e-9
-"""Change from one run to the next, over the step time, that is none."""
+"""Change from one run to the next, over the step time, that counts as settled."""
 _PATIENCE = 20
 """Runs after which each change is halved: tasks and collectives that chase one another settle then."""
 
@@ -280,8 +280,8 @@ def stretch_compute(
             return result
         part = 1.0 if number < _PATIENCE else 0.5
         stretched_s = np.where(compute, stretched_s + part * (wanted_s - stretched_s), base_s)
-    told = f"compute beside collectives had not settled after {ROUNDS} runs"
-    warnings = [*result.summary.warnings, told]
+    warning = f"compute beside collectives had not settled after {ROUNDS} runs"
+    warnings = [*result.summary.warnings, warning]
     return replace(result, summary=replace(result.summary, warnings=warnings))
 
 

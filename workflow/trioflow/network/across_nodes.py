@@ -132,14 +132,14 @@ class NodeGroups:
             rate = float(shape.rates_bytes_per_s[between].min())
             steps_s = _Steps(self._measured, self._cost.time_s, hop_s, rate, self._limits)
             time = steps_s.lengthen(time, collective, message_bytes, spread)
-        told = (
+        note = (
             "which no measurement backs" if self._measured is None else
             f"and as far behind them as was measured on {self._measured.platform}"
         )  # fmt: skip
         warning = (
             f"{collective} on {len(group)} ranks of {spread.nodes} nodes: inside a node as measured "
             f"on {self._platform.node_collectives}, between nodes over the links of "
-            f"{self._platform.name}, {told}"
+            f"{self._platform.name}, {note}"
         )
         return AcrossPlan(shape, sizes_bytes, time, warning)
 
@@ -235,8 +235,8 @@ def estimate_across(
         steps = 2 * math.ceil(math.log2(nodes))
     inside_s, low_s, high_s = limits.base_s, limits.base_s, limits.slowest_base_s
     if per_node > 1 and collective != "send":
-        told = ask(collective, per_node, inside_bytes)
-        inside_s, low_s, high_s = float(told.time_s), float(told.low_s), float(told.high_s)
+        inside = ask(collective, per_node, inside_bytes)
+        inside_s, low_s, high_s = float(inside.time_s), float(inside.low_s), float(inside.high_s)
     least = 1.0
     if collective in ("all_reduce", "reduce_scatter", "all_gather"):
         ranks = nodes * per_node

@@ -225,15 +225,15 @@ class CollectivePlanner:
                 ranks - 1
             )  # one rank's bytes go to, or come from, its partners in equal parts
         steps_s = count_steps(collective, ranks, chain=True) * shape.slowest_latency_s
-        asked = self.ask(collective, message_bytes, group)
-        if asked is None:
+        found = self.find_time(collective, message_bytes, group)
+        if found is None:
             sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
             unlimited = np.full(flows, math.inf)
             uneven = "" if self._cost is None else (
                 f"{collective} on {ranks} ranks that lie unevenly on nodes: the ring's closed form"
             )  # fmt: skip
             return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED, uneven)
-        measured, time_s = asked
+        measured, time_s = found
         sizes_bytes = np.full(flows, wire_bytes)
         fitted = _fit(shape.rates_bytes_per_s, sizes_bytes, min(steps_s, time_s), time_s)
         alone_s = steps_s + wire_bytes / float(shape.rates_bytes_per_s.min())
@@ -250,7 +250,7 @@ class CollectivePlanner:
         fitted = _fit(plan.shape.rates_bytes_per_s, plan.sizes_bytes, latency_s, time_s)
         return CollectiveFlows(plan.shape, *fitted, plan.time.confidence, plan.warning)
 
-    def ask(
+    def find_time(
         self, collective: str, message_bytes: int, group: tuple[int, ...]
     ) -> tuple[CollectiveTime, float] | None:
         """Return what the cost says of a group, and the requested bound of it [s].
@@ -267,8 +267,8 @@ class CollectivePlanner:
         if self._across is not None and not self._across.is_inside(group):
             if not self._across.holds(group):
                 return None
-            told = self._across.plan(collective, message_bytes, group).time
-            return told, float(getattr(told, self._bound))
+            across = self._across.plan(collective, message_bytes, group).time
+            return across, float(getattr(across, self._bound))
         return _read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))
 
     def _shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:

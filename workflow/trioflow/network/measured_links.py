@@ -29,17 +29,17 @@ class RelinkedCollectives:
         """Return a collective's time, beyond an empty message's in proportion with the bandwidth.
 
         The interval holds both what was measured and what the links make of
-        it, since nothing tells how far the links set the time.
+        it, since it is not known how far the links set the time.
         """
-        told = self.base.time_s(collective, ranks, int(message_bytes))
-        if ranks < 2 or not told.time_s:
-            return CollectiveTime(told.time_s, told.low_s, told.high_s, told.confidence)
-        start_s = min(self.base.time_s(collective, ranks, 0).time_s, told.time_s)
+        base = self.base.time_s(collective, ranks, int(message_bytes))
+        if ranks < 2 or not base.time_s:
+            return CollectiveTime(base.time_s, base.low_s, base.high_s, base.confidence)
+        start_s = min(self.base.time_s(collective, ranks, 0).time_s, base.time_s)
         hops_s = count_steps(collective, ranks) * self.hop_s
-        time_s = max(start_s + hops_s, start_s / 2) + (told.time_s - start_s) / self.bandwidth
-        factor = time_s / told.time_s
+        time_s = max(start_s + hops_s, start_s / 2) + (base.time_s - start_s) / self.bandwidth
+        factor = time_s / base.time_s
         return CollectiveTime(
-            time_s, told.low_s * min(factor, 1.0), told.high_s * max(factor, 1.0), UNCALIBRATED
+            time_s, base.low_s * min(factor, 1.0), base.high_s * max(factor, 1.0), UNCALIBRATED
         )
 
     @property

@@ -59,7 +59,7 @@ class MessagePlanner:
         or one for all but sends. Collectives that a mapping leaves out, and
         sends, remain flows as ``CollectivePlanner`` plans them.
     run_alone : callable
-        Runs a collective by itself; asked where no formula says how long it takes.
+        Runs a collective by itself; measured_time where no formula says how long it takes.
     chunks : Chunks
         Pieces that each message of an algorithm is cut into. With a size, as
         many as keep each block of the collective's data, as one piece of the
@@ -149,10 +149,10 @@ class MessagePlanner:
             pattern, shape, message_bytes / pattern.pieces, latencies_s, np.full(pairs, math.inf),
             UNCALIBRATED if pairs else "measured",
         )  # fmt: skip
-        asked = self._flows.ask(collective, message_bytes, group) if pairs else None
-        if asked is None:
+        measured_time = self._flows.find_time(collective, message_bytes, group) if pairs else None
+        if measured_time is None:
             return plain
-        measured, time_s = asked
+        measured, time_s = measured_time
         fitted, alone_s = _fit_messages(plain, time_s, self._run_alone)
         warning = warn_of_speed(collective, len(group), alone_s, time_s, self._platform)
         return replace(fitted, confidence=measured.confidence, warning=warning)

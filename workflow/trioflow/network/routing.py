@@ -22,7 +22,7 @@ class Router:
     Raises
     ------
     SimulationError
-        When a failed link is none of the links.
+        When a failed link is not one of the links.
 
     Notes
     -----
@@ -122,7 +122,7 @@ class Router:
 
     @cached_property
     def _stubs(self) -> dict[str, str]:
-        """The nodes that have one neighbour, which is no such node itself."""
+        """The nodes that have one neighbour, which has several itself."""
         stubs: dict[str, str] = {}
         for node in self._outgoing.keys() | self._incoming.keys():
             ways_out, ways_in = self._outgoing.get(node, ()), self._incoming.get(node, ())
@@ -177,10 +177,10 @@ class Router:
         """Say that no route leads from a node to another, and why where that is plain."""
         failed = len(self._routing.failed)
         unknown = {source, target} - self._outgoing.keys() - self._incoming.keys()
-        told = f" ({failed} {'link has' if failed == 1 else 'links have'} failed)" if failed else ""
+        note = f" ({failed} {'link has' if failed == 1 else 'links have'} failed)" if failed else ""
         if unknown:
-            told += f": no link reaches {min(unknown)}"
-        return f"no route leads from {source} to {target}{told}; add links to the platform"
+            note += f": no link reaches {min(unknown)}"
+        return f"no route leads from {source} to {target}{note}; add links to the platform"
 
     def _search(self, start: str, end: str, pair: tuple[str, str]) -> tuple[int, ...] | None:
         """Follow the best links from a node to another; None where none lead there."""

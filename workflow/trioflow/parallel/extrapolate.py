@@ -213,7 +213,7 @@ def _kind_of_rank(plan: Plan) -> type[RankProgram]:
 def _describe_step(
     given: Sequence[Trace], reference: Reference, plan: Plan, batch: int, mode: str
 ) -> GraphMetadata:
-    """Return what was asked for, what it starts from, and the baseline that shares out the work."""
+    """Return the plan, the traces it starts from, and the baseline that shares out the work."""
     share = batch / given[0].facts.batch / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     step_s = float(given[0].facts.step_time_s)
@@ -347,17 +347,17 @@ def _repeat_warnings(repeated: int, batch: int, plan: Plan) -> list[str]:
 
 
 def _size_warnings(schedule: Schedule, sizes: Sequence[int]) -> list[str]:
-    """Say where PyTorch itself cannot run so few micro-batches, or ones of different sizes."""
-    told = []
+    """Warn where PyTorch itself cannot run so few micro-batches, or ones of different sizes."""
+    warnings = []
     if schedule.name == "1f1b" and len(sizes) < schedule.stages:
-        told.append(
+        warnings.append(
             f"{len(sizes)} micro-batches on {schedule.stages} stages under 1f1b: Megatron-LM runs"
             " that, torch.distributed.pipelining (2.13) refuses it"
         )
     if len(set(sizes)) == 1 or schedule.name == "gpipe-recompute":
-        return told
+        return warnings
     return [
-        *told,
+        *warnings,
         f"micro-batches of {min(sizes)} and {max(sizes)} samples: torch.distributed.pipelining (2.13)"
         " receives into buffers of one size and would stop",
     ]

@@ -218,7 +218,7 @@ class _Places:
 
 
 class FoldedTaskGraph(TaskGraph):
-    """A task graph that keeps identical ranks once and expands when its tables are asked for.
+    """A task graph that keeps identical ranks once and expands when its tables are read.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class FoldedTaskGraph(TaskGraph):
 
     Notes
     -----
-    Once its tables have been asked for it is a plain task graph: whoever
+    Once its tables have been read it is a plain task graph: whoever
     holds them may have changed them, so ``fold`` is None from then on.
     """
 
@@ -238,7 +238,7 @@ class FoldedTaskGraph(TaskGraph):
 
     @property
     def fold(self) -> Fold | None:
-        """The identical ranks; None once the tables have been asked for."""
+        """The identical ranks; None once the tables have been read."""
         return self._fold
 
     @property

@@ -25,7 +25,7 @@ BUCKET_BYTES = 25 * BYTES_PER_MIB
 """PyTorch's own limits (``kDefaultFirstBucketBytes`` and ``bucket_cap_mb``)."""
 
 SEVERAL_STAGES = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
-"""Stages a rank of the schedules that are made for several, unless asked for others."""
+"""Stages a rank of the schedules that are made for several, unless the plan gives another number."""
 MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
 """Micro-batches, times the ranks, of schedules that need more than one a rank."""
 CHUNKS = ("gpipe-recompute",)
@@ -231,10 +231,10 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
         )
     heads = count_heads(trace) if megatron else []
     if any(count % plan.tensor for count in heads):
-        told = " and ".join(map(str, heads))
+        numbers = " and ".join(map(str, heads))
         degrees = [str(n) for n in range(2, min(heads) + 1) if not any(k % n for k in heads)]
         raise PlanError(
-            f"plan {plan.plan}: {told} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
+            f"plan {plan.plan}: {numbers} attention heads cannot be shared by {plan.tensor} tensor-parallel ranks",
             fix=f"use a tensor degree of {', '.join(degrees)}"
             if degrees
             else "use a tensor degree of 1",
@@ -276,7 +276,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
 
 def _describe_styles(plan: Plan) -> list[str]:
     """Return in words how replicas and layers are shared, where not in the default way."""
-    told = {
+    styles = {
         "DataParallel in one process": plan.replication == "dp",
         "outputs of layers gathered": plan.tensor_style == "gather",
         "sequence parallel": plan.sequence_parallel,
@@ -287,7 +287,7 @@ def _describe_styles(plan: Plan) -> list[str]:
         "optimizer on the host": plan.offload == "optimizer",
         "activations kept on the host": plan.offload == "activations",
     }
-    return [words for words, holds in told.items() if holds]
+    return [words for words, holds in styles.items() if holds]
 
 
 _GIVEN = "given"

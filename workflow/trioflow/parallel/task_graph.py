@@ -39,7 +39,7 @@ class GraphMetadata:
     workload, device_name : str
         What was traced, and on which device.
     plan, plan_text : Plan, str
-        What was asked for, and the sentence that describes it.
+        The plan, and the sentence that describes it.
     mode : str
         One of ``schedules.table.MODES``.
     ranks, batch : int

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 WAYS = ("rank", "stage", "module")
 DEPTH = 2
-"""Parts of a module's path that rows are told apart by."""
+"""Parts of a module's path that a row is named by."""
 _WORK = ("compute", "memcpy", "host")
 
 
@@ -41,7 +41,7 @@ def build_breakdown(
     by : {"rank", "stage", "module"}
         What a row stands for. Times are means over the ranks that have it.
     depth : int
-        For modules, parts of the path: 2 tells ``h.0`` from ``h.1``.
+        For modules, parts of the path: 2 for ``h.0``, ``h.1``.
 
     Returns
     -------

@@ -33,10 +33,10 @@ def describe_rates(
 
     There is no MFU where the device's peak is not known.
     """
-    told = read_language_model(facts)
-    if told is None or facts.language_model is None or step_time_s <= 0:
+    known = read_language_model(facts)
+    if known is None or facts.language_model is None or step_time_s <= 0:
         return {}
-    model, sequence = told
+    model, sequence = known
     tokens = samples * sequence
     rate = tokens / step_time_s / ranks
     found: dict[str, Any] = {
@@ -59,7 +59,7 @@ def describe_rates(
 
 
 def describe_run(
-    told: Mapping[str, Any],
+    rates: Mapping[str, Any],
     tokens: float | None,
     price_per_gpu_hour: float | None,
     power_w: float | None,
@@ -82,12 +82,12 @@ def describe_run(
         return {}
     if not 0 < tokens < float("inf"):
         raise InputError(f"--tokens {tokens:g} is not positive")
-    if "tokens_per_s" not in told:
+    if "tokens_per_s" not in rates:
         raise InputError(
             "--tokens of a step that has none", fix="name a language model, such as llama-3.1-8b"
         )
-    time_s = tokens / told["tokens_per_s"]
-    gpu_hours = time_s * told["ranks"] / HOUR_S
+    time_s = tokens / rates["tokens_per_s"]
+    gpu_hours = time_s * rates["ranks"] / HOUR_S
     found = {"tokens": tokens, "time_s": time_s, "gpu_hours": gpu_hours}
     if price_per_gpu_hour is not None:
         found["cost"] = gpu_hours * price_per_gpu_hour

@@ -46,7 +46,7 @@ _FIRST = ("trace", "cost_model", "override", "tensor", "samples", "micro_batches
 class Chunk:
     """Scenarios of one job."""
 
-    # Of all that the job is told: its scenarios, the files behind their names, and whether there
+    # Of all that the job depends on: its scenarios, the files behind their names, and whether there
     # are intervals. The name of its file.
     digest: str
     # Numbers of its scenarios in the sweep, in the order in which they run

@@ -111,7 +111,7 @@ def load_sweep(path: str | Path) -> Sweep:
     ------
     InputError
         Names the file, the place in it and the likely fix, when it cannot be
-        read, a key or a value is none that is known, a scenario lacks a trace
+        read, a key or a value is unknown, a scenario lacks a trace
         or a platform, or there are no scenarios or a million.
     """
     file = Path(path)

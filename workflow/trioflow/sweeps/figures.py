@@ -222,8 +222,8 @@ def collect_sweep(
         tables.write_table(rows, TABLE, target, {"sweep": sweep.name, **stamp()})
         for name, draw in (("throughput", draw_throughput), ("memory", draw_memory)):
             save_figure(draw(rows, sweep.description), Path(figures) / name)
-    told = rows["status"].value_counts().to_dict()
-    print(", ".join(f"{count} {status}" for status, count in sorted(told.items())))
+    counts = rows["status"].value_counts().to_dict()
+    print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
 
 
 def read_chunk(file: Path, chunk: Chunk) -> pd.DataFrame:

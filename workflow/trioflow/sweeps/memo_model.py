@@ -55,8 +55,8 @@ class MemoModel:
         key = digest_frame(operators)
         self.asked += 1
         if key not in self._predicted:
-            ask = self._predict_rows if self._by_row and len(operators) else self._predict
-            self._predicted[key] = ask(operators)
+            predict = self._predict_rows if self._by_row and len(operators) else self._predict
+            self._predicted[key] = predict(operators)
         return self._predicted[key]
 
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:

@@ -132,8 +132,8 @@ class Workshop:
 
         ``key`` says what ``times`` are of: trace, cost model, override; of the platform the host costs count.
         """
-        told = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        described = [*key, platform.device.name, dict(platform.host), asdict(plan), batch]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         if digest in self._graphs:
             self._graphs.move_to_end(digest)
             return digest, self._graphs[digest]
@@ -186,8 +186,8 @@ class Workshop:
             return row | self._simulate(values, plan, batch)
         except TrioflowError as error:
             # Without the file, which is a path of this machine.
-            told = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
-            return row | {"status": INFEASIBLE, "reason": "; ".join(filter(None, told))}
+            words = [error.problem, error.fix] if isinstance(error, InputError) else [str(error)]
+            return row | {"status": INFEASIBLE, "reason": "; ".join(filter(None, words))}
 
     def _simulate(self, values: Mapping[str, Any], plan: Plan, batch: int) -> dict[str, Any]:
         """Return what a scenario comes to."""
@@ -201,7 +201,7 @@ class Workshop:
             communication_scale=values["communication_scale"],
         )  # fmt: skip
         peak, room = step.peak_memory_bytes, platform.device.memory_bytes
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "device_name": platform.device.name,
             "plan_text": graph.metadata.plan_text,
             "graph": digest,
@@ -210,9 +210,9 @@ class Workshop:
         }
         if not step.fits_memory:
             reason = f"{format_bytes(peak)} do not fit {format_bytes(room)}"
-            return told | {"status": OUT_OF_MEMORY, "reason": reason}
+            return described | {"status": OUT_OF_MEMORY, "reason": reason}
         found = self.simulate(step).to_dict()
-        return told | {name: found.get(name) for name in PREDICTED} | {"status": OK}
+        return described | {name: found.get(name) for name in PREDICTED} | {"status": OK}
 
 
 _ABSENT = (

@@ -27,7 +27,7 @@ def find_fold(graph: TaskGraph) -> Fold:
 
     Notes
     -----
-    Ranks are told apart by their tasks, in order, and by what their partners
+    Ranks are divided by their tasks, in order, and by what their partners
     in exchanges are, until nothing changes. What they do is compared as hashes
     first; that the classes found are right is then checked task by task.
     """

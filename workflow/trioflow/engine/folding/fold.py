@@ -62,7 +62,7 @@ have to be left out of every run.
 
 Only trioflow's own networks, whose rules these are, take part. A collective
 of an algorithm keeps all its messages: its flows are not of one class, and
-those of different groups of a family are told apart by their place in it.
+those of different groups of a family differ in their place in it.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def check_division(
 
     Notes
     -----
-    Counts the classes that the groups tell apart at once; what follows from
+    Counts the classes that follow from the groups at once; what follows from
     them can divide further.
     """
     classes = fold.class_of

@@ -60,7 +60,7 @@ def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Cross
 
     Notes
     -----
-    Partition refinement: links are told apart by the classes of the flows
+    Partition refinement: links are divided by the classes of the flows
     that cross them, flows by the classes of the links on their way, until
     nothing changes. The classes seen by each are added up as hashes; that
     the result holds is then checked without hashes.
@@ -92,7 +92,7 @@ def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Cross
 
 
 def mix(words: NDArray[np.integer]) -> Words:
-    """Scramble whole numbers so that sums of them tell different collections apart.
+    """Scramble whole numbers so that sums of different collections differ.
 
     References
     ----------

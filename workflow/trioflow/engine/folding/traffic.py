@@ -40,7 +40,7 @@ class GroupsDifferError(CannotFoldError):
     reason : str
         How two of them differ.
     of_group : mapping of int to ndarray of int
-        For each such family, numbers that tell its groups apart [groups].
+        For each such family, equal numbers for groups that are alike [groups].
     """
 
     def __init__(self, reason: str, of_group: Mapping[int, Ints]) -> None:
@@ -98,17 +98,17 @@ def fold_plans(
     bundles: dict[tuple[int, ...], _Bundle] = {}
     chosen: list[tuple[Planned, _Bundle | None]] = []
     warnings: dict[str, None] = {}
-    told = _Differences()
+    differences = _Differences()
     for collective, size, number in asked:
         groups = families[number].groups.tolist()
         built = [planner.build(collective, size, group) for group in groups]
         warnings.update((plan.warning, None) for plan in built if plan.warning)
-        told.add(number, [_tell(plan) for plan in built], collective, groups)
+        differences.add(number, [_summarize_plan(plan) for plan in built], collective, groups)
         plan = built[0].stretch(scale)
         if not plan.flow_count:
             chosen.append((plan, None))
             continue
-        if number in told.of_group:
+        if number in differences.of_group:
             continue
         key = (number, *(id(one.shape) for one in built))
         if key not in bundles:
@@ -118,7 +118,7 @@ def fold_plans(
         bundle.numbers.append(_read_numbers(built))
         bundle.apart |= isinstance(plan, CollectiveMessages)
         chosen.append((plan, bundle))
-    told.check()
+    differences.check()
     if all(bundle.apart and len(bundle.shapes) == 1 for bundle in bundles.values()):
         # Every flow would be a class of its own.
         return FoldedTraffic([plan for plan, _ in chosen], list(links), None, None, list(warnings))
@@ -137,7 +137,7 @@ def fold_plans(
 
 
 class _Differences:
-    """What tells the groups of families apart."""
+    """How groups of families differ."""
 
     def __init__(self) -> None:
         self.of_group: dict[int, Ints] = {}
@@ -166,7 +166,7 @@ class _Differences:
             raise GroupsDifferError(self._reason, self.of_group)
 
 
-def _tell(plan: Planned) -> tuple[object, ...]:
+def _summarize_plan(plan: Planned) -> tuple[object, ...]:
     """Return what must be the same for all groups of a family."""
     columns = [plan.latencies_s, plan.max_rates_bytes_per_s]
     if isinstance(plan, CollectiveMessages):
@@ -214,15 +214,15 @@ def _divide(
     found = divide(np.concatenate(flows), np.concatenate(hops), np.concatenate(kinds), widths)
     if found is None:
         raise CannotFoldError("hardly any links carry the same")
-    told = _Differences()
+    differences = _Differences()
     for bundle in bundles:
         groups = len(bundle.shapes)
         last = bundle.first + groups * bundle.pairs
         classes = np.sort(found.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
         if (classes != classes[0]).any():
             said = [row.tobytes() for row in classes]
-            told.add(bundle.family, said, "", families[bundle.family].groups.tolist())
-    told.check()
+            differences.add(bundle.family, said, "", families[bundle.family].groups.tolist())
+    differences.check()
     return found
 
 

@@ -71,11 +71,13 @@ def estimate_memory(
             _held_always(program, pipeline, trace.facts.recipe), program.memory.get(rank),
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
-        told = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
+        peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
         if trace.facts.device != "cpu":
             waiting = _count_waiting(rows, program)
-            told["reserved_bytes"] = round(peak.peak_bytes * (1 + FRAGMENTATION)) + waiting
-        found.append({**told, "when": _say_when(rows, peak, modules), "curve": peak.list_changes()})
+            peak_entry["reserved_bytes"] = round(peak.peak_bytes * (1 + FRAGMENTATION)) + waiting
+        found.append(
+            {**peak_entry, "when": _describe_place(rows, peak, modules), "curve": peak.list_changes()}
+        )
     return found
 
 
@@ -196,7 +198,7 @@ def _held_always(
     return held
 
 
-def _say_when(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str]) -> str:
+def _describe_place(tasks: pd.DataFrame, peak: RankMemory, modules: Sequence[str]) -> str:
     """Name the task at which a rank is fullest, such as ``backward of blocks.0: aten::mm``."""
     if tasks.empty:
         return "always"

@@ -97,7 +97,7 @@ def build_storage_table(
 def _name_categories(
     category: NDArray[np.str_], phase: NDArray[np.str_], made: NDArray[np.bool_]
 ) -> NDArray[np.str_]:
-    """Return the categories, what backward and optimizer make and drop told apart."""
+    """Return the categories; what backward and optimizer make and drop is one of its own."""
     passing = made & (phase != "forward") & (category != "gradient")
     named = np.where(passing, TEMPORARY, category)
     return np.where(named == "output", "activation", named)

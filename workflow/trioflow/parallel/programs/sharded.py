@@ -103,7 +103,7 @@ class UnitRank(StagedRank):
             0  # result of the last all-gather of forward, kept until the next has arrived
         )
         self.scattering = 0  # input of the last reduce-scatter, kept until the next
-        self.asked = 0
+        self.collectives = 0
         first = self.data - self.data % work.shards
         self.shard_group = self._ranks(range(first, first + work.shards))
         self.replicas = self._ranks(
@@ -161,7 +161,7 @@ class UnitRank(StagedRank):
         """Add an operator; whether scaled gradients are finite is agreed upon by all shards."""
         super().operator(op_id, micro_batch, *rest, **options)
         if micro_batch is None and self.program.names[op_id] == FINDS_OVERFLOW:
-            found = self._ask(
+            found = self._add_collective(
                 "communication", "all_reduce", self.last, FLAG_BYTES, self.shard_group, "optimizer"
             )
             self.waits.append(found)
@@ -202,14 +202,14 @@ class UnitRank(StagedRank):
             self._hold("gathered", -self.units[index].gathered_bytes)
         self.whole.discard(index)
 
-    def _ask(
+    def _add_collective(
         self, stream: str, name: str, after: int | None, size: int, group: list[int], phase: str
     ) -> int:
         """Add this rank's part of a collective of some of the data-parallel ranks."""
-        self.asked += 1
+        self.collectives += 1
         task = self.program.graph.add(
             self.rank, stream, "collective", name, after=(after,), message_bytes=size, phase=phase,
-            group=",".join(map(str, group)), match_id=self.program.match("sharded", *group, self.asked),
+            group=",".join(map(str, group)), match_id=self.program.match("sharded", *group, self.collectives),
         )  # fmt: skip
         if not self.sharding.beside:
             self.waits.append(task)
@@ -233,7 +233,7 @@ class UnitRank(StagedRank):
             self.waits += fence
             self.compute(name, unit.copy_in_s, "memcpy", phase=phase)
             copy = self.last
-        self.arriving[index] = self._ask(
+        self.arriving[index] = self._add_collective(
             "communication", "all_gather", copy, unit.gathered_bytes, self.shard_group, phase
         )
 
@@ -278,7 +278,7 @@ class UnitRank(StagedRank):
         made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
         self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
         self._hold("gradient", unit.reduced_bytes / self.sharding.shards)
-        scattered = self._ask(
+        scattered = self._add_collective(
             "communication", "reduce_scatter", self.last, unit.reduced_bytes, self.shard_group,
             "backward",
         )  # fmt: skip
@@ -286,7 +286,9 @@ class UnitRank(StagedRank):
         if len(self.replicas) > 1:
             part = unit.reduced_bytes // self.sharding.shards
             self.reduced.append(
-                self._ask("all_reduce", "all_reduce", scattered, part, self.replicas, "backward")
+                self._add_collective(
+                    "all_reduce", "all_reduce", scattered, part, self.replicas, "backward"
+                )
             )
         if self.host_optimizer:
             mine = unit.reduced_bytes / self.sharding.shards

@@ -81,7 +81,7 @@ def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: i
     ------
     PlanError
         When the name is unknown, PyTorch's schedule does not allow these
-        numbers, or a package's table is none that can run.
+        numbers, or a package's table cannot run.
     """
     sizes = {"ranks": ranks, "micro-batches": micro_batches, "stages a rank": stages_per_rank}
     for what, number in sizes.items():

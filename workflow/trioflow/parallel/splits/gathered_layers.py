@@ -18,9 +18,9 @@ Notes
 The library has configurations of its own for some transformers, with column
 and row splits; those are Megatron's (``tensor_parallel``). Here every model is
 split by the default configuration, which is what it uses for all others. Its
-linear layers are what is told from the operators: products with a parameter.
+linear layers are recognized by their operators: products with a parameter.
 Release 2.0.0 shares unsplit parameters out where its class ``TensorParallel``
-is used; its function ``tensor_parallel`` does so when asked to.
+is used; its function ``tensor_parallel`` does so on request.
 
 References
 ----------

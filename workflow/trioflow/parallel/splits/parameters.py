@@ -61,8 +61,8 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
         When the trace does not say which parameters there are.
     """
     gradients = {str(g["name"]): g for g in trace.facts.gradients}
-    told = trace.facts.parameters or _shapes_of_gradients(trace)
-    if not told:
+    listed = trace.facts.parameters or _shapes_of_gradients(trace)
+    if not listed:
         raise PlanError(
             "the trace does not say which parameters there are, so they cannot be sharded",
             fix="capture it again, or give trace.json the key parameters",
@@ -70,7 +70,7 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
     rules = dict(trace.facts.tensor_split or {}) if tensor > 1 else {}
     made = find_gradients(trace)
     found = []
-    for entry in told:
+    for entry in listed:
         name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
         kind = kind_of_module(name.rpartition(".")[0], rules)
         if kind == "column":

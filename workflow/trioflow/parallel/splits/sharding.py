@@ -77,8 +77,8 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     units of ``fully_shard`` cannot own one parameter.
     """
     if not pipeline_units(trace) and (found := _find_units(trace)):
-        told = [{"name": name, "modules": modules} for name, modules in found.items()]
-        trace = replace(trace, facts=replace(trace.facts, units=told))
+        entries = [{"name": name, "modules": modules} for name, modules in found.items()]
+        trace = replace(trace, facts=replace(trace.facts, units=entries))
     parameters, units = list_parameters(trace, tensor), pipeline_units(trace)
     owner = {p.name: _find_unit(p.name, units) for p in parameters}
     tied = find_tied(trace, assign_units(trace)) if units else []

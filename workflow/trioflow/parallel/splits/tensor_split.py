@@ -105,8 +105,8 @@ def count_heads(trace: Trace) -> list[int]:
     The model's configuration says them where it was captured, and so do the
     shapes [batch, heads, tokens, size] that PyTorch's own attention reads.
     """
-    told = str((trace.facts.row or {}).get("heads", ""))
-    found = {*(trace.facts.attention_heads or ()), *map(int, [told] * told.isdigit())}
+    configured = str((trace.facts.row or {}).get("heads", ""))
+    found = {*(trace.facts.attention_heads or ()), *map(int, [configured] * configured.isdigit())}
     for name, phase, shapes in zip(
         *(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True
     ):

@@ -34,7 +34,7 @@ class Owners:
     """Parameters, as places in ``list_parameters``, and what belongs to them."""
 
     # Optimizer operator to the parameters that it updates; those of its module, or all, where the
-    # trace does not tell
+    # trace does not say
     of_operator: dict[int, frozenset[int]]
     # Storage of a parameter, its gradient, its optimizer state, or of what the optimizer makes for
     # it in passing, to the parameter
