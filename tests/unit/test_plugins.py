@@ -26,7 +26,7 @@ def install(tmp_path, monkeypatch):
         (folder / f"{package}_kit.py").write_text(
             "from trioflow.network.contention_free import ContentionFreeNetwork as Net\nNUMBER = 3\n"
             "from trioflow.parallel.plan import make_plan\n"
-            "from trioflow.parallel.schedules import Schedule, build_schedule\n"
+            "from trioflow.parallel.schedules.build import Schedule, build_schedule\n"
             "def halves(ranks):\n    return make_plan(data=2, tensor=ranks // 2)\n"
             "def late(ranks, micro_batches, stages_per_rank):\n"
             "    return Schedule('late', micro_batches, build_schedule('gpipe', ranks, micro_batches).rows)\n"

@@ -76,7 +76,11 @@ def estimate_memory(
             waiting = _count_waiting(rows, program)
             peak_entry["reserved_bytes"] = round(peak.peak_bytes * (1 + FRAGMENTATION)) + waiting
         found.append(
-            {**peak_entry, "when": _describe_place(rows, peak, modules), "curve": peak.list_changes()}
+            {
+                **peak_entry,
+                "when": _describe_place(rows, peak, modules),
+                "curve": peak.list_changes(),
+            }
         )
     return found
 
