@@ -13,7 +13,7 @@ import pytest
 from project_copy import Project, copy_project
 from test_run import wait_for
 from trioflow.sweeps.chunk_job import simulate_sweep
-from trioflow.sweeps.collect import collect_sweep
+from trioflow.sweeps.figures import collect_sweep
 
 SWEEP = """\
 description: a small sweep
