@@ -57,21 +57,30 @@ def run_plans(row, plans, stages, folder: Path, groups: bool = False) -> list[di
     return run_ranks("real_rank.py", job, folder)
 
 
-def run_real(row, plan, batch, stages, folder: Path) -> list[list[tuple[str, int]]]:
-    """Run the plan for real and return each rank's messages in order."""
-    found = run_plans(row, [(plan, batch)], stages, folder)
-    return [[tuple(m) for m in rank[plan.plan]["messages"]] for rank in found]
+@pytest.fixture(scope="module")
+def real(tmp_path_factory, request):
+    """Each rank's messages of a plan in order; the plans of a workload run one after the other."""
+    known = {}
+
+    def find(name, row, plan):
+        if name not in known:
+            plans = [(one, BATCH * one.data) for trace, _, one in CASES if trace == name]
+            stages = extrapolate(
+                request.getfixturevalue(name), GPIPE, Same(), batch=BATCH
+            ).metadata.stages
+            known[name] = run_plans(row, plans, stages, tmp_path_factory.mktemp(name))
+        return [[tuple(m) for m in rank[plan.plan]["messages"]] for rank in known[name]]
+
+    return find
 
 
 @pytest.mark.parametrize(
     ("trace", "row", "plan"), CASES, ids=lambda value: getattr(value, "plan", "")
 )
-def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request, compare):
-    trace = request.getfixturevalue(trace)
+def test_messages_are_those_of_the_real_run(trace, row, plan, real, request, compare):
     batch = BATCH * plan.data
-    graph = extrapolate(trace, plan, Same(), batch=batch)
-    stages = graph.metadata.stages if plan.pipeline > 1 else None
-    real = run_real(row, plan, batch, stages, tmp_path)
+    graph = extrapolate(request.getfixturevalue(trace), plan, Same(), batch=batch)
+    found = real(trace, row, plan)
     for rank in range(plan.ranks):
         tasks = graph.tasks[graph.tasks["rank"] == rank]
         messages = tasks[tasks["message_bytes"].notna()]
@@ -80,9 +89,9 @@ def test_messages_are_those_of_the_real_run(trace, row, plan, tmp_path, request,
         assert generated, "the graph sends nothing"
         if plan.pipeline > 1:  # sends are not waited for, so only each direction has an order
             for kind in ("send", "recv"):
-                ours, theirs = ([m for m in ms if m[0] == kind] for ms in (generated, real[rank]))
+                ours, theirs = ([m for m in ms if m[0] == kind] for ms in (generated, found[rank]))
                 compare("messages", ours, theirs, plan=plan, batch=batch, row=row, ranks=plan.ranks)
-            assert len(generated) == len(real[rank])
+            assert len(generated) == len(found[rank])
         else:
             told = {"plan": plan, "batch": batch, "row": row, "ranks": plan.ranks}
-            compare("messages", generated, real[rank], **told)
+            compare("messages", generated, found[rank], **told)

@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize(("trace", "row", "plan"), CASES)
 def test_predicted_peaks_are_those_of_real_steps(trace, row, plan, request):
-    from trioflow.measure.peak_memory import compare_peaks, make_case
+    from oracles.peak_memory import compare_peaks, make_case
 
     traced = request.getfixturevalue(trace)
     case = make_case(traced, plan, Same())

@@ -10,9 +10,8 @@ from trioflow.parallel.plan import make_plan, named_plan
 
 torch = pytest.importorskip("torch", reason="measuring needs torch (extra [capture])")
 
-from trioflow.errors import MeasurementError  # noqa: E402
-from trioflow.measure import peak_memory  # noqa: E402
-from trioflow.measure.peak_memory import (  # noqa: E402
+from oracles import peak_memory  # noqa: E402
+from oracles.peak_memory import (  # noqa: E402
     COLUMNS,
     MemoryCase,
     choose_backend,
@@ -20,6 +19,7 @@ from trioflow.measure.peak_memory import (  # noqa: E402
     find_peak,
     measure_peaks,
 )
+from trioflow.errors import MeasurementError  # noqa: E402
 
 
 def test_the_peak_is_the_largest_sum_inside_the_step():

@@ -3,7 +3,7 @@
 On a CPU PyTorch's profiler reports every allocation and release; the whole
 life of a rank is profiled, from before its weights are made, so that the sum
 is what is there. On a GPU the allocator keeps the peak itself. Started as
-``python -m trioflow.measure.peak_memory JOB RANK``, this module is one rank.
+``python peak_memory.py JOB RANK``, this module is one rank.
 
 Gloo's threads let go of an all-gather's and a reduce-scatter's tensors when
 they get to it, from run to run differently: rank 0 of a plan that shards
@@ -13,7 +13,6 @@ units runs alone instead, against PyTorch's process group that moves nothing.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.errors import MeasurementError
@@ -37,7 +35,8 @@ COLUMNS = (
 )  # fmt: skip
 WARM_UP = 3
 """Steps before the one that counts: optimizer states are made and DDP's buckets rebuilt."""
-TIMEOUT_S = 600.0
+PATIENCE_S = 600
+"""Ranks that take longer hang; how long they take is up to the machine."""
 FAKE = "fake"
 """PyTorch's process group that moves nothing."""
 _STEP = "trioflow: step"
@@ -134,6 +133,8 @@ def measure_peaks(case: MemoryCase, device: str = "cpu") -> dict[int, int]:
     MeasurementError
         When a rank fails.
     """
+    from warm_start import TORCH, warm_server  # a rank, which this file is too, does not find it
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         job = {
@@ -146,25 +147,16 @@ def measure_peaks(case: MemoryCase, device: str = "cpu") -> dict[int, int]:
             **os.environ,
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
+        words = [str(Path(__file__)), str(folder / "job.json")]
         running = [
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, str(folder / "job.json"), str(rank)],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            warm_server(TORCH).start(
+                [*words, str(rank)], folder / f"said-{rank}", Path.cwd(), environment
             )
             for rank in range(1 if job["backend"] == FAKE else case.plan.ranks)
-        ]  # fmt: skip
-        try:
-            said = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
-        except subprocess.TimeoutExpired:
-            raise MeasurementError(
-                f"plan {case.plan.plan}: the ranks did not end within {TIMEOUT_S:.0f} s"
-            ) from None
-        finally:
-            for process in running:
-                process.kill()
-        for rank, process in enumerate(running):
-            if process.returncode:
-                last = (said[rank].strip().splitlines() or ["it said nothing"])[-1]
+        ]
+        for rank, (status, said) in enumerate([one.finish(PATIENCE_S) for one in running]):
+            if status:
+                last = (said.strip().splitlines() or ["it said nothing"])[-1]
                 raise MeasurementError(f"plan {case.plan.plan}: rank {rank} failed: {last}")
         return {
             rank: int(read_json(folder / f"peak-{rank}.json")["peak_bytes"])
@@ -230,7 +222,6 @@ def _measure_rank(job: Mapping[str, Any], rank: int) -> int:
 def _make_step(job: Mapping[str, Any], device: Any) -> Any:
     """Return this rank's step, and nothing beside it of the model that it was made from."""
     import torch
-
     from trioflow.measure.parallel_steps import make_parallel_step
     from trioflow.trace.workloads.build import build_workload
 
