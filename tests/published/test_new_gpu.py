@@ -137,6 +137,7 @@ def test_the_shipped_rule_is_rebuilt(mirror: Path) -> None:
         assert getattr(shipped.resized, name) == pytest.approx(wanted_value, rel=1e-9), name
 
 
+@pytest.mark.slow
 def test_gpus_without_whole_models_and_other_batches_are_judged_too(judged: pd.DataFrame) -> None:
     ours = judged[judged["model"] == "ours"]
     single = ours[ours["group"] == SINGLE]

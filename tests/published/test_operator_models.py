@@ -139,6 +139,7 @@ def test_batch_change_on_one_gpu(mirror):
     assert scores.loc[("operator_sum", "shipped"), "mean_relative_width"] < 0.2
 
 
+@pytest.mark.slow
 def test_every_class_of_a_gpu_is_diagnosed_by_models_that_did_not_see_it(mirror, tmp_path):
     operators, classes = diagnose_published(mirror, devices=[A100])
     for frame, name in ((operators, "diagnosed operators"), (classes, "diagnosed classes")):

@@ -27,8 +27,18 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("model", [SMALL, GPT, replace(SMALL, name="normed", query_norm=True)])
-@pytest.mark.parametrize("precision", ["bf16", "megatron-bf16"])
+NORMED = replace(SMALL, name="normed", query_norm=True)
+BOTH = [
+    (SMALL, "bf16"), (GPT, "megatron-bf16"), (NORMED, "bf16"),
+    *(
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in ((SMALL, "megatron-bf16"), (GPT, "bf16"), (NORMED, "megatron-bf16"))
+    ),
+]  # fmt: skip
+"""In the fast tier every model and every precision once, in the slow one each with each."""
+
+
+@pytest.mark.parametrize(("model", "precision"), BOTH)
 def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkeypatch):
     step = replace(STEP, precision=precision)
     made = make.make_trace(model, step)
