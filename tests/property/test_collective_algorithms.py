@@ -85,10 +85,11 @@ def test_first_come_last_come_and_random_orders_of_every_pair(
             check_promise(schedule, replay_schedule(schedule, pick))
 
 
-@pytest.mark.parametrize(("algorithm", "collective"), NESTED)
-def test_every_hierarchy_keeps_the_promise(algorithm: str, collective: str) -> None:
-    schedule = build(algorithm, collective, 6, 2, per_node=2)
-    check_promise(schedule, replay_schedule(schedule, at_random(6)))
+@pytest.mark.parametrize("collective", sorted({collective for _, collective in NESTED}))
+def test_every_hierarchy_keeps_the_promise(collective: str) -> None:
+    for algorithm in (algorithm for algorithm, known in NESTED if known == collective):
+        schedule = build(algorithm, collective, 6, 2, per_node=2)
+        check_promise(schedule, replay_schedule(schedule, at_random(6)))
 
 
 def drop_wait(schedule: Schedule, place: int) -> Schedule:

@@ -76,32 +76,32 @@ def plan(
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
-@pytest.mark.parametrize(("algorithm", "collective"), CASES)
-def test_without_a_measured_time_messages_take_what_the_formula_says(
-    algorithm: str, collective: str, ranks: int
-) -> None:
+def test_without_a_measured_time_messages_take_what_the_formula_says(ranks: int) -> None:
     """A link for each pair of ranks; trees that share one get more, and are left out."""
-    made, run_alone = plan(make_platform(ranks, "fully_connected"), algorithm, collective)
-    if len(made.pattern.table.connections) != len(made.shape.pairs):
-        return
-    formula_s = closed_form_s(
-        collective, ranks, SIZE, LATENCY_S, BANDWIDTH, algorithm=algorithm, wiring="links"
-    )
-    assert run_alone(made) == pytest.approx(formula_s, rel=1e-12)
-    assert made.confidence == "uncalibrated"
+    compared = 0
+    for algorithm, collective in CASES:
+        made, run_alone = plan(make_platform(ranks, "fully_connected"), algorithm, collective)
+        if len(made.pattern.table.connections) != len(made.shape.pairs):
+            continue
+        formula_s = closed_form_s(
+            collective, ranks, SIZE, LATENCY_S, BANDWIDTH, algorithm=algorithm, wiring="links"
+        )
+        assert run_alone(made) == pytest.approx(formula_s, rel=1e-12), (algorithm, collective)
+        assert made.confidence == "uncalibrated"
+        compared += 1
+    assert compared > len(CASES) / 2
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.01, 0.0012, 2e-6])
-@pytest.mark.parametrize(("algorithm", "collective"), CASES)
 @pytest.mark.parametrize("builder", ["switch", "pcie_tree"])
-def test_measured_time_is_kept_whatever_the_links(
-    builder: str, algorithm: str, collective: str, seconds: float
-) -> None:
+def test_measured_time_is_kept_whatever_the_links(builder: str, seconds: float) -> None:
     """Slower and faster than the links allow, and shorter than their latency."""
+    group = (0, 2, 1, 3, 4)
     platform = make_platform(5, builder, **(TREE if builder == "pcie_tree" else {}))
-    made, run_alone = plan(platform, algorithm, collective, seconds=seconds, group=(0, 2, 1, 3, 4))
-    assert run_alone(made) == pytest.approx(seconds, rel=1e-9)
-    assert made.confidence == "interpolated"
+    for algorithm, collective in CASES:
+        made, run_alone = plan(platform, algorithm, collective, seconds=seconds, group=group)
+        assert run_alone(made) == pytest.approx(seconds, rel=1e-9), (algorithm, collective)
+        assert made.confidence == "interpolated"
 
 
 def test_a_slow_measured_time_keeps_all_bytes_and_a_fast_one_is_told() -> None:
