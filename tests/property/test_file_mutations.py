@@ -14,8 +14,7 @@ from mutation_kinds import BYTES, Sheet
 from trioflow.errors import InputError
 from trioflow.experiments import load_plans
 from trioflow.hardware.platform import SHIPPED, load_platform
-from trioflow.trace.pack import pack_trace, read_pack
-from trioflow.trace.store import load_trace
+from trioflow.trace.store import load_trace, pack_trace, read_pack
 
 BUDGET = max(1, int(SHARE))
 """How many times the usual number of seeds run."""

@@ -26,8 +26,8 @@ from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_messages import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.pack import read_pack
 from trioflow.trace.profile.json_stream import MOST_EXPANSION, ListStream
+from trioflow.trace.store import read_pack
 from trioflow.yaml_files import LARGEST_BYTES, read_yaml
 
 READERS: dict[str, Callable[[Path], Any]] = {

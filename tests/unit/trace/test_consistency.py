@@ -14,8 +14,7 @@ from trioflow import tables
 from trioflow.cli.main import main
 from trioflow.errors import InputError
 from trioflow.provenance import read_json
-from trioflow.trace.pack import pack_trace
-from trioflow.trace.store import load_trace, save_trace
+from trioflow.trace.store import load_trace, pack_trace, save_trace
 
 SHIPPED = "gpt2-tiny-b8"
 

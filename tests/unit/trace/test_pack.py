@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from trioflow.cli import main
 from trioflow.errors import InputError, TraceError
-from trioflow.trace.pack import MANIFEST, MEMBERS, open_pack, pack_trace, read_pack
-from trioflow.trace.store import find_trace, load_trace
+from trioflow.trace.pack import MANIFEST, MEMBERS, open_pack
+from trioflow.trace.store import find_trace, load_trace, pack_trace, read_pack
 
 TRACE = "gpt2-tiny-b8"
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trioflow.trace.pack import pack_trace
+from trioflow.trace.store import pack_trace
 from trioflow.units import format_bytes
 
 

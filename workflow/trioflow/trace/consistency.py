@@ -13,16 +13,14 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.errors import TraceError
-
-if TYPE_CHECKING:
-    from trioflow.trace.facts import Entry
-    from trioflow.trace.store import Trace
+from trioflow.trace.facts import Entry, Facts
 
 MOST_OF_STEP = 2.0
 """Device time of compute over the step's own time; a device computes one instant once."""
@@ -35,10 +33,18 @@ MOST_ELEMENTS = 1 << 40
 _FIX = "import or capture it again, or undo the edit"
 
 
+class _Trace(Protocol):
+    """`trace.store.Trace`, which uses this module."""
+
+    operators: pd.DataFrame
+    tensors: pd.DataFrame
+    facts: Facts
+
+
 class _Columns:
     """The columns of a trace as the checks take them; each is made once, when asked for."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: _Trace) -> None:
         self.operators, self.tensors, self.facts = trace.operators, trace.tensors, trace.facts
         self.count, self.batch = len(trace.operators), trace.facts.batch
 
@@ -283,7 +289,7 @@ CHECKS: tuple[Callable[[_Columns], Found | None], ...] = (
 )
 
 
-def check_trace(trace: Trace, file: str | Path) -> None:
+def check_trace(trace: _Trace, file: str | Path) -> None:
     """Refuse a trace that contradicts itself.
 
     Parameters

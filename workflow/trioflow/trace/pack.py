@@ -16,14 +16,14 @@ from trioflow import __version__, tables
 from trioflow.errors import InputError, TraceError
 from trioflow.input_files import LARGEST_JSON_BYTES, check_file, parse_json
 from trioflow.provenance import atomic_path
-from trioflow.trace.store import TABLES, Trace, accept_trace, find_trace, load_trace
 from trioflow.units import format_bytes
 
 FORMAT, VERSION = "trioflow trace", 1
 MANIFEST = "pack.json"
+TABLES = ("operators.parquet", "tensors.parquet")
 MEMBERS = (*TABLES, "trace.json")
 """Files of a trace, in the order in which a pack holds them."""
-TOLD = (
+REPEATED_FACTS = (
     "workload", "batch", "device_name", "precision", "optimizer", "source", "files", "seed", "torch",
     "trioflow_version", "host", "driver", "cuda",
 )  # fmt: skip
@@ -35,50 +35,22 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _AGAIN = "pack the trace again, or copy the file again"
 
 
-def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
-    """Write a trace into one file; the same trace gives the same bytes.
+def write_pack(
+    target: str | Path, members: Mapping[str, bytes], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write a pack of `MEMBERS`, complete or not at all, and return its manifest.
 
-    Parameters
-    ----------
-    trace : path
-        Folder of a trace, name of a shipped one, or another pack.
-    target : path
-        The file to write; it appears complete or not at all.
-
-    Returns
-    -------
-    dict
-        The manifest: ``format``, ``version``, ``trioflow_version``, ``digest``
-        (of all members), ``files`` (bytes and SHA-256 of each) and
-        ``provenance`` (the facts of `TOLD` that the trace has).
-
-    Raises
-    ------
-    TraceError
-        When the trace is none, or the target is one of its own files or has no folder.
-    TableError
-        When one of its tables breaks its schema.
-
-    Notes
-    -----
     Members are stored as they are: Parquet is compressed already, and what a
     compressor makes of the rest differs from version to version.
     """
-    target = Path(target)
-    if not target.parent.is_dir():
-        raise TraceError("there is no such folder", file=target.parent, fix="make it first")
-    if target.is_dir():
-        raise TraceError("this is a folder", file=target, fix="name a file, such as trace.zip")
-    facts = load_trace(trace).facts.to_dict()
-    members = _read_members(find_trace(trace))
-    files = {name: _describe(content) for name, content in members.items()}
+    files = {name: describe_member(content) for name, content in members.items()}
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "trioflow_version": __version__,
         "digest": _digest_all(files),
         "files": files,
-        "provenance": {name: facts[name] for name in TOLD if name in facts},
+        "provenance": {name: facts[name] for name in REPEATED_FACTS if name in facts},
     }
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
     with atomic_path(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -89,34 +61,13 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def read_pack(file: str | Path) -> Trace:
-    """Read a trace from a pack, checked against its digests.
-
-    Raises
-    ------
-    TraceError
-        When the file is no pack, of a later version, cut off, differs from its
-        digests, or the trace in it contradicts itself.
-    TableError
-        When a table breaks its schema.
-    """
-    members = open_pack(file)
-    facts = parse_json(members["trace.json"], file, TraceError, "trace.json", _AGAIN)
-    operators, tensors = (
-        _read_table(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
-    )
-    return accept_trace(
-        facts, operators, tensors, file, lambda name: _describe(members[name])["sha256"]
-    )
-
-
 def open_pack(file: str | Path) -> dict[str, bytes]:
     """Return the content of a pack's members, checked against its digests.
 
     Raises
     ------
     TraceError
-        As `read_pack`.
+        When the file is not a pack, is of a later version, is cut off or differs from its digests.
     """
     check_file(file, TraceError)
     try:
@@ -139,7 +90,7 @@ def open_pack(file: str | Path) -> dict[str, bytes]:
             f"not a readable pack of a trace ({error})", file=file, fix=_AGAIN
         ) from None
     for name, content in members.items():
-        if _describe(content) != manifest["files"][name]:
+        if describe_member(content) != manifest["files"][name]:
             raise TraceError("differs from its digest", file=file, place=name, fix=_AGAIN)
     return members
 
@@ -177,14 +128,8 @@ def _check_manifest(manifest: Any, file: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_members(path: Path) -> dict[str, bytes]:
-    if path.is_file():
-        return open_pack(path)
-    return {name: (path / name).read_bytes() for name in MEMBERS}
-
-
-def _read_table(content: bytes, name: str, file: str | Path) -> Any:
-    """Read one table, errors named after the pack."""
+def read_member(content: bytes, name: str, file: str | Path) -> Any:
+    """Read the table ``name`` from its Parquet bytes; errors name the pack."""
     try:
         return tables.read_table(pa.BufferReader(content), name)
     except InputError as error:
@@ -192,7 +137,8 @@ def _read_table(content: bytes, name: str, file: str | Path) -> Any:
         raise type(error)(error.problem, file=file, place=place, fix=error.fix) from None
 
 
-def _describe(content: bytes) -> dict[str, Any]:
+def describe_member(content: bytes) -> dict[str, Any]:
+    """Return the size and the SHA-256 of a member, as the manifest holds them."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

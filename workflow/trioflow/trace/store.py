@@ -16,12 +16,12 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.errors import TraceError
+from trioflow.input_files import parse_json
 from trioflow.provenance import digest_file, read_json, write_json
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import DIGESTS, Facts, check_facts
+from trioflow.trace.pack import MEMBERS, TABLES, describe_member, open_pack, read_member, write_pack
 from trioflow.units import format_time
-
-TABLES = ("operators.parquet", "tensors.parquet")
 
 
 @dataclass(repr=False)
@@ -111,8 +111,6 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
             file=folder, fix="leave it out, or name a model, such as llama-3.1-8b",
         )  # fmt: skip
     if path.is_file():
-        from trioflow.trace.pack import read_pack
-
         return read_pack(path)
     if not (path / "trace.json").exists():
         raise TraceError(
@@ -126,10 +124,72 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     operators, tensors = (
         tables.read_table(path / name, name.removesuffix(".parquet")) for name in TABLES
     )
-    return accept_trace(content, operators, tensors, path, lambda name: digest_file(path / name))
+    return _accept_trace(content, operators, tensors, path, lambda name: digest_file(path / name))
 
 
-def accept_trace(
+def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
+    """Write a trace into one file; the same trace gives the same bytes.
+
+    Parameters
+    ----------
+    trace : path
+        Folder of a trace, name of a shipped one, or another pack.
+    target : path
+        The file to write; it appears complete or not at all.
+
+    Returns
+    -------
+    dict
+        The manifest: ``format``, ``version``, ``trioflow_version``, ``digest``
+        (of all members), ``files`` (bytes and SHA-256 of each) and
+        ``provenance`` (those of `pack.REPEATED_FACTS` that the trace has).
+
+    Raises
+    ------
+    TraceError
+        When there is no such trace, or the target is a folder or lies in none.
+    TableError
+        When one of its tables breaks its schema.
+    """
+    target = Path(target)
+    if not target.parent.is_dir():
+        raise TraceError("there is no such folder", file=target.parent, fix="make it first")
+    if target.is_dir():
+        raise TraceError("this is a folder", file=target, fix="name a file, such as trace.zip")
+    facts = load_trace(trace).facts.to_dict()
+    path = find_trace(trace)
+    members = (
+        open_pack(path)
+        if path.is_file()
+        else {name: (path / name).read_bytes() for name in MEMBERS}
+    )
+    return write_pack(target, members, facts)
+
+
+def read_pack(file: str | Path) -> Trace:
+    """Read a trace from a pack, checked against its digests.
+
+    Raises
+    ------
+    TraceError
+        As `pack.open_pack`, and when the trace in it contradicts itself.
+    TableError
+        When a table breaks its schema.
+    """
+    members = open_pack(file)
+    facts = parse_json(
+        members["trace.json"], file, TraceError, "trace.json",
+        "pack the trace again, or copy the file again",
+    )  # fmt: skip
+    operators, tensors = (
+        read_member(members[f"{name}.parquet"], name, file) for name in ("operators", "tensors")
+    )
+    return _accept_trace(
+        facts, operators, tensors, file, lambda name: describe_member(members[name])["sha256"]
+    )
+
+
+def _accept_trace(
     content: Any,
     operators: pd.DataFrame,
     tensors: pd.DataFrame,

@@ -16,9 +16,8 @@ from trioflow.errors import InputError, TrioflowError
 from trioflow.provenance import digest_modules
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
-from trioflow.trace.pack import pack_trace, read_pack
 from trioflow.trace.repeat import repeat_layers
-from trioflow.trace.store import Trace, save_trace
+from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
 from trioflow.workload_words import LANGUAGE
 
 CAPTURED_BLOCKS = 2
