@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from trioflow import tables
-from trioflow.config_tables import read_cells
 from trioflow.costmodel.nccl_tests_log import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.errors import InputError, TableError
@@ -22,6 +21,7 @@ from trioflow.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, read_
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.schedules.build import read_schedule
 from trioflow.provenance import atomic_path, read_json
+from trioflow.settings import read_cells
 from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_messages import read_messages
 from trioflow.trace.importers.detect import import_trace

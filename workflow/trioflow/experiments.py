@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from trioflow import workload_words
-from trioflow.config_tables import read_rows
 from trioflow.errors import TableError
 from trioflow.plan_row import (
     MEASURED_SCHEDULES,
@@ -22,7 +20,15 @@ from trioflow.plan_row import (
     declare_cell,
     find_plan_problem,
 )
-from trioflow.settings import NAME, suggest_name
+from trioflow.settings import (
+    FAMILIES,
+    NAME,
+    OPTIMIZERS,
+    PRECISIONS,
+    SIZES,
+    read_rows,
+    suggest_name,
+)
 from trioflow.units import BYTES_PER_MIB
 
 __all__ = [
@@ -30,9 +36,6 @@ __all__ = [
     "as_rows", "find_plan_problem", "load_experiments", "load_imports", "load_plans", "load_workloads",
     "row_schema",
 ]  # fmt: skip
-
-NOTHING, SIZES, FAMILIES = workload_words.NOTHING, workload_words.SIZES, workload_words.FAMILIES
-PRECISIONS, OPTIMIZERS = workload_words.PRECISIONS, workload_words.OPTIMIZERS
 
 _TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},

@@ -9,16 +9,22 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.measure.marks import MARKED, PROFILED, Look, Mark, StepMarks, find_marks, time_mark
-from trioflow.measure.rank_timeline import build_rank_timelines
 from trioflow.measure.records import (
+    MARKED,
+    PROFILED,
     RECORDED_EVENTS,
     STEP_MARKS,
+    Look,
+    Mark,
+    StepMarks,
     assign_marks,
     choose_round,
+    find_marks,
     median_events,
     relate_marks,
+    time_mark,
 )
+from trioflow.measure.worker import build_rank_timelines
 
 
 def make_marks(recording: str, number: int, rank: int, start: int, *parts) -> list[tuple]:

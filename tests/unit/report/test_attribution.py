@@ -31,9 +31,9 @@ from trioflow.report.attribution import (
     explain_live,
     share_change,
 )
-from trioflow.report.attribution_figures import draw_attribution
 from trioflow.report.attribution_section import (
     describe_attribution,
+    draw_attribution,
     render_attribution,
     score_experiments,
     summarise_live_changes,

@@ -20,8 +20,7 @@ from trioflow.cli.arguments import (
     add_plan_arguments,
     add_run_arguments,
 )
-from trioflow.cli.choices import read_options
-from trioflow.cli.configuration import add_configuration_argument, apply_configuration
+from trioflow.cli.choices import add_configuration_argument, apply_configuration, read_options
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table

@@ -33,7 +33,7 @@ COMMANDS = {
     "export": "trioflow.cli.export.add_export",
     "retrieve": "trioflow.cli.datasets.add_retrieve",
     "import-collectives": "trioflow.cli.collectives.add_import_collectives",
-    "pack": "trioflow.cli.pack.add_pack",
+    "pack": "trioflow.cli.imports.add_pack",
     "search": "trioflow.cli.search.add_search",
 }
 """What adds each subcommand, in the order of the help."""

@@ -14,10 +14,10 @@ from trioflow.costmodel.new_gpu_rules import apply_rule, key_of, size_rows
 from trioflow.costmodel.step_anchor import anchor_step
 from trioflow.errors import InputError, TraceError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
+from trioflow.settings import PRECISIONS
 from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
 from trioflow.units import s_to_ns
-from trioflow.workload_words import PRECISIONS
 
 DEFAULT_RULE = "ours"
 COMPUTE = "compute"

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS
-from trioflow.measure.marks import Mark, StepMarks
+from trioflow.measure.records import Mark, StepMarks
 from trioflow.trace.capture.training_step import TrainingStep, call_model
 from trioflow.trace.workloads.build import Workload
 

@@ -27,7 +27,7 @@ from trioflow.measure.records import (
     relate_marks,
 )
 from trioflow.provenance import host_environment, read_json, stamp, write_json
-from trioflow.trace.capture.exclusive import exclusive_measurement
+from trioflow.trace.capture.rank_process import exclusive_measurement
 from trioflow.units import ns_to_s
 
 TIMEOUT_S = 3600.0

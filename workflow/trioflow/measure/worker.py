@@ -9,6 +9,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,116 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trioflow.measure.collective_sweep import time_collective
-from trioflow.measure.host_costs import HostCosts, sample_overlap
-from trioflow.measure.marks import MARKED, PROFILED, Look, Mark, find_marks, time_mark
+from trioflow.measure.host_costs import HostCosts, sample_overlap, time_collective
 from trioflow.measure.parallel_steps import Step, make_parallel_step
-from trioflow.measure.rank_timeline import build_rank_timelines
-from trioflow.measure.records import assign_marks
+from trioflow.measure.records import (
+    MARKED,
+    PROFILED,
+    Look,
+    Mark,
+    assign_marks,
+    find_clock_offset,
+    find_marks,
+    time_mark,
+)
 from trioflow.provenance import read_json, write_json
 from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import device_name
-from trioflow.trace.profile.kineto import STEP
+from trioflow.trace.profile.kineto import STEP, Event, read_profile
+from trioflow.trace.profile.step_spans import find_spans
+from trioflow.trace.profile.steps import Step as ProfiledStep
+from trioflow.trace.profile.steps import load_step
 from trioflow.trace.workloads.build import build_workload
+from trioflow.units import ns_to_s
+
+_SPANS = ("gloo:", "nccl:")
+_COMMUNICATION = (*_SPANS, "c10d::", "_c10d_functional::", "record_param_comms")
+_KINDS = {"send": "send", "recv": "recv", "irecv": "recv", "isend": "send"}
+
+
+def build_rank_timelines(
+    path: str | Path, experiment: str, rank: int, looks: Sequence[Look]
+) -> list[list[dict[str, Any]]]:
+    """Return the events of each profiled step as rows of ``tables.RANK_TIMELINES``.
+
+    Operators of the rank's own thread are compute; what the communication
+    library reports is communication, on whichever thread it ran.
+
+    Parameters
+    ----------
+    path : path
+        Kineto trace with annotated steps.
+    experiment : str
+        Experiment that was profiled.
+    rank : int
+        Rank that the profile belongs to.
+    looks : sequence of Look
+        At the clock around the start of each step's annotation; the step
+        itself began with the second.
+
+    Returns
+    -------
+    list of list of dict
+        A list for each step, in their order; times after the step's own
+        start, micro-batch and stage left open.
+
+    Notes
+    -----
+    An annotation and its step do not begin together: a busy machine may
+    interrupt a process between the two for longer than a step takes.
+    """
+    profile = read_profile(path)
+    spans = find_spans(profile)
+    offset_ns = find_clock_offset(looks, [span.start_ns for span in spans])
+    return [
+        _list_events(load_step(profile, span), look.after_ns - offset_ns, experiment, rank)
+        for span, look in zip(spans, looks, strict=True)
+    ]
+
+
+def _list_events(
+    loaded: ProfiledStep, began_ns: int, experiment: str, rank: int
+) -> list[dict[str, Any]]:
+    """Return one step's events in order of start; the step began then on the profiler's clock."""
+    found = [(e, "compute", "compute") for e in loaded.operators if not _communicates(e)]
+    found += [
+        (event, "communication", _KINDS.get(event.name.partition(":")[2], "collective"))
+        for event in loaded.messages
+    ]
+    found.sort(key=lambda item: (item[0].start_ns, item[0].end_ns, item[0].name))
+    return [
+        {
+            "experiment": experiment,
+            "task_id": number,
+            "rank": rank,
+            "stream": stream,
+            "kind": kind,
+            "name": event.name,
+            "phase": _phase(event),
+            "start_s": ns_to_s(max(event.start_ns - began_ns, 0)),
+            "end_s": ns_to_s(max(event.end_ns - began_ns, 0)),
+            "message_bytes": None,
+            "match_id": None,
+            "micro_batch": None,
+            "stage": None,
+        }
+        for number, (event, stream, kind) in enumerate(found)
+    ]
+
+
+def _communicates(event: Event) -> bool:
+    return event.name.startswith(_COMMUNICATION)
+
+
+def _phase(event: Event) -> str:
+    for above in (event, *event.ancestors()):
+        if above.name.startswith("autograd::engine::evaluate_function"):
+            return "backward"
+        if above.name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")):
+            return "optimizer"
+    return "" if event.name.startswith(_SPANS) else "forward"
+
 
 PROFILED_ROUNDS = 3
 """Profiled steps that are kept of each experiment, or as many as the session has rounds."""

@@ -13,9 +13,10 @@ from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.provenance import stamp
 from trioflow.report import figures, sections, style, timelines
-from trioflow.report.attribution_figures import draw_attribution, draw_tornado
 from trioflow.report.attribution_section import (
     ALL,
+    draw_attribution,
+    draw_tornado,
     render_attribution,
     render_live_changes,
     render_live_scores,

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 from trioflow import tables
-from trioflow.measure.marks import MARKED, PROFILED
-from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
+from trioflow.measure.records import MARKED, PROFILED, RECORDED_EVENTS, STEP_MARKS
 
 PARTS = {
     # rank: (phase, micro-batch, start, end) [s]

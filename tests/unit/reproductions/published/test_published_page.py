@@ -9,7 +9,7 @@ import pytest
 from test_report_page import Page
 from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.report.attribution_figures import draw_tornado, summarise_changes
+from trioflow.report.attribution_section import draw_tornado, summarise_changes
 from trioflow.report.causes import CAUSES
 from trioflow.reproductions.published.aims import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.figures import draw_cases

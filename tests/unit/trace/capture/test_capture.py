@@ -5,7 +5,7 @@ import os
 import pytest
 from trioflow.errors import InputError, MeasurementError
 from trioflow.provenance import read_json
-from trioflow.trace.capture.exclusive import exclusive_measurement
+from trioflow.trace.capture.rank_process import exclusive_measurement
 
 torch = pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
-from trioflow.experiments import OPTIMIZERS
+from trioflow.settings import OPTIMIZERS
 from trioflow.trace.workloads.catalog import change_workload, load_catalog
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
@@ -195,7 +195,7 @@ def test_every_optimizer_learns_the_batch_in_its_own_way(family, precision):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_variant_is_the_one_that_was_named(name):
-    from trioflow.trace.workloads.optimizers import make_optimizer
+    from trioflow.trace.workloads.precision import make_optimizer
 
     optimizer = make_optimizer(name, [torch.nn.Parameter(torch.ones(2))])
     algorithm, _, variant = name.partition("-")

@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 from trioflow.errors import InputError, TableError
-from trioflow.experiments import FAMILIES, OPTIMIZERS, PRECISIONS, SIZES
+from trioflow.settings import FAMILIES, OPTIMIZERS, PRECISIONS, SIZES
 from trioflow.trace.flops import count_flop
 from trioflow.trace.workloads.catalog import CATALOG, change_workload, find_workload, load_catalog
 

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 from trioflow.errors import InputError
-from trioflow.experiments import SIZES
+from trioflow.settings import SIZES
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.errors import InputError
-from trioflow.measure.marks import MARKED, PROFILED, STEP_MARK
+from trioflow.measure.records import MARKED, PROFILED, STEP_MARK
 from trioflow.reproductions.tables import TIMESTAMPS
 from trioflow.tables import PHASES
 from trioflow.units import NS_PER_S

@@ -11,8 +11,12 @@ from matplotlib.figure import Figure
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.report import style
-from trioflow.report.attribution_figures import draw_tornado, summarise_changes
-from trioflow.report.attribution_section import render_changes, render_scores
+from trioflow.report.attribution_section import (
+    draw_tornado,
+    render_changes,
+    render_scores,
+    summarise_changes,
+)
 from trioflow.report.causes import CAUSES
 from trioflow.report.html import render_figure, render_list, render_paragraph
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page

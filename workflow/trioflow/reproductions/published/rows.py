@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from trioflow.config_tables import read_cells
 from trioflow.errors import PlanError, TableError
 from trioflow.plan_row import Plan, declare_cell
-from trioflow.settings import suggest_name
+from trioflow.settings import read_cells, suggest_name
 
 _NUMBERS = ("ranks", "micro_batches", "batch")
 _MAY_BE_ZERO = ("micro_batches",)

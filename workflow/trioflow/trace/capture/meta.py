@@ -25,8 +25,7 @@ from trioflow.trace.facts import UNTIMED
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.store import Trace
 from trioflow.trace.workloads.build import build_workload
-from trioflow.trace.workloads.optimizers import choose_optimizer
-from trioflow.trace.workloads.precision import choose_precision
+from trioflow.trace.workloads.precision import choose_optimizer, choose_precision
 
 TARGETS = ("cuda", "cpu")
 """Kinds of processor whose operators are captured."""

@@ -1,13 +1,17 @@
-"""The process of one rank: one thread on a core of its own, and memory that stays mapped."""
+"""The process that is measured: alone on its machine, one thread on a core of its own, memory that stays mapped."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+
+from trioflow.errors import MeasurementError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER_BYTES = 2**31 - 1
@@ -66,3 +70,39 @@ def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
         torch.set_num_threads(threads)
         if before is not None and core is not None:
             os.sched_setaffinity(0, set(before))
+
+
+@contextmanager
+def exclusive_measurement(what: str) -> Iterator[None]:
+    """Hold the machine's measurement lock; the system frees it when the process ends.
+
+    ``TRIOFLOW_LOCK_FOLDER`` moves the lock out of the system's temporary
+    folder, for tests, whose times mean nothing.
+
+    Parameters
+    ----------
+    what : str
+        What is about to run, for the error's text.
+
+    Raises
+    ------
+    MeasurementError
+        When another capture or measurement of the same user is running.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without file locks: nothing to hold
+        yield
+        return
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    folder = os.environ.get("TRIOFLOW_LOCK_FOLDER") or tempfile.gettempdir()
+    path = Path(folder) / f"trioflow-measurement-{owner}.lock"
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MeasurementError(
+                f"{what}: another capture or measurement is running on this machine; "
+                "wait for it, since two at once would disturb each other's times"
+            ) from None
+        yield

@@ -17,8 +17,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 
 from trioflow.errors import InputError
 from trioflow.provenance import atomic_path, host_environment, stamp, write_json
-from trioflow.trace.capture.exclusive import exclusive_measurement
-from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
+from trioflow.trace.capture.rank_process import exclusive_measurement, keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.profile.kineto import MODULE, STEP
 from trioflow.trace.workloads.build import Workload, build_workload

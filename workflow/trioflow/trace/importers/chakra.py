@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import TraceError
-from trioflow.experiments import PRECISIONS
 from trioflow.provenance import stamp
+from trioflow.settings import PRECISIONS
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace

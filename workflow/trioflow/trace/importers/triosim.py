@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import TraceError
-from trioflow.experiments import PRECISIONS
 from trioflow.hardware.device_names import is_processor
 from trioflow.provenance import stamp
+from trioflow.settings import PRECISIONS
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop

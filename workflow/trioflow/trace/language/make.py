@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 
 from trioflow.errors import InputError, TrioflowError
 from trioflow.provenance import digest_modules
+from trioflow.settings import LANGUAGE
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
-from trioflow.workload_words import LANGUAGE
 
 CAPTURED_BLOCKS = 2
 """Blocks that run; the last one stands for all further ones."""

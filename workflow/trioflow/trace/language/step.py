@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trioflow.errors import InputError
 from trioflow.precision_recipes import choose_recipe
-from trioflow.workload_words import OPTIMIZERS
+from trioflow.settings import OPTIMIZERS
 
 ATTENTIONS = ("flash", "eager")
 """flash keeps no scores; eager computes them in memory, as transformers does without it."""
@@ -27,7 +27,7 @@ class LanguageStep:
     attention : str
         One of `ATTENTIONS`.
     optimizer : str
-        One of `trioflow.workload_words.OPTIMIZERS`.
+        One of `trioflow.settings.OPTIMIZERS`.
     """
 
     sequence: int

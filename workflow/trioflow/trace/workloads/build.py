@@ -1,7 +1,7 @@
 """Workloads that can be captured and measured: model, data, loss, optimizer.
 
-This is the door: a row of a table goes in, a `Workload` comes out. Everything
-is built from the row with a seed; nothing is downloaded.
+A row of a table goes in, a `Workload` comes out, built from the row with a seed; nothing is
+downloaded. The family ``transformer``, GPT-2-like or BERT-like, is built here from sizes alone.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trioflow.errors import InputError
+from trioflow.settings import FAMILIES, LANGUAGE
 from trioflow.trace.language.decoder import build_language_model
-from trioflow.trace.workloads.optimizers import MainWeights, check_optimizer
-from trioflow.trace.workloads.precision import Precision, choose_precision
+from trioflow.trace.workloads.precision import (
+    MainWeights,
+    Precision,
+    check_optimizer,
+    choose_precision,
+)
 from trioflow.trace.workloads.recipe import (
     Inputs,
     Recipe,
@@ -27,10 +33,130 @@ from trioflow.trace.workloads.recipe import (
     need_size,
 )
 from trioflow.trace.workloads.torchvision_models import FUNCTIONS, build_torchvision
-from trioflow.trace.workloads.transformer import Transformer, TransformerSizes
 from trioflow.trace.workloads.transformers_models import build_transformers
 from trioflow.trace.workloads.user_model import build_user_model
-from trioflow.workload_words import FAMILIES, LANGUAGE
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """Sizes of a transformer: counts, and the sequence length in tokens."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    causal: bool
+
+
+class Embedding(nn.Module):
+    """Token plus learned position embedding; BERT-like ones are normalised."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        self.token = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.position = nn.Embedding(sizes.sequence, sizes.hidden)
+        self.norm = nn.Identity() if sizes.causal else nn.LayerNorm(sizes.hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [batch, sequence] to activations [batch, sequence, hidden]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: Tensor = self.norm(self.token(tokens) + self.position(positions))
+        return embedded
+
+
+class Attention(nn.Module):
+    """Self-attention whose head count follows its (possibly sharded) weight."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        self.head_size = sizes.hidden // sizes.heads
+        self.causal = sizes.causal
+        self.qkv = nn.Linear(sizes.hidden, 3 * sizes.hidden)
+        self.projection = nn.Linear(sizes.hidden, sizes.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within each sequence of x [batch, sequence, hidden]."""
+        batch, sequence, _ = x.shape
+        fused = self.qkv(x).view(batch, sequence, -1, 3, self.head_size)
+        query, key, value = (part.transpose(1, 2) for part in fused.unbind(3))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        out: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them, four times as wide inside."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        self.up = nn.Linear(sizes.hidden, 4 * sizes.hidden)
+        self.activation = nn.GELU(approximate="tanh" if sizes.causal else "none")
+        self.down = nn.Linear(4 * sizes.hidden, sizes.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of x [batch, sequence, hidden] alone."""
+        out: Tensor = self.down(self.activation(self.up(x)))
+        return out
+
+
+class Block(nn.Module):
+    """One layer: normalisation before (GPT-2) or after (BERT) each half."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        self.norm_before = sizes.causal
+        self.norm1 = nn.LayerNorm(sizes.hidden)
+        self.attention = Attention(sizes)
+        self.norm2 = nn.LayerNorm(sizes.hidden)
+        self.feed_forward = FeedForward(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply attention and feed-forward with residuals to x [batch, sequence, hidden]."""
+        if self.norm_before:
+            x = x + self.attention(self.norm1(x))
+            return x + self.feed_forward(self.norm2(x))
+        x = self.norm1(x + self.attention(x))
+        out: Tensor = self.norm2(x + self.feed_forward(x))
+        return out
+
+
+class Head(nn.Module):
+    """Prediction of every token; BERT-like models transform once more before it."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        self.transform = (
+            nn.Identity()
+            if sizes.causal
+            else nn.Sequential(nn.Linear(sizes.hidden, sizes.hidden), nn.GELU())
+        )
+        self.norm = nn.LayerNorm(sizes.hidden)
+        self.vocabulary = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map activations [batch, sequence, hidden] to logits [batch, sequence, vocabulary]."""
+        logits: Tensor = self.vocabulary(self.norm(self.transform(x)))
+        return logits
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks, head; the head's weight is not tied to the embedding's."""
+
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        self.embedding = Embedding(sizes)
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.head = Head(sizes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [batch, sequence] to logits [batch, sequence, vocabulary]."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
 
 _TRANSFORMER_SPLIT = {
     "blocks.*.attention.qkv": "column",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trioflow.errors import InputError
-from trioflow.workload_words import NOTHING
+from trioflow.settings import NOTHING
 
 Inputs: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any]"
 """What a model is called with: one argument, several, or several by name."""
