@@ -16,16 +16,8 @@ class TrioflowError(Exception):
 class InputError(TrioflowError):
     """A file or an argument that trioflow cannot use.
 
-    Parameters
-    ----------
-    problem : str
-        What is wrong, with the offending value.
-    file : path, optional
-        The file that holds it.
-    place : str, optional
-        Where in the file: a row, a column, a JSON key.
-    fix : str, optional
-        What would mend it.
+    ``problem``: what is wrong, with the offending value; ``file``: the file that holds it;
+    ``place``: where in the file: a row, a column, a JSON key; ``fix``: what would mend it.
     """
 
     def __init__(

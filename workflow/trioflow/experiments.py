@@ -159,8 +159,8 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
     Raises
     ------
     TableError
-        When a cell is wrong, or a size that the family needs is missing or
-        one that it does not know is given.
+        When a cell is wrong, or a size that the family needs is missing or one that it does not
+        know is given.
     """
     rows = read_rows(path, row_schema("workloads"), Workload)
     for place, row in rows:
@@ -193,9 +193,8 @@ def load_plans(path: str | Path) -> dict[str, Plan]:
     Raises
     ------
     TableError
-        When a cell is wrong, a schedule is given without a pipeline or
-        missing with one, the bucket limits are none that PyTorch can have, or
-        a sharding does not go with the degrees.
+        When a cell is wrong, a schedule is given without a pipeline or missing with one, the bucket
+        limits are none that PyTorch can have, or a sharding does not go with the degrees.
     """
     rows = read_rows(path, row_schema("plans"), Plan)
     for place, row in rows:
@@ -234,20 +233,15 @@ def load_experiments(
 ) -> dict[str, Experiment]:
     """Read ``experiments.tsv`` into rows by name.
 
-    Parameters
-    ----------
-    path : path
-        The table.
-    workloads, plans : mapping
-        The tables that its rows refer to.
+    ``workloads``, ``plans``: the tables that its rows refer to.
 
     Raises
     ------
     TableError
-        When a cell is wrong, a workload or a plan is unknown, the batch does
-        not divide over the replicas and micro-batches, or a plan cannot be
-        measured for the workload's family or precision, or a single rank runs
-        a batch that is captured: its prediction would be its own measurement.
+        When a cell is wrong, a workload or a plan is unknown, the batch does not divide over the
+        replicas and micro-batches, or a plan cannot be measured for the workload's family or
+        precision, or a single rank runs a batch that is captured: its prediction would be its own
+        measurement.
     """
     rows = read_rows(path, row_schema("experiments"), Experiment)
     for place, row in rows:

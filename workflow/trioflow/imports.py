@@ -20,17 +20,16 @@ _IMPORTED = re.compile(r"(?:^|,|\()\s*([\w.*]+)")
 def imported_names(file: str | Path) -> set[str]:
     """Return the dotted names that a Python file imports, at any depth of its code.
 
-    ``from a import b`` gives both ``a`` and ``a.b``, since ``b`` may be a
-    module. A string that is such a name counts too: processes are started as
-    ``python -m trioflow.measure.worker``. What stands under ``if
-    TYPE_CHECKING`` never runs and does not count. The library has no relative
+    ``from a import b`` gives both ``a`` and ``a.b``, since ``b`` may be a module. A string that is
+    such a name counts too: processes are started as ``python -m trioflow.measure.worker``. What
+    stands under ``if TYPE_CHECKING`` never runs and does not count. The library has no relative
     imports; a test sees to it.
 
     Notes
     -----
-    Statements are found by their first words, each on a line of its own as the
-    house's formatter leaves them: parsing the library took half of every start
-    of Snakemake. A test compares with the parser, file by file.
+    Statements are found by their first words, each on a line of its own as the house's formatter
+    leaves them: parsing the library took half of every start of Snakemake. A test compares with the
+    parser, file by file.
     """
     text = _TYPES_ONLY.sub("", Path(file).read_text(encoding="utf-8"))
     names = set(_QUOTED.findall(text))
@@ -45,16 +44,10 @@ def imported_names(file: str | Path) -> set[str]:
 def required_modules(file: str | Path) -> list[str]:
     """Return every library module that a file imports, directly or through others.
 
-    Parameters
-    ----------
-    file : path
-        A script or a module of the library.
+    ``file``: a script or a module of the library.
 
-    Returns
-    -------
-    list of str
-        Names for ``provenance.digest_modules``, such as ``"trace/merge"``,
-        sorted; packages appear as their ``__init__``.
+    Returns names for ``provenance.digest_modules``, such as ``"trace/merge"``, sorted; packages
+    appear as their ``__init__``.
 
     Notes
     -----

@@ -34,14 +34,8 @@ def check_file(
 ) -> None:
     """Refuse what is no regular file, or is too large; nothing is opened, so nothing can block.
 
-    Parameters
-    ----------
-    path : path
-        What the user named.
-    kind : type, optional
-        Class of the error.
-    largest_bytes : int, optional
-        No limit unless given.
+    ``path``: what the user named; ``kind``: class of the error; ``largest_bytes``: no limit unless
+    given.
 
     Raises
     ------
@@ -96,12 +90,8 @@ def read_text(
 ) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
-    Parameters
-    ----------
-    path, kind, largest_bytes
-        As for `read_content`.
-    broken : {"strict", "replace"}
-        What becomes of bytes that are not UTF-8: an error, or a mark in their place.
+    ``path``, ``kind``, ``largest_bytes``: as for `read_content`; ``broken`` ("strict", "replace"):
+    what becomes of bytes that are not UTF-8: an error, or a mark in their place.
 
     Raises
     ------
@@ -127,8 +117,8 @@ def parse_json(
     Raises
     ------
     InputError
-        When it is not JSON, is nested too deeply, a key stands twice in one
-        object, or a number is infinite or undefined.
+        When it is not JSON, is nested too deeply, a key stands twice in one object, or a number is
+        infinite or undefined.
     """
     try:
         value = json.loads(text, object_pairs_hook=_take_pairs)

@@ -16,14 +16,10 @@ from trioflow.errors import TrioflowError
 def log_job(path: str | Path) -> Iterator[None]:
     """Send standard output and error of a block to a file, from this process and its children.
 
-    A deliberate error ends the process with status 1 and stands as one
-    sentence in the log and on the terminal; any other exception leaves its
-    traceback in both.
+    A deliberate error ends the process with status 1 and stands as one sentence in the log and on
+    the terminal; any other exception leaves its traceback in both.
 
-    Parameters
-    ----------
-    path : path
-        The log file; an older one is replaced.
+    ``path``: the log file; an older one is replaced.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -22,10 +22,9 @@ def find_available_bytes() -> float | None:
 
     Notes
     -----
-    The least of what Linux calls available, of what is left of the limit of
-    each control group that holds the process (version 1 or 2), and of the
-    limit of its address space (``ulimit -v``). Pages of files that are no
-    longer used count as left.
+    The least of what Linux calls available, of what is left of the limit of each control group that
+    holds the process (version 1 or 2), and of the limit of its address space (``ulimit -v``). Pages
+    of files that are no longer used count as left.
     """
     found = [*_read_machine(), *_read_address_space()]
     for folder, (limit, used, given_back) in _list_groups():

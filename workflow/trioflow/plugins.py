@@ -26,26 +26,16 @@ def load_plugin(
 ) -> Callable[..., Any]:
     """Import what a package registered under a name.
 
-    Parameters
-    ----------
-    group : str
-        Of the entry points, such as ``trioflow.networks``.
-    name : str
-        Of the entry point.
-    known : iterable of str
-        trioflow's own names, for the error's text.
-    what : str
-        What it is, in a word or two, such as ``network``.
-    error : type
-        Class of the errors.
-    place : str, optional
-        Where the name was read, for the errors.
+    ``group``: of the entry points, such as ``trioflow.networks``; ``name``: of the entry point;
+    ``known``: trioflow's own names, for the error's text; ``what``: what it is, in a word or two,
+    such as ``network``; ``error``: class of the errors; ``place``: where the name was read, for the
+    errors.
 
     Raises
     ------
     InputError
-        Of the class ``error``, when no package registers the name, several do, or
-        what they register cannot be loaded or called.
+        Of the class ``error``, when no package registers the name, several do, or what they
+        register cannot be loaded or called.
     """
     found = entry_points(group=group, name=name)
     if not found:

@@ -19,42 +19,23 @@ from trioflow.errors import InputError
 
 @dataclass(frozen=True)
 class PrecisionRecipe:
-    """The number formats of a training step, in bytes of an element.
+    """The number formats of a training step, in bytes of an element."""
 
-    Attributes
-    ----------
-    name : str
-        The word that users give.
-    arithmetic : str
-        Format of products and activations: fp32, tf32, bf16 or fp16.
-    parameter_bytes : int
-        Of a weight as forward and backward read it.
-    gradient_bytes : int
-        Of a gradient as it is kept, added up over micro-batches and read by
-        the optimizer (a main gradient, where there is one).
-    main_parameter_bytes : int
-        Of the copy of a weight that the optimizer updates beside the one that
-        forward reads; 0 where they are the same.
-    state_bytes : int
-        Of each of the optimizer's states of a parameter.
-    gather_bytes : int
-        Of a weight as it is gathered from those who share it.
-    reduce_bytes : int
-        Of a gradient as it is exchanged.
-    made_bytes : int
-        Of a gradient as a micro-batch's backward makes it, where the framework
-        adds it to the main gradient only afterwards; 0 where products add to the
-        main gradient themselves (Megatron-LM's gradient accumulation fusion).
-    """
-
-    name: str
-    arithmetic: str
-    parameter_bytes: int = 4
+    name: str  # the word that users give
+    arithmetic: str  # format of products and activations: fp32, tf32, bf16 or fp16
+    parameter_bytes: int = 4  # of a weight as forward and backward read it
+    # Of a gradient as it is kept, added up over micro-batches and read by the optimizer (a main
+    # gradient, where there is one).
     gradient_bytes: int = 4
+    # Of the copy of a weight that the optimizer updates beside the one that forward reads; 0 where
+    # they are the same.
     main_parameter_bytes: int = 0
-    state_bytes: int = 4
-    gather_bytes: int = 4
-    reduce_bytes: int = 4
+    state_bytes: int = 4  # of each of the optimizer's states of a parameter
+    gather_bytes: int = 4  # of a weight as it is gathered from those who share it
+    reduce_bytes: int = 4  # of a gradient as it is exchanged
+    # Of a gradient as a micro-batch's backward makes it, where the framework adds it to the main
+    # gradient only afterwards; 0 where products add to the main gradient themselves (Megatron-LM's
+    # gradient accumulation fusion).
     made_bytes: int = 0
 
     @property

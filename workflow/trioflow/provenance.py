@@ -32,14 +32,11 @@ def digest_file(path: str | Path) -> str:
 def digest_modules(*packages: str) -> str:
     """Return one digest of the library modules that a rule depends on.
 
-    Snakemake re-runs a rule when its parameters change but does not follow
-    imports; each rule therefore carries this digest as a parameter.
+    Snakemake re-runs a rule when its parameters change but does not follow imports; each rule
+    therefore carries this digest as a parameter.
 
-    Parameters
-    ----------
-    packages : str
-        Names of packages or modules below ``trioflow`` (``"trace"``,
-        ``"tables"``). Line endings and nothing else are normalised.
+    ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``). Line
+    endings and nothing else are normalised.
 
     Raises
     ------
@@ -70,13 +67,9 @@ def _named_content(file: Path) -> bytes:
 def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:
     """Return the provenance record of an output.
 
-    Parameters
-    ----------
-    inputs : iterable of path
-        Files whose digests are recorded under the last folder's and their own
-        name, so that equal inputs give equal stamps anywhere.
-    **facts
-        Anything else worth keeping: seeds, device, driver.
+    ``inputs``: files whose digests are recorded under the last folder's and their own name, so that
+    equal inputs give equal stamps anywhere; ``**facts``: anything else worth keeping: seeds,
+    device, driver.
     """
     return {
         "trioflow_version": __version__,
@@ -109,8 +102,8 @@ def host_environment() -> dict[str, Any]:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path that becomes ``path`` only when the block succeeds.
 
-    The temporary file lies in the same folder, so the rename is atomic; on an
-    exception it is removed and ``path`` stays as it was.
+    The temporary file lies in the same folder, so the rename is atomic; on an exception it is
+    removed and ``path`` stays as it was.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -27,14 +27,8 @@ def check_settings(
 ) -> dict[str, Any]:
     """Return the settings of ``config.yaml`` with every default filled in.
 
-    Parameters
-    ----------
-    settings : mapping
-        What the user wrote.
-    schema : mapping
-        JSON schema (2020-12), closed; defaults are taken at every depth.
-    file : path
-        Where the settings come from, for the messages.
+    ``settings``: what the user wrote. ``schema``: JSON schema (2020-12), closed; defaults are taken
+    at every depth. ``file``: where the settings come from, for the messages.
 
     Raises
     ------
@@ -149,20 +143,11 @@ def read_rows(
 ) -> list[tuple[str, Row]]:
     """Read a table into rows with their places, each cell checked against the schema.
 
-    Parameters
-    ----------
-    path : path
-        A tab-separated file whose first line names its columns.
-    schema : mapping
-        JSON schema of a row: type, meaning and limits of every column; one with
-        a default may be left out.
-    kind : callable
-        Takes a row's values by column; lists come as tuples.
+    ``path``: a tab-separated file whose first line names its columns. ``schema``: JSON schema of a
+    row: type, meaning and limits of every column; one with a default may be left out. ``kind``:
+    takes a row's values by column; lists come as tuples.
 
-    Returns
-    -------
-    list of (str, row)
-        Where each row stands in the file, and the row.
+    Returns where each row stands in the file, and the row.
 
     Raises
     ------
@@ -199,8 +184,8 @@ def read_cells(
     Raises
     ------
     TableError
-        When the file cannot be read, a column is unknown, repeated or missing,
-        a row has too many or too few cells, or two rows share a name.
+        When the file cannot be read, a column is unknown, repeated or missing, a row has too many
+        or too few cells, or two rows share a name.
     """
     lines = parse_cells(read_text(path, TableError), path, TableError, delimiter="\t")
     header = [cell.strip() for cell in lines[0][1]] if lines else []

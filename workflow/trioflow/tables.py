@@ -160,18 +160,10 @@ def write_table(
 ) -> None:
     """Write a data frame as Parquet, validated and atomically.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Columns as in ``SCHEMAS[name]``, in any order.
-    name : str
-        Name of the schema.
-    path : path
-        Target file; it appears complete or not at all.
-    metadata : dict, optional
-        Provenance, kept as JSON in the file's schema metadata.
-    schema : Schema, optional
-        Of a table that one room alone writes, where ``SCHEMAS`` has none of the name.
+    ``frame``: columns as in ``SCHEMAS[name]``, in any order. ``name``: name of the schema.
+    ``path``: target file; it appears complete or not at all. ``metadata``: provenance, kept as JSON
+    in the file's schema metadata. ``schema``: of a table that one room alone writes, where
+    ``SCHEMAS`` has none of the name.
 
     Raises
     ------

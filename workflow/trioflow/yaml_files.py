@@ -22,9 +22,9 @@ class StrictLoader(yaml.SafeLoader):
 
     Notes
     -----
-    PyYAML follows YAML 1.1, where an exponent needs a point and a sign:
-    ``312e12`` is a text there, which would surface as a type error far from
-    its cause. YAML 1.2 reads it as a number, and so does this reader.
+    PyYAML follows YAML 1.1, where an exponent needs a point and a sign: ``312e12`` is a text there,
+    which would surface as a type error far from its cause. YAML 1.2 reads it as a number, and so
+    does this reader.
     """
 
     def get_single_node(self) -> Any:

@@ -195,8 +195,7 @@ def check_breakdown(options: argparse.Namespace) -> None:
     Raises
     ------
     InputError
-        When a file is asked for without ``--by``, does not end in
-        ``.parquet``, or has no folder.
+        When a file is asked for without ``--by``, does not end in ``.parquet``, or has no folder.
     """
     path = options.breakdown
     if options.depth < 1:

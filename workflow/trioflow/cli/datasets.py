@@ -46,8 +46,7 @@ def run_retrieve(options: argparse.Namespace) -> None:
     Raises
     ------
     DatasetError
-        When a name is unknown, or a file cannot be retrieved; the files
-        before it stay.
+        When a name is unknown, or a file cannot be retrieved; the files before it stay.
     """
     catalogue = load_catalogue(options.datasets)
     if options.list:

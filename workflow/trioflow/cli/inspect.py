@@ -33,13 +33,9 @@ def describe_model(facts: Facts) -> str:
 def describe_trace(trace: Trace) -> dict[str, Any]:
     """Return what a trace holds.
 
-    Returns
-    -------
-    dict
-        ``device_time_s``, ``step_time_s``, ``operators``, ``kernels``,
-        ``flop``, ``coverage`` (from ``coverage_of_trace``; None without times),
-        ``classes`` (a row each phase and class), and the columns of
-        ``tables.TRACES``.
+    Returns ``device_time_s``, ``step_time_s``, ``operators``, ``kernels``, ``flop``, ``coverage``
+    (from ``coverage_of_trace``; None without times), ``classes`` (a row each phase and class), and
+    the columns of ``tables.TRACES``.
     """
     operators = trace.operators.assign(operator_class=classify(trace.operators).to_numpy())
     operators.loc[operators["kind"] == "collective", "operator_class"] = "communication"

@@ -49,33 +49,15 @@ NODE_BANDWIDTHS = ("nanotron/node-bandwidths",)
 
 @dataclass(frozen=True)
 class DatasetFile:
-    """One public file, pinned.
+    """One public file, pinned."""
 
-    Attributes
-    ----------
-    dataset : str
-        Name of the dataset that it belongs to.
-    repository : str
-        ``owner/repository``.
-    commit : str
-        Full hash of the commit.
-    path : str
-        Path in the repository.
-    bytes : int
-        Size [bytes].
-    sha256 : str
-        SHA-256 of the content, hexadecimal.
-    licence : str
-        SPDX identifier.
-    """
-
-    dataset: str
-    repository: str
-    commit: str
-    path: str
-    bytes: int
-    sha256: str
-    licence: str
+    dataset: str  # name of the dataset that it belongs to
+    repository: str  # ``owner/repository``
+    commit: str  # full hash of the commit
+    path: str  # path in the repository
+    bytes: int  # size [bytes]
+    sha256: str  # SHA-256 of the content, hexadecimal
+    licence: str  # SPDX identifier
 
     @property
     def key(self) -> str:
@@ -108,25 +90,13 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All datasets by name, and where files are served.
+    """All datasets by name, and where files are served."""
 
-    Attributes
-    ----------
-    datasets : mapping
-        Datasets by name.
-    base_url : str
-        Address of the files.
-    lfs_url : str
-        Address of files of which ``base_url`` has Git LFS pointers only;
-        empty where there is none.
-    file : path
-        Where the catalogue was read from.
-    """
-
-    datasets: Mapping[str, Dataset]
-    base_url: str
+    datasets: Mapping[str, Dataset]  # datasets by name
+    base_url: str  # address of the files
+    # Address of files of which ``base_url`` has Git LFS pointers only; empty where there is none.
     lfs_url: str
-    file: Path
+    file: Path  # where the catalogue was read from
 
     def addresses(self) -> dict[str, str]:
         """Return ``base_url`` and ``lfs_url`` by these names."""
@@ -140,11 +110,8 @@ class Catalogue:
     def select_datasets(self, names: Iterable[str]) -> list[Dataset]:
         """Return datasets by their names or by the first part of their names.
 
-        Parameters
-        ----------
-        names : iterable of str
-            ``triosim/vgg13-h100-b128`` for one dataset, ``triosim`` for all
-            whose names start so.
+        ``names``: ``triosim/vgg13-h100-b128`` for one dataset, ``triosim`` for all whose names
+        start so.
 
         Raises
         ------
@@ -203,17 +170,11 @@ class Catalogue:
     def held_files(self, folder: str | Path, names: Iterable[str], ending: str = "") -> list[Path]:
         """Return the files of datasets that a folder holds, in order of their paths.
 
-        Whatever else lies there was chosen by nobody: it may measure the same
-        again, with another version, and must not change an answer.
+        Whatever else lies there was chosen by nobody: it may measure the same again, with another
+        version, and must not change an answer.
 
-        Parameters
-        ----------
-        folder : path
-            Retrieved data or a mirror of it.
-        names : iterable of str
-            Datasets, families of datasets or files.
-        ending : str
-            What the wanted files' names end in.
+        ``folder``: retrieved data or a mirror of it; ``names``: datasets, families of datasets or
+        files; ``ending``: what the wanted files' names end in.
         """
         files = (Path(folder) / file.key for file in self.select_files(names))
         return sorted(file for file in files if file.name.endswith(ending) and file.is_file())
@@ -236,18 +197,13 @@ def _validator() -> Draft202012Validator:
 def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
     """Read and check a catalogue; the checkout's own unless another is given.
 
-    Parameters
-    ----------
-    file : path, optional
-        A ``datasets.yaml``.
-    name : str, optional
-        What messages call it, where the path would tell nobody anything.
+    ``file``: a ``datasets.yaml``; ``name``: what messages call it, where the path would tell nobody
+    anything.
 
     Raises
     ------
     DatasetError
-        When the file is missing, is no YAML, breaks its schema, or names a
-        file twice.
+        When the file is missing, is no YAML, breaks its schema, or names a file twice.
     """
     path = CATALOGUE if file is None else Path(file)
     if file is None and not path.exists():

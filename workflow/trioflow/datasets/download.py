@@ -35,10 +35,7 @@ OTHER_WAYS = (
 class PointerFound(Exception):
     """The address holds a Git LFS pointer instead of the file.
 
-    Parameters
-    ----------
-    sha256 : str
-        SHA-256 of the file that it stands for; empty where that was not read.
+    ``sha256``: SHA-256 of the file that it stands for; empty where that was not read.
     """
 
     def __init__(self, sha256: str) -> None:
@@ -65,24 +62,12 @@ def download_file(
 ) -> None:
     """Complete a partial file until it is what the catalogue pins.
 
-    Parameters
-    ----------
-    url : str
-        Address of the file.
-    entry : DatasetFile
-        Its size and hash.
-    part : binary file
-        Open for reading and writing. What it holds is taken as the file's
-        beginning; it keeps what arrived when the download fails, unless that
-        is known to be wrong.
-    attempts : int
-        Requests that may fail in a way that may pass (5xx, 429, timeouts,
-        dropped connections) before giving up.
-    timeout_s : float
-        Longest silence of the server [s].
-    sleep : callable
-        Waits so many seconds; waits double from ``FIRST_WAIT_S`` to
-        ``LONGEST_WAIT_S``, or are what the server's Retry-After asks for.
+    ``url``: address of the file. ``entry``: its size and hash. ``part``: open for reading and
+    writing. What it holds is taken as the file's beginning; it keeps what arrived when the download
+    fails, unless that is known to be wrong. ``attempts``: requests that may fail in a way that may
+    pass (5xx, 429, timeouts, dropped connections) before giving up. ``timeout_s``: longest silence
+    of the server [s]. ``sleep``: waits so many seconds; waits double from ``FIRST_WAIT_S`` to
+    ``LONGEST_WAIT_S``, or are what the server's Retry-After asks for.
 
     Raises
     ------

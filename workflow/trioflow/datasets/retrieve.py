@@ -30,36 +30,19 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How a file came to its place.
-
-    Attributes
-    ----------
-    path : path
-        The file.
-    source : str
-        ``already there``, the file of the mirror, or the address.
-    """
+    """How a file came to its place."""
 
     path: Path
-    source: str
+    source: str  # ``already there``, the file of the mirror, or the address
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where files come from.
+    """Where files come from."""
 
-    Attributes
-    ----------
-    base_url : str
-        Address that serves ``<owner>/<repository>/<commit>/<path>``.
-    lfs_url : str
-        Address of files of which ``base_url`` has Git LFS pointers only, or empty.
-    mirror : path, optional
-        Folder with files under ``<owner>+<repository>/<path>``, asked first.
-    """
-
-    base_url: str
-    lfs_url: str = ""
+    base_url: str  # address that serves ``<owner>/<repository>/<commit>/<path>``
+    lfs_url: str = ""  # address of files of which ``base_url`` has Git LFS pointers only, or empty
+    # Folder with files under ``<owner>+<repository>/<path>``, asked first.
     mirror: Path | None = None
 
 
@@ -68,14 +51,9 @@ def choose_source(
 ) -> Source:
     """Return where files come from: the environment before the catalogue.
 
-    Parameters
-    ----------
-    base_url, lfs_url : str
-        What the catalogue says.
-    environment : mapping, optional
-        The process's own unless given. ``TRIOFLOW_DATA_MIRROR`` names a
-        folder to look in first, ``TRIOFLOW_DATA_URL`` an address to ask
-        instead of the catalogue's two.
+    ``base_url``, ``lfs_url``: what the catalogue says. ``environment``: the process's own unless
+    given. ``TRIOFLOW_DATA_MIRROR`` names a folder to look in first, ``TRIOFLOW_DATA_URL`` an
+    address to ask instead of the catalogue's two.
 
     Raises
     ------
@@ -108,29 +86,19 @@ def retrieve_file(
 ) -> Retrieval:
     """Put a public file at its place, with the size and hash that the catalogue pins.
 
-    A file that is there and right stays. A mirror that lacks the file is no
-    error: its address is asked then. What has arrived waits beside the target
-    as ``<name>.part`` and becomes the target, in one step, only when its hash
-    is right; a later call takes a partial file up. Processes that retrieve
-    the same file take turns.
+    A file that is there and right stays. A mirror that lacks the file is no error: its address is
+    asked then. What has arrived waits beside the target as ``<name>.part`` and becomes the target,
+    in one step, only when its hash is right; a later call takes a partial file up. Processes that
+    retrieve the same file take turns.
 
-    Parameters
-    ----------
-    entry : DatasetFile
-        The file.
-    target : path
-        Where it goes; folders are made.
-    base_url, lfs_url, mirror
-        As in ``Source``.
-    attempts, timeout_s, sleep
-        As in ``download_file``.
+    ``target``: where it goes; folders are made. ``base_url``, ``lfs_url``, ``mirror``: as in
+    ``Source``. ``attempts``, ``timeout_s``, ``sleep``: as in ``download_file``.
 
     Raises
     ------
     DatasetError
-        When the mirror's file is another one, or the address cannot be
-        reached, refuses, or serves something else; or when the file cannot be
-        written.
+        When the mirror's file is another one, or the address cannot be reached, refuses, or serves
+        something else; or when the file cannot be written.
     """
     goal = Path(target)
     if _is_right(goal, entry):

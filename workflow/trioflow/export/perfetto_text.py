@@ -86,12 +86,7 @@ def cut_rows(count: int) -> Iterator[slice]:
 def write_events(path: str | Path, texts: Iterable[bytes]) -> None:
     """Write events as a trace, atomically; compressed when the name ends in ``.gz``.
 
-    Parameters
-    ----------
-    path : path
-        Target file.
-    texts : iterable of bytes
-        From :func:`join_pieces`.
+    ``texts``: from :func:`join_pieces`.
     """
     packer = zlib.compressobj(LEVEL, wbits=zlib.MAX_WBITS + _GZIP)
     packed = str(path).endswith(".gz")

@@ -35,15 +35,10 @@ def simulate_experiment(
 ) -> None:
     """Simulate an experiment and write its timeline, what is made of it, and its summary.
 
-    Parameters
-    ----------
-    graph_folder, platform, collectives, session, traces
-        As for ``experiment.load_experiment``.
-    rank_timelines : path
-        Measured timelines of the session.
-    folder : path
-        Where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``,
-        ``breakdown.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
+    ``graph_folder``, ``platform``, ``collectives``, ``session``, ``traces``: as for
+    ``experiment.load_experiment``; ``rank_timelines``: measured timelines of the session;
+    ``folder``: where ``timeline.parquet``, ``critical_path.parquet``, ``links.parquet``,
+    ``breakdown.parquet``, ``perfetto.json.gz`` and ``summary.json`` go.
     """
     step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
     prediction = predict_step(step)
@@ -82,15 +77,8 @@ def write_simulation(
 ) -> None:
     """Write the timeline of a predicted step and what is made of it.
 
-    Parameters
-    ----------
-    prediction : Prediction
-        Simulated with ``record_links=True``.
-    folder : path
-        Target.
-    measured : DataFrame, optional
-        Columns of ``tables.TIMELINE``: shown beside the predicted one in the
-        Perfetto trace.
+    ``prediction``: simulated with ``record_links=True``; ``measured``: columns of
+    ``tables.TIMELINE``: shown beside the predicted one in the Perfetto trace.
     """
     parts = [prediction.breakdown(by) for by in WAYS]
     for part in parts:
@@ -111,19 +99,10 @@ def write_step(
 ) -> pd.DataFrame:
     """Write a predicted step as a Perfetto trace, with its critical path, memory and the rates of its links.
 
-    Parameters
-    ----------
-    prediction : Prediction
-        Simulated without ``record_links=True`` the trace has no rates.
-    path : path
-        Target file.
-    measured : DataFrame, optional
-        As in :func:`write_simulation`.
+    ``prediction``: simulated without ``record_links=True`` the trace has no rates; ``measured``: as
+    in :func:`write_simulation`.
 
-    Returns
-    -------
-    DataFrame
-        The critical path, columns of ``tables.CRITICAL_PATH``.
+    Returns the critical path, columns of ``tables.CRITICAL_PATH``.
     """
     graph, timeline = prediction.task_graph, prediction.timeline
     modules = prediction.step.trace.operators["module"].tolist()
@@ -146,10 +125,7 @@ _HELD_BY_DEVICE = ("compute", "memcpy", "host")
 def can_count_links(network: str) -> bool:
     """Tell whether a network can be simulated with ``record_links=True``.
 
-    Parameters
-    ----------
-    network : str
-        As for ``engine.networks.find_network``.
+    ``network``: as for ``engine.networks.find_network``.
     """
     return find_network(network) in (FairShareNetwork, ContentionFreeNetwork)
 
@@ -157,16 +133,10 @@ def can_count_links(network: str) -> bool:
 def count_link_rates(result: Simulated) -> pd.DataFrame:
     """Return the rate of every link that bytes moved over, as ``write_perfetto`` takes curves.
 
-    Parameters
-    ----------
-    result : Simulated
-        Simulated with ``record_links=True``.
+    ``result``: simulated with ``record_links=True``.
 
-    Returns
-    -------
-    DataFrame
-        ``rank`` (null: a link is of no rank), ``counter``, ``unit``,
-        ``time_s`` [s] and ``value`` [bytes/s].
+    Returns ``rank`` (null: a link is of no rank), ``counter``, ``unit``, ``time_s`` [s] and
+    ``value`` [bytes/s].
 
     Raises
     ------
@@ -188,28 +158,19 @@ def count_memory(
 ) -> pd.DataFrame:
     """Return what every rank holds over time, as ``write_perfetto`` takes curves.
 
-    Parameters
-    ----------
-    curves : sequence of mapping
-        ``metadata.memory_curves`` of the task graph: ``ranks`` that are
-        alike, ``places`` among a rank's tasks, and the ``bytes`` that it holds
-        from there on.
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``, of the same graph.
-    most_points : int
-        Points of a rank; of more, neighbours are joined and keep their most.
+    ``curves``: ``metadata.memory_curves`` of the task graph: ``ranks`` that are alike, ``places``
+    among a rank's tasks, and the ``bytes`` that it holds from there on. ``timeline``: columns of
+    ``tables.TIMELINE``, of the same graph. ``most_points``: points of a rank; of more, neighbours
+    are joined and keep their most.
 
-    Returns
-    -------
-    DataFrame
-        ``rank``, ``counter``, ``unit``, ``time_s`` [s] and ``value`` [bytes].
+    Returns ``rank``, ``counter``, ``unit``, ``time_s`` [s] and ``value`` [bytes].
 
     Notes
     -----
     Memory is handed out in the order of the program, whenever the device runs
-    (``parallel.memory.profile``). A change is shown when the device begins
-    the task at which it happens; of communication, whose streams run ahead
-    or behind, at the latest begin of computation before it.
+    (``parallel.memory.profile``). A change is shown when the device begins the task at which it
+    happens; of communication, whose streams run ahead or behind, at the latest begin of computation
+    before it.
     """
     order = np.argsort(timeline["rank"].to_numpy(np.int64), kind="stable")
     rank = timeline["rank"].to_numpy(np.int64)[order]

@@ -38,16 +38,9 @@ def repeats_of(size_bytes: int) -> int:
 def make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
     """Return a function that runs one collective of a size and waits for it.
 
-    Parameters
-    ----------
-    name : str
-        One of ``SWEPT``; send goes from rank 0 to rank 1, and back at
-        once, so that its time is half of a round trip.
-    size_bytes : int
-        Buffer of a rank; for all_gather the whole result, for reduce_scatter
-        the whole input [bytes].
-    device : torch.device
-        This rank's device.
+    ``name``: one of ``SWEPT``; send goes from rank 0 to rank 1, and back at once, so that its time
+    is half of a round trip. ``size_bytes``: buffer of a rank; for all_gather the whole result, for
+    reduce_scatter the whole input [bytes]. ``device``: this rank's device.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     elements = max(size_bytes // 4, 1)
@@ -90,15 +83,13 @@ COMPUTE_SIZE, COMPUTE_REPEATS = 512, 3
 def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     """Return what one collective adds to a rank that computes before it [ns].
 
-    In a training step ranks reach a collective out of compute: not quite at
-    the same moment, with the communication threads asleep. Back to back the
-    same collective is up to several times as fast. So compute followed by the
-    collective is timed, and compute alone taken off. A send is timed as half
-    of a round trip, without compute: its sender does not wait.
+    In a training step ranks reach a collective out of compute: not quite at the same moment, with
+    the communication threads asleep. Back to back the same collective is up to several times as
+    fast. So compute followed by the collective is timed, and compute alone taken off. A send is
+    timed as half of a round trip, without compute: its sender does not wait.
 
-    The first call after setting up is not timed. A difference that noise makes
-    negative counts as 1 ns: it keeps its place below the median, which is all
-    that the fit takes, and is no time.
+    The first call after setting up is not timed. A difference that noise makes negative counts as 1
+    ns: it keeps its place below the median, which is all that the fit takes, and is no time.
     """
     run = make_collective(name, size_bytes, device)
     count = repeats_of(size_bytes)
@@ -159,14 +150,8 @@ class _Count(TorchDispatchMode):
 class HostCosts:
     """The tiny models of one rank and their timings.
 
-    Parameters
-    ----------
-    workload : Workload
-        Says which optimizer the tiny models use.
-    device : torch.device
-        This rank's device.
-    sharded : bool
-        Whether a plan shards parameters, so that its hooks count.
+    ``workload``: says which optimizer the tiny models use; ``device``: this rank's device;
+    ``sharded``: whether a plan shards parameters, so that its hooks count.
     """
 
     def __init__(self, workload: Workload, device: torch.device, sharded: bool = False) -> None:
@@ -263,8 +248,8 @@ def _mean(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
     """Return how much of an all-reduce hides behind compute, 0 for none, 1 for all.
 
-    Compute alone, the all-reduce alone and both at once are timed; the time
-    saved is taken relative to the shorter of the two.
+    Compute alone, the all-reduce alone and both at once are timed; the time saved is taken relative
+    to the shorter of the two.
     """
     buffer = torch.zeros(size_bytes // 4, device=device)
     compute = make_compute(OVERLAPPED_PRODUCTS, device)

@@ -24,19 +24,13 @@ def describe_machine(
 ) -> None:
     """Write the measured platform of this machine.
 
-    Links join every two ranks with the best measured rate and the shortest
-    measured message; collectives follow their own measured curves, and share
-    the links only when something else uses them too. Host costs and the
-    overlap of communication and compute are the medians over the sessions.
+    Links join every two ranks with the best measured rate and the shortest measured message;
+    collectives follow their own measured curves, and share the links only when something else uses
+    them too. Host costs and the overlap of communication and compute are the medians over the
+    sessions.
 
-    Parameters
-    ----------
-    sessions : iterable of path
-        ``session.json`` of each measuring session.
-    collectives : path
-        Fitted collective model.
-    path : path
-        Platform file to write.
+    ``sessions``: ``session.json`` of each measuring session; ``collectives``: fitted collective
+    model; ``path``: platform file to write.
     """
     facts = [read_json(session) for session in sessions]
     ranks = max(int(f["ranks"]) for f in facts)

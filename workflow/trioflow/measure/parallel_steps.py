@@ -49,22 +49,10 @@ def make_parallel_step(
 ) -> Step:
     """Return one rank's training step under a plan.
 
-    Parameters
-    ----------
-    workload : Workload
-        Model on this rank's device; data and tensor parallelism copy it, a
-        pipeline stage shares its weights.
-    plan : mapping
-        Row of ``plans.tsv``; one degree above 1, or data and
-        tensor with a sharding of units.
-    batch : int
-        Samples of the whole step.
-    stages : sequence of sequence of str, optional
-        Units of each pipeline stage.
-    device : torch.device
-        This rank's device.
-    seed : int
-        Seed of the data.
+    ``workload``: model on this rank's device; data and tensor parallelism copy it, a pipeline stage
+    shares its weights. ``plan``: row of ``plans.tsv``; one degree above 1, or data and tensor with
+    a sharding of units. ``batch``: samples of the whole step. ``stages``: units of each pipeline
+    stage. ``device``: this rank's device. ``seed``: seed of the data.
 
     Raises
     ------
@@ -141,15 +129,10 @@ def _make_sharded_step(
 def choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
     """Return the modules that ``fully_shard`` takes together, as ``parallel.splits.sharding`` has them.
 
-    Every inner unit whose parameters no other unit uses is one; the first and
-    the last unit are left to the root.
+    Every inner unit whose parameters no other unit uses is one; the first and the last unit are
+    left to the root.
 
-    Parameters
-    ----------
-    workload : Workload
-        Says what the units are.
-    model : Module
-        The workload's model or a copy of it.
+    ``workload``: says what the units are; ``model``: the workload's model or a copy of it.
     """
     units = [
         [model.get_submodule(path) for path in paths if not path.startswith("<")]
@@ -220,14 +203,9 @@ def _make_pipeline_step(
 class AccumulatingStep(TrainingStep):
     """One step of several forwards and backwards, of which the last one exchanges gradients.
 
-    Parameters
-    ----------
-    workload, model, device, seed
-        As in `TrainingStep`.
-    batch : int
-        Samples of the whole step on this rank; each micro-step runs its share.
-    micro_steps : int
-        Forwards and backwards of a step.
+    ``workload``, ``model``, ``device``, ``seed``: as in `TrainingStep`. ``batch``: samples of the
+    whole step on this rank; each micro-step runs its share. ``micro_steps``: forwards and backwards
+    of a step.
     """
 
     def __init__(

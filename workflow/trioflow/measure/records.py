@@ -76,18 +76,13 @@ class StepMarks:
 def find_marks(step: Any, start_ns: int, end_ns: int) -> list[Mark]:
     """Return the marks of the step that just ran, the one of the whole step first.
 
-    Parameters
-    ----------
-    step : callable
-        With ``marks`` (`StepMarks`), or with ``phases_ns``: how long its
-        phases took, one after the other.
-    start_ns, end_ns : int
-        When the step was started and when it had ended [ns].
+    ``step``: with ``marks`` (`StepMarks`), or with ``phases_ns``: how long its phases took, one
+    after the other; ``start_ns``, ``end_ns``: when the step was started and when it had ended [ns].
 
     Notes
     -----
-    Phases without marks are taken to follow each other without a gap from
-    the start of the step on, as ``TrainingStep`` times them.
+    Phases without marks are taken to follow each other without a gap from the start of the step on,
+    as ``TrainingStep`` times them.
     """
     whole = Mark(STEP_MARK, 0, start_ns, end_ns)
     marks = getattr(step, "marks", None)
@@ -111,17 +106,13 @@ class Look(NamedTuple):
 def find_clock_offset(looks: Sequence[Look], annotated_ns: Sequence[int]) -> int:
     """Return what to add to a profile's times to have them on the machine's clock [ns].
 
-    Parameters
-    ----------
-    looks : sequence of Look
-        Of each annotation of one profile.
-    annotated_ns : sequence of int
-        When they began by the profiler's clock [ns].
+    ``looks``: of each annotation of one profile; ``annotated_ns``: when they began by the
+    profiler's clock [ns].
 
     Notes
     -----
-    Each look bounds the offset from both sides. A process that was interrupted between its
-    looks bounds it loosely; the bounds of all together are as tight as those of the quickest.
+    Each look bounds the offset from both sides. A process that was interrupted between its looks
+    bounds it loosely; the bounds of all together are as tight as those of the quickest.
     """
     pairs = list(zip(looks, annotated_ns, strict=True))
     lowest_ns = max(look.before_ns - at_ns for look, at_ns in pairs)
@@ -167,10 +158,7 @@ _ROUND = ["experiment", "recording", "round"]
 def relate_marks(marks: pd.DataFrame) -> pd.DataFrame:
     """Return marks with times after the start of the rank that began its round first.
 
-    Parameters
-    ----------
-    marks : DataFrame
-        Columns of `STEP_MARKS`, of all ranks, times on the machine's clock [ns].
+    ``marks``: columns of `STEP_MARKS`, of all ranks, times on the machine's clock [ns].
     """
     related = marks.copy()
     first_ns = related.groupby(_ROUND)["start_ns"].transform("min")
@@ -186,13 +174,9 @@ def relate_marks(marks: pd.DataFrame) -> pd.DataFrame:
 def assign_marks(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     """Return one rank's events of one round with the micro-batch and stage of their mark.
 
-    Parameters
-    ----------
-    events : DataFrame
-        ``start_s`` and ``end_s`` after the rank's own start [s]; compute that
-        lies by its middle inside a mark gets the mark's micro-batch and stage.
-    marks : DataFrame
-        `STEP_MARKS` of the same rank and round, the whole step among them.
+    ``events``: ``start_s`` and ``end_s`` after the rank's own start [s]; compute that lies by its
+    middle inside a mark gets the mark's micro-batch and stage. ``marks``: `STEP_MARKS` of the same
+    rank and round, the whole step among them.
     """
     own_ns = int(marks.loc[marks["phase"] == STEP_MARK, "start_ns"].iloc[0])
     parts = marks[marks["phase"] != STEP_MARK].sort_values("start_ns")
@@ -220,19 +204,11 @@ def choose_round(marks: pd.DataFrame, experiment: str) -> int:
 def median_events(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     """Return each event of the profiled rounds once, at the medians of its starts and ends.
 
-    Parameters
-    ----------
-    events : DataFrame
-        Columns of ``tables.RANK_TIMELINES`` and ``round``: of all ranks and
-        profiled rounds, times after the rank's own start [s].
-    marks : DataFrame
-        From `relate_marks`.
+    ``events``: columns of ``tables.RANK_TIMELINES`` and ``round``: of all ranks and profiled
+    rounds, times after the rank's own start [s]; ``marks``: from `relate_marks`.
 
-    Returns
-    -------
-    DataFrame
-        Columns of `RECORDED_EVENTS`, in order of experiment, rank and start.
-        Equal events of a round are told apart by their order.
+    Returns columns of `RECORDED_EVENTS`, in order of experiment, rank and start. Equal events of a
+    round are told apart by their order.
     """
     whole = marks[(marks["recording"] == PROFILED) & (marks["phase"] == STEP_MARK)]
     keys = ["experiment", "round", "rank"]

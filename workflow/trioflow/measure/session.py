@@ -39,9 +39,8 @@ LARGE_BYTES = (16_000_000, 64_000_000, 256_000_000, 512_000_000)
 def sweep_sizes(parameter_bytes: int, sharded: bool = False) -> dict[str, list[int]]:
     """Return the message sizes to sweep for a model of some size [bytes].
 
-    All-reduce carries gradients and goes up to them, and so do all-gather and
-    reduce-scatter where a plan shards parameters; the others carry activations
-    and buffers, and stop earlier.
+    All-reduce carries gradients and goes up to them, and so do all-gather and reduce-scatter where
+    a plan shards parameters; the others carry activations and buffers, and stop earlier.
     """
     larger = [s for s in LARGE_BYTES if s >= parameter_bytes][:1]
     large = [s for s in LARGE_BYTES if s < parameter_bytes] + larger
@@ -68,31 +67,18 @@ def measure_workload(
 ) -> None:
     """Measure a workload's experiments for real, in one group of processes.
 
-    Every round runs, one after the other: each traced step on rank 0 alone,
-    the same on all ranks at once without communication, every experiment, a
-    sweep of collectives, and the host costs on tiny models; after them some
-    profiled rounds of every experiment. Writes ``measurements.parquet``,
-    ``collective_samples.parquet``, ``rank_timelines.parquet`` (one profiled
-    round), ``step_marks.parquet``, ``recorded_events.parquet`` (medians of the
-    profiled rounds) and ``session.json``.
+    Every round runs, one after the other: each traced step on rank 0 alone, the same on all ranks
+    at once without communication, every experiment, a sweep of collectives, and the host costs on
+    tiny models; after them some profiled rounds of every experiment. Writes
+    ``measurements.parquet``, ``collective_samples.parquet``, ``rank_timelines.parquet`` (one
+    profiled round), ``step_marks.parquet``, ``recorded_events.parquet`` (medians of the profiled
+    rounds) and ``session.json``.
 
-    Parameters
-    ----------
-    row : mapping
-        Row of ``workloads.tsv``.
-    experiments, plans : sequence and iterable of mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv`` of the workload.
-    partition : path
-        JSON of ``parallel.splits.pipeline.partition_trace`` for the trace that the
-        experiments extrapolate from.
-    folder : path
-        Where the files go.
-    device : str
-        ``cpu`` (gloo), ``cuda`` (NCCL) or ``auto``.
-    warm_up, rounds : int
-        Rounds that are not kept, and that are.
-    seed : int
-        Seed of weights and data.
+    ``row``: row of ``workloads.tsv``; ``experiments``, ``plans``: rows of ``experiments.tsv`` and
+    ``plans.tsv`` of the workload; ``partition``: JSON of ``parallel.splits.pipeline.partition_trace`` for
+    the trace that the experiments extrapolate from; ``folder``: where the files go; ``device``:
+    ``cpu`` (gloo), ``cuda`` (NCCL) or ``auto``; ``warm_up``, ``rounds``: rounds that are not kept,
+    and that are; ``seed``: seed of weights and data.
 
     Raises
     ------
@@ -280,8 +266,8 @@ def _save_records(
 def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict[str, Any]:
     """Return the session's single-rank steps of a traced batch, whole and by phase.
 
-    ``single`` with one rank busy, ``busy`` of each rank with all busy at once:
-    medians [s] of the ``step`` and of its ``forward``, ``backward`` and ``optimizer``.
+    ``single`` with one rank busy, ``busy`` of each rank with all busy at once: medians [s] of the
+    ``step`` and of its ``forward``, ``backward`` and ``optimizer``.
     """
 
     def medians(result: dict[str, Any], series: str) -> dict[str, float]:
@@ -302,9 +288,8 @@ def _anchors(results: list[dict[str, Any]], batch: int, traced_s: float) -> dict
 def _reduce_samples(results: list[dict[str, Any]], ranks: int, library: str) -> pd.DataFrame:
     """Return one time for each collective sample.
 
-    The rank that arrives last does not wait for the other's compute, which the
-    simulation accounts for itself: of a collective the shortest time over the
-    ranks is kept, of a message the longest.
+    The rank that arrives last does not wait for the other's compute, which the simulation accounts
+    for itself: of a collective the shortest time over the ranks is kept, of a message the longest.
     """
     columns = ["collective", "message_bytes", "round"]
     samples = pd.DataFrame(

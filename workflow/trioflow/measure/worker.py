@@ -51,31 +51,20 @@ def build_rank_timelines(
 ) -> list[list[dict[str, Any]]]:
     """Return the events of each profiled step as rows of ``tables.RANK_TIMELINES``.
 
-    Operators of the rank's own thread are compute; what the communication
-    library reports is communication, on whichever thread it ran.
+    Operators of the rank's own thread are compute; what the communication library reports is
+    communication, on whichever thread it ran.
 
-    Parameters
-    ----------
-    path : path
-        Kineto trace with annotated steps.
-    experiment : str
-        Experiment that was profiled.
-    rank : int
-        Rank that the profile belongs to.
-    looks : sequence of Look
-        At the clock around the start of each step's annotation; the step
-        itself began with the second.
+    ``path``: Kineto trace with annotated steps. ``experiment``: experiment that was profiled.
+    ``rank``: rank that the profile belongs to. ``looks``: at the clock around the start of each
+    step's annotation; the step itself began with the second.
 
-    Returns
-    -------
-    list of list of dict
-        A list for each step, in their order; times after the step's own
-        start, micro-batch and stage left open.
+    Returns a list for each step, in their order; times after the step's own start, micro-batch and
+    stage left open.
 
     Notes
     -----
-    An annotation and its step do not begin together: a busy machine may
-    interrupt a process between the two for longer than a step takes.
+    An annotation and its step do not begin together: a busy machine may interrupt a process between
+    the two for longer than a step takes.
     """
     profile = read_profile(path)
     spans = find_spans(profile)

@@ -43,26 +43,16 @@ def attribute_errors(
 ) -> pd.DataFrame:
     """Divide the error of every experiment among the models behind it.
 
-    Parameters
-    ----------
-    cases : mapping of str to LiveCase
-        By experiment.
-    measured_s : mapping of str to float
-        Measured median by experiment [s].
-    timelines : DataFrame
-        Columns of ``tables.RANK_TIMELINES``.
+    ``cases``: by experiment; ``measured_s``: measured median by experiment [s]; ``timelines``:
+    columns of ``tables.RANK_TIMELINES``.
 
-    Returns
-    -------
-    DataFrame
-        Columns ``ATTRIBUTION``, the experiments in the order of ``cases``.
+    Returns columns ``ATTRIBUTION``, the experiments in the order of ``cases``.
 
     Notes
     -----
-    A model's part is the mean change of the prediction when measured values
-    replace it, over every order in which the models can be replaced one after
-    the other (the Shapley value): it depends on no order, and the parts sum to
-    the prediction less the one with all models replaced.
+    A model's part is the mean change of the prediction when measured values replace it, over every
+    order in which the models can be replaced one after the other (the Shapley value): it depends on
+    no order, and the parts sum to the prediction less the one with all models replaced.
     """
     rows: list[dict[str, Any]] = []
     for name, case in cases.items():
@@ -103,12 +93,7 @@ def share_change(
 ) -> dict[str, float]:
     """Return each model's mean contribution to a prediction less the one with all models replaced.
 
-    Parameters
-    ----------
-    models : sequence of str
-        What can be replaced.
-    predict : callable
-        The step [s] with some of them replaced.
+    ``models``: what can be replaced; ``predict``: the step [s] with some of them replaced.
     """
     count = len(models)
     shares = dict.fromkeys(models, 0.0)
@@ -134,10 +119,7 @@ def _row(
 def explain_live(cases: Mapping[str, LiveCase]) -> pd.DataFrame:
     """Return parts and sensitivities of every experiment.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``causes.CAUSES``.
+    Returns columns of ``causes.CAUSES``.
     """
     return explain_cases(list(cases.values()), [None] * len(cases))
 
@@ -159,18 +141,11 @@ def build_attribution(
 ) -> pd.DataFrame:
     """Divide the errors of a run and write the parts and the sensitivities.
 
-    Parameters
-    ----------
-    experiments : sequence of mapping
-        Rows of ``experiments.tsv``.
-    files : iterable of path
-        The run's: ``tasks.parquet`` of every experiment, ``trace.json`` of
-        every trace, ``session.json``, ``measurements.parquet`` and
-        ``rank_timelines.parquet`` of every workload (each in a folder of that
-        name), and the machine's ``this-machine.yaml`` and
-        ``collectives.json``; others are ignored.
-    attribution, causes : path
-        Parquet files to write, of ``ATTRIBUTION`` and ``causes.CAUSES``.
+    ``experiments``: rows of ``experiments.tsv``. ``files``: the run's: ``tasks.parquet`` of every
+    experiment, ``trace.json`` of every trace, ``session.json``, ``measurements.parquet`` and
+    ``rank_timelines.parquet`` of every workload (each in a folder of that name), and the machine's
+    ``this-machine.yaml`` and ``collectives.json``; others are ignored. ``attribution``, ``causes``:
+    Parquet files to write, of ``ATTRIBUTION`` and ``causes.CAUSES``.
 
     Raises
     ------

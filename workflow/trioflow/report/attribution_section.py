@@ -40,12 +40,8 @@ _COLOURS = {
 def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
     """Draw the parts of every experiment's error, stacked on either side of zero.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Columns of ``attribution.ATTRIBUTION``.
-    errors : DataFrame
-        Columns of ``tables.ERRORS``; its order is the figure's.
+    ``table``: columns of ``attribution.ATTRIBUTION``. ``errors``: columns of ``tables.ERRORS``; its
+    order is the figure's.
 
     Raises
     ------
@@ -104,14 +100,9 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
 def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
     """Draw how far each parameter moves a set's predicted steps, and the error then.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Columns ``parameter``, ``setting``, ``change`` (mean relative change of
-        the step), ``error`` (mean absolute error with it), ``base_error``
-        (without it, on the same cases) and ``cases``, the widest first.
-    name : str
-        The set.
+    ``table``: columns ``parameter``, ``setting``, ``change`` (mean relative change of the step),
+    ``error`` (mean absolute error with it), ``base_error`` (without it, on the same cases) and
+    ``cases``, the widest first; ``name``: the set.
 
     Raises
     ------
@@ -154,19 +145,10 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
 def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return what each change of a parameter does to a set.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
-    causes : DataFrame
-        Columns of ``causes.CAUSES``.
-    name : str
-        The set.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``causes``: columns of ``causes.CAUSES``;
+    ``name``: the set.
 
-    Returns
-    -------
-    DataFrame
-        As :func:`draw_tornado` takes it.
+    Returns as :func:`draw_tornado` takes it.
     """
     chosen = causes[(causes["set"] == name) & (causes["role"] == SENSITIVITY)]
     known = cases[cases["set"] == name][["case", "measured_s", "predicted_s"]]
@@ -250,12 +232,7 @@ def summarise_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> pd.Dat
 def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
     """Return each experiment's parts of the error, and how to read them.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Columns of ``attribution.ATTRIBUTION``.
-    errors : DataFrame
-        Columns of ``tables.ERRORS``.
+    ``table``: columns of ``attribution.ATTRIBUTION``; ``errors``: columns of ``tables.ERRORS``.
     """
     columns = [
         Column("experiment", "", "name of the experiment", number=False),

@@ -40,33 +40,23 @@ def build_report(
 ) -> pd.DataFrame:
     """Write the whole report of a run into a folder.
 
-    Parameters
-    ----------
-    files : iterable of path
-        Files of the run, as ``load_report_inputs`` describes them.
-    folder : path
-        Receives ``error.parquet``, ``figures/*.svg`` and ``.png``,
-        ``figures/timelines/<experiment>.svg`` and ``.png`` and, last,
-        ``index.html``.
-    experiments, plans : sequence of mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
+    ``files``: files of the run, as ``load_report_inputs`` describes them; ``folder``: receives
+    ``error.parquet``, ``figures/*.svg`` and ``.png``, ``figures/timelines/<experiment>.svg`` and
+    ``.png`` and, last, ``index.html``; ``experiments``, ``plans``: rows of ``experiments.tsv`` and
+    ``plans.tsv``.
 
-    Returns
-    -------
-    DataFrame
-        The error table.
+    Returns the error table.
 
     Raises
     ------
     InputError
-        When a file is missing, or an experiment is not measured or not
-        simulated. Then the folder stays as it was.
+        When a file is missing, or an experiment is not measured or not simulated. Then the folder
+        stays as it was.
 
     Notes
     -----
-    Everything is made in a temporary folder beside the target and moved file
-    by file when all of it exists, the page last; pictures of experiments that
-    no longer exist are removed.
+    Everything is made in a temporary folder beside the target and moved file by file when all of it
+    exists, the page last; pictures of experiments that no longer exist are removed.
     """
     target = Path(folder)
     inputs = load_report_inputs(files, experiments, plans)
@@ -90,10 +80,7 @@ def build_report(
 def draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> dict[str, str]:
     """Draw every figure of the report below ``folder/figures``.
 
-    Returns
-    -------
-    dict of str to str
-        Name of each figure to its SVG file relative to the folder.
+    Returns name of each figure to its SVG file relative to the folder.
 
     Raises
     ------
@@ -182,17 +169,9 @@ def compose_report(
 ) -> Page:
     """Return the page of a run.
 
-    Parameters
-    ----------
-    inputs : ReportInputs
-        What the run left behind.
-    errors : DataFrame
-        Columns of ``tables.ERRORS``.
-    metrics : DataFrame
-        From ``build_metrics_table``.
-    figures : mapping of str to str
-        Address of each picture relative to the page: those of ``CAPTIONS``,
-        and ``timelines/<experiment>`` for every experiment.
+    ``inputs``: what the run left behind; ``errors``: columns of ``tables.ERRORS``; ``metrics``:
+    from ``build_metrics_table``; ``figures``: address of each picture relative to the page: those
+    of ``CAPTIONS``, and ``timelines/<experiment>`` for every experiment.
     """
     return Page(
         TITLE,

@@ -21,37 +21,22 @@ SERIAL, FULL = "none", "full"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a sensitivity changes; the prediction itself has none changed.
+    """What a sensitivity changes; the prediction itself has none changed."""
 
-    Attributes
-    ----------
-    anchor : str
-        One of ``step_anchor.WAYS``.
-    copies : float
-        Factor on copies into and out of gradient buckets.
-    vocabulary : bool
-        Whether tensor parallelism cuts embedding and head.
-    overlap : str
-        none: collectives wait for compute and compute for them. full: neither
-        waits. Empty: as the platform has it.
-    compute, bandwidth, latency : float
-        Factors on compute times, and on the bandwidth and the latency of
-        measured collectives.
-    method : str
-        Way to predict collectives; the platform's own where empty.
-    host, sharing : float
-        Factors on the host's costs of parallel plans, and on what ranks lose
-        by computing at the same time; of cases that have them.
-    """
-
-    anchor: str = TIMER
-    copies: float = 1.0
-    vocabulary: bool = True
+    anchor: str = TIMER  # one of ``step_anchor.WAYS``
+    copies: float = 1.0  # factor on copies into and out of gradient buckets
+    vocabulary: bool = True  # whether tensor parallelism cuts embedding and head
+    # none: collectives wait for compute and compute for them. full: neither waits. Empty: as the
+    # platform has it.
     overlap: str = ""
+    # compute, bandwidth, latency: factors on compute times, and on the bandwidth and the latency of
+    # measured collectives.
     compute: float = 1.0
     bandwidth: float = 1.0
     latency: float = 1.0
-    method: str = ""
+    method: str = ""  # way to predict collectives; the platform's own where empty
+    # host, sharing: factors on the host's costs of parallel plans, and on what ranks lose by
+    # computing at the same time; of cases that have them.
     host: float = 1.0
     sharing: float = 1.0
 
@@ -64,17 +49,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class ScaledCollectives:
-    """Measured collectives with another bandwidth or latency.
+    """Measured collectives with another bandwidth or latency."""
 
-    Attributes
-    ----------
-    base : CollectiveCostModel or PlatformCollectives
-        As measured.
-    bandwidth, latency : float
-        Factors; a collective's latency is its time for an empty message.
-    """
-
-    base: Collectives
+    base: Collectives  # as measured
+    # bandwidth, latency: factors; a collective's latency is its time for an empty message.
     bandwidth: float
     latency: float
 
@@ -139,23 +117,14 @@ class ExplainedCase(Protocol):
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a sensitivity.
+    """One change of a sensitivity."""
 
-    Attributes
-    ----------
-    parameter, setting : str
-        What is changed and how, in words.
-    settings : Settings
-        The changed settings.
-    needs : str
-        What a case must have (``ExplainedCase.has``): communication,
-        collectives, overlap, serial, replicas, shards, anchor, session,
-        sharing, host, or nothing.
-    """
-
+    # parameter, setting: what is changed and how, in words.
     parameter: str
     setting: str
-    settings: Settings
+    settings: Settings  # the changed settings
+    # What a case must have (``ExplainedCase.has``): communication, collectives, overlap, serial,
+    # replicas, shards, anchor, session, sharing, host, or nothing.
     needs: str = ""
 
 
@@ -187,17 +156,9 @@ CHANGES: tuple[Change, ...] = (
 def explain_cases(cases: Sequence[ExplainedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
     """Return parts, replacements and sensitivities of some cases.
 
-    Parameters
-    ----------
-    cases : sequence of ExplainedCase
-        Of one set.
-    oracles : sequence of float or None
-        Each case's prediction with measured compute [s].
+    ``cases``: of one set; ``oracles``: each case's prediction with measured compute [s].
 
-    Returns
-    -------
-    DataFrame
-        Columns ``CAUSES``.
+    Returns columns ``CAUSES``.
     """
     rows = []
     for case, oracle_s in zip(cases, oracles, strict=True):

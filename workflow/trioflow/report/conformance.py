@@ -36,15 +36,9 @@ KEY = ("compared", "plan", "model", "ranks", "against")
 def sum_up_comparisons(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Join comparisons of one kind, those of several ranks for instance.
 
-    Parameters
-    ----------
-    found : iterable of mapping
-        ``KEY``, ``count`` and ``equal`` (a truth value) of each.
+    ``found``: ``KEY``, ``count`` and ``equal`` (a truth value) of each.
 
-    Returns
-    -------
-    list of dict
-        One for each different key, in the order of the keys' texts.
+    Returns one for each different key, in the order of the keys' texts.
     """
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for one in found:
@@ -60,14 +54,8 @@ def write_conformance(
 ) -> None:
     """Write the table of comparisons, atomically.
 
-    Parameters
-    ----------
-    found : iterable of mapping
-        As in :func:`sum_up_comparisons`.
-    torch, date : str
-        Version of PyTorch, and the day (year-month-day).
-    path : path
-        Target file.
+    ``found``: as in :func:`sum_up_comparisons`; ``torch``, ``date``: version of PyTorch, and the
+    day (year-month-day).
     """
     lines = ["\t".join(COLUMNS)]
     for row in sum_up_comparisons(found):

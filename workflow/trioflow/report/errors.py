@@ -35,38 +35,27 @@ def build_error_table(
 ) -> pd.DataFrame:
     """Join every experiment with its prediction and its measurement.
 
-    Parameters
-    ----------
-    experiments : DataFrame
-        One row an experiment: experiment, set, workload, plan, batch.
-    measurements : DataFrame
-        Columns of ``tables.MEASUREMENTS``, all workloads together.
-    summaries : mapping of str to mapping
-        ``summary.json`` of the simulation of each experiment, by its name.
-    sessions : mapping of str to mapping, optional
-        ``session.json`` of each workload; its warnings go to the workload's
-        experiments and its environment into the column ``source``.
+    ``experiments``: one row an experiment: experiment, set, workload, plan, batch.
+    ``measurements``: columns of ``tables.MEASUREMENTS``, all workloads together. ``summaries``:
+    ``summary.json`` of the simulation of each experiment, by its name. ``sessions``:
+    ``session.json`` of each workload; its warnings go to the workload's experiments and its
+    environment into the column ``source``.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.ERRORS``, in the order of ``experiments``.
+    Returns columns of ``tables.ERRORS``, in the order of ``experiments``.
 
     Raises
     ------
     InputError
-        When an experiment is listed twice, was not measured or not
-        simulated, when a rank's measurement is missing in a round, when the
-        ranks measured are not those simulated, or when a time makes no sense.
-        Nothing is dropped.
+        When an experiment is listed twice, was not measured or not simulated, when a rank's
+        measurement is missing in a round, when the ranks measured are not those simulated, or when
+        a time makes no sense. Nothing is dropped.
 
     Notes
     -----
-    The measured step of a round is that of its slowest rank, because a step
-    has ended when every rank has ended; ``measured_s`` is the median over the
-    rounds and the quartiles beside it are those of the same numbers. An
-    experiment is compared with the series ``distributed`` of its plan and
-    batch; on one rank, where that was not measured, with ``single``.
+    The measured step of a round is that of its slowest rank, because a step has ended when every
+    rank has ended; ``measured_s`` is the median over the rounds and the quartiles beside it are
+    those of the same numbers. An experiment is compared with the series ``distributed`` of its plan
+    and batch; on one rank, where that was not measured, with ``single``.
     """
     _check_experiments(experiments, summaries)
     rows = []
@@ -152,26 +141,17 @@ def measured_steps(
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the measured step [s] of each round: that of the slowest rank.
 
-    Parameters
-    ----------
-    measurements : DataFrame
-        Columns of ``tables.MEASUREMENTS``.
-    experiment : mapping
-        Has experiment, workload, plan and batch.
-    ranks : int
-        Ranks of the plan.
+    ``measurements``: columns of ``tables.MEASUREMENTS``; ``experiment``: has experiment, workload,
+    plan and batch; ``ranks``: ranks of the plan.
 
-    Returns
-    -------
-    array of float, shape (rounds,)
-        In the order of the rounds; more than one of a round where several
-        experiments share the plan and the batch.
+    Returns in the order of the rounds; more than one of a round where several experiments share the
+    plan and the batch.
 
     Raises
     ------
     InputError
-        When nothing was measured, when a round lacks a rank, or when other
-        ranks were measured than simulated.
+        When nothing was measured, when a round lacks a rank, or when other ranks were measured than
+        simulated.
     """
     name, plan, batch = experiment["experiment"], experiment["plan"], int(experiment["batch"])
     chosen = measurements[
@@ -256,17 +236,10 @@ def interval_score(
 ) -> np.ndarray[Any, Any]:
     """Score central prediction intervals: their width plus a penalty for each miss.
 
-    Parameters
-    ----------
-    low, high, value : array of float, shape (n,)
-        Ends of the intervals and what came true, in one unit.
-    coverage : float
-        Share of cases that the interval is meant to hold, between 0 and 1.
+    ``low``, ``high``, ``value``: ends of the intervals and what came true, in one unit;
+    ``coverage``: share of cases that the interval is meant to hold, between 0 and 1.
 
-    Returns
-    -------
-    array of float, shape (n,)
-        In the unit of the input; smaller is better.
+    Returns in the unit of the input; smaller is better.
 
     Raises
     ------
@@ -275,9 +248,9 @@ def interval_score(
 
     References
     ----------
-    R. L. Winkler, "A decision-theoretic approach to interval estimation",
-    JASA 67 (1972); T. Gneiting and A. E. Raftery, "Strictly proper scoring
-    rules, prediction, and estimation", JASA 102 (2007), section 6.2.
+    R. L. Winkler, "A decision-theoretic approach to interval estimation", JASA 67 (1972); T.
+    Gneiting and A. E. Raftery, "Strictly proper scoring rules, prediction, and estimation", JASA
+    102 (2007), section 6.2.
     """
     if not 0 < coverage < 1:
         raise InputError(f"an interval cannot cover a share of {coverage}")
@@ -289,10 +262,7 @@ def interval_score(
 def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
     """Return the ``METRICS`` of a group of experiments.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        Columns of ``tables.ERRORS``, at least one row.
+    ``errors``: columns of ``tables.ERRORS``, at least one row.
 
     Raises
     ------
@@ -327,19 +297,11 @@ def build_metrics_table(
 ) -> pd.DataFrame:
     """Return the metrics over all experiments, and by set, kind of plan and workload.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        Columns of ``tables.ERRORS``.
-    plan_kinds : mapping of str to str, optional
-        Kind of each plan, such as "data parallel"; without it every plan is
-        a group.
+    ``errors``: columns of ``tables.ERRORS``. ``plan_kinds``: kind of each plan, such as "data
+    parallel"; without it every plan is a group.
 
-    Returns
-    -------
-    DataFrame
-        Columns grouping, group and those of ``METRICS``; the first row is
-        all experiments. A single set is not listed again.
+    Returns columns grouping, group and those of ``METRICS``; the first row is all experiments. A
+    single set is not listed again.
 
     Raises
     ------

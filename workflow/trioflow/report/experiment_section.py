@@ -45,14 +45,8 @@ _BREAKDOWN = {
 def render_experiment(row: Mapping[Any, Any], inputs: ReportInputs, picture: str) -> str:
     """Return the part of the page about one experiment.
 
-    Parameters
-    ----------
-    row : mapping
-        Its row of the error table.
-    inputs : ReportInputs
-        What the run left behind.
-    picture : str
-        Address of its timeline's picture, relative to the page.
+    ``row``: its row of the error table; ``inputs``: what the run left behind; ``picture``: address
+    of its timeline's picture, relative to the page.
     """
     name = str(row["experiment"])
     path = inputs.critical_paths[name]
@@ -134,12 +128,8 @@ def _path_cells(row: Mapping[str, Any]) -> list[Cell]:
 def render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
     """Return a table for every way in which a step is broken down.
 
-    Parameters
-    ----------
-    breakdown : DataFrame
-        Columns of ``tables.BREAKDOWN``.
-    step_s : float
-        The predicted step, that shares are of [s].
+    ``breakdown``: columns of ``tables.BREAKDOWN``; ``step_s``: the predicted step, that shares are
+    of [s].
     """
     parts = []
     for way in dict.fromkeys(breakdown["by"]):
@@ -182,12 +172,7 @@ def _breakdown_cell(name: str, value: Any, step_s: float) -> Cell:
 def render_links_used(links: pd.DataFrame, step_s: float) -> str:
     """Return the table of the links that bytes moved over, the fullest first.
 
-    Parameters
-    ----------
-    links : DataFrame
-        Columns of ``tables.LINKS``.
-    step_s : float
-        The predicted step [s].
+    ``links``: columns of ``tables.LINKS``; ``step_s``: the predicted step [s].
     """
     used = links[links["bytes"] > 0].sort_values(["utilisation", "link"], ascending=[False, True])
     if used.empty:
@@ -223,11 +208,8 @@ def render_links_used(links: pd.DataFrame, step_s: float) -> str:
 def render_memory(summary: Mapping[str, Any]) -> str:
     """Return the table of each rank's peak memory: when it is reached and what fills it.
 
-    Parameters
-    ----------
-    summary : mapping
-        ``summary.json``: ``memory`` as ``parallel.memory.peak.estimate_memory``
-        tells it, ``memory_bytes`` of a rank's device.
+    ``summary``: ``summary.json``: ``memory`` as ``parallel.memory.peak.estimate_memory`` returns it,
+    ``memory_bytes`` of a rank's device.
     """
     columns = [
         Column("ranks", "", "ranks that do the same", number=False),
@@ -277,17 +259,10 @@ _WORDS = {"compute": "compute", "memcpy": "copies", "host": "host time"}
 def sum_up_path(path: pd.DataFrame) -> pd.DataFrame:
     """Sum up a critical path by kind of work and rank.
 
-    Parameters
-    ----------
-    path : DataFrame
-        Columns of ``tables.CRITICAL_PATH``.
+    ``path``: columns of ``tables.CRITICAL_PATH``.
 
-    Returns
-    -------
-    DataFrame
-        ``work`` (such as "backward compute" or "all_reduce"), ``rank`` (null
-        for communication, which several ranks share), ``tasks``, ``time_s``
-        [s], ``share`` of the step; the largest first.
+    Returns ``work`` (such as "backward compute" or "all_reduce"), ``rank`` (null for communication,
+    which several ranks share), ``tasks``, ``time_s`` [s], ``share`` of the step; the largest first.
     """
     communicates = path["kind"].isin(COMMUNICATION_KINDS)
     words = (path["phase"] + " " + path["kind"].map(_WORDS).fillna("")).str.strip()
@@ -303,18 +278,11 @@ def sum_up_path(path: pd.DataFrame) -> pd.DataFrame:
 def sum_up_modules(path: pd.DataFrame, depth: int = DEPTH) -> pd.DataFrame:
     """Sum up the operators of a critical path by module.
 
-    Parameters
-    ----------
-    path : DataFrame
-        Columns of ``tables.CRITICAL_PATH``.
-    depth : int
-        Parts of a module's path that rows are told apart by.
+    ``path``: columns of ``tables.CRITICAL_PATH``; ``depth``: parts of a module's path that rows are
+    told apart by.
 
-    Returns
-    -------
-    DataFrame
-        ``module``, ``tasks``, ``time_s`` [s], ``share`` of the step; the
-        largest first. What has no module is left out.
+    Returns ``module``, ``tasks``, ``time_s`` [s], ``share`` of the step; the largest first. What
+    has no module is left out.
     """
     inside = path[path["module"] != ""]
     names = [cut_path(name, depth) for name in inside["module"]]
@@ -335,10 +303,7 @@ def _sum_up(path: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def describe_path(path: pd.DataFrame) -> str:
     """Say in a sentence or two what a step waits for.
 
-    Parameters
-    ----------
-    path : DataFrame
-        Columns of ``tables.CRITICAL_PATH``, at least one row.
+    ``path``: columns of ``tables.CRITICAL_PATH``, at least one row.
     """
     found = sum_up_path(path)
     told = found[found["share"] >= LEAST_SHARE]

@@ -21,17 +21,11 @@ from trioflow.units import ns_to_s
 def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
     """Draw predicted against measured steps of every experiment.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        Columns of ``tables.ERRORS``, at least one row.
+    ``errors``: columns of ``tables.ERRORS``, at least one row.
 
-    Returns
-    -------
-    Figure
-        Left, both times [s] on a logarithmic axis; right, everything
-        relative to the measured median [%]: quartiles of the measurement,
-        the prediction with its interval and the signed error in figures.
+    Returns left, both times [s] on a logarithmic axis; right, everything relative to the measured
+    median [%]: quartiles of the measurement, the prediction with its interval and the signed error
+    in figures.
 
     Raises
     ------
@@ -117,16 +111,10 @@ def _shade_groups(panels: tuple[Any, ...], groups: list[str]) -> None:
 def draw_error_by_plan(errors: pd.DataFrame) -> Figure:
     """Draw the error by plan and workload as a table of colours with margins.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        Columns of ``tables.ERRORS``, at least one row.
+    ``errors``: columns of ``tables.ERRORS``, at least one row.
 
-    Returns
-    -------
-    Figure
-        Signed error [%] of each experiment, by workload (row) and plan
-        (column); beside it, the mean absolute error of each row and column.
+    Returns signed error [%] of each experiment, by workload (row) and plan (column); beside it, the
+    mean absolute error of each row and column.
 
     Raises
     ------
@@ -189,20 +177,12 @@ def _draw_margin(axes: Any, values: pd.Series, *, vertical: bool) -> None:
 def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> Figure:
     """Draw measured collectives, the piecewise table, one line, and what each leaves over.
 
-    Parameters
-    ----------
-    samples : DataFrame
-        Columns of ``tables.COLLECTIVE_SAMPLES``, at least one row.
-    model : CollectiveCostModel
-        Fitted to them; it holds the piecewise table and the alpha-beta line
-        of every collective.
+    ``samples``: columns of ``tables.COLLECTIVE_SAMPLES``, at least one row. ``model``: fitted to
+    them; it holds the piecewise table and the alpha-beta line of every collective.
 
-    Returns
-    -------
-    Figure
-        One column a collective and number of ranks. Above, time [s] against
-        message size [bytes], both logarithmic; below, residuals [%]: each
-        sample and the alpha-beta line against the piecewise table.
+    Returns one column a collective and number of ranks. Above, time [s] against message size
+    [bytes], both logarithmic; below, residuals [%]: each sample and the alpha-beta line against the
+    piecewise table.
 
     Raises
     ------
@@ -269,19 +249,11 @@ def _draw_one_collective(
 def draw_operator_fit(fit: pd.DataFrame, most: int = 20) -> Figure:
     """Draw the operator regressions: share of the time and held-out error of each class.
 
-    Parameters
-    ----------
-    fit : DataFrame
-        Columns of ``tables.OPERATOR_FIT``, at least one row.
-    most : int
-        Classes drawn, those with the largest share first.
+    ``fit``: columns of ``tables.OPERATOR_FIT``, at least one row; ``most``: classes drawn, those
+    with the largest share first.
 
-    Returns
-    -------
-    Figure
-        Left, share of the fitted time [%]; right, error [%] with the
-        workload left out: bias of the class's sum (dot) and mean absolute
-        error of its operators (bar).
+    Returns left, share of the fitted time [%]; right, error [%] with the workload left out: bias of
+    the class's sum (dot) and mean absolute error of its operators (bar).
 
     Raises
     ------

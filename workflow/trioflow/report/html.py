@@ -14,47 +14,24 @@ from trioflow.report.wording import NOTHING, write_percent, write_signed_percent
 
 @dataclass(frozen=True)
 class Column:
-    """Heading of a table's column.
+    """Heading of a table's column."""
 
-    Attributes
-    ----------
-    title : str
-        Plain text.
-    detail : str
-        Smaller second line: the unit, or what stands in brackets.
-    meaning : str
-        Shown when the pointer rests on the heading.
-    number : bool
-        Whether the cells are numbers, set flush right.
-    """
-
-    title: str
-    detail: str = ""
-    meaning: str = ""
-    number: bool = True
+    title: str  # plain text
+    detail: str = ""  # smaller second line: the unit, or what stands in brackets
+    meaning: str = ""  # shown when the pointer rests on the heading
+    number: bool = True  # whether the cells are numbers, set flush right
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table.
+    """One cell of a table."""
 
-    Attributes
-    ----------
-    text : str
-        Plain text.
-    sort : float or str, optional
-        What the column is sorted by; the text where left out. Cells with an
-        empty string or a float that is not a number come last.
-    detail : str
-        Smaller second line.
-    html : str
-        Ready HTML that replaces the text.
-    """
-
-    text: str
+    text: str  # plain text
+    # What the column is sorted by; the text where left out. Cells with an empty string or a float
+    # that is not a number come last.
     sort: float | str | None = None
-    detail: str = ""
-    html: str = ""
+    detail: str = ""  # smaller second line
+    html: str = ""  # ready HTML that replaces the text
 
 
 def render_table(
@@ -98,19 +75,10 @@ def render_figure(
 ) -> str:
     """Return a figure.
 
-    Parameters
-    ----------
-    source : str
-        Picture file, relative to the page.
-    caption : str or sequence of str
-        Plain text, or its parts; the first says what the figure shows.
-    alternative : str
-        Text for readers who do not see the picture; the caption's first part
-        where left out.
-    width_px : int, optional
-        Width on the page [pixel]; the picture's own where left out.
-    files : mapping of str to str, optional
-        Further files linked at the caption's end: text to address.
+    ``source``: picture file, relative to the page. ``caption``: plain text, or its parts; the first
+    says what the figure shows. ``alternative``: text for readers who do not see the picture; the
+    caption's first part where left out. ``width_px``: width on the page [pixel]; the picture's own
+    where left out. ``files``: further files linked at the caption's end: text to address.
     """
     sentences = [caption] if isinstance(caption, str) else list(caption)
     links = ", ".join(f'<a href="{escape(to)}">{text}</a>' for text, to in (files or {}).items())

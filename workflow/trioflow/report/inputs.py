@@ -36,49 +36,31 @@ SINGLE_FILES = ("operator_fit.parquet", "collectives.json", *_OWN_FILES.values()
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """Everything that one run left behind for its report.
+    """Everything that one run left behind for its report."""
 
-    Attributes
-    ----------
-    experiments, plans : DataFrame
-        Rows of the sample sheets.
-    measurements, rank_timelines, collective_samples : DataFrame
-        Tables of all workloads, one after the other.
-    operator_fit : DataFrame
-        Columns of ``tables.OPERATOR_FIT``.
-    collectives : CollectiveCostModel
-        Fitted collective costs.
-    attribution, causes : DataFrame
-        Columns of ``attribution.ATTRIBUTION`` and ``causes.CAUSES``.
-    sessions : dict of str to dict
-        ``session.json`` by workload.
-    timelines, critical_paths, breakdowns, links : dict of str to DataFrame
-        Predicted timeline by experiment, and what was made of it.
-    summaries : dict of str to dict
-        ``summary.json`` by experiment.
-    traces : dict of str to dict
-        Facts (``trace.json``) by trace.
-    files : list of path
-        All files read.
-    """
-
+    # experiments, plans: rows of the sample sheets.
     experiments: pd.DataFrame
     plans: pd.DataFrame
+    # measurements, rank_timelines, collective_samples: tables of all workloads, one after the
+    # other.
     measurements: pd.DataFrame
     rank_timelines: pd.DataFrame
     collective_samples: pd.DataFrame
-    operator_fit: pd.DataFrame
-    collectives: CollectiveCostModel
+    operator_fit: pd.DataFrame  # columns of ``tables.OPERATOR_FIT``
+    collectives: CollectiveCostModel  # fitted collective costs
+    # attribution, causes: columns of ``attribution.ATTRIBUTION`` and ``causes.CAUSES``.
     attribution: pd.DataFrame
     causes: pd.DataFrame
-    sessions: dict[str, dict[str, Any]]
+    sessions: dict[str, dict[str, Any]]  # ``session.json`` by workload
+    # timelines, critical_paths, breakdowns, links: predicted timeline by experiment, and what was
+    # made of it.
     timelines: dict[str, pd.DataFrame]
     critical_paths: dict[str, pd.DataFrame]
     breakdowns: dict[str, pd.DataFrame]
     links: dict[str, pd.DataFrame]
-    summaries: dict[str, dict[str, Any]]
-    traces: dict[str, dict[str, Any]]
-    files: list[Path]
+    summaries: dict[str, dict[str, Any]]  # ``summary.json`` by experiment
+    traces: dict[str, dict[str, Any]]  # facts (``trace.json``) by trace
+    files: list[Path]  # all files read
 
     def digest_files(self) -> dict[str, str]:
         """Return the SHA-256 (first 16 digits) of every file by folder and name."""
@@ -109,21 +91,16 @@ def load_report_inputs(
 ) -> ReportInputs:
     """Read a run's files.
 
-    Parameters
-    ----------
-    files : iterable of path
-        In any order. The name tells what a file holds, its folder which
-        workload (``measurements/<workload>/``), experiment
-        (``timelines/<experiment>/``) or trace (``operator_tables/<trace>/``)
-        it belongs to; files of other names are ignored.
-    experiments, plans : sequence of mapping
-        Rows of ``experiments.tsv`` and ``plans.tsv``.
+    ``files``: in any order. The name tells what a file holds, its folder which workload
+    (``measurements/<workload>/``), experiment (``timelines/<experiment>/``) or trace
+    (``operator_tables/<trace>/``) it belongs to; files of other names are ignored. ``experiments``,
+    ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``.
 
     Raises
     ------
     InputError
-        When a kind of file is missing altogether, or given twice for one
-        place. What single experiments lack is found by ``build_error_table``.
+        When a kind of file is missing altogether, or given twice for one place. What single
+        experiments lack is found by ``build_error_table``.
     TableError
         When a table breaks its schema.
     """

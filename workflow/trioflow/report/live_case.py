@@ -39,27 +39,13 @@ _FREE = 1e-9
 
 @dataclass(frozen=True)
 class LiveCase:
-    """One experiment: its task graph as extrapolated, the machine and the session's anchor.
+    """One experiment: its task graph as extrapolated, the machine and the session's anchor."""
 
-    Attributes
-    ----------
-    name : str
-        The experiment.
-    step : Step
-        On the measured machine, without the anchor and without an interval.
-    anchor : SessionAnchor
-        Of the session that measured the experiment.
-    factors : list of mapping
-        The anchor's factors on each rank's phases, as the prediction has them.
-    host_share : array of float [tasks]
-        Part of a task's duration that is the host's.
-    """
-
-    name: str
-    step: Step
-    anchor: SessionAnchor
-    factors: list[Factors]
-    host_share: NDArray[np.float64]
+    name: str  # the experiment
+    step: Step  # on the measured machine, without the anchor and without an interval
+    anchor: SessionAnchor  # of the session that measured the experiment
+    factors: list[Factors]  # the anchor's factors on each rank's phases, as the prediction has them
+    host_share: NDArray[np.float64]  # part of a task's duration that is the host's
 
     @classmethod
     def load(
@@ -187,19 +173,13 @@ class LiveCase:
     def predict_replaced(self, measured: MeasuredParts, models: Collection[str]) -> float:
         """Return the step with measured values in place of some models [s].
 
-        Parameters
-        ----------
-        measured : MeasuredParts
-            Of the same experiment.
-        models : collection of str
-            Of ``list_replaceable``.
+        ``measured``: of the same experiment; ``models``: of ``list_replaceable``.
 
         Notes
         -----
-        Operators of a rank and phase take the measured time together, as do
-        all exchanges; the host's time of a rank likewise. The measured share of
-        the collectives that operators hid costs nothing, the rest waits for
-        compute.
+        Operators of a rank and phase take the measured time together, as do all exchanges; the
+        host's time of a rank likewise. The measured share of the collectives that operators hid
+        costs nothing, the rest waits for compute.
         """
         graph = self._replace_durations(measured, models)
         platform, scale = self.step.platform, 1.0
@@ -236,12 +216,8 @@ class LiveCase:
 def share_host(graph: TaskGraph, host_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the part of each task's duration that is the host's.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        Before any factor on its durations.
-    host_s : array of float [operators]
-        Host time that each operator of the trace carries within its task [s].
+    ``graph``: before any factor on its durations; ``host_s``: host time that each operator of the
+    trace carries within its task [s].
     """
     tasks = graph.tasks
     duration_s = tasks["duration_s"].to_numpy(np.float64)
@@ -254,29 +230,16 @@ def share_host(graph: TaskGraph, host_s: NDArray[np.float64]) -> NDArray[np.floa
 
 @dataclass(frozen=True)
 class MeasuredParts:
-    """Measured values that can stand in for a model's, at the speed of the median step.
+    """Measured values that can stand in for a model's, at the speed of the median step."""
 
-    Attributes
-    ----------
-    factor : float
-        Median step over the profiled one; every time below is multiplied by it.
-    compute_s : mapping of (int, str) to float
-        Time in operators by rank and phase [s].
-    host_s : mapping of int to float
-        Time of a rank in which nothing was recorded, up to its last event [s].
-    exchanges_s : float or None
-        Own time of all collectives and messages together, waiting for the
-        other ranks left out [s]; None where there is none or they cannot be
-        paired.
-    hidden : float or None
-        Share of the collectives' own time in which operators ran beside them.
-    """
-
-    factor: float
-    compute_s: Mapping[tuple[int, str], float]
+    factor: float  # median step over the profiled one; every time below is multiplied by it
+    compute_s: Mapping[tuple[int, str], float]  # time in operators by rank and phase [s]
+    # Time of a rank in which nothing was recorded, up to its last event [s].
     host_s: Mapping[int, float]
+    # Own time of all collectives and messages together, waiting for the other ranks left out [s];
+    # None where there is none or they cannot be paired.
     exchanges_s: float | None
-    hidden: float | None
+    hidden: float | None  # share of the collectives' own time in which operators ran beside them
 
 
 def measure_parts(
@@ -284,28 +247,18 @@ def measure_parts(
 ) -> MeasuredParts | None:
     """Read the parts of a profiled step.
 
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``, all ranks.
-    measured_s : float
-        Median of the same step without a profiler [s].
-    beside : bool
-        Whether the plan lets operators run beside collectives. Where it does
-        not, an operator that was recorded during one has waited for it.
+    ``timeline``: columns of ``tables.TIMELINE``, all ranks. ``measured_s``: median of the same step
+    without a profiler [s]. ``beside``: whether the plan lets operators run beside collectives.
+    Where it does not, an operator that was recorded during one has waited for it.
 
-    Returns
-    -------
-    MeasuredParts or None
-        None for a step without events.
+    Returns none for a step without events.
 
     Notes
     -----
-    The profiler, and the moment at which it ran, are taken to stretch all
-    parts evenly. A collective's own time is its time on the rank that came
-    last (the shortest), a message's the time from when both ends were there
-    to its arrival. Messages are paired in order of start between two ranks;
-    among more the profile does not say who sent to whom.
+    The profiler, and the moment at which it ran, are taken to stretch all parts evenly. A
+    collective's own time is its time on the rank that came last (the shortest), a message's the
+    time from when both ends were there to its arrival. Messages are paired in order of start
+    between two ranks; among more the profile does not say who sent to whom.
     """
     if timeline.empty:
         return None

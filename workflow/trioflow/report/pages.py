@@ -131,21 +131,12 @@ document.querySelectorAll("table.sortable").forEach(function (table) {
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a page.
+    """One section of a page."""
 
-    Attributes
-    ----------
-    name : str
-        Its address in the page.
-    heading : str
-        Plain text.
-    parts : sequence of str
-        Paragraphs, tables and figures in order, as ``html`` renders them; a
-        section without any is left out of the page and of its contents.
-    """
-
-    name: str
-    heading: str
+    name: str  # its address in the page
+    heading: str  # plain text
+    # Paragraphs, tables and figures in order, as ``html`` renders them; a section without any is
+    # left out of the page and of its contents.
     parts: Sequence[str]
 
     @property
@@ -156,43 +147,22 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page.
+    """A whole page."""
 
-    Attributes
-    ----------
-    title : str
-        Plain text.
-    sections : sequence of Section
-        In the order of the page.
-    headline : str
-        A paragraph of plain text above the contents.
-    made_from : str
-        What stands behind the version in the footer, plain text.
-    """
-
-    title: str
-    sections: Sequence[Section]
-    headline: str = ""
-    made_from: str = ""
+    title: str  # plain text
+    sections: Sequence[Section]  # in the order of the page
+    headline: str = ""  # a paragraph of plain text above the contents
+    made_from: str = ""  # what stands behind the version in the footer, plain text
 
 
 @dataclass(frozen=True)
 class SitePage:
-    """One page below ``results/report``.
+    """One page below ``results/report``."""
 
-    Attributes
-    ----------
-    file : str
-        Its name; all pages lie in one folder.
-    title, about : str
-        What it is called and what it holds.
-    command : str
-        Makes it, and what it needs.
-    """
-
-    file: str
+    file: str  # its name; all pages lie in one folder
+    # title, about: what it is called and what it holds.
     title: str
-    command: str
+    command: str  # makes it, and what it needs
     about: str
 
 
@@ -312,11 +282,8 @@ def _render_pages() -> str:
 def render_tables(schemas: Mapping[str, pa.Schema]) -> str:
     """Return what the columns of some tables mean, a folded list each, and the units in them.
 
-    Parameters
-    ----------
-    schemas : mapping of str to Schema
-        Tables by name, such as those of ``tables.SCHEMAS``; each column's unit
-        and meaning are in its metadata.
+    ``schemas``: tables by name, such as those of ``tables.SCHEMAS``; each column's unit and meaning
+    are in its metadata.
     """
     used = {_text(field, b"unit") for schema in schemas.values() for field in schema} - {""}
     words = render_paragraph(
@@ -343,12 +310,8 @@ def _text(field: pa.Field, key: bytes) -> str:
 def render_files_read(files: Iterable[str | Path], parts: int = 2) -> str:
     """Return the files that a page's numbers come from, folded.
 
-    Parameters
-    ----------
-    files : iterable of path
-        What was read; those that are no longer there are left out.
-    parts : int
-        Last parts of the path that name a file.
+    ``files``: what was read; those that are no longer there are left out. ``parts``: last parts of
+    the path that name a file.
     """
     columns = [
         Column("file", "", "folder and name", number=False),

@@ -42,17 +42,10 @@ SCORES: Mapping[str, str] = {
 def score_published(cases: pd.DataFrame) -> pd.DataFrame:
     """Score every set and everyone who predicts it.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``.
 
-    Returns
-    -------
-    DataFrame
-        ``set``, ``model`` and ``SCORES``; a row for each set and each of
-        ``MODELS`` that predicts any of its cases, sets in the order of the
-        cases. Scores that do not apply are missing.
+    Returns ``set``, ``model`` and ``SCORES``; a row for each set and each of ``MODELS`` that
+    predicts any of its cases, sets in the order of the cases. Scores that do not apply are missing.
     """
     found = []
     for name in dict.fromkeys(cases["set"]):
@@ -67,15 +60,9 @@ def score_published(cases: pd.DataFrame) -> pd.DataFrame:
 def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float]:
     """Return the ``SCORES`` of one model on one set.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``, baselines that are not asked
-        about left out; of ``low_s`` and ``high_s`` only ours are scored.
-    model : str
-        Who predicts.
-    column : str
-        Column that holds what it predicts [s].
+    ``cases``: columns of ``tables.PUBLISHED_CASES``, baselines that are not asked about left out;
+    of ``low_s`` and ``high_s`` only ours are scored. ``model``: who predicts. ``column``: column
+    that holds what it predicts [s].
     """
     ends: pd.Series | float = np.nan
     rows = cases.assign(
@@ -104,8 +91,8 @@ def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float
 def list_plan_pairs(cases: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield two cases of different plans of one question whose measured times are apart.
 
-    Cases belong together when they agree in ``TOGETHER``; a measured step that
-    is predicted from several traces takes part with each prediction.
+    Cases belong together when they agree in ``TOGETHER``; a measured step that is predicted from
+    several traces takes part with each prediction.
     """
     for _, group in cases.groupby(list(TOGETHER), sort=False):
         rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
@@ -127,20 +114,11 @@ def _count_pairs(cases: pd.DataFrame, column: str) -> tuple[int, int]:
 def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFrame:
     """Return how throughput scales with GPUs, measured and predicted.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Columns of ``tables.PUBLISHED_CASES``.
-    column : str
-        Who predicts.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``column``: who predicts.
 
-    Returns
-    -------
-    DataFrame
-        A row for each case on several GPUs whose single GPU stands there with
-        the same batch a GPU: ``set``, ``case``, ``ranks``, ``measured`` and
-        ``predicted`` (samples a second and GPU over those of one GPU),
-        ``error``.
+    Returns a row for each case on several GPUs whose single GPU stands there with the same batch a
+    GPU: ``set``, ``case``, ``ranks``, ``measured`` and ``predicted`` (samples a second and GPU over
+    those of one GPU), ``error``.
     """
     found = []
     for _, group in cases.groupby(list(OF_ONE_MACHINE), sort=False):

@@ -67,17 +67,9 @@ def new_figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """Write a figure as SVG and PNG, atomically and without dates.
 
-    Parameters
-    ----------
-    figure : Figure
-        Made inside ``figure_style``.
-    path : path
-        Target without suffix.
+    ``figure``: made inside ``figure_style``; ``path``: target without suffix.
 
-    Returns
-    -------
-    list of path
-        The two files.
+    Returns the two files.
     """
     written = []
     with figure_style():
@@ -98,10 +90,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
 def save_figures(folder: Path, figures: Iterable[tuple[str, Figure]]) -> dict[str, str]:
     """Write the figures of a page, each by its name, once all of them are drawn.
 
-    Returns
-    -------
-    dict of str to str
-        Name of each figure to its SVG file as seen from beside the folder.
+    Returns name of each figure to its SVG file as seen from beside the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = []

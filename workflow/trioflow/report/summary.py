@@ -20,18 +20,10 @@ def describe_run(
 ) -> list[str]:
     """Say what was captured, predicted and measured, and how wrong it was.
 
-    Parameters
-    ----------
-    errors : DataFrame
-        Columns of ``tables.ERRORS``, at least one row.
-    traces : mapping, optional
-        Facts of the traces captured on the reader's machine; without them
-        the sentences suit a reader elsewhere.
+    ``errors``: columns of ``tables.ERRORS``, at least one row. ``traces``: facts of the traces
+    captured on the reader's machine; without them the sentences suit a reader elsewhere.
 
-    Returns
-    -------
-    list of str
-        Sentences, to be joined by the caller.
+    Returns sentences, to be joined by the caller.
     """
     ranks = sorted({int(value) for value in errors["ranks"]})
     rounds = sorted({int(value) for value in errors["rounds"]})

@@ -31,27 +31,13 @@ RESOLUTION = 500
 
 @dataclass(frozen=True)
 class Lane:
-    """The bars of one stream of one rank in one timeline.
+    """The bars of one stream of one rank in one timeline."""
 
-    Attributes
-    ----------
-    rank : int
-        Process.
-    source : str
-        predicted or measured.
-    stream : str
-        Queue of the rank.
-    bars : dict of str to array of float, shape (n, 2)
-        Start and length [s] of the bars of each colour.
-    busy_s : float
-        Time [s] in which the stream runs anything, before any merging.
-    """
-
-    rank: int
-    source: str
-    stream: str
-    bars: dict[str, np.ndarray[Any, Any]]
-    busy_s: float
+    rank: int  # process
+    source: str  # predicted or measured
+    stream: str  # queue of the rank
+    bars: dict[str, np.ndarray[Any, Any]]  # start and length [s] of the bars of each colour
+    busy_s: float  # time [s] in which the stream runs anything, before any merging
 
 
 def merge_thin_bars(
@@ -59,20 +45,12 @@ def merge_thin_bars(
 ) -> np.ndarray[Any, Any]:
     """Merge bars too thin to see with their neighbours, and leave the others alone.
 
-    Parameters
-    ----------
-    start_s, end_s : array of float, shape (n,)
-        Bars [s] of one colour in one lane, in any order.
-    thinnest_s : float
-        Bars shorter than this [s] are merged when less than this lies
-        between them; so are bars that overlap.
+    ``start_s``, ``end_s``: bars [s] of one colour in one lane, in any order. ``thinnest_s``: bars
+    shorter than this [s] are merged when less than this lies between them; so are bars that
+    overlap.
 
-    Returns
-    -------
-    array of float, shape (m, 2)
-        Start and length [s], in order. No bar is lost: each lies inside one
-        of the result, and nothing is drawn further than ``thinnest_s`` from
-        a bar.
+    Returns start and length [s], in order. No bar is lost: each lies inside one of the result, and
+    nothing is drawn further than ``thinnest_s`` from a bar.
     """
     order = np.lexsort((end_s, start_s))
     merged: list[list[float]] = []
@@ -104,14 +82,8 @@ def busy_time(start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any]) -> flo
 def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[Lane]:
     """Sort a timeline into lanes, by rank and stream.
 
-    Parameters
-    ----------
-    timeline : DataFrame
-        Columns of ``tables.TIMELINE``.
-    source : str
-        predicted or measured.
-    thinnest_s : float
-        As in ``merge_thin_bars`` [s].
+    ``timeline``: columns of ``tables.TIMELINE``; ``source``: predicted or measured; ``thinnest_s``:
+    as in ``merge_thin_bars`` [s].
     """
     colours = np.where(
         timeline["kind"].isin(COMMUNICATION_KINDS),
@@ -147,25 +119,13 @@ def draw_timelines(
 ) -> Figure:
     """Draw the predicted and the measured timeline of each rank on one time axis.
 
-    Parameters
-    ----------
-    predicted, measured : DataFrame
-        Columns of ``tables.TIMELINE``; the measured one, a profile of one
-        real step, may be empty.
-    measured_s : float, optional
-        Median of the un-profiled measured step [s], drawn as a line.
-    critical_path : DataFrame, optional
-        Columns of ``tables.CRITICAL_PATH``: what the predicted step waits
-        for, drawn as a line under its tasks.
-    title : str
-        Heading.
+    ``predicted``, ``measured``: columns of ``tables.TIMELINE``; the measured one, a profile of one
+    real step, may be empty. ``measured_s``: median of the un-profiled measured step [s], drawn as a
+    line. ``critical_path``: columns of ``tables.CRITICAL_PATH``: what the predicted step waits for,
+    drawn as a line under its tasks. ``title``: heading.
 
-    Returns
-    -------
-    Figure
-        One panel a rank, at most ``MOST_RANKS``; predicted lanes above
-        measured ones, coloured by phase, communication apart; the time [s]
-        that each lane is busy printed at its end.
+    Returns one panel a rank, at most ``MOST_RANKS``; predicted lanes above measured ones, coloured
+    by phase, communication apart; the time [s] that each lane is busy printed at its end.
 
     Raises
     ------

@@ -50,12 +50,8 @@ def build_trace_page(
 ) -> pd.DataFrame:
     """Summarise traces as a page and as a table.
 
-    Parameters
-    ----------
-    folders : sequence of path
-        Folders of traces; a row is called after its folder.
-    page, table : path
-        HTML page and Parquet file (``tables.TRACES``) to write.
+    ``folders``: folders of traces; a row is called after its folder. ``page``, ``table``: HTML page
+    and Parquet file (``tables.TRACES``) to write.
 
     Raises
     ------

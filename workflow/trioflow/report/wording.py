@@ -63,18 +63,9 @@ def count_words(count: int, word: str, plural: str = "") -> str:
 def flatten_facts(facts: Mapping[str, Any], skip: Iterable[str] = ()) -> dict[str, str]:
     """Turn nested facts into lines of text, the unit read from the name.
 
-    Parameters
-    ----------
-    facts : mapping
-        As read from JSON.
-    skip : iterable of str
-        Keys of the top level to leave out.
+    ``facts``: as read from JSON; ``skip``: keys of the top level to leave out.
 
-    Returns
-    -------
-    dict of str to str
-        Dotted name to text; nested mappings become dotted, lists of numbers
-        their range.
+    Returns dotted name to text; nested mappings become dotted, lists of numbers their range.
     """
     lines: dict[str, str] = {}
     left_out = set(skip)

@@ -21,44 +21,31 @@ from trioflow.trace.tensors import MadeInside, OperatorTensors, TensorRef, Tenso
 
 @dataclass
 class ObservedOperator:
-    """One outermost operator of a step as a source describes it.
+    """One outermost operator of a step as a source describes it."""
 
-    Attributes
-    ----------
-    name, phase, module : str
-        As in ``tables.OPERATORS``; the phase is forward, backward or optimizer.
-    kind : str
-        ``compute``, ``memcpy`` for a copy to or from the device, or
-        ``collective`` for communication of the run that was traced.
-    inputs, outputs : list of TensorRef
-        Its tensors, with the source's own ids; ids may be reused once memory is freed.
-    made : list of MadeInside
-        Results of the operators that it encloses, with what they were made from.
-    written : set of int, optional
-        Arguments that it writes in place; None where only its name tells.
-    flop : int, optional
-        Operations; None to count them from the name and the shapes.
-    kernels, device_ns, cpu_ns
-        As in ``tables.OPERATORS``.
-    kernel_names : frozenset of str
-        Names of its kernels, where the source has them.
-    sequence_number, forward : int, optional
-        Autograd's number, and the place of the forward operator that it differentiates.
-    """
-
+    # name, phase, module: as in ``tables.OPERATORS``; the phase is forward, backward or optimizer.
     name: str
     phase: str
     module: str = ""
+    # ``compute``, ``memcpy`` for a copy to or from the device, or ``collective`` for communication
+    # of the run that was traced.
     kind: str = "compute"
+    # inputs, outputs: its tensors, with the source's own ids; ids may be reused once memory is
+    # freed.
     inputs: list[TensorRef] = field(default_factory=list)
     outputs: list[TensorRef] = field(default_factory=list)
+    # Results of the operators that it encloses, with what they were made from.
     made: list[MadeInside] = field(default_factory=list)
+    # Arguments that it writes in place; None where only its name tells.
     written: frozenset[int] | None = None
-    flop: int | None = None
+    flop: int | None = None  # operations; None to count them from the name and the shapes
+    # kernels, device_ns, cpu_ns: as in ``tables.OPERATORS``.
     kernels: int = 0
     device_ns: int = 0
     cpu_ns: int = 0
-    kernel_names: frozenset[str] = frozenset()
+    kernel_names: frozenset[str] = frozenset()  # names of its kernels, where the source has them
+    # sequence_number, forward: autograd's number, and the place of the forward operator that it
+    # differentiates.
     sequence_number: int | None = None
     forward: int | None = None
 
@@ -71,16 +58,10 @@ def assemble_trace(
 ) -> Trace:
     """Build a trace from the operators of one step, in order of start.
 
-    Parameters
-    ----------
-    operators : sequence of ObservedOperator
-        The outermost operators.
-    facts : mapping
-        What the source says, as ``trace.json`` will hold it (`Facts`); ``parameters``
-        (name, shape, elem_bytes in the model's order) gives gradients their names.
-    ready : sequence of ReadyGradient, optional
-        The gradients in the order in which they become ready; None to take every backward operator that
-        has a forward operator with parameters.
+    ``operators``: the outermost operators. ``facts``: what the source says, as ``trace.json`` will
+    hold it (`Facts`); ``parameters`` (name, shape, elem_bytes in the model's order) gives gradients
+    their names. ``ready``: the gradients in the order in which they become ready; None to take
+    every backward operator that has a forward operator with parameters.
 
     Raises
     ------

@@ -67,14 +67,8 @@ class BlockName:
     def renumber(self, path: str, position: int, copies: int) -> str:
         """Return a path's new name when the block occurs `copies` times.
 
-        Parameters
-        ----------
-        path : str
-            Module or parameter.
-        position : int
-            Which copy a path inside the block belongs to, from 0.
-        copies : int
-            Occurrences in all: paths behind the block move up by one less.
+        ``path``: module or parameter; ``position``: which copy a path inside the block belongs to,
+        from 0; ``copies``: occurrences in all: paths behind the block move up by one less.
         """
         found = self.split(path)
         if found is None or found[0] < self.number:
@@ -85,36 +79,21 @@ class BlockName:
 
 @dataclass
 class Block:
-    """One block of a trace.
+    """One block of a trace."""
 
-    Attributes
-    ----------
-    name : BlockName
-        Its path.
-    rows : list of dict
-        All operators of the trace.
-    forward, backward : range
-        ``op_id`` of its operators, operators between it and the block before included.
-    optimizer : list of range
-        Its parameters' updates, run by run.
-    lists : dict of int to Lists
-        Operators over the parameters of the whole model (foreach, fused).
-    own : set of int
-        Storages that each copy has for itself.
-    forward_chain : dict of int to int
-        Storage that the block reads from before it, to the one it hands on.
-    backward_chain : dict of int to int
-        Storage of the gradient that it receives, to the one it hands on.
-    """
-
-    name: BlockName
-    rows: list[Row]
+    name: BlockName  # its path
+    rows: list[Row]  # all operators of the trace
+    # forward, backward: ``op_id`` of its operators, operators between it and the block before
+    # included.
     forward: range
     backward: range
-    optimizer: list[range] = field(default_factory=list)
+    optimizer: list[range] = field(default_factory=list)  # its parameters' updates, run by run
+    # Operators over the parameters of the whole model (foreach, fused).
     lists: dict[int, Lists] = field(default_factory=dict)
-    own: set[int] = field(default_factory=set)
+    own: set[int] = field(default_factory=set)  # storages that each copy has for itself
+    # Storage that the block reads from before it, to the one it hands on.
     forward_chain: dict[int, int] = field(default_factory=dict)
+    # Storage of the gradient that it receives, to the one it hands on.
     backward_chain: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -126,18 +105,14 @@ class Block:
 def find_block(trace: Trace, path: str) -> Block:
     """Return a block's operators, its storages and what flows through it.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of a model of repeated blocks.
-    path : str
-        Module path of the block, such as ``blocks.1``.
+    ``trace``: one step of a model of repeated blocks; ``path``: module path of the block, such as
+    ``blocks.1``.
 
     Raises
     ------
     TraceError
-        When there is no such block, its operators are not next to one another
-        or its output does not fit the next block's input.
+        When there is no such block, its operators are not next to one another or its output does
+        not fit the next block's input.
     """
     block = _find_rows(trace, BlockName.parse(path))
     _Storages(trace, block).describe()
@@ -332,9 +307,8 @@ class _Storages:
     ) -> dict[int, int]:
         """Give each storage handed on the one received in its place: the latest made first.
 
-        One of the same shape, or else, in backward, of as many elements: a view
-        at the block's border runs nothing there, so the gradient has one shape
-        before it and another after it.
+        One of the same shape, or else, in backward, of as many elements: a view at the block's
+        border runs nothing there, so the gradient has one shape before it and another after it.
         """
         pairs: dict[int, int] = {}
         order = sorted(received, key=lambda s: -1 if self.producer[s] is None else self.producer[s])

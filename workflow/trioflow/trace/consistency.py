@@ -292,12 +292,8 @@ CHECKS: tuple[Callable[[_Columns], Found | None], ...] = (
 def check_trace(trace: _Trace, file: str | Path) -> None:
     """Refuse a trace that contradicts itself.
 
-    Parameters
-    ----------
-    trace : Trace
-        Whose facts have passed ``store.check_facts`` and whose tables fit their schemas.
-    file : path
-        Folder or pack that holds it, or what it was imported from, for the message.
+    ``trace``: whose facts have passed ``store.check_facts`` and whose tables fit their schemas;
+    ``file``: folder or pack that holds it, or what it was imported from, for the message.
 
     Raises
     ------

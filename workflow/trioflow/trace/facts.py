@@ -178,9 +178,9 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
     Raises
     ------
     TraceError
-        When a fact is missing or of another type, a number is none, the batch
-        is no positive whole number, the step takes no time although the trace
-        is timed, or an entry of a list lacks what a plan needs.
+        When a fact is missing or of another type, a number is none, the batch is no positive whole
+        number, the step takes no time although the trace is timed, or an entry of a list lacks what
+        a plan needs.
     """
     check_values(dict(facts), file or "trace.json", TraceError)
     for name in REQUIRED_FACTS:

@@ -37,8 +37,8 @@ def _linear(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
 def _is_transposed(large: Shape, small: Shape, weight: Shape) -> bool:
     """Tell a transposed convolution by its weight, whose first dimension is then the input's.
 
-    Where input and result have as many channels both readings fit: then it is
-    transposed if the result (``large``) is larger than the input (``small``).
+    Where input and result have as many channels both readings fit: then it is transposed if the
+    result (``large``) is larger than the input (``small``).
     """
     if large[1] == small[1] == weight[0]:
         return prod(large[2:]) > prod(small[2:])
@@ -67,9 +67,8 @@ def _convolution_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> 
 def _grouped(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Products of groups: each row of the left side, or column of the right one, is in one group.
 
-    A side of two dimensions holds all groups behind one another, one of three
-    a matrix a group; groups of rows, of columns or of the inner dimension are
-    together as large as that dimension.
+    A side of two dimensions holds all groups behind one another, one of three a matrix a group;
+    groups of rows, of columns or of the inner dimension are together as large as that dimension.
     """
     left, right = inputs[:2]
     return 2 * prod(left[1:] if len(left) > len(right) else left) * right[-1]
@@ -78,8 +77,8 @@ def _grouped(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
 def _recurrent(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """2 x steps x samples x elements of all weight matrices: each is applied once a step.
 
-    Of layers, directions, gates and projections alike; biases and states are
-    no matrices, packed sequences have one dimension for steps and samples.
+    Of layers, directions, gates and projections alike; biases and states are no matrices, packed
+    sequences have one dimension for steps and samples.
     """
     steps = prod(inputs[0][:-1])
     return 2 * steps * sum(prod(s) for s in inputs[1:] if len(s) == 2 and s[0] != steps)
@@ -164,12 +163,8 @@ FORMULAS: dict[str, Formula] = {
 def count_flop(name: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int | None:
     """Return the operations of one operator, or None where no formula applies.
 
-    Parameters
-    ----------
-    name : str
-        ATen operator.
-    inputs, outputs : sequence of shape
-        Shapes of the tensor arguments and results, in order.
+    ``name``: ATen operator; ``inputs``, ``outputs``: shapes of the tensor arguments and results, in
+    order.
     """
     formula = FORMULAS.get(name)
     if formula is None:

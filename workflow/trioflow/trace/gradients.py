@@ -26,22 +26,13 @@ def join_gradients(
 ) -> list[dict[str, Any]]:
     """Return one entry a parameter, in the order in which its gradient became ready.
 
-    Parameters
-    ----------
-    rows, tracker
-        The step's operators and their tensors.
-    parameters : list of dict
-        ``name``, ``shape`` and ``elem_bytes`` in the model's order; may be empty.
-    ready : sequence of ReadyGradient, optional
-        From `find_ready`; None to try every backward operator as often as its
-        forward operator has parameters.
+    ``rows``, ``tracker``: the step's operators and their tensors. ``parameters``: ``name``,
+    ``shape`` and ``elem_bytes`` in the model's order; may be empty. ``ready``: from `find_ready`;
+    None to try every backward operator as often as its forward operator has parameters.
 
-    Returns
-    -------
-    list of dict
-        ``name``, ``module``, ``index`` (place in the model's order, or -1),
-        ``size_bytes``, ``ready_after_op_id``, ``parameter_storage_id`` and
-        ``gradient_storage_id`` (-1 where the operator does not return it).
+    Returns ``name``, ``module``, ``index`` (place in the model's order, or -1), ``size_bytes``,
+    ``ready_after_op_id``, ``parameter_storage_id`` and ``gradient_storage_id`` (-1 where the
+    operator does not return it).
     """
     free = {i: (str(p["name"]), tuple(p["shape"])) for i, p in enumerate(parameters)}
     taken: set[int] = set()
@@ -131,8 +122,8 @@ def own_optimizer_operators(
 ) -> None:
     """Write into each optimizer operator's row the module of the parameter that it updates.
 
-    State tensors are recognised by the operators that mix them with a
-    parameter or a gradient; an operator over several modules keeps none.
+    State tensors are recognised by the operators that mix them with a parameter or a gradient; an
+    operator over several modules keeps none.
     """
     owner = {entry["parameter_storage_id"]: entry["module"] for entry in gradients}
     owner |= {entry["gradient_storage_id"]: entry["module"] for entry in gradients}

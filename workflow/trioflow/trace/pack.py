@@ -40,8 +40,8 @@ def write_pack(
 ) -> dict[str, Any]:
     """Write a pack of `MEMBERS`, complete or not at all, and return its manifest.
 
-    Members are stored as they are: Parquet is compressed already, and what a
-    compressor makes of the rest differs from version to version.
+    Members are stored as they are: Parquet is compressed already, and what a compressor makes of
+    the rest differs from version to version.
     """
     files = {name: describe_member(content) for name, content in members.items()}
     manifest = {

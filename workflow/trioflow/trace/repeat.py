@@ -27,25 +27,18 @@ from trioflow.units import ns_to_s
 def repeat_layers(trace: Trace, layers: int) -> Trace:
     """Return a trace of the same model with more layers.
 
-    The repeated block is found from the model's pipeline units (or, where the
-    trace names none, from its modules): consecutively numbered pieces of equal
-    operators. The last one is repeated, or the last but one where the last
-    differs. In a model of several such stacks (an encoder and a decoder) each
-    whose depth is the row's number of layers is repeated.
+    The repeated block is found from the model's pipeline units (or, where the trace names none,
+    from its modules): consecutively numbered pieces of equal operators. The last one is repeated,
+    or the last but one where the last differs. In a model of several such stacks (an encoder and a
+    decoder) each whose depth is the row's number of layers is repeated.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of the model with few layers.
-    layers : int
-        Layers in all.
+    ``trace``: one step of the model with few layers; ``layers``: layers in all.
 
     Raises
     ------
     TraceError
-        When the model has no repeated block or the blocks differ, there are
-        several stacks and nothing says which one the layers count, or fewer
-        layers are asked for than were captured.
+        When the model has no repeated block or the blocks differ, there are several stacks and
+        nothing says which one the layers count, or fewer layers are asked for than were captured.
     """
     for stack in find_layers(trace):
         if layers < stack.count:
@@ -64,40 +57,28 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
 def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
     """Return a trace in which one block occurs several times in sequence.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of a model of repeated blocks.
-    block : str
-        Module path that ends in the block's number, such as ``blocks.1``;
-        higher numbers below the same path move up.
-    copies : int
-        How often the block occurs; 1 changes nothing.
+    ``trace``: one step of a model of repeated blocks. ``block``: module path that ends in the
+    block's number, such as ``blocks.1``; higher numbers below the same path move up. ``copies``:
+    how often the block occurs; 1 changes nothing.
 
-    Returns
-    -------
-    Trace
-        Forward operators of each copy follow those of the block, backward
-        operators come in reverse order of depth; each copy has its own
-        parameters, gradients, optimizer states and activations, and works on
-        the output of the copy before it. ``facts.repeated`` lists what was
-        repeated, one ``block`` and ``copies`` a call.
+    Returns forward operators of each copy follow those of the block, backward operators come in
+    reverse order of depth; each copy has its own parameters, gradients, optimizer states and
+    activations, and works on the output of the copy before it. ``facts.repeated`` lists what was
+    repeated, one ``block`` and ``copies`` a call.
 
     Raises
     ------
     TraceError
-        When there is no such block, it cannot follow itself or `copies` is
-        not positive.
+        When there is no such block, it cannot follow itself or `copies` is not positive.
 
     Notes
     -----
-    Times of the copies are those of the block. An optimizer operator over all
-    parameters at once (foreach, fused) still occurs once: its device time grows
-    with its bytes, its host time and kernels with its tensors. The step grows
-    by the operators' added time; where the device runs beside the host (CUDA),
-    by the larger of the device's and the host's. Operators outside the block
-    stay as they were, although a few of them (the host time before the first
-    update) grow a little with depth.
+    Times of the copies are those of the block. An optimizer operator over all parameters at once
+    (foreach, fused) still occurs once: its device time grows with its bytes, its host time and
+    kernels with its tensors. The step grows by the operators' added time; where the device runs
+    beside the host (CUDA), by the larger of the device's and the host's. Operators outside the
+    block stay as they were, although a few of them (the host time before the first update) grow a
+    little with depth.
     """
     if copies < 1:
         raise TraceError(f"{copies} copies of block {block!r}", fix="ask for one or more")
@@ -149,16 +130,8 @@ class Places(Protocol):
 def _repeat_facts(facts: Facts, name: BlockName, copies: int, places: Places) -> Facts:
     """Return the facts with the block's part of each repeated.
 
-    Parameters
-    ----------
-    facts : Facts
-        Facts of the captured trace.
-    name : BlockName
-        The block.
-    copies : int
-        Its occurrences.
-    places : Places
-        Where operators and storages went.
+    ``facts``: facts of the captured trace; ``name``: the block; ``copies``: its occurrences;
+    ``places``: where operators and storages went.
     """
     row = dict(facts.row or {})
     if str(row.get("layers", "")).isdecimal():
@@ -271,18 +244,10 @@ def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Places
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks that follow one another.
+    """Blocks that follow one another."""
 
-    Attributes
-    ----------
-    names : tuple of BlockName
-        The blocks in order.
-    repeated : str
-        Path of the one whose copies stand for further layers.
-    """
-
-    names: tuple[BlockName, ...]
-    repeated: str
+    names: tuple[BlockName, ...]  # the blocks in order
+    repeated: str  # path of the one whose copies stand for further layers
 
     @property
     def count(self) -> int:
@@ -298,22 +263,15 @@ class Stack:
 def find_layers(trace: Trace) -> list[Stack]:
     """Return the stacks of blocks that a model's number of layers counts.
 
-    Parameters
-    ----------
-    trace : Trace
-        One step of the model.
+    ``trace``: one step of the model.
 
-    Returns
-    -------
-    list of Stack
-        The only stack; of several, those whose depth is the workload row's
-        number of layers.
+    Returns the only stack; of several, those whose depth is the workload row's number of layers.
 
     Raises
     ------
     TraceError
-        When there is none, several and nothing tells which, or the blocks of a
-        stack differ so that none stands for the others.
+        When there is none, several and nothing tells which, or the blocks of a stack differ so that
+        none stands for the others.
     """
     stacks = _find_stacks(trace)
     if not stacks:

@@ -18,14 +18,7 @@ Key = tuple[int, int | None]
 class Repetition:
     """Writes the tables of the deeper model.
 
-    Parameters
-    ----------
-    trace : Trace
-        The captured step.
-    block : Block
-        Its block.
-    copies : int
-        Occurrences of the block.
+    ``trace``: the captured step; ``block``: its block; ``copies``: occurrences of the block.
     """
 
     def __init__(self, trace: Trace, block: Block, copies: int) -> None:

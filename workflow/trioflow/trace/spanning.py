@@ -23,18 +23,11 @@ def is_spanning(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Lists:
-    """What one operator over lists works on.
+    """What one operator over lists works on."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Parameters, in the order of each list.
-    inputs, outputs : tuple of int
-        ``tensor_id`` of its arguments and results: whole lists, then what
-        belongs to no parameter.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # parameters, in the order of each list
+    # inputs, outputs: ``tensor_id`` of its arguments and results: whole lists, then what belongs to
+    # no parameter.
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -60,15 +53,11 @@ class Lists:
 def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict[int, str]]:
     """Return what each operator over lists works on, and the parameter of each listed tensor.
 
-    A list of parameters or of gradients tells the order; a list of nothing
-    else follows the next operator that has one (the step counts come first).
+    A list of parameters or of gradients tells the order; a list of nothing else follows the next
+    operator that has one (the step counts come first).
 
-    Returns
-    -------
-    dict of int to Lists
-        By ``op_id``; operators whose lists cannot be told apart are left out.
-    dict of int to str
-        Parameter by ``tensor_id``.
+    Returns ``dict of int to Lists``: by ``op_id``; operators whose lists cannot be told apart are
+    left out; ``dict of int to str``: parameter by ``tensor_id``.
     """
     storage = trace.tensors["storage_id"].tolist()
     known: dict[int, str] = {}

@@ -26,21 +26,11 @@ from trioflow.units import format_time
 
 @dataclass(repr=False)
 class Trace:
-    """One training step of one rank.
+    """One training step of one rank."""
 
-    Attributes
-    ----------
-    operators : DataFrame
-        Columns of ``tables.OPERATORS``, in order of start.
-    tensors : DataFrame
-        Columns of ``tables.TENSORS``.
-    facts : Facts
-        What is known of the step beside its tables.
-    """
-
-    operators: pd.DataFrame
-    tensors: pd.DataFrame
-    facts: Facts
+    operators: pd.DataFrame  # columns of ``tables.OPERATORS``, in order of start
+    tensors: pd.DataFrame  # columns of ``tables.TENSORS``
+    facts: Facts  # what is known of the step beside its tables
 
     def __repr__(self) -> str:
         facts, step_s = self.facts, self.facts.step_time_s
@@ -53,8 +43,8 @@ class Trace:
 def save_trace(trace: Trace, folder: str | Path) -> None:
     """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder.
 
-    All three are checked before the first is written; ``trace.json`` holds
-    their digests, so that whoever reads them can say whether they were edited.
+    All three are checked before the first is written; ``trace.json`` holds their digests, so that
+    whoever reads them can say whether they were edited.
 
     Raises
     ------
@@ -80,20 +70,16 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
 def load_trace(folder: str | Path, **step: Any) -> Trace:
     """Read a trace, from a folder, a pack or the name of one that ships with trioflow.
 
-    Parameters
-    ----------
-    folder : str or path
-        A trace; or a language model by its name or its configuration, whose trace is made
-        (``trace.language.read.find_configuration``).
-    **step
-        Of such a model alone: ``sequence`` [tokens], ``batch`` [samples], ``precision`` (a recipe),
-        ``attention`` and ``optimizer``, as in ``trace.language.step.LanguageStep``.
+    ``folder``: a trace; or a language model by its name or its configuration, whose trace is made
+    (``trace.language.read.find_configuration``). ``**step``: of such a model alone: ``sequence``
+    [tokens], ``batch`` [samples], ``precision`` (a recipe), ``attention`` and ``optimizer``, as in
+    ``trace.language.step.LanguageStep``.
 
     Raises
     ------
     TraceError
-        When there is no such trace, a fact is missing, the trace contradicts
-        itself, or a pack is damaged.
+        When there is no such trace, a fact is missing, the trace contradicts itself, or a pack is
+        damaged.
     TableError
         When a table breaks its schema.
     InputError
@@ -130,19 +116,12 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
 def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
     """Write a trace into one file; the same trace gives the same bytes.
 
-    Parameters
-    ----------
-    trace : path
-        Folder of a trace, name of a shipped one, or another pack.
-    target : path
-        The file to write; it appears complete or not at all.
+    ``trace``: folder of a trace, name of a shipped one, or another pack. ``target``: the file to
+    write; it appears complete or not at all.
 
-    Returns
-    -------
-    dict
-        The manifest: ``format``, ``version``, ``trioflow_version``, ``digest``
-        (of all members), ``files`` (bytes and SHA-256 of each) and
-        ``provenance`` (those of `pack.REPEATED_FACTS` that the trace has).
+    Returns the manifest: ``format``, ``version``, ``trioflow_version``, ``digest`` (of all
+    members), ``files`` (bytes and SHA-256 of each) and ``provenance`` (those of
+    `pack.REPEATED_FACTS` that the trace has).
 
     Raises
     ------
@@ -198,22 +177,12 @@ def _accept_trace(
 ) -> Trace:
     """Make a trace of what a folder or a pack holds, once it agrees with itself.
 
-    Parameters
-    ----------
-    content : object
-        Content of ``trace.json``.
-    operators, tensors : DataFrame
-        The tables, as their schemas want them.
-    file : path
-        The folder or the pack, for messages.
-    digest : callable
-        Takes a table's name and returns the SHA-256 of its file.
+    ``content``: content of ``trace.json``; ``operators``, ``tensors``: the tables, as their schemas
+    want them; ``file``: the folder or the pack, for messages; ``digest``: takes a table's name and
+    returns the SHA-256 of its file.
 
-    Returns
-    -------
-    Trace
-        With a warning where members are not what was written: an edit is
-        legitimate as long as everything agrees, but no measurement.
+    Returns with a warning where members are not what was written: an edit is legitimate as long as
+    everything agrees, but no measurement.
 
     Raises
     ------

@@ -15,9 +15,9 @@ SEPARATOR = "; "
 def coverage_of_trace(trace: Trace) -> float | None:
     """Return the share of the measured time that operators with a name explain.
 
-    On a device of its own it is the share of the time that kernels ran, on a
-    CPU the share of the step. A trace without times has none, and one that
-    holds nothing but operators' times covers them by definition.
+    On a device of its own it is the share of the time that kernels ran, on a CPU the share of the
+    step. A trace without times has none, and one that holds nothing but operators' times covers
+    them by definition.
     """
     facts = trace.facts
     source = facts.step_time_source
@@ -33,12 +33,7 @@ def coverage_of_trace(trace: Trace) -> float | None:
 def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
     """Return a row of ``tables.TRACES``.
 
-    Parameters
-    ----------
-    trace : Trace
-        The trace.
-    name : str
-        What to call it.
+    ``name``: what to call it.
     """
     operators, facts = trace.operators, trace.facts
     counts = operators["phase"].value_counts()

@@ -21,31 +21,16 @@ _STATISTICS = {"aten::batch_norm": (3, 4), "aten::native_batch_norm": (3, 4)}
 
 @dataclass(frozen=True)
 class TensorRef:
-    """One use of a tensor by one operator; ids are the source's and may be reused.
+    """One use of a tensor by one operator; ids are the source's and may be reused."""
 
-    Attributes
-    ----------
-    tensor, storage : int
-        The source's ids of the tensor and of the memory that it is a view of.
-    elem_bytes : int
-        Size of an element [bytes].
-    shape : tuple of int
-        Sizes of the dimensions.
-    dtype : str
-        Element type.
-    argument : int
-        Place among the operator's arguments or results; members of a list share it.
-    category : str
-        Category of its memory where the source says it; empty to find it out from
-        the tensor's uses.
-    """
-
+    # tensor, storage: the source's ids of the tensor and of the memory that it is a view of.
     tensor: int
     storage: int
-    elem_bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    argument: int
+    elem_bytes: int  # size of an element [bytes]
+    shape: tuple[int, ...]  # sizes of the dimensions
+    dtype: str  # element type
+    argument: int  # place among the operator's arguments or results; members of a list share it
+    # Category of its memory where the source says it; empty to find it out from the tensor's uses.
     category: str = ""
 
 
@@ -61,8 +46,8 @@ class MadeInside:
 class _Storage:
     """One allocation between two writes by a fresh owner.
 
-    `made_from` holds, for a result of an enclosed operator, the storages that
-    it was computed from and the shapes in which they were read.
+    `made_from` holds, for a result of an enclosed operator, the storages that it was computed from
+    and the shapes in which they were read.
     """
 
     producer: int | None
@@ -88,24 +73,15 @@ class _Tensor:
 
 @dataclass
 class OperatorTensors:
-    """The tensors of one operator.
-
-    Attributes
-    ----------
-    inputs, outputs : list of int
-        Indices of tensors.
-    aliases : list of bool
-        For each output, whether it is memory of an input.
-    written : list of int
-        Those inputs that the operator writes in place.
-    """
+    """The tensors of one operator."""
 
     name: str
     phase: str
+    # inputs, outputs: indices of tensors.
     inputs: list[int]
     outputs: list[int]
-    aliases: list[bool]
-    written: list[int]
+    aliases: list[bool]  # for each output, whether it is memory of an input
+    written: list[int]  # those inputs that the operator writes in place
 
 
 class TensorTracker:
@@ -131,10 +107,9 @@ class TensorTracker:
     ) -> OperatorTensors:
         """Record one operator; operators must come in order of start.
 
-        `made_inside` are the results of the operators that it encloses, in
-        order of end: autograd may save one of them for backward although the
-        operator does not return it. `written` are the arguments that it writes
-        in place; None to tell by the name's ending.
+        `made_inside` are the results of the operators that it encloses, in order of end: autograd
+        may save one of them for backward although the operator does not return it. `written` are
+        the arguments that it writes in place; None to tell by the name's ending.
         """
         op_id = len(self.uses)
         if written is None:
@@ -325,9 +300,9 @@ def _categorise_outside(storage: _Storage) -> str:
 def _grows(shape: tuple[int, ...], inputs: list[tuple[int, ...]], batch: int) -> bool:
     """Tell whether a fresh result grows with the batch, given the inputs that do.
 
-    A vector grows when it has an entry a sample (or a token); anything larger
-    when a dimension is a multiple of the batch, unless its shape is an input's
-    without the batch dimension (a sum over the batch).
+    A vector grows when it has an entry a sample (or a token); anything larger when a dimension is a
+    multiple of the batch, unless its shape is an input's without the batch dimension (a sum over
+    the batch).
     """
     if not inputs or not shape:
         return False

@@ -51,18 +51,10 @@ Tensor = list[Any]
 
 @dataclass(frozen=True)
 class FakeCall:
-    """One call on fake tensors.
+    """One call on fake tensors."""
 
-    Attributes
-    ----------
-    storages : list of int
-        Address of the storage of each of its tensors, arguments first.
-    of_view : bool
-        Whether its first argument is a view, and so holds what it is a view of.
-    """
-
-    storages: list[int]
-    of_view: bool
+    storages: list[int]  # address of the storage of each of its tensors, arguments first
+    of_view: bool  # whether its first argument is a view, and so holds what it is a view of
 
 
 class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not read torch
@@ -73,8 +65,8 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
     calls : list of FakeCall, or None
         None while nothing is noted.
     values_read : int
-        How often the program asked for a number that a tensor holds. Nothing
-        is computed, so it got zero.
+        How often the program asked for a number that a tensor holds. Nothing is computed, so it got
+        zero.
     """
 
     def __init__(self) -> None:
@@ -226,10 +218,7 @@ def _attribute(node: Json, name: str) -> Json:
 def _repair_nodes(nodes: list[Json], calls: list[FakeCall]) -> dict[int, str]:
     """Give tensors their storages, put further gradients where a real step does, drop fake calls.
 
-    Returns
-    -------
-    dict of int to str
-        New names of calls, by record id.
+    Returns new names of calls, by record id.
     """
     nodes.sort(key=lambda node: int(_attribute(node, "rf_id")["value"]))
     _join_storages(nodes, calls)
@@ -257,8 +246,8 @@ def _call_of(note: Json, calls: list[FakeCall]) -> FakeCall:
 def _join_storages(nodes: list[Json], calls: list[FakeCall]) -> None:
     """Write a number of its storage into every tensor, from the notes of the calls.
 
-    Ids of tensors are given again once a tensor is gone, so a note counts from
-    the call on that it was made in.
+    Ids of tensors are given again once a tensor is gone, so a note counts from the call on that it
+    was made in.
     """
     inside: dict[int, list[Json]] = {}
     for node in nodes:

@@ -39,45 +39,34 @@ def capture_meta(
 ) -> Trace:
     """Return the operators of one training step without computing it.
 
-    The same step as `trioflow.trace.capture.workload.capture_workload`'s runs on fake
-    tensors, which have a shape and no memory. Parameters of any size cost
-    nothing; a step takes about a millisecond an operator.
+    The same step as `trioflow.trace.capture.workload.capture_workload`'s runs on fake tensors,
+    which have a shape and no memory. Parameters of any size cost nothing; a step takes about a
+    millisecond an operator.
 
-    Parameters
-    ----------
-    row : mapping
-        Row of ``config/workloads.tsv`` or of the catalogue.
-    batch : int
-        Samples of the step.
-    target : str
-        What the operators are for: ``cuda`` for a GPU, ``cpu``.
-    seed : int
-        Seed of weights and data; only an error could tell.
+    ``row``: row of ``config/workloads.tsv`` or of the catalogue. ``batch``: samples of the step.
+    ``target``: what the operators are for: ``cuda`` for a GPU, ``cpu``. ``seed``: seed of weights
+    and data; only an error could tell.
 
-    Returns
-    -------
-    Trace
-        Operators, tensors and facts as of a capture on one CPU core, in all
-        but times: ``device`` is ``meta``, ``device_name`` ``none``,
-        ``step_time_s`` 0 and ``step_time_source`` ``none``.
+    Returns operators, tensors and facts as of a capture on one CPU core, in all but times:
+    ``device`` is ``meta``, ``device_name`` ``none``, ``step_time_s`` 0 and ``step_time_source``
+    ``none``.
 
     Raises
     ------
     InputError
-        When the batch is not positive, the target unknown, the row unusable, or an operator
-        needs the values of its tensors (a shape that depends on them).
+        When the batch is not positive, the target unknown, the row unusable, or an operator needs
+        the values of its tensors (a shape that depends on them).
 
     Notes
     -----
-    The tensors lie on a CPU: fake ones on the device ``cuda`` need a PyTorch
-    that was built with it (in a CPU build autograd finds no device guard for
-    them and ends the process). For a GPU, what is left to PyTorch is chosen as
-    there: the optimizer runs over lists of tensors (``foreach``), and attention
-    is fused with dropout too, which a CPU computes step by step. Fused
-    attention keeps its name on a CPU (``..._for_cpu``); its work is the same.
+    The tensors lie on a CPU: fake ones on the device ``cuda`` need a PyTorch that was built with it
+    (in a CPU build autograd finds no device guard for them and ends the process). For a GPU, what
+    is left to PyTorch is chosen as there: the optimizer runs over lists of tensors (``foreach``),
+    and attention is fused with dropout too, which a CPU computes step by step. Fused attention
+    keeps its name on a CPU (``..._for_cpu``); its work is the same.
 
-    A number that the program asks of a tensor (``item``) is zero unless PyTorch
-    knows it without computing; the trace's warnings count those.
+    A number that the program asks of a tensor (``item``) is zero unless PyTorch knows it without
+    computing; the trace's warnings count those.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")

@@ -20,15 +20,11 @@ _NEVER_BYTES = 2**31 - 1
 def keep_freed_memory() -> list[str]:
     """Make the C allocator keep freed memory for the rest of the process, where it can.
 
-    By default glibc returns large blocks to the system at once, so that every
-    step touches fresh pages: on a virtual machine that took up to a third of a
-    step here, and varied from run to run. GPUs' caching allocators keep their
-    memory too. Capture and measurement both do this.
+    By default glibc returns large blocks to the system at once, so that every step touches fresh
+    pages: on a virtual machine that took up to a third of a step here, and varied from run to run.
+    GPUs' caching allocators keep their memory too. Capture and measurement both do this.
 
-    Returns
-    -------
-    list of str
-        What is missing, in words for the report; empty when it worked.
+    Returns what is missing, in words for the report; empty when it worked.
     """
     try:
         library = ctypes.CDLL(None)
@@ -42,12 +38,8 @@ def keep_freed_memory() -> list[str]:
 def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
     """Run one thread on one core of its own, where the system allows it.
 
-    Yields
-    ------
-    core : int or None
-        The core, or None when the process could not be pinned.
-    warnings : list of str
-        What is missing, in words for the report.
+    Yields ``core``: the core, or None when the process could not be pinned; ``warnings``: what is
+    missing, in words for the report.
     """
     warnings: list[str] = []
     threads, core, before = torch.get_num_threads(), None, None
@@ -76,13 +68,10 @@ def pinned_to(core_index: int) -> Iterator[tuple[int | None, list[str]]]:
 def exclusive_measurement(what: str) -> Iterator[None]:
     """Hold the machine's measurement lock; the system frees it when the process ends.
 
-    ``TRIOFLOW_LOCK_FOLDER`` moves the lock out of the system's temporary
-    folder, for tests, whose times mean nothing.
+    ``TRIOFLOW_LOCK_FOLDER`` moves the lock out of the system's temporary folder, for tests, whose
+    times mean nothing.
 
-    Parameters
-    ----------
-    what : str
-        What is about to run, for the error's text.
+    ``what``: what is about to run, for the error's text.
 
     Raises
     ------

@@ -33,24 +33,15 @@ class TrainingStep:
 
     Capture and measurement run the same one.
 
-    Parameters
-    ----------
-    workload : Workload
-        Gives the data, the loss, the optimizer and the precision.
-    model : Module
-        What is trained, on its device.
-    batch : int
-        Samples of the step on this rank.
-    device : torch.device
-        Where the data goes.
-    seed : int
-        Seed of the data.
+    ``workload``: gives the data, the loss, the optimizer and the precision; ``model``: what is
+    trained, on its device; ``batch``: samples of the step on this rank; ``device``: where the data
+    goes; ``seed``: seed of the data.
 
     Attributes
     ----------
     phases_ns : dict of str to int
-        How long forward (the loss included), backward and optimizer of the
-        last step took on the host's clock [ns].
+        How long forward (the loss included), backward and optimizer of the last step took on the
+        host's clock [ns].
     """
 
     def __init__(

@@ -158,26 +158,15 @@ def capture_workload(
 ) -> None:
     """Capture one training step of a workload on one rank.
 
-    Writes ``kineto.json.gz`` and ``execution_trace.json.gz`` (one step with
-    shapes, modules and tensors), ``kineto_steps.json.gz`` (several steps
-    profiled lightly, whose medians carry less of the profiler's own time) and
-    ``environment.json`` (un-profiled step times, the model, the machine).
+    Writes ``kineto.json.gz`` and ``execution_trace.json.gz`` (one step with shapes, modules and
+    tensors), ``kineto_steps.json.gz`` (several steps profiled lightly, whose medians carry less of
+    the profiler's own time) and ``environment.json`` (un-profiled step times, the model, the
+    machine).
 
-    Parameters
-    ----------
-    row : mapping
-        Row of ``config/workloads.tsv``.
-    batch : int
-        Samples of the step.
-    folder : path
-        Where the files go.
-    device : str
-        ``cpu``, ``cuda`` or ``auto``.
-    warm_up, timed_steps, profiled_steps : int
-        Steps run before anything is timed; timed without the profiler (half
-        before and half after it, so that a drift shows); profiled lightly.
-    seed : int
-        Seed of weights and data.
+    ``row``: row of ``config/workloads.tsv``. ``batch``: samples of the step. ``folder``: where the
+    files go. ``device``: ``cpu``, ``cuda`` or ``auto``. ``warm_up``, ``timed_steps``,
+    ``profiled_steps``: steps run before anything is timed; timed without the profiler (half before
+    and half after it, so that a drift shows); profiled lightly. ``seed``: seed of weights and data.
 
     Raises
     ------

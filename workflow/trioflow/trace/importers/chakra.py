@@ -64,20 +64,12 @@ def recognise(path: str | Path) -> bool:
 def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
     """Read one rank's Chakra execution trace.
 
-    Parameters
-    ----------
-    path : path
-        Such as ``PREFIX.0.et``.
-    options : ImportOptions
-        Batch, GPU and precision, which the format does not hold (files that
-        trioflow wrote do).
+    ``path``: such as ``PREFIX.0.et``; ``options``: batch, GPU and precision, which the format does
+    not hold (files that trioflow wrote do).
 
-    Returns
-    -------
-    Trace
-        Facts besides the usual ones: ``communication``, one entry an operator
-        of kind ``collective``: ``op_id``, ``name``, ``comm_size_bytes`` (as
-        the file states it: of an all-gather one rank's shard), ``group``.
+    Returns facts besides the usual ones: ``communication``, one entry an operator of kind
+    ``collective``: ``op_id``, ``name``, ``comm_size_bytes`` (as the file states it: of an
+    all-gather one rank's shard), ``group``.
 
     Raises
     ------
@@ -86,10 +78,9 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
 
     Notes
     -----
-    Communication takes no device time in the trace. A flat file's nodes
-    follow one another; its host nodes (``is_cpu_op``) are host time before
-    the next node of the device. Where a node lists no tensors, its work in
-    forward and backward is taken to grow with the batch.
+    Communication takes no device time in the trace. A flat file's nodes follow one another; its
+    host nodes (``is_cpu_op``) are host time before the next node of the device. Where a node lists
+    no tensors, its work in forward and backward is taken to grow with the batch.
     """
     path = Path(path)
     metadata, nodes = read_chakra_nodes(path)

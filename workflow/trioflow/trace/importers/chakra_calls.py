@@ -21,27 +21,15 @@ _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"
 
 @dataclass
 class Calls:
-    """One step of such a file.
+    """One step of such a file."""
 
-    Attributes
-    ----------
-    step : Step
-        Its events; communication is no kernel.
-    links : Links
-        The tensors of the host's calls.
-    messages : dict of int to list of ChakraNode
-        Place of an operator to the communication that it starts.
-    copies : set of int
-        Places of operators that only load or store memory.
-    steps : int
-        Annotated steps in the file; the last one is read.
-    """
-
-    step: Step
-    links: Links
+    step: Step  # its events; communication is no kernel
+    links: Links  # the tensors of the host's calls
+    # Place of an operator to the communication that it starts.
     messages: dict[int, list[ChakraNode]] = field(default_factory=dict)
+    # Places of operators that only load or store memory.
     copies: set[int] = field(default_factory=set)
-    steps: int = 1
+    steps: int = 1  # annotated steps in the file; the last one is read
 
 
 def has_calls(nodes: Sequence[ChakraNode]) -> bool:

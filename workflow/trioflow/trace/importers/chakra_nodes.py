@@ -39,36 +39,23 @@ _BARE = re.compile(r"\b(?:nan|inf)\b")
 
 @dataclass
 class ChakraNode:
-    """One node of a file.
-
-    Attributes
-    ----------
-    kind : str
-        A key of ``chakra_messages.NODE_TYPES``.
-    start_us, duration_us : int
-        As the file states them, 0 for absent [us].
-    attributes : dict
-        By name.
-    sides : dict
-        ``inputs`` and ``outputs`` as text: values, shapes, types.
-    enclosing : ChakraNode, optional
-        The operator or annotation that called it, where the file says so.
-    depth : int
-        How many enclose it.
-    """
+    """One node of a file."""
 
     node_id: int
     name: str
-    kind: str
+    kind: str  # a key of ``chakra_messages.NODE_TYPES``
     ctrl_deps: list[int]
     data_deps: list[int]
+    # start_us, duration_us: as the file states them, 0 for absent [us].
     start_us: int
     duration_us: int
-    attributes: dict[str, Any]
+    attributes: dict[str, Any]  # by name
+    # ``inputs`` and ``outputs`` as text: values, shapes, types.
     sides: dict[str, tuple[str, str, str]]
     file: Path
+    # The operator or annotation that called it, where the file says so.
     enclosing: ChakraNode | None = None
-    depth: int = 0
+    depth: int = 0  # how many enclose it
 
     @property
     def place(self) -> str:
@@ -197,8 +184,8 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
     Raises
     ------
     TraceError
-        When the file is no Chakra file, an id occurs twice or is unknown, a
-        type is unknown, a time is negative, or nodes wait for one another.
+        When the file is no Chakra file, an id occurs twice or is unknown, a type is unknown, a time
+        is negative, or nodes wait for one another.
     """
     path = Path(path)
     metadata: dict[str, Any] = {}
@@ -306,8 +293,8 @@ def _order(nodes: Mapping[int, ChakraNode], path: Path) -> list[ChakraNode]:
 def _enclose(ordered: list[ChakraNode], nodes: Mapping[int, ChakraNode]) -> None:
     """Note which node called which: PyTorch's converter keeps the caller in ``ctrl_deps``.
 
-    Others keep the order of a stream there, so a caller must also enclose the
-    host's node in time; a device's node starts later, and its caller is of the host.
+    Others keep the order of a stream there, so a caller must also enclose the host's node in time;
+    a device's node starts later, and its caller is of the host.
     """
     if not any(node.start_us for node in ordered):
         return

@@ -16,22 +16,13 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """One row of a file.
+    """One row of a file."""
 
-    Attributes
-    ----------
-    file, line
-        Where it starts; lines count from 1.
-    cells : mapping
-        Its cells by our name of the column.
-    titles : mapping
-        The header's spelling of each column.
-    """
-
+    # file, line: where it starts; lines count from 1.
     file: Path
     line: int
-    cells: Mapping[str, str]
-    titles: Mapping[str, str]
+    cells: Mapping[str, str]  # its cells by our name of the column
+    titles: Mapping[str, str]  # the header's spelling of each column
 
     def error(self, column: str, problem: str, fix: str = "") -> TraceError:
         """Return an error that names this row and the title of a column."""
@@ -85,25 +76,17 @@ def read_rows(
 ) -> list[CsvRow]:
     """Read a comma-separated file with a header.
 
-    Parameters
-    ----------
-    path : Path
-        The file, in UTF-8.
-    spellings : mapping
-        For each column its spellings in the header, the one to name in errors first.
-    optional : collection of str
-        Columns that may be missing; their cells are then left out.
+    ``path``: the file, in UTF-8. ``spellings``: for each column its spellings in the header, the
+    one to name in errors first. ``optional``: columns that may be missing; their cells are then
+    left out.
 
-    Returns
-    -------
-    list of CsvRow
-        With the cells of these columns only.
+    Returns with the cells of these columns only.
 
     Raises
     ------
     TraceError
-        When the file cannot be read, is empty or not UTF-8, a column is missing
-        or occurs twice, or a row has more or fewer cells than the header.
+        When the file cannot be read, is empty or not UTF-8, a column is missing or occurs twice, or
+        a row has more or fewer cells than the header.
     """
     text = read_text(path, TraceError)
     lines = [(number, cells) for number, cells in parse_cells(text, path, TraceError) if cells]

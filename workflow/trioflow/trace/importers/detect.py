@@ -28,23 +28,15 @@ def import_trace(
 ) -> Trace:
     """Build a trace from one of the known sources.
 
-    Parameters
-    ----------
-    sources : sequence of path
-        A folder that ``trioflow capture`` filled, TrioSim's folder with
-        ``trace.csv`` and ``tensor.csv``, a NeuSight table, one rank's Chakra
-        file, or a Kineto trace with or without the execution trace of the
-        same run (two files in any order, or their folder).
-    options : ImportOptions
-        What the source does not say.
-    form : str, optional
-        One of ``FORMATS``; found out by default.
+    ``sources``: a folder that ``trioflow capture`` filled, TrioSim's folder with ``trace.csv`` and
+    ``tensor.csv``, a NeuSight table, one rank's Chakra file, or a Kineto trace with or without the
+    execution trace of the same run (two files in any order, or their folder). ``options``: what the
+    source does not say. ``form``: one of ``FORMATS``; found out by default.
 
     Raises
     ------
     TraceError
-        When the source is none of these, is broken, or leaves open what no
-        option says.
+        When the source is none of these, is broken, or leaves open what no option says.
     """
     paths = [Path(source) for source in sources]
     for path in paths:
@@ -96,12 +88,8 @@ def _import_from(form: str, paths: Sequence[Path], options: ImportOptions) -> Tr
 def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
     """Build the trace of a row of ``imports.tsv``.
 
-    Parameters
-    ----------
-    files : sequence of path
-        The row's files, retrieved.
-    row : mapping
-        The row; ``-`` stands for what the files say themselves.
+    ``files``: the row's files, retrieved. ``row``: the row; ``-`` stands for what the files say
+    themselves.
 
     Raises
     ------

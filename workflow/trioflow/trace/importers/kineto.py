@@ -40,29 +40,22 @@ def import_kineto(
 ) -> Trace:
     """Build a trace from PyTorch's own profile files.
 
-    Parameters
-    ----------
-    kineto : path
-        What ``export_chrome_trace`` wrote, plain or gzipped.
-    execution_trace : path, optional
-        What ``ExecutionTraceObserver`` wrote in the same run. Without it
-        shapes come from the profile (``record_shapes=True``); results and
-        identities of tensors are then unknown, so that bytes written,
-        activations' memory and tensor splits are too.
-    options : ImportOptions
-        What the files do not say.
+    ``kineto``: what ``export_chrome_trace`` wrote, plain or gzipped. ``execution_trace``: what
+    ``ExecutionTraceObserver`` wrote in the same run. Without it shapes come from the profile
+    (``record_shapes=True``); results and identities of tensors are then unknown, so that bytes
+    written, activations' memory and tensor splits are too. ``options``: what the files do not say.
 
     Raises
     ------
     TraceError
-        When a file is broken, the two do not belong together, or a fact is
-        neither in them nor among the options.
+        When a file is broken, the two do not belong together, or a fact is neither in them nor
+        among the options.
 
     Notes
     -----
-    Of several steps the one that the execution trace covers best describes
-    the operators, the last of equals; times are medians over at most `MOST_STEPS` steps that
-    ran the same operators. A step's duration includes the profiler's own time.
+    Of several steps the one that the execution trace covers best describes the operators, the last
+    of equals; times are medians over at most `MOST_STEPS` steps that ran the same operators. A
+    step's duration includes the profiler's own time.
     """
     profile = read_profile(kineto)
     nodes = read_nodes(execution_trace) if execution_trace is not None else None
@@ -217,9 +210,8 @@ def _find_step_time(
 ) -> tuple[float, str]:
     """Return how long a step takes [ns], and by which clock (a key of ``STEP_TIME_SOURCES``).
 
-    The host's annotation tells it unless the device runs behind: then the time
-    between two steps' ends on the device does, or, of a single step, the time
-    that the device was busy.
+    The host's annotation tells it unless the device runs behind: then the time between two steps'
+    ends on the device does, or, of a single step, the time that the device was busy.
     """
     period_ns = find_period_ns(profile, spans)
     if period_ns is not None and period_ns > times.total_ns:
@@ -237,8 +229,8 @@ def _find_batch(operators: Sequence[ObservedOperator]) -> int | None:
 def _find_precision(step: Step, operators: Sequence[ObservedOperator]) -> str | None:
     """Return the precision of the operators that do most of the work.
 
-    Kernels that use TF32 carry it in their names; without such a name fp32
-    and tf32 look alike, and None is returned.
+    Kernels that use TF32 carry it in their names; without such a name fp32 and tf32 look alike, and
+    None is returned.
     """
     work: dict[str, int] = {}
     for one in operators:
@@ -279,15 +271,15 @@ def _list_warnings(
 def name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
     """Return the name of the device that a step ran on, from the file and the options.
 
-    A file names its devices in its header. Where it lists them without the
-    number that its kernels carry (ROCm counts processors too), and all are of
-    one name, it is that one. A name that many chips share counts as none.
+    A file names its devices in its header. Where it lists them without the number that its kernels
+    carry (ROCm counts processors too), and all are of one name, it is that one. A name that many
+    chips share counts as none.
 
     Raises
     ------
     TraceError
-        When the device events are of a kind that trioflow does not read, a run
-        on an accelerator lacks them, or ``--gpu`` contradicts the file.
+        When the device events are of a kind that trioflow does not read, a run on an accelerator
+        lacks them, or ``--gpu`` contradicts the file.
     """
     if profile.foreign:
         word, number = max(profile.foreign.items(), key=lambda item: item[1])

@@ -59,21 +59,13 @@ def recognise(path: str | Path) -> bool:
 def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
     """Read one of NeuSight's operator tables and repeat its layer.
 
-    Parameters
-    ----------
-    csv_path : path
-        The table; its ``.json`` is looked for beside it.
-    options : ImportOptions
-        What folder, file name and sidecar do not say.
+    ``csv_path``: the table; its ``.json`` is looked for beside it. ``options``: what folder, file
+    name and sidecar do not say.
 
-    Returns
-    -------
-    Trace
-        Whose step time is the sum of its operators' times [s]. Facts besides
-        the usual ones: ``measured_end_to_end_s``, ``measured_forward_s``,
-        ``measured_backward_s`` (of the sidecar [s]), ``busy_over_measured``,
-        ``timer_floor_s`` (what the timer shows where nothing runs [s]),
-        ``host_only_s`` (all such rows, over all layers [s]).
+    Returns whose step time is the sum of its operators' times [s]. Facts besides the usual ones:
+    ``measured_end_to_end_s``, ``measured_forward_s``, ``measured_backward_s`` (of the sidecar [s]),
+    ``busy_over_measured``, ``timer_floor_s`` (what the timer shows where nothing runs [s]),
+    ``host_only_s`` (all such rows, over all layers [s]).
 
     Raises
     ------
@@ -82,15 +74,13 @@ def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
 
     Notes
     -----
-    Rows without a kernel (sizes, indices, views, gradients that pass through
-    unchanged) show the timer's floor of some microseconds: they take no device
-    time here. The floor within the other rows stays: what a kernel would have
-    taken alone is not in the table.
+    Rows without a kernel (sizes, indices, views, gradients that pass through unchanged) show the
+    timer's floor of some microseconds: they take no device time here. The floor within the other
+    rows stays: what a kernel would have taken alone is not in the table.
 
-    There is no optimizer. Embeddings do not show how many rows they have:
-    NeuSight's model configuration says it, or else the head's width and the
-    sequence. A head as wide as the vocabulary is taken to share its weight
-    and to have no bias.
+    There is no optimizer. Embeddings do not show how many rows they have: NeuSight's model
+    configuration says it, or else the head's width and the sequence. A head as wide as the
+    vocabulary is taken to share its weight and to have no bias.
     """
     path = Path(csv_path)
     if not path.is_file():

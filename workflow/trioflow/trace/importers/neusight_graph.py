@@ -48,35 +48,18 @@ class _Run:
 
 @dataclass
 class StepBuilder:
-    """Collects the operators of a step.
+    """Collects the operators of a step."""
 
-    Attributes
-    ----------
-    floor : TimerFloor
-        Times up to its longest show no kernel.
-    training : bool
-        Whether dropout drops.
-    shapes_of : callable
-        Tells the shapes of a leaf module's parameters.
-    tied : dict of str to str
-        Parameters that are another one's memory.
-    operators : list of ObservedOperator
-        What was collected.
-    parameters : dict of str to dict
-        Name, shape and elem_bytes of each parameter, in order of first use.
-    ready : dict of str to int
-        For each parameter the operator after which its gradient is whole.
-    host_only_ns : dict of str to int
-        Module to the time of what launches no kernel in it [ns].
-    """
-
-    floor: TimerFloor
-    training: bool
-    shapes_of: ParameterShapes
-    tied: dict[str, str]
-    operators: list[ObservedOperator] = field(default_factory=list)
+    floor: TimerFloor  # times up to its longest show no kernel
+    training: bool  # whether dropout drops
+    shapes_of: ParameterShapes  # tells the shapes of a leaf module's parameters
+    tied: dict[str, str]  # parameters that are another one's memory
+    operators: list[ObservedOperator] = field(default_factory=list)  # what was collected
+    # Name, shape and elem_bytes of each parameter, in order of first use.
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # For each parameter the operator after which its gradient is whole.
     ready: dict[str, int] = field(default_factory=dict)
+    # Module to the time of what launches no kernel in it [ns].
     host_only_ns: dict[str, int] = field(default_factory=dict)
     _runs: list[_Run] = field(default_factory=list)
     _values: dict[str, TensorRef] = field(default_factory=dict)

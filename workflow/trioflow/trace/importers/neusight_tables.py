@@ -47,36 +47,21 @@ _LONGEST_MS = 1e7
 
 @dataclass(frozen=True)
 class FxNode:
-    """One node of the graph, with its measured times.
-
-    Attributes
-    ----------
-    name : str
-        The node's own name.
-    op : str
-        Kind of node, such as call_module.
-    target : str
-        Function or method by its plain name, or the path of a module or attribute.
-    module, module_class : str
-        Innermost module that runs the node, and its class's plain name.
-    inputs : tuple of str
-        Nodes that it reads.
-    shape, dtype
-        Of its result; the type is empty where the result is no tensor.
-    forward_ns, backward_ns, accumulate_ns : int
-        Times of the node, of its gradient, and of adding the gradients of its
-        parameters to those of micro-batches before [ns].
-    """
+    """One node of the graph, with its measured times."""
 
     row: CsvRow
-    name: str
-    op: str
-    target: str
+    name: str  # the node's own name
+    op: str  # kind of node, such as call_module
+    target: str  # function or method by its plain name, or the path of a module or attribute
+    # module, module_class: innermost module that runs the node, and its class's plain name.
     module: str
     module_class: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # nodes that it reads
+    # shape, dtype: of its result; the type is empty where the result is no tensor.
     shape: tuple[int, ...]
     dtype: str
+    # forward_ns, backward_ns, accumulate_ns: times of the node, of its gradient, and of adding the
+    # gradients of its parameters to those of micro-batches before [ns].
     forward_ns: int
     backward_ns: int
     accumulate_ns: int
@@ -201,18 +186,10 @@ def _read_shapes(row: CsvRow) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class TimerFloor:
-    """What the timer shows where nothing runs on the device.
+    """What the timer shows where nothing runs on the device."""
 
-    Attributes
-    ----------
-    typical_ns : int
-        Median over the rows whose result is no tensor [ns].
-    longest_ns : int
-        Maximum over these and the views that one call makes [ns].
-    """
-
-    typical_ns: int
-    longest_ns: int
+    typical_ns: int  # median over the rows whose result is no tensor [ns]
+    longest_ns: int  # maximum over these and the views that one call makes [ns]
 
 
 def find_floor(nodes: list[FxNode]) -> TimerFloor:
@@ -227,11 +204,8 @@ def find_floor(nodes: list[FxNode]) -> TimerFloor:
 def read_sidecar(path: Path) -> dict[str, float]:
     """Return what was measured of the whole model: the ``.json`` beside a table.
 
-    Returns
-    -------
-    dict
-        ``num_layer`` and, where they are positive, ``e2e_latency``,
-        ``fw_latency``, ``bwall_latency`` [ms]; empty without such a file.
+    Returns ``num_layer`` and, where they are positive, ``e2e_latency``, ``fw_latency``,
+    ``bwall_latency`` [ms]; empty without such a file.
 
     Raises
     ------
@@ -333,17 +307,9 @@ _BACKWARD = {
 def saved_for_backward(base: str, tensors: int) -> str:
     """Return what an operator's gradient reads besides the gradient of its result.
 
-    Parameters
-    ----------
-    base : str
-        Operator without namespace.
-    tensors : int
-        Number of tensors among its arguments.
+    ``base``: operator without namespace; ``tensors``: number of tensors among its arguments.
 
-    Returns
-    -------
-    str
-        ``output``, ``inputs``, ``mask`` or ``nothing``.
+    Returns ``output``, ``inputs``, ``mask`` or ``nothing``.
     """
     if base in ("mul", "div") and tensors < 2:  # a number of the program costs no memory
         return _NOTHING

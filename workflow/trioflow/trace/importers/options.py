@@ -10,30 +10,15 @@ from trioflow.errors import TraceError
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Facts that the user gives because a source does not hold them.
+    """Facts that the user gives because a source does not hold them."""
 
-    Attributes
-    ----------
-    gpu : str, optional
-        Name of the traced device, as its driver gives it.
-    batch : int, optional
-        Samples of the traced step.
-    precision : str, optional
-        fp32, tf32, bf16 or fp16.
-    optimizer : str, optional
-        Optimizer of the step; ``none`` for a forward and backward without one.
-    repeat_layers : int, optional
-        Depth of the model, where the source holds one layer.
-    workload : str, optional
-        Name for what was traced.
-    """
-
-    gpu: str | None = None
-    batch: int | None = None
-    precision: str | None = None
+    gpu: str | None = None  # name of the traced device, as its driver gives it
+    batch: int | None = None  # samples of the traced step
+    precision: str | None = None  # fp32, tf32, bf16 or fp16
+    # Optimizer of the step; ``none`` for a forward and backward without one.
     optimizer: str | None = None
-    repeat_layers: int | None = None
-    workload: str | None = None
+    repeat_layers: int | None = None  # depth of the model, where the source holds one layer
+    workload: str | None = None  # name for what was traced
 
     def need(self, name: str, source: str | Path, found: str | int | None = None) -> str | int:
         """Return a fact that was given, or else what the source itself says.
@@ -41,8 +26,8 @@ class ImportOptions:
         Raises
         ------
         TraceError
-            When neither knows it, they contradict each other, or a batch is no
-            positive whole number.
+            When neither knows it, they contradict each other, or a batch is no positive whole
+            number.
         """
         given: str | int | None = getattr(self, name)
         flag = f"--{name.replace('_', '-')}"

@@ -56,22 +56,14 @@ def recognise(path: str | Path) -> bool:
 def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
     """Read a trace in TrioSim's format.
 
-    Parameters
-    ----------
-    folder : path
-        Folder with ``trace.csv`` and ``tensor.csv``.
-    options : ImportOptions
-        The traced GPU and the precision, which the files do not hold, the
-        batch where no image goes into the first operator, and names.
+    ``folder``: folder with ``trace.csv`` and ``tensor.csv``; ``options``: the traced GPU and the
+    precision, which the files do not hold, the batch where no image goes into the first operator,
+    and names.
 
-    Returns
-    -------
-    Trace
-        Whose step time is the sum of its operators' times [s]. Facts besides
-        the usual ones: ``busy_s`` and ``span_s`` (sums of both columns [s]),
-        ``span_ns`` (an operator's first kernel start to its last kernel end
-        [ns], in order), ``tp_flagged`` (``op_id`` of the operators that
-        TrioSim's tensor parallelism splits).
+    Returns whose step time is the sum of its operators' times [s]. Facts besides the usual ones:
+    ``busy_s`` and ``span_s`` (sums of both columns [s]), ``span_ns`` (an operator's first kernel
+    start to its last kernel end [ns], in order), ``tp_flagged`` (``op_id`` of the operators that
+    TrioSim's tensor parallelism splits).
 
     Raises
     ------
@@ -80,9 +72,9 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
 
     Notes
     -----
-    The format does not say what kind of device it was; a processor is known by
-    its name. Host and idle times are not in the source, nor are the names of
-    modules: a layer is what runs from one reader of a weight to the next.
+    The format does not say what kind of device it was; a processor is known by its name. Host and
+    idle times are not in the source, nor are the names of modules: a layer is what runs from one
+    reader of a weight to the next.
     """
     folder = Path(folder)
     check_folder(folder)
@@ -183,8 +175,8 @@ def _find_layers(
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Return each forward operator's layer, and the layers as pipeline units, in order.
 
-    A layer starts with an operator that reads a weight (a parameter of two or
-    more dimensions); norms and what comes before the first one have none.
+    A layer starts with an operator that reads a weight (a parameter of two or more dimensions);
+    norms and what comes before the first one have none.
     """
     modules: list[str] = []
     count = 0

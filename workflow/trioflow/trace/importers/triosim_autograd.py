@@ -27,19 +27,13 @@ def find_arguments(
 ) -> tuple[list[int], frozenset[int]]:
     """Return the argument of each input, and those that the operator writes in place.
 
-    Parameters
-    ----------
-    name : str
-        Operator.
-    shapes : sequence of tuple of int
-        Shapes of its inputs; those of an operator over lists are whole lists
-        one after the other, with one tensor a parameter.
+    ``shapes``: shapes of its inputs; those of an operator over lists are whole lists one after the
+    other, with one tensor a parameter.
 
     Notes
     -----
-    The source joins an operator's lists into one. Lists over the same
-    parameters repeat the same shapes; where they cannot repeat (step counts,
-    say) the lengths decide.
+    The source joins an operator's lists into one. Lists over the same parameters repeat the same
+    shapes; where they cannot repeat (step counts, say) the lengths decide.
     """
     base = name.rpartition("::")[2].strip("_")
     written = frozenset([0] if name.endswith("_") and not name.endswith("__") else [])
@@ -85,9 +79,8 @@ def find_parameters(rows: Sequence[OperatorRow]) -> set[int]:
 def join_forward(rows: Sequence[OperatorRow], parameters: set[int]) -> list[int | None]:
     """Return for each operator of the backward pass the forward operator that it differentiates.
 
-    A shared parameter decides, then shared tensors, then shared memory, each
-    among the operators that leave such a node; equal ones are taken from the
-    last to the first, as backward runs.
+    A shared parameter decides, then shared tensors, then shared memory, each among the operators
+    that leave such a node; equal ones are taken from the last to the first, as backward runs.
     """
     forward = [place for place, one in enumerate(rows) if one.stage == "forward"]
     touched = {
@@ -135,11 +128,10 @@ def _tensors(one: OperatorRow) -> Iterator[TensorRow]:
 class NodeTensors:
     """Completes nodes of the backward pass that the source shows in part.
 
-    The source gives a node the tensors of its first operator; where that is a
-    view, they say nothing about the operators that follow. A node returns the
-    gradients of those forward inputs that need one; a matrix product's reads
-    the gradient of the result and the factors. Where the tensors of what comes
-    next show these gradients, they are taken from there.
+    The source gives a node the tensors of its first operator; where that is a view, they say
+    nothing about the operators that follow. A node returns the gradients of those forward inputs
+    that need one; a matrix product's reads the gradient of the result and the factors. Where the
+    tensors of what comes next show these gradients, they are taken from there.
     """
 
     def __init__(self, rows: Sequence[OperatorRow], parameters: set[int]) -> None:
@@ -269,17 +261,10 @@ def is_node(name: str) -> bool:
 def differentiated(name: str) -> str:
     """Return what an operator of the backward pass differentiates.
 
-    Parameters
-    ----------
-    name : str
-        A node (``...: MaxPool2DWithIndicesBackward0``) or an operator
-        (``aten::convolution_backward``, ``aten::mm``).
+    ``name``: a node (``...: MaxPool2DWithIndicesBackward0``) or an operator
+    (``aten::convolution_backward``, ``aten::mm``).
 
-    Returns
-    -------
-    str
-        The operator without namespace: ``max_pool2d_with_indices``,
-        ``convolution``, ``mm``.
+    Returns the operator without namespace: ``max_pool2d_with_indices``, ``convolution``, ``mm``.
     """
     found = _NODE.fullmatch(name)
     if found is None:
@@ -296,12 +281,8 @@ def backward_name(name: str) -> str:
 def leaves_node(forward: str, base: str) -> bool:
     """Tell whether a forward operator leaves a node that differentiates `base`.
 
-    Parameters
-    ----------
-    forward : str
-        Name of the forward operator, such as ``aten::cross_entropy_loss``.
-    base : str
-        From `differentiated`, such as ``nll_loss``.
+    ``forward``: name of the forward operator, such as ``aten::cross_entropy_loss``; ``base``: from
+    `differentiated`, such as ``nll_loss``.
     """
     own, wanted = _plain(forward.rpartition("::")[2].partition(".")[0]), _plain(base)
     return own == wanted or any(
@@ -319,22 +300,15 @@ def count_node_flop(
 ) -> int | None:
     """Return the operations of a node of the backward pass, or None where no formula applies.
 
-    Parameters
-    ----------
-    name : str
-        The node.
-    inputs, outputs : sequence of shape
-        Its tensors; a gradient that nobody wants has a shape of no elements.
-    forward_flop : int, optional
-        Operations of the operator that it differentiates.
-    wanted : int
-        Factors of the product whose gradient is wanted.
+    ``name``: the node. ``inputs``, ``outputs``: its tensors; a gradient that nobody wants has a
+    shape of no elements. ``forward_flop``: operations of the operator that it differentiates.
+    ``wanted``: factors of the product whose gradient is wanted.
 
     Notes
     -----
-    The gradient of each factor of a matrix product is a product as large as
-    the product itself. Where the tensors do not fit the formula of the
-    operator that the node runs, that of a product is taken.
+    The gradient of each factor of a matrix product is a product as large as the product itself.
+    Where the tensors do not fit the formula of the operator that the node runs, that of a product
+    is taken.
     """
     if not is_node(name):
         return None

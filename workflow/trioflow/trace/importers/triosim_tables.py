@@ -53,25 +53,14 @@ _LONGEST_US = 1e9
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One row of ``tensor.csv``: one use of a tensor.
+    """One row of ``tensor.csv``: one use of a tensor."""
 
-    Attributes
-    ----------
-    id, storage : int
-        The source's numbers of the tensor and of its memory.
-    shape : tuple of int
-        Sizes of the dimensions; none for an undefined tensor.
-    elem_bytes : int
-        Size of an element [bytes]; 0 for an undefined tensor.
-    type : str
-        Name of the argument, such as weight or grad_output.
-    """
-
+    # id, storage: the source's numbers of the tensor and of its memory.
     id: int
     storage: int
-    shape: tuple[int, ...]
-    elem_bytes: int
-    type: str
+    shape: tuple[int, ...]  # sizes of the dimensions; none for an undefined tensor
+    elem_bytes: int  # size of an element [bytes]; 0 for an undefined tensor
+    type: str  # name of the argument, such as weight or grad_output
 
     @property
     def elements(self) -> int:
@@ -86,33 +75,24 @@ class TensorRow:
 
 @dataclass
 class OperatorRow:
-    """One row of ``trace.csv``, and the tensors that belong to it.
-
-    Attributes
-    ----------
-    busy_us, span_us : float
-        Union of its kernels' intervals, and from the first one's start to the
-        last one's end [us].
-    inputs, outputs : list of TensorRow
-        Its tensors.
-    after : list of TensorRow
-        Tensors of the operators without device time between it and the next row.
-    in_order : bool
-        Whether its tensors stand together in ``tensor.csv``, in its place.
-    """
+    """One row of ``trace.csv``, and the tensors that belong to it."""
 
     row: CsvRow
     name: str
     stage: str
     split: bool
+    # busy_us, span_us: union of its kernels' intervals, and from the first one's start to the last
+    # one's end [us].
     busy_us: float
     span_us: float
     wanted: list[tuple[str, int, int]]  # column, tensor and elements, inputs before outputs
     input_count: int
+    # inputs, outputs: its tensors.
     inputs: list[TensorRow] = field(default_factory=list)
     outputs: list[TensorRow] = field(default_factory=list)
+    # Tensors of the operators without device time between it and the next row.
     after: list[TensorRow] = field(default_factory=list)
-    in_order: bool = True
+    in_order: bool = True  # whether its tensors stand together in ``tensor.csv``, in its place
 
 
 def read_triosim(folder: Path) -> list[OperatorRow]:

@@ -31,12 +31,8 @@ _NODE = re.compile(r"\wBackward\d*$")
 def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -> list[str]:
     """Return what in one step's files contradicts the rest, a sentence each.
 
-    Parameters
-    ----------
-    step : Step
-        The loaded step.
-    links, nodes : optional
-        The execution trace's node of each event, and all its nodes.
+    ``step``: the loaded step; ``links``, ``nodes``: the execution trace's node of each event, and
+    all its nodes.
     """
     doubts = [*_doubt_order(step), *_doubt_device(step)]
     if links is not None and nodes is not None:
@@ -47,9 +43,9 @@ def list_doubts(step: Step, links: Links | None, nodes: Sequence[Node] | None) -
 def count_rounds(step: Step) -> int:
     """Return how often an unmarked step repeats itself: 1 where it shows no repetition.
 
-    It does where its operators are the same sequence over and over, to the
-    end, or where its backward passes are and operators run between them.
-    Layers alone are no such thing: what is before and after them runs once.
+    It does where its operators are the same sequence over and over, to the end, or where its
+    backward passes are and operators run between them. Layers alone are no such thing: what is
+    before and after them runs once.
     """
     words = kineto_words("backward")
     calls = [(e.name, str(e.details.get("shapes"))) for e in step.operators]

@@ -27,8 +27,8 @@ _STATISTICS: dict[str, tuple[int, ...]] = {"aten::batch_norm": (3, 4)}
 def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
     """Return the input tensors of an event profiled with shapes; identities are unknown.
 
-    Each use counts as a tensor of its own, with the next of some numbers. Where the operator says that an
-    argument is a parameter, so does the reference.
+    Each use counts as a tensor of its own, with the next of some numbers. Where the operator says
+    that an argument is a parameter, so does the reference.
     """
     shapes, types = event.details.get("shapes"), event.details.get("types")
     if not isinstance(shapes, list) or not isinstance(types, list):

@@ -22,36 +22,20 @@ _WRITTEN = re.compile(r"\([a-z]+!(?: -> [a-z*|]+)?\)")
 
 @dataclass(slots=True)
 class Node:
-    """One node: an operator or an annotation.
+    """One node: an operator or an annotation."""
 
-    Attributes
-    ----------
-    node_id, parent : int
-        Ids of the node and of the one that encloses it.
-    record_id : int
-        Number that Kineto gives the same call, 0 for none.
-    thread : int
-        Thread, as this file counts them.
-    schema : str
-        The operator's signature; empty where unknown.
-    inputs, outputs : list of TensorRef
-        Its tensors, those in lists included.
-    devices : frozenset of str
-        Devices that hold them.
-    sequence_number : int, optional
-        Autograd's number of the call.
-    """
-
+    # node_id, parent: ids of the node and of the one that encloses it.
     node_id: int
     parent: int
     name: str
-    record_id: int
-    thread: int
-    schema: str
+    record_id: int  # number that Kineto gives the same call, 0 for none
+    thread: int  # thread, as this file counts them
+    schema: str  # the operator's signature; empty where unknown
+    # inputs, outputs: its tensors, those in lists included.
     inputs: list[TensorRef]
     outputs: list[TensorRef]
-    devices: frozenset[str]
-    sequence_number: int | None = None
+    devices: frozenset[str]  # devices that hold them
+    sequence_number: int | None = None  # autograd's number of the call
 
     @property
     def written(self) -> frozenset[int] | None:
@@ -62,15 +46,9 @@ class Node:
 def written_arguments(schema: str) -> frozenset[int] | None:
     """Return the places of the arguments that a signature marks with ``!``.
 
-    Parameters
-    ----------
-    schema : str
-        Such as ``aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)``.
+    ``schema``: such as ``aten::add_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)``.
 
-    Returns
-    -------
-    frozenset of int or None
-        None for an empty signature.
+    Returns none for an empty signature.
     """
     if not schema:
         return None
@@ -99,9 +77,8 @@ def read_nodes(path: str | Path) -> list[Node]:
     Raises
     ------
     TraceError
-        When the file is no execution trace of a known schema, a node is
-        incomplete, repeated or contradicts itself, an element type is unknown,
-        or nodes enclose one another in a circle.
+        When the file is no execution trace of a known schema, a node is incomplete, repeated or
+        contradicts itself, an element type is unknown, or nodes enclose one another in a circle.
     """
     fields = load_fields()["execution_trace"]
     stream = ListStream(path, fields["nodes"], "an execution trace")
@@ -250,24 +227,19 @@ Links = dict[int, Node]
 def link_nodes(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
     """Return the execution trace's node of every event that has one.
 
-    Versions from 2.2 on give both the same number. Before, each counted its
-    own way: then the calls of a thread are matched with those of a thread of
-    the execution trace that made the same calls in the same order.
+    Versions from 2.2 on give both the same number. Before, each counted its own way: then the calls
+    of a thread are matched with those of a thread of the execution trace that made the same calls
+    in the same order.
 
-    Parameters
-    ----------
-    events : sequence of Event
-        Operators and annotations of a step, in order of start.
-    nodes : sequence of Node
-        The execution trace.
+    ``events``: operators and annotations of a step, in order of start; ``nodes``: the execution
+    trace.
 
     Notes
     -----
-    A number counts only where both sides have the same name for it. Annotations
-    of the profiler's steps and of communication stand in one file or in both:
-    they are matched with nothing. Threads whose calls differ are matched in
-    the order of calls where at most `MOST_UNMATCHED` of them have no partner;
-    ``agreement`` names those that have none.
+    A number counts only where both sides have the same name for it. Annotations of the profiler's
+    steps and of communication stand in one file or in both: they are matched with nothing. Threads
+    whose calls differ are matched in the order of calls where at most `MOST_UNMATCHED` of them have
+    no partner; ``agreement`` names those that have none.
     """
     events = [e for e in events if e.category in ("cpu_op", "user_annotation")]
     if any(e.record_id is not None for e in events):

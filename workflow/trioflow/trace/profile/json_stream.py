@@ -26,23 +26,16 @@ _SPACE = " \t\r\n"
 class ListStream:
     """Entries of the list under one key of a JSON object; plain or gzipped file.
 
-    Iterate over it once; ``header`` then holds the file's other values.
-    Numbers with a fraction stay text, so that no digit of a time is lost.
+    Iterate over it once; ``header`` then holds the file's other values. Numbers with a fraction
+    stay text, so that no digit of a time is lost.
 
-    Parameters
-    ----------
-    path : path
-        The file.
-    key : str
-        Key of the list. A file that is a bare list is read as that list.
-    kind : str
-        What the file should be, for error messages.
+    ``key``: key of the list. A file that is a bare list is read as that list. ``kind``: what the
+    file should be, for error messages.
 
     Raises
     ------
     TraceError
-        While iterating: when the file is missing, cut short, no JSON, or
-        lacks the list.
+        While iterating: when the file is missing, cut short, no JSON, or lacks the list.
     """
 
     def __init__(self, path: str | Path, key: str, kind: str) -> None:

@@ -46,18 +46,16 @@ def busy_ns(kernels: Iterable[Event]) -> int:
 def charge_kernels(groups: Sequence[Sequence[Event]]) -> list[int]:
     """Share the device's busy time out among groups of kernels, an operator each [ns].
 
-    Every instant is charged once, to the group whose running kernel started
-    first, so that the shares sum to the busy time whatever overlaps. Gaps
-    between an operator's own kernels are charged to nobody: there the device
-    waits for the host.
+    Every instant is charged once, to the group whose running kernel started first, so that the
+    shares sum to the busy time whatever overlaps. Gaps between an operator's own kernels are
+    charged to nobody: there the device waits for the host.
 
     Notes
     -----
-    TrioSim's traces carry both readings. Its ``cudatime`` runs from an
-    operator's first kernel to its last and so counts those gaps (ResNet-50:
-    11.5 ms of its 12.6 ms difference are gaps within the backward of 53 small
-    convolutions, and 0.6 ms one gap within the loss); ``cudatimenooverlap``
-    is the time that kernels run. The public raw profile shows the same two
+    TrioSim's traces carry both readings. Its ``cudatime`` runs from an operator's first kernel to
+    its last and so counts those gaps (ResNet-50: 11.5 ms of its 12.6 ms difference are gaps within
+    the backward of 53 small convolutions, and 0.6 ms one gap within the loss);
+    ``cudatimenooverlap`` is the time that kernels run. The public raw profile shows the same two
     quantities for each operator.
     """
     charged = [0] * len(groups)
@@ -114,10 +112,7 @@ def calls_collective(event: Event) -> bool:
 def communication_streams(kernels: Iterable[tuple[Event, bool]]) -> set[str]:
     """Return the streams on which collectives run and nothing that an operator computes.
 
-    Parameters
-    ----------
-    kernels : iterable of (Event, bool)
-        Device events, and whether an operator that computes launched each.
+    ``kernels``: device events, and whether an operator that computes launched each.
     """
     used: set[str] = set()
     shared: set[str] = set()

@@ -79,8 +79,8 @@ class Event:
 class Profile:
     """The complete events of one Kineto file, as columns.
 
-    About 64 bytes an event, so that a file of several GB fits in memory; what
-    no reader asks for (Python frames, flow arrows, memory samples) is dropped.
+    About 64 bytes an event, so that a file of several GB fits in memory; what no reader asks for
+    (Python frames, flow arrows, memory samples) is dropped.
 
     Attributes
     ----------
@@ -196,9 +196,8 @@ def read_profile(path: str | Path) -> Profile:
     Raises
     ------
     TraceError
-        When the file is no Kineto trace, or an event lacks its time, runs
-        backwards or longer than any training run, or has an id that is no
-        number or a shape that is none.
+        When the file is no Kineto trace, or an event lacks its time, runs backwards or longer than
+        any training run, or has an id that is no number or a shape that is none.
     """
     profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")

@@ -50,8 +50,8 @@ def merge_trace_folder(source: str | Path, target: str | Path) -> None:
 def merge_trace(folder: str | Path) -> Trace:
     """Merge the profile, the execution trace and the environment of one captured step.
 
-    ``kineto_steps.json.gz``, where present, gives the median times of several
-    lightly profiled steps in place of the single step's.
+    ``kineto_steps.json.gz``, where present, gives the median times of several lightly profiled
+    steps in place of the single step's.
 
     Raises
     ------

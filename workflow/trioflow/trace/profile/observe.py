@@ -27,17 +27,11 @@ _ACCUMULATE = f"autograd::engine::evaluate_function: {_NODE}"
 def find_ready(step: Event, uses: list[Event], forward: list[int | None]) -> list[ReadyGradient]:
     """Return, for each gradient that autograd accumulates, the operator after which it is ready.
 
-    Autograd hands a gradient to its parameter right after the operator that
-    made it. What accumulation itself runs (a detach, an addition) makes none.
+    Autograd hands a gradient to its parameter right after the operator that made it. What
+    accumulation itself runs (a detach, an addition) makes none.
 
-    Parameters
-    ----------
-    step : Event
-        The profiled step, with children.
-    uses : list of Event
-        Its outermost operators.
-    forward : list of int or None
-        For each of them, the forward operator that it differentiates.
+    ``step``: the profiled step, with children; ``uses``: its outermost operators; ``forward``: for
+    each of them, the forward operator that it differentiates.
     """
     makers = [i for i, joined in enumerate(forward) if joined is not None]
     starts = [uses[i].start_ns for i in makers]
@@ -60,39 +54,21 @@ def _accumulated_shape(event: Event) -> tuple[int, ...] | None:
 
 @dataclass
 class Observation:
-    """What one profiled step shows.
+    """What one profiled step shows."""
 
-    Attributes
-    ----------
-    operators : list of ObservedOperator
-        Without times.
-    ready : list of ReadyGradient
-        From ``find_ready``.
-    without_tensors : int
-        Operators whose tensors nothing tells.
-    unjoined : list of str
-        What could not be joined, a sentence each.
-    notes : list of str
-        What else the reader must know of what was read, a sentence each.
-    """
-
-    operators: list[ObservedOperator]
-    ready: list[ReadyGradient]
-    without_tensors: int = 0
-    unjoined: list[str] = field(default_factory=list)
+    operators: list[ObservedOperator]  # without times
+    ready: list[ReadyGradient]  # from ``find_ready``
+    without_tensors: int = 0  # operators whose tensors nothing tells
+    unjoined: list[str] = field(default_factory=list)  # what could not be joined, a sentence each
+    # What else the reader must know of what was read, a sentence each.
     notes: list[str] = field(default_factory=list)
 
 
 def observe_step(step: Step, links: Links | None) -> Observation:
     """Describe the operators of a step.
 
-    Parameters
-    ----------
-    step : Step
-        The loaded step.
-    links : Links, optional
-        The execution trace's node of each event; None to take what the
-        profile itself holds, which is no identity and no result of a tensor.
+    ``step``: the loaded step. ``links``: the execution trace's node of each event; None to take
+    what the profile itself holds, which is no identity and no result of a tensor.
     """
     found, numbers = Observation([], []), count(1)
     rows = zip(step.operators, step.launched, step.communicates, strict=True)
@@ -166,9 +142,8 @@ def _kind(kernels: Sequence[Event], communicates: bool) -> str:
 def _place_in_model(event: Event) -> tuple[str, str]:
     """Return the phase and the module that enclose an operator.
 
-    trioflow's annotations carry a module's dotted path; PyTorch's own
-    ``nn.Module: Conv2d_3`` a class and a running number, joined here from the
-    outside in.
+    trioflow's annotations carry a module's dotted path; PyTorch's own ``nn.Module: Conv2d_3`` a
+    class and a running number, joined here from the outside in.
     """
     phase, path, classes = "forward", "", []
     native = kineto_words("module")[1]
@@ -188,8 +163,8 @@ def _place_in_model(event: Event) -> tuple[str, str]:
 def _join_backward(events: Sequence[Event], operators: list[ObservedOperator]) -> None:
     """Join backward operators to their forward by autograd's sequence number.
 
-    An operator that makes no autograd node carries the number of the next one
-    that does; the last forward operator with a number is therefore its maker.
+    An operator that makes no autograd node carries the number of the next one that does; the last
+    forward operator with a number is therefore its maker.
     """
     makers: dict[int, int] = {}
     for place, (one, event) in enumerate(zip(operators, events, strict=True)):
@@ -258,13 +233,9 @@ def _tell_communication(step: Step) -> str:
 def coverage_of(step: Step) -> dict[str, Any]:
     """Return how much of the device's time operators explain.
 
-    Returns
-    -------
-    dict
-        ``device_events`` (kernels, copies and fills), ``joined_share`` (share
-        of their summed time that lies in operators), ``streams``, ``span_s``
-        (sum over operators from the first kernel's start to the last one's
-        end [s]: what a reading that counts gaps would give).
+    Returns ``device_events`` (kernels, copies and fills), ``joined_share`` (share of their summed
+    time that lies in operators), ``streams``, ``span_s`` (sum over operators from the first
+    kernel's start to the last one's end [s]: what a reading that counts gaps would give).
     """
     every = [k for kernels in step.launched for k in kernels]
     missed = {id(k) for k in (*step.loose, *step.unjoined)}

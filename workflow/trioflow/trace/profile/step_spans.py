@@ -26,17 +26,10 @@ BY_OPTIMIZER = "up to optimizer step"
 
 @dataclass(frozen=True)
 class Span:
-    """Where one step lies in a profile.
+    """Where one step lies in a profile."""
 
-    Attributes
-    ----------
-    name : str
-        The annotation's, or what the span was found from.
-    start_ns, end_ns : int
-        Its limits [ns].
-    """
-
-    name: str
+    name: str  # the annotation's, or what the span was found from
+    # start_ns, end_ns: its limits [ns].
     start_ns: int
     end_ns: int
 
@@ -44,11 +37,10 @@ class Span:
 def find_spans(profile: Profile) -> list[Span]:
     """Return where the steps of a profile lie, in order.
 
-    Steps are the annotated ones: trioflow's own, or those of a profiler that
-    was told of steps (``ProfilerStep#3``). Without them a step ends with the
-    optimizer's annotation; without two of those the whole file is one step.
-    A marked step that holds no call (the profiler's last, begun and not run)
-    is left out.
+    Steps are the annotated ones: trioflow's own, or those of a profiler that was told of steps
+    (``ProfilerStep#3``). Without them a step ends with the optimizer's annotation; without two of
+    those the whole file is one step. A marked step that holds no call (the profiler's last, begun
+    and not run) is left out.
 
     Raises
     ------
@@ -88,12 +80,8 @@ def _holds_calls(profile: Profile, span: Span) -> bool:
 def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
     """Return how far apart the device ends one step and the next: the median [ns].
 
-    Returns
-    -------
-    float or None
-        None unless, from most steps to the next, the device still works on the
-        one when the host begins the other: elsewhere the host's annotations
-        tell the step time.
+    Returns none unless, from most steps to the next, the device still works on the one when the
+    host begins the other: elsewhere the host's annotations tell the step time.
     """
     ends = [_last_kernel_end(profile, span) for span in spans]
     apart = [

@@ -35,43 +35,30 @@ from trioflow.trace.profile.step_spans import ROUNDING_NS, Span
 
 @dataclass
 class Step:
-    """The events of one step.
+    """The events of one step."""
 
-    Attributes
-    ----------
-    root : Event
-        Encloses what the host did, backward's thread included.
-    operators : list of Event
-        Outermost operators in order of start, and among them calls that
-        launched kernels outside any operator and kernels without a launch.
-    launched : list of list of Event
-        For each of them its kernels, copies and fills in order of start.
-    communicates : list of bool
-        For each of them whether it communicates with other ranks. A call that
-        computes too is two entries: one computes, one holds what communicates.
-    loose, unjoined, adopted : list of Event
-        Device events launched outside any operator, those of the step's time
-        whose launch is not in the profile, and of these the ones that name the
-        operator they belong to.
-    earlier : list of Event
-        Device events of the step's time that were launched before the profile
-        began: they are the step before's and count nowhere.
-    stray : int
-        Device events after the step whose launch is not in the profile: they
-        may be the step's, or a later one's.
-    messages : list of Event
-        What the communication library reports of its own, on whichever thread.
-    """
-
-    root: Event
+    root: Event  # encloses what the host did, backward's thread included
+    # Outermost operators in order of start, and among them calls that launched kernels outside any
+    # operator and kernels without a launch.
     operators: list[Event]
+    # For each of them its kernels, copies and fills in order of start.
     launched: list[list[Event]] = field(default_factory=list)
+    # For each of them whether it communicates with other ranks. A call that computes too is two
+    # entries: one computes, one holds what communicates.
     communicates: list[bool] = field(default_factory=list)
+    # loose, unjoined, adopted: device events launched outside any operator, those of the step's
+    # time whose launch is not in the profile, and of these the ones that name the operator they
+    # belong to.
     loose: list[Event] = field(default_factory=list)
     unjoined: list[Event] = field(default_factory=list)
     adopted: list[Event] = field(default_factory=list)
+    # Device events of the step's time that were launched before the profile began: they are the
+    # step before's and count nowhere.
     earlier: list[Event] = field(default_factory=list)
+    # Device events after the step whose launch is not in the profile: they may be the step's, or a
+    # later one's.
     stray: int = 0
+    # What the communication library reports of its own, on whichever thread.
     messages: list[Event] = field(default_factory=list)
 
     @property
@@ -86,8 +73,8 @@ def load_step(profile: Profile, span: Span) -> Step:
     Raises
     ------
     TraceError
-        When calls of one thread overlap, calls or launches share their number,
-        the device replays a recorded graph, or kernels ran on several devices.
+        When calls of one thread overlap, calls or launches share their number, the device replays a
+        recorded graph, or kernels ran on several devices.
     """
     rows = profile.rows_between(span.start_ns, span.end_ns)
     during = profile.events(rows[profile.is_category(*HOST)[rows]])

@@ -23,52 +23,32 @@ EVENT_NS = 2_000.0
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step's operators in order of start.
+    """Times of one step's operators in order of start."""
 
-    Attributes
-    ----------
-    device_ns : array [operators]
-        Time inside each operator [ns].
-    cpu_ns : array [operators]
-        Host time since the operator before it ended [ns].
-    tail_ns : float
-        Host time after the last operator [ns].
-    events, host_events : array [operators]
-        Profiler events inside each operator, and between it and the one before:
-        what the profiler's own time is proportional to.
-    total_ns : float
-        The whole profiled step [ns].
-    on_device : bool
-        Whether device times are those of kernels, which the profiler does not
-        stretch; they and the host's overlap and sum to no step.
-    steps : int
-        Steps that the times are medians of.
-    """
-
-    device_ns: NDArray[np.float64]
-    cpu_ns: NDArray[np.float64]
-    tail_ns: float
+    device_ns: NDArray[np.float64]  # time inside each operator [ns]
+    cpu_ns: NDArray[np.float64]  # host time since the operator before it ended [ns]
+    tail_ns: float  # host time after the last operator [ns]
+    # events, host_events: profiler events inside each operator, and between it and the one before:
+    # what the profiler's own time is proportional to.
     events: NDArray[np.float64]
     host_events: NDArray[np.float64]
-    total_ns: float
+    total_ns: float  # the whole profiled step [ns]
+    # Whether device times are those of kernels, which the profiler does not stretch; they and the
+    # host's overlap and sum to no step.
     on_device: bool = False
-    steps: int = 1
+    steps: int = 1  # steps that the times are medians of
 
     def without_overhead(self, step_s: float) -> StepTimes:
         """Take the profiler's time off, so that the parts sum to the un-profiled step.
 
-        Parameters
-        ----------
-        step_s : float
-            Median un-profiled step [s].
+        ``step_s``: median un-profiled step [s].
 
         Notes
         -----
-        The difference is spread over the profiler's events, not over time: the
-        profiler costs the same for a short operator as for a long one, at most
-        ``EVENT_NS`` an event. The rest, what the floor ``KEPT_SHARE`` holds
-        back, and a profiled step that was faster than the un-profiled one are
-        drift of the machine's speed and are settled in proportion.
+        The difference is spread over the profiler's events, not over time: the profiler costs the
+        same for a short operator as for a long one, at most ``EVENT_NS`` an event. The rest, what
+        the floor ``KEPT_SHARE`` holds back, and a profiled step that was faster than the
+        un-profiled one are drift of the machine's speed and are settled in proportion.
         """
         if self.on_device:
             return self
@@ -90,9 +70,9 @@ class StepTimes:
 def times_of_step(step: Step) -> StepTimes:
     """Return the times of one profiled step's operators.
 
-    Where the step ran on a device, an operator's device time is its share of
-    the device's busy time and its host time runs from the end of the one
-    before it to its own end, less what the host spent waiting for the device.
+    Where the step ran on a device, an operator's device time is its share of the device's busy time
+    and its host time runs from the end of the one before it to its own end, less what the host
+    spent waiting for the device.
     """
     if step.on_device:
         return _times_on_device(step)
@@ -154,17 +134,10 @@ def _waits(step: Step) -> list[tuple[int, int]]:
 def median_times(steps: Iterable[Step], names: list[str]) -> StepTimes | None:
     """Return each operator's median over those steps that ran the same operators.
 
-    Parameters
-    ----------
-    steps : iterable of Step
-        Taken one at a time.
-    names : list of str
-        Operators that a step must consist of, in order, to count.
+    ``steps``: taken one at a time; ``names``: operators that a step must consist of, in order, to
+    count.
 
-    Returns
-    -------
-    StepTimes or None
-        None when no step did.
+    Returns none when no step did.
     """
     times = [times_of_step(step) for step in steps if [e.name for e in step.operators] == names]
     if not times:

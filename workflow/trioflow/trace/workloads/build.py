@@ -168,24 +168,12 @@ _TRANSFORMER_SPLIT = {
 
 @dataclass
 class Workload:
-    """A model with what one training step of it needs.
+    """A model with what one training step of it needs."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the configuration row.
-    row : mapping
-        The row itself.
-    precision : Precision
-        Number formats of the step.
-    recipe : Recipe
-        What its family made of the row.
-    """
-
-    name: str
-    row: Mapping[str, Any]
-    precision: Precision
-    recipe: Recipe
+    name: str  # name of the configuration row
+    row: Mapping[str, Any]  # the row itself
+    precision: Precision  # number formats of the step
+    recipe: Recipe  # what its family made of the row
 
     @property
     def model(self) -> nn.Module:
@@ -196,8 +184,8 @@ class Workload:
     def units(self) -> dict[str, list[str]]:
         """Consecutive pieces that a pipeline can be cut between, with the modules each runs.
 
-        Words in angle brackets, such as ``"<flatten>"``, are functions between
-        modules. Empty for a model that is no chain.
+        Words in angle brackets, such as ``"<flatten>"``, are functions between modules. Empty for a
+        model that is no chain.
         """
         return self.recipe.units
 
@@ -209,8 +197,8 @@ class Workload:
     def make_batch(self, batch: int, seed: int, device: str = "cpu") -> tuple[Inputs, Any]:
         """Return synthetic inputs and targets for ``batch`` samples; on ``meta`` shapes only.
 
-        Inputs that are a tuple are the model's arguments, those that are a dict
-        its named ones: see `trioflow.trace.capture.training_step.call_model`.
+        Inputs that are a tuple are the model's arguments, those that are a dict its named ones: see
+        `trioflow.trace.capture.training_step.call_model`.
         """
         return self.recipe.make_batch(batch, seed, device)
 
@@ -241,23 +229,16 @@ class Workload:
 def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = None) -> Workload:
     """Build a workload from its configuration row.
 
-    Parameters
-    ----------
-    row : mapping
-        A row of ``config/workloads.tsv`` or of the shipped catalogue:
-        ``workload``, ``family``, ``model``, sizes, ``optimizer`` and
-        ``precision``. Text in place of numbers is understood.
-    seed : int
-        Seed of the initial weights.
-    device : str, optional
-        Where the weights are made; ``meta`` for shapes without memory. By
-        default where PyTorch makes tensors, which is the CPU.
+    ``row``: a row of ``config/workloads.tsv`` or of the shipped catalogue: ``workload``,
+    ``family``, ``model``, sizes, ``optimizer`` and ``precision``. Text in place of numbers is
+    understood. ``seed``: seed of the initial weights. ``device``: where the weights are made;
+    ``meta`` for shapes without memory. By default where PyTorch makes tensors, which is the CPU.
 
     Raises
     ------
     InputError
-        When the family, the model, the optimizer or the precision is unknown,
-        or a size is missing or does not fit.
+        When the family, the model, the optimizer or the precision is unknown, or a size is missing
+        or does not fit.
     """
     name, family = str(row["workload"]), str(row["family"])
     if family not in _BUILDERS:

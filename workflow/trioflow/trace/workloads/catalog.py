@@ -45,12 +45,7 @@ def name_user_model(target: str, batch: int) -> Workload:
 def change_workload(row: Workload, changes: Mapping[str, Any]) -> Workload:
     """Return a row with other sizes, another precision or another optimizer.
 
-    Parameters
-    ----------
-    row : Workload
-        The row to start from.
-    changes : mapping
-        Column to value; None leaves the row's own.
+    ``row``: the row to start from. ``changes``: column to value; None leaves the row's own.
 
     Raises
     ------

@@ -47,8 +47,8 @@ def check_optimizer(name: str, workload: str) -> str:
 def choose_optimizer(name: str, target: str) -> str:
     """Return an optimizer in the form in which PyTorch runs it by itself on a kind of processor.
 
-    On a GPU that is one operator over lists of tensors, on a CPU a loop over
-    parameters (``torch.optim.optimizer._default_to_fused_or_foreach``).
+    On a GPU that is one operator over lists of tensors, on a CPU a loop over parameters
+    (``torch.optim.optimizer._default_to_fused_or_foreach``).
     """
     return f"{name}-foreach" if target == "cuda" and "-" not in name else name
 
@@ -56,15 +56,10 @@ def choose_optimizer(name: str, target: str) -> str:
 class MainWeights:
     """An optimizer over fp32 copies of half-precision weights, fed with fp32 gradients.
 
-    As Megatron-LM's and nanotron's: backward hands each gradient over in fp32,
-    the optimizer updates the copies, and the weights are written from them.
+    As Megatron-LM's and nanotron's: backward hands each gradient over in fp32, the optimizer
+    updates the copies, and the weights are written from them.
 
-    Parameters
-    ----------
-    name : str
-        One of `trioflow.experiments.OPTIMIZERS`.
-    parameters : iterable of Parameter
-        Weights in half precision.
+    ``name``: one of `trioflow.experiments.OPTIMIZERS`; ``parameters``: weights in half precision.
     """
 
     def __init__(self, name: str, parameters: Iterable[nn.Parameter]) -> None:
@@ -93,12 +88,7 @@ def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim
 
     Learning rates are small: the data are random, and only the work matters.
 
-    Parameters
-    ----------
-    name : str
-        One of `trioflow.experiments.OPTIMIZERS`.
-    parameters : iterable of Parameter
-        What it updates.
+    ``name``: one of `trioflow.experiments.OPTIMIZERS`; ``parameters``: what it updates.
     """
     algorithm, _, variant = name.partition("-")
     flags: dict[str, Any] = {variant: True} if variant else {}

@@ -24,31 +24,19 @@ _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 @dataclass
 class Recipe:
-    """A model with its data, its loss and the places where it can be cut.
+    """A model with its data, its loss and the places where it can be cut."""
 
-    Attributes
-    ----------
-    model : Module
-        Whole model, in training mode.
-    make_batch : callable
-        (samples, seed, device) to (inputs, targets).
-    loss : callable
-        (outputs, targets) to one number.
-    units : dict of str to list of str
-        Pipeline units in order, each with the modules that it runs; empty
-        where the model cannot be cut into a chain.
-    tensor_split : dict of str to str
-        Module pattern to ``"column"`` or ``"row"``.
-    make_unit : callable, optional
-        Unit's name to a module that maps the unit before to the unit after;
-        without it a unit runs its modules one after the other.
-    """
-
-    model: nn.Module
+    model: nn.Module  # whole model, in training mode
+    # (samples, seed, device) to (inputs, targets).
     make_batch: Callable[[int, int, str], tuple[Inputs, Any]]
-    loss: Callable[[Any, Any], Tensor]
+    loss: Callable[[Any, Any], Tensor]  # (outputs, targets) to one number
+    # Pipeline units in order, each with the modules that it runs; empty where the model cannot be
+    # cut into a chain.
     units: dict[str, list[str]] = field(default_factory=dict)
+    # Module pattern to ``"column"`` or ``"row"``.
     tensor_split: dict[str, str] = field(default_factory=dict)
+    # Unit's name to a module that maps the unit before to the unit after; without it a unit runs
+    # its modules one after the other.
     make_unit: Callable[[str], nn.Module] | None = None
 
 

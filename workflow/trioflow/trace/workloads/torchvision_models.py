@@ -32,16 +32,12 @@ FUNCTIONS: dict[str, Callable[[], nn.Module]] = {
 def build_torchvision(row: Mapping[str, Any]) -> Recipe:
     """Build a network of torchvision with random weights.
 
-    Parameters
-    ----------
-    row : mapping
-        ``model`` (its name in torchvision) and ``image_size``.
+    ``row``: ``model`` (its name in torchvision) and ``image_size``.
 
     Raises
     ------
     InputError
-        When torchvision has no such network, or it is of a kind whose cuts are
-        not known here.
+        When torchvision has no such network, or it is of a kind whose cuts are not known here.
     """
     models, chosen = import_torchvision_models(), str(row["model"])
     known = [m for m in models.list_models(module=models) if _kind_of(m)]

@@ -139,25 +139,20 @@ MODELS = {
 def build_transformers(row: Mapping[str, Any]) -> Recipe:
     """Build a model of transformers with random weights.
 
-    Parameters
-    ----------
-    row : mapping
-        ``model`` (a key of `MODELS`), ``sequence`` [tokens], and ``layers``
-        where the depth is not the published one; an encoder-decoder model gets
-        as many in each half, and as many tokens to predict as it reads.
+    ``row``: ``model`` (a key of `MODELS`), ``sequence`` [tokens], and ``layers`` where the depth is
+    not the published one; an encoder-decoder model gets as many in each half, and as many tokens to
+    predict as it reads.
 
     Raises
     ------
     InputError
-        When the model is unknown, its sequence is too long or transformers is
-        not installed.
+        When the model is unknown, its sequence is too long or transformers is not installed.
 
     Notes
     -----
-    The head's weight is the token embedding's where the published model ties
-    them, so a pipeline would hold it in its first and its last stage.
-    Encoder-decoder models have no pipeline units: every decoder block reads the
-    encoder's output beside the block before, which is no chain.
+    The head's weight is the token embedding's where the published model ties them, so a pipeline
+    would hold it in its first and its last stage. Encoder-decoder models have no pipeline units:
+    every decoder block reads the encoder's output beside the block before, which is no chain.
     """
     name, chosen = str(row["workload"]), str(row["model"])
     if chosen not in MODELS:
@@ -226,8 +221,8 @@ def _matches(model: nn.Module, pattern: str) -> bool:
 def _import_transformers(workload: str) -> ModuleType:
     """Import transformers.
 
-    Its models import torchvision where that is installed, so torchvision has
-    to be importable first.
+    Its models import torchvision where that is installed, so torchvision has to be importable
+    first.
     """
     try:
         if importlib.util.find_spec("torchvision"):

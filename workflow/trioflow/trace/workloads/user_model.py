@@ -39,16 +39,13 @@ PARTS = ("model", "make_batch", "loss")
 def build_user_model(row: Mapping[str, Any]) -> Recipe:
     """Import and call the user's function and check what it returns.
 
-    Parameters
-    ----------
-    row : mapping
-        ``model`` is ``module:function``.
+    ``row``: ``model`` is ``module:function``.
 
     Raises
     ------
     InputError
-        When it does not import, is not callable, fails, returns something
-        else, or a size is given that nothing reads.
+        When it does not import, is not callable, fails, returns something else, or a size is given
+        that nothing reads.
     """
     name, target = str(row["workload"]), str(row["model"])
     label = f"workload {name}: {target!r}"
