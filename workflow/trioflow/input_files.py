@@ -19,13 +19,13 @@ from typing import Any
 from trioflow.errors import InputError
 from trioflow.units import format_bytes
 
-LARGEST_TEXT_BYTES = 1 << 28
+_LARGEST_TEXT_BYTES = 1 << 28
 """A table of text; those of public data have some 10 MB."""
 LARGEST_JSON_BYTES = 1 << 26
 """Facts of a step, a cost model, a partition; profiles are read as streams instead."""
 DEEPEST = 64
 """Levels of lists and mappings within one another."""
-LONGEST_CELL = 1 << 24
+_LONGEST_CELL = 1 << 24
 """Characters of a table's longest cell; a list over all parameters of a large model has 1 MB."""
 
 
@@ -62,7 +62,7 @@ def check_file(
 def read_content(
     path: str | Path,
     kind: type[InputError] = InputError,
-    largest_bytes: int = LARGEST_TEXT_BYTES,
+    largest_bytes: int = _LARGEST_TEXT_BYTES,
 ) -> bytes:
     """Return the bytes of a regular file that is not too large.
 
@@ -85,7 +85,7 @@ def read_content(
 def read_text(
     path: str | Path,
     kind: type[InputError] = InputError,
-    largest_bytes: int = LARGEST_TEXT_BYTES,
+    largest_bytes: int = _LARGEST_TEXT_BYTES,
     broken: str = "strict",
 ) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark.
@@ -221,7 +221,7 @@ _TABLES = {",": "comma-separated"}
 
 @contextmanager
 def _long_cells() -> Iterator[None]:
-    before = csv.field_size_limit(LONGEST_CELL)
+    before = csv.field_size_limit(_LONGEST_CELL)
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 
 TENSOR_STYLES = ("megatron", "gather")
 """How tensor-parallel ranks share layers; see ``parallel.splits.tensor_parallel``."""
-REPLICATIONS = ("ddp", "dp")
+_REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
 RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
@@ -88,7 +88,7 @@ class Plan:
     replication: str = declare_cell(
         "how replicas keep alike: ddp (DistributedDataParallel), or dp (DataParallel: one process"
         " copies the model to every device in each step)",
-        enum=list(REPLICATIONS), default="ddp",
+        enum=list(_REPLICATIONS), default="ddp",
     )  # fmt: skip
     tensor_style: str = declare_cell(
         "how tensor-parallel ranks share layers: megatron (columns, then rows, one all-reduce), or"

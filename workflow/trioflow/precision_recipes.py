@@ -79,9 +79,9 @@ RECIPES = {
     )
 }  # fmt: skip
 """By name; fp32, tf32, bf16 and fp16 keep everything in single precision, the last two compute by autocast."""
-AUTOCAST = {"autocast": "bf16"}
+_AUTOCAST = {"autocast": "bf16"}
 """Other words for some of them."""
-RECIPE_NAMES = (*RECIPES, *AUTOCAST)
+RECIPE_NAMES = (*RECIPES, *_AUTOCAST)
 
 
 def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
@@ -92,7 +92,7 @@ def choose_recipe(name: str, place: str = "--precision") -> PrecisionRecipe:
     InputError
         When there is none of this name.
     """
-    found = RECIPES.get(AUTOCAST.get(name, name))
+    found = RECIPES.get(_AUTOCAST.get(name, name))
     if found is None:
         raise InputError(
             f"{place}: unknown precision {name!r}", fix=f"use one of {', '.join(RECIPE_NAMES)}"

@@ -21,7 +21,7 @@ CATEGORIES = (
     "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
 )  # fmt: skip
 TASK_KINDS = ("compute", "collective", "send", "recv", "memcpy", "host")
-INT, FLOAT, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
+INT, FLOAT, TEXT, _BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 INTS, SHAPES = pa.list_(INT), pa.list_(pa.list_(INT))
 
 
@@ -282,7 +282,7 @@ PUBLISHED_CASES = pa.schema([
 
 def _plan_columns() -> list[pa.Field]:
     """Return the columns of ``plans.tsv`` but the name, with the resolved plan's values."""
-    kinds = {int: INT, str: TEXT, bool: BOOL}
+    kinds = {int: INT, str: TEXT, bool: _BOOL}
     hints = get_type_hints(Plan)
     return [
         column(

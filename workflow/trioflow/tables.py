@@ -55,7 +55,7 @@ __all__ = [
     "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
 ]  # fmt: skip
 
-CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
+_CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
 _VALUE_BYTES = 40
 """Of memory that a value takes at most, in Arrow and as an object of Python together."""
 _NOT_NEGATIVE = ("_ns", "_bytes", "_s", "flop")
@@ -129,8 +129,8 @@ def validate(
 
 def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | None) -> None:
     """Check one column's values: allowed words, and no negative times or sizes."""
-    if field.name in CHOICES:
-        allowed = CHOICES[field.name]
+    if field.name in _CHOICES:
+        allowed = _CHOICES[field.name]
         row = _first(pc.invert(pc.is_in(column, pa.array(allowed, field.type))))
         if row >= 0:
             raise TableError(
@@ -257,8 +257,8 @@ def json_schema(name: str) -> dict[str, Any]:
         entry = {"description": metadata["meaning"], **_json_type(field.type, field.nullable)}
         if metadata["unit"]:
             entry["unit"] = metadata["unit"]
-        if field.name in CHOICES:
-            entry["enum"] = list(CHOICES[field.name])
+        if field.name in _CHOICES:
+            entry["enum"] = list(_CHOICES[field.name])
         properties[field.name] = entry
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

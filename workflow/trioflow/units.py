@@ -7,7 +7,7 @@ seconds; sizes are bytes and prefixes are decimal. No other module converts.
 from __future__ import annotations
 
 NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
+_NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 BYTES_PER_MIB = 1 << 20
 BYTES_PER_GIB = 1 << 30
@@ -31,12 +31,12 @@ def us_to_ns(time_us: float) -> int:
 
 def ms_to_ns(time_ms: float) -> int:
     """Convert milliseconds [ms], as tables of other tools hold them, to nanoseconds [ns]."""
-    return round(time_ms * NS_PER_MS)
+    return round(time_ms * _NS_PER_MS)
 
 
 def ms_to_s(time_ms: float) -> float:
     """Convert milliseconds [ms] to seconds [s]."""
-    return time_ms * NS_PER_MS / NS_PER_S
+    return time_ms * _NS_PER_MS / NS_PER_S
 
 
 def format_time(time_s: float) -> str:

@@ -13,11 +13,11 @@ from trioflow.input_files import DEEPEST, check_values, read_text, too_deep
 
 LARGEST_BYTES = 1 << 21
 """A platform, a sheet or a sweep; PyYAML reads some 100 kB a second."""
-MOST_NODES = 500_000
+_MOST_NODES = 500_000
 """Values of a file once every alias stands for what it names."""
 
 
-class StrictLoader(yaml.SafeLoader):
+class _StrictLoader(yaml.SafeLoader):
     """Reads ``31.5e9`` and ``1e-6`` as numbers; refuses repeated keys and bombs.
 
     Notes
@@ -49,7 +49,7 @@ class StrictLoader(yaml.SafeLoader):
         return mapping
 
 
-StrictLoader.add_implicit_resolver(
+_StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
@@ -70,14 +70,14 @@ def _count_nodes(node: yaml.Node, known: dict[int, int], depth: int) -> int:
             for inner in one if isinstance(one, tuple) else (one,):
                 total += _count_nodes(inner, known, depth + 1)
         known[id(node)] = total
-        problem = "its aliases stand for too many values" if total > MOST_NODES else ""
+        problem = "its aliases stand for too many values" if total > _MOST_NODES else ""
     if problem:
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     return total
 
 
 def read_yaml(path: str | Path, kind: type[InputError] = InputError) -> Any:
-    """Return the content of a YAML file, as `StrictLoader` reads it.
+    """Return the content of a YAML file, as `_StrictLoader` reads it.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def read_yaml(path: str | Path, kind: type[InputError] = InputError) -> Any:
 def parse_yaml(
     text: str, file: str | Path, kind: type[InputError] = InputError, place: str = ""
 ) -> Any:
-    """Return the value of a YAML text, as `StrictLoader` reads it.
+    """Return the value of a YAML text, as `_StrictLoader` reads it.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def parse_yaml(
         When it is not YAML or the loader refuses it.
     """
     try:
-        value = yaml.load(text, Loader=StrictLoader)
+        value = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError) as error:
         problem = " ".join(str(error).split())
         raise kind(f"not readable as YAML: {problem}", file=file, place=place) from None

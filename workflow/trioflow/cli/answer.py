@@ -34,7 +34,7 @@ from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.language_answer import describe_run
 from trioflow.units import format_bytes, format_time
 
-DAY_S, JOULES_PER_MWH = 86400.0, 3.6e9
+DAY_S, _JOULES_PER_MWH = 86400.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
@@ -54,16 +54,16 @@ def write_timeline(prediction: Prediction, path: str) -> None:
         write_step(prediction, path)
 
 
-def run_simulate(options: argparse.Namespace) -> None:
+def _run_simulate(options: argparse.Namespace) -> None:
     """Predict a step and print it."""
     apply_configuration(options)
-    check_timeline(options.timeline)
-    check_breakdown(options)
+    _check_timeline(options.timeline)
+    _check_breakdown(options)
     prediction = predict_options(
         options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
     )
     told, breakdown = prediction.to_dict(), None
-    told |= add_run(told, options, prediction.step.platform.device.name)
+    told |= _add_run(told, options, prediction.step.platform.device.name)
     if options.by:
         breakdown = prediction.breakdown(options.by, options.depth)
     if options.timeline:
@@ -85,17 +85,17 @@ def run_simulate(options: argparse.Namespace) -> None:
             ("model", describe_model(prediction.step.traces[0].facts)),
             ("cost model", told["cost_model"]),
             ("peak memory", f"{memory}: {verdict}"),
-            ("filled by", describe_filling(told["memory"])),
+            ("filled by", _describe_filling(told["memory"])),
             ("step time", f"{format_time(told['step_time_s'])}  ({interval}; {told['confidence']})"),
-            ("without session", describe_unanchored(told)),
-            ("throughput", describe_throughput(told)),
-            ("MFU", describe_utilisation(told)),
+            ("without session", _describe_unanchored(told)),
+            ("throughput", _describe_throughput(told)),
+            ("MFU", _describe_utilisation(told)),
             ("MFU counts", told.get("mfu_formula", "")),
             ("compute", f"{format_time(told['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(told['communication_s'])}, "
              f"of which {format_time(told['exposed_communication_s'])} exposed{describe_waits(told)}"),
             ("bubble", f"{told['bubble_share']:.1%} of the step, on average" if "bubble_share" in told else ""),
-            ("run", describe_cost(told)),
+            ("run", _describe_cost(told)),
             ("simulated", f"{told['events']} events in {format_time(told['simulator_wall_s'])}"
              f"{' (one of identical ranks each)' if told['folded'] else ''}"),
             ("timeline", options.timeline or ""),
@@ -103,27 +103,27 @@ def run_simulate(options: argparse.Namespace) -> None:
         ])
     )  # fmt: skip
     if breakdown is not None:
-        print(f"\n{format_breakdown(breakdown, told['step_time_s'])}")
+        print(f"\n{_format_breakdown(breakdown, told['step_time_s'])}")
     for warning in told["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def add_run(
+def _add_run(
     told: Mapping[str, Any], options: argparse.Namespace, device_name: str
 ) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
-    power_w = find_power(device_name) if options.power_w is None else options.power_w
+    power_w = _find_power(device_name) if options.power_w is None else options.power_w
     run = describe_run(told, options.tokens, options.price_per_gpu_hour, power_w)
     return {"run": run} if run else {}
 
 
-def find_power(device_name: str) -> float | None:
+def _find_power(device_name: str) -> float | None:
     """Return what a device's sheet lets it draw [W]; None where none says it."""
     sheet = find_sheet(device_name)
     return sheet.power_limit_w if sheet and math.isfinite(sheet.power_limit_w) else None
 
 
-def describe_throughput(told: Mapping[str, Any]) -> str:
+def _describe_throughput(told: Mapping[str, Any]) -> str:
     """Return the rate in samples, and in tokens where a sample has any."""
     text = f"{told['samples_per_s']:.3g} samples/s"
     if "tokens_per_s" not in told:
@@ -134,7 +134,7 @@ def describe_throughput(told: Mapping[str, Any]) -> str:
     )
 
 
-def describe_utilisation(told: Mapping[str, Any]) -> str:
+def _describe_utilisation(told: Mapping[str, Any]) -> str:
     """Return the share of the peak that model FLOPs reach, and their rate."""
     if "mfu" not in told:
         return ""
@@ -153,7 +153,7 @@ def describe_waits(told: Mapping[str, Any]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def describe_cost(told: Mapping[str, Any]) -> str:
+def _describe_cost(told: Mapping[str, Any]) -> str:
     """Return what a run of many tokens takes."""
     run = told.get("run")
     if not run:
@@ -162,18 +162,18 @@ def describe_cost(told: Mapping[str, Any]) -> str:
     if "cost" in run:
         text += f", {run['cost']:,.0f} at the price given"
     if "energy_j" in run:
-        text += f", {run['energy_j'] / JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"
+        text += f", {run['energy_j'] / _JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"
     return text
 
 
-def describe_unanchored(told: dict[str, Any]) -> str:
+def _describe_unanchored(told: dict[str, Any]) -> str:
     """Return the step without the session's anchor; empty where there is none."""
     if "trace_only_step_time_s" not in told:
         return ""
     return f"{format_time(told['trace_only_step_time_s'])}, from the trace alone"
 
 
-def describe_filling(memory: Sequence[dict[str, Any]]) -> str:
+def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
     """Return what fills the fullest rank at its peak, the largest first, and when that is."""
     fullest = find_fullest(memory)
     parts = [
@@ -189,7 +189,7 @@ def describe_filling(memory: Sequence[dict[str, Any]]) -> str:
     return f"{', '.join(parts)} ({rank}{fullest['when']})"
 
 
-def check_breakdown(options: argparse.Namespace) -> None:
+def _check_breakdown(options: argparse.Namespace) -> None:
     """Refuse what makes no breakdown, before anything is computed.
 
     Raises
@@ -210,7 +210,7 @@ def check_breakdown(options: argparse.Namespace) -> None:
         raise InputError(f"--breakdown {path}: no folder {Path(path).parent}", fix="make it first")
 
 
-def format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
+def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
     """Return a breakdown as text, times with their share of the step."""
 
     def share(time_s: float | None) -> str:
@@ -247,7 +247,7 @@ def format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
     )
 
 
-def check_timeline(path: str | None) -> None:
+def _check_timeline(path: str | None) -> None:
     """Refuse a path that no timeline can be written to, before anything is computed.
 
     Raises
@@ -271,7 +271,7 @@ def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser(
         "simulate", help="predict the training step of a plan on a platform"
     )
-    parser.set_defaults(run=run_simulate)
+    parser.set_defaults(run=_run_simulate)
     add_plan_arguments(parser, megatron=True)
     add_configuration_argument(parser)
     add_collectives_argument(parser)

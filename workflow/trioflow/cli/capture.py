@@ -24,7 +24,7 @@ from trioflow.trace.workloads.catalog import (
 )
 
 SHIPPED_WORKLOADS = Path(__file__).parent.parent / "data" / "workloads.tsv"
-OWN_WORKLOADS = Path("config") / "workloads.tsv"
+_OWN_WORKLOADS = Path("config") / "workloads.tsv"
 
 
 def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     if options.workloads == CATALOG.stem:
         tables = [CATALOG]
     else:
-        own = options.workloads or (OWN_WORKLOADS if OWN_WORKLOADS.exists() else None)
+        own = options.workloads or (_OWN_WORKLOADS if _OWN_WORKLOADS.exists() else None)
         # A project's own row wins over the catalogue's; the shipped example's does not.
         tables = [Path(own), CATALOG] if own else [CATALOG, SHIPPED_WORKLOADS]
     rows: dict[str, Workload] = {}
@@ -59,7 +59,7 @@ def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     return asdict(change_workload(row, changes))
 
 
-def run_capture(options: argparse.Namespace) -> None:
+def _run_capture(options: argparse.Namespace) -> None:
     """Capture a training step and write it as a trace, the raw profile beside it."""
     depth = options.layers
     if depth is not None:
@@ -100,7 +100,7 @@ def add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "capture", help="capture one training step on this device (needs torch)"
     )
-    parser.set_defaults(run=run_capture)
+    parser.set_defaults(run=_run_capture)
     parser.add_argument(
         "workload", metavar="WORKLOAD",
         help="by name, such as resnet50 or gpt2, or a function of yours, module:function",

@@ -22,16 +22,16 @@ from trioflow.trace.language.read import find_configuration
 
 FURTHER = ("tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload")
 """Arguments that are columns of a plan."""
-VARIED = ("recompute", "offload")
+_VARIED = ("recompute", "offload")
 """Columns that go with named plans too."""
-BESIDE_DEGREES = (
+_BESIDE_DEGREES = (
     "schedule", "schedule_file", "sharding", "shard", "accumulate",
-    *(name for name in FURTHER if name not in VARIED),
+    *(name for name in FURTHER if name not in _VARIED),
 )  # fmt: skip
 """Arguments that a named plan settles."""
 
 
-def choose_plan(options: argparse.Namespace) -> Plan:
+def _choose_plan(options: argparse.Namespace) -> Plan:
     """Return the plan by name or by its degrees.
 
     Raises
@@ -47,7 +47,7 @@ def choose_plan(options: argparse.Namespace) -> Plan:
     given = {name: degree for name, degree in degrees.items() if degree is not None}
     micro_batches, stages = options.micro_batches, options.stages_per_rank
     if options.plan:
-        if given or any(_is_given(vars(options)[name]) for name in BESIDE_DEGREES):
+        if given or any(_is_given(vars(options)[name]) for name in _BESIDE_DEGREES):
             raise PlanError("--plan and degrees were both given", fix="give one of them")
         ranks = int(options.plan == "single") if options.ranks is None else options.ranks
         if ranks < 2 and options.plan != "single":
@@ -55,7 +55,7 @@ def choose_plan(options: argparse.Namespace) -> Plan:
         for flag, value in (("--micro-batches", micro_batches), ("--stages-per-rank", stages)):
             if value is not None and not is_schedule(options.plan):
                 raise PlanError(f"{flag} does not apply to plan {options.plan}")
-        varied = {name: vars(options)[name] for name in VARIED if vars(options)[name]}
+        varied = {name: vars(options)[name] for name in _VARIED if vars(options)[name]}
         return vary_plan(named_plan(options.plan, ranks, micro_batches, stages), **varied)
     plan = make_plan(
         **given,
@@ -80,7 +80,7 @@ def _is_given(value: object) -> bool:
     return value is not None and value is not False
 
 
-def choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
+def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
     """Return the plan, and the schedule where a file gives it.
 
     Raises
@@ -89,7 +89,7 @@ def choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule |
         When the file's schedule and other arguments do not go together.
     """
     if not options.schedule_file or options.plan:
-        return choose_plan(options), None
+        return _choose_plan(options), None
     if options.schedule:
         raise PlanError("--schedule and --schedule-file were both given", fix="give one of them")
     plan, schedule = read_plan(
@@ -119,7 +119,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
     TrioflowError
         When anything of it does not fit.
     """
-    chosen, schedule = choose_scheduled_plan(options)
+    chosen, schedule = _choose_scheduled_plan(options)
     plan = set_algorithms(chosen, options)
     platform = change_platform(load_named_platform(options.platform, plan.ranks), options)
     assumed = Options(

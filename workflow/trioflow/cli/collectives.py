@@ -50,7 +50,7 @@ EXAMPLE = """example:
 def add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parser of ``trioflow collective``."""
     parser = commands.add_parser("collective", help="predict one collective")
-    parser.set_defaults(run=run_collective)
+    parser.set_defaults(run=_run_collective)
     parser.add_argument("collective", metavar="NAME", help="all_reduce, all_gather, broadcast, ...")
     parser.add_argument(
         "--bytes", type=float, required=True, metavar="B",
@@ -67,7 +67,7 @@ def add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
 
 
-def run_collective(options: argparse.Namespace) -> None:
+def _run_collective(options: argparse.Namespace) -> None:
     """Predict one collective and print it."""
     size = round(options.bytes) if isfinite(options.bytes) else 0
     if size < 1 or options.ranks < 2:
@@ -189,7 +189,7 @@ def add_import_collectives(commands: argparse._SubParsersAction[argparse.Argumen
         "fit-collectives", help="fit a platform's collectives to logs of nccl-tests",
         epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.set_defaults(run=run_fit_collectives)
+    parser.set_defaults(run=_run_fit_collectives)
     parser.add_argument(
         "logs", metavar="LOG", nargs="+", help="output of all_reduce_perf and its like"
     )
@@ -211,7 +211,7 @@ def add_import_collectives(commands: argparse._SubParsersAction[argparse.Argumen
     )
 
 
-def run_fit_collectives(options: argparse.Namespace) -> None:
+def _run_fit_collectives(options: argparse.Namespace) -> None:
     """Read the logs, fit, write the model and say what it holds."""
     library = f"NCCL {options.nccl}" if options.nccl else None
     samples = import_nccl_tests(

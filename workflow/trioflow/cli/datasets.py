@@ -23,7 +23,7 @@ def add_retrieve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = commands.add_parser(
         "retrieve", help="retrieve public measured data, from a mirror or its pinned address"
     )
-    parser.set_defaults(run=run_retrieve)
+    parser.set_defaults(run=_run_retrieve)
     parser.add_argument(
         "names", nargs="*", metavar="NAME",
         help="dataset, first part of several datasets' names, or <owner>+<repository>/<path>",
@@ -40,7 +40,7 @@ def add_retrieve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
 
-def run_retrieve(options: argparse.Namespace) -> None:
+def _run_retrieve(options: argparse.Namespace) -> None:
     """Retrieve files, or list what there is.
 
     Raises

@@ -20,16 +20,16 @@ def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     chakra = formats.add_parser(
         "chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)"
     )
-    chakra.set_defaults(run=run_export_chakra)
+    chakra.set_defaults(run=_run_export_chakra)
     add_plan_arguments(chakra)
     _add_output(chakra, "PREFIX", "writes PREFIX.<rank>.et and PREFIX.comm_groups.json")
     perfetto = formats.add_parser("perfetto", help="the simulated timeline, for ui.perfetto.dev")
-    perfetto.set_defaults(run=run_export_perfetto)
+    perfetto.set_defaults(run=_run_export_perfetto)
     add_plan_arguments(perfetto)
     add_collectives_argument(perfetto)
     _add_output(perfetto, "FILE", "file to write: .json or .json.gz")
     triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
-    triosim.set_defaults(run=run_export_triosim)
+    triosim.set_defaults(run=_run_export_triosim)
     triosim.add_argument(
         "trace", metavar="TRACE", help="folder of a trace, or a shipped one's name"
     )
@@ -37,7 +37,7 @@ def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     schedule = formats.add_parser(
         "schedule", help="a pipeline schedule's actions, as PyTorch writes and loads them"
     )
-    schedule.set_defaults(run=run_export_schedule)
+    schedule.set_defaults(run=_run_export_schedule)
     schedule.add_argument(
         "name", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or one that a package registers"
     )
@@ -55,7 +55,7 @@ def _add_output(parser: argparse.ArgumentParser, metavar: str, text: str) -> Non
     parser.add_argument("-o", "--output", required=True, metavar=metavar, help=text)
 
 
-def run_export_chakra(options: argparse.Namespace) -> None:
+def _run_export_chakra(options: argparse.Namespace) -> None:
     """Build a plan's task graph and write it for every rank."""
     from trioflow.cli.choices import read_options
     from trioflow.export.chakra import size_trace, write_chakra
@@ -73,7 +73,7 @@ def run_export_chakra(options: argparse.Namespace) -> None:
     _say([*times.warnings, *graph.metadata.warnings])
 
 
-def run_export_perfetto(options: argparse.Namespace) -> None:
+def _run_export_perfetto(options: argparse.Namespace) -> None:
     """Simulate a plan and write its timeline."""
     from trioflow.cli.answer import PERFETTO_ENDINGS, predict_options, write_timeline
 
@@ -89,7 +89,7 @@ def run_export_perfetto(options: argparse.Namespace) -> None:
     _say(told["warnings"])
 
 
-def run_export_triosim(options: argparse.Namespace) -> None:
+def _run_export_triosim(options: argparse.Namespace) -> None:
     """Write a trace in TrioSim's format."""
     from trioflow.export.triosim import write_triosim
     from trioflow.trace.store import load_trace
@@ -99,7 +99,7 @@ def run_export_triosim(options: argparse.Namespace) -> None:
     print(f"{len(trace.operators)} operators of {trace.facts.workload} in {options.output}")
 
 
-def run_export_schedule(options: argparse.Namespace) -> None:
+def _run_export_schedule(options: argparse.Namespace) -> None:
     """Write a schedule's actions, one line a rank."""
     from trioflow.parallel.schedules.build import lower_for_execution, plan_schedule, write_schedule
 

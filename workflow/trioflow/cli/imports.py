@@ -30,7 +30,7 @@ def add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "import", help="make a trace from a profile or another tool's file",
         epilog=SOURCES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.set_defaults(run=run_import)
+    parser.set_defaults(run=_run_import)
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file or folder, see below")
     parser.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
@@ -47,7 +47,7 @@ def add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     said.add_argument("--workload", metavar="NAME", help="name for what was traced")
 
 
-def run_import(options: argparse.Namespace) -> None:
+def _run_import(options: argparse.Namespace) -> None:
     """Build the trace, write it and say what it holds."""
     given = ImportOptions(
         gpu=options.gpu, batch=options.batch, precision=options.precision,
@@ -70,13 +70,13 @@ def add_pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = commands.add_parser(
         "pack", help="put a trace into one file, to use it wherever a TRACE is asked for"
     )
-    parser.set_defaults(run=run_pack)
+    parser.set_defaults(run=_run_pack)
     parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--json", action="store_true", help="print one JSON object for programs")
 
 
-def run_pack(options: argparse.Namespace) -> None:
+def _run_pack(options: argparse.Namespace) -> None:
     """Pack a trace and say what the file holds."""
     manifest: dict[str, Any] = pack_trace(options.trace, options.output)
     if options.json:

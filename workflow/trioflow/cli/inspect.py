@@ -107,7 +107,7 @@ def run_show(options: argparse.Namespace) -> None:
     print(format_table(head, rows, left=2))
 
 
-def run_fit(options: argparse.Namespace) -> None:
+def _run_fit(options: argparse.Namespace) -> None:
     """Fit a model, write it, and print how well it predicts what it did not see."""
     traces = [load_trace(name) for name in options.traces]
     model, diagnostics = fit_named_model(traces, options.method)
@@ -162,7 +162,7 @@ def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand ``fit``."""
     parser = commands.add_parser("fit", help="fit an operator cost model to traces")
-    parser.set_defaults(run=run_fit)
+    parser.set_defaults(run=_run_fit)
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"
     )

@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     except MemoryError:
         return _refuse("the memory does not suffice; ask for less, or use a machine with more")
     except Exception as error:
-        files = list_own_files(options)
+        files = _list_own_files(options)
         if not files or os.environ.get(TRACEBACK):
             raise
         return _refuse(
@@ -97,7 +97,7 @@ def _refuse(problem: str) -> int:
     return 2
 
 
-def list_own_files(options: argparse.Namespace) -> list[str]:
+def _list_own_files(options: argparse.Namespace) -> list[str]:
     """Return the files and folders of the user's among a command's arguments, in their order."""
     found = []
     for value in vars(options).values():

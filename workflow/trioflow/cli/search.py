@@ -16,8 +16,8 @@ from trioflow.errors import InputError
 from trioflow.plan_row import BUCKETED
 from trioflow.units import BYTES_PER_MIB, format_bytes, format_time
 
-SHOWN_REASONS = 5
-BAR, WIDTH = 24, 76
+_SHOWN_REASONS = 5
+_BAR, WIDTH = 24, 76
 """Characters of a progress bar, and of its line."""
 
 
@@ -26,7 +26,7 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "search", help="rank the plans of a model on a number of ranks of a platform"
     )
-    parser.set_defaults(run=run_search)
+    parser.set_defaults(run=_run_search)
     parser.add_argument(
         "trace", metavar="TRACE", nargs="+",
         help="folder or pack of a trace, or a shipped one's name; several of one workload at other batches",
@@ -65,7 +65,7 @@ def read_ranks(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def find_plans(options: argparse.Namespace) -> dict[str, Any]:
+def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
     """Return the answer of ``trioflow search``."""
     from trioflow.sweeps.search import search
 
@@ -93,20 +93,20 @@ def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
 
     def draw(done: int, total: int, doing: str) -> None:
         nonlocal drawn
-        part = BAR * done // max(total, 1)
+        part = _BAR * done // max(total, 1)
         if (part, doing) == drawn:
             return
         drawn = (part, doing)
-        bar = f"{'#' * part}{'.' * (BAR - part)} {done} of {total} plans {doing}"
+        bar = f"{'#' * part}{'.' * (_BAR - part)} {done} of {total} plans {doing}"
         stream.write(f"\r{bar if done < total else '':<{WIDTH}}\r")
         stream.flush()
 
     return draw
 
 
-def run_search(options: argparse.Namespace) -> None:
+def _run_search(options: argparse.Namespace) -> None:
     """Search for plans and print the best."""
-    told = find_plans(options)
+    told = _find_plans(options)
     if options.json:
         print(json.dumps(told, sort_keys=True))
         return
@@ -117,7 +117,7 @@ def run_search(options: argparse.Namespace) -> None:
     )
     print(f"cost model {told['cost_model']}; {told['confidence']}\n")
     if told["ranking"]:
-        print(format_ranking(told))
+        print(_format_ranking(told))
         words = _words(told["compared_by"])
         print(f"\n* every other plan shown is worse in {', '.join(words[:-1])} or {words[-1]}")
     if told["first_beats_second"] is not None:
@@ -142,7 +142,7 @@ def _words(columns: list[str]) -> list[str]:
     return [names[column] for column in columns]
 
 
-def format_ranking(told: dict[str, Any]) -> str:
+def _format_ranking(told: dict[str, Any]) -> str:
     """Return the ranking as text."""
     head = ["", "plan", "step", "80 % interval", "memory"]
     extra = [name for name in ("cost_per_step", "energy_j") if name in told["compared_by"]]
@@ -199,7 +199,7 @@ def _print_left_out(told: dict[str, Any]) -> None:
         )
     if refused:
         print(f"{sum(refused.values())} plans cannot be carried out:")
-        for reason, count in list(refused.items())[:SHOWN_REASONS]:
+        for reason, count in list(refused.items())[:_SHOWN_REASONS]:
             print(f"  {count} {reason}")
-        if len(refused) > SHOWN_REASONS:
-            print(f"  and {len(refused) - SHOWN_REASONS} more reasons (--json lists all)")
+        if len(refused) > _SHOWN_REASONS:
+            print(f"  and {len(refused) - _SHOWN_REASONS} more reasons (--json lists all)")

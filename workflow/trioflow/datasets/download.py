@@ -23,9 +23,9 @@ from trioflow.errors import DatasetError
 BLOCK_BYTES = 1 << 16
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-POINTER_MARK = b"version https://git-lfs.github.com/spec/"
+_POINTER_MARK = b"version https://git-lfs.github.com/spec/"
 """How a Git LFS pointer begins, which stands in a repository for a large file."""
-POINTER_BYTES = 1024
+_POINTER_BYTES = 1024
 OTHER_WAYS = (
     "connect to the network, set https_proxy, or set TRIOFLOW_DATA_MIRROR to a folder that"
     " has the file under this name"
@@ -195,8 +195,8 @@ def _receive(
 def _look_for_pointer(part: BufferedRandom) -> None:
     """Raise where the file so far is a Git LFS pointer; nothing of it is kept then."""
     part.seek(0)
-    head = part.read(POINTER_BYTES)
-    if head.startswith(POINTER_MARK):
+    head = part.read(_POINTER_BYTES)
+    if head.startswith(_POINTER_MARK):
         found = re.search(rb"^oid sha256:([0-9a-f]{64})$", head, re.MULTILINE)
         _cut(part, 0)
         raise PointerFound(found[1].decode() if found else "")

@@ -18,13 +18,13 @@ from trioflow.datasets.catalogue import DatasetFile
 from trioflow.datasets.download import OTHER_WAYS, PointerFound, digest_stream, download_file
 from trioflow.errors import DatasetError
 
-ATTEMPTS = 5
+_ATTEMPTS = 5
 TIMEOUT_S = 30.0
-MIRROR_VARIABLE = "TRIOFLOW_DATA_MIRROR"
-URL_VARIABLE = "TRIOFLOW_DATA_URL"
+_MIRROR_VARIABLE = "TRIOFLOW_DATA_MIRROR"
+_URL_VARIABLE = "TRIOFLOW_DATA_URL"
 ADDRESS = r"https?://(?!.*[?#@])[!-~]+"
 THERE = "already there"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems without locks answer: some NFS and Lustre mounts."""
 
 
@@ -61,11 +61,11 @@ def choose_source(
         When the address is none, or the folder does not exist.
     """
     told = os.environ if environment is None else environment
-    url, folder = told.get(URL_VARIABLE, "").strip(), told.get(MIRROR_VARIABLE, "").strip()
+    url, folder = told.get(_URL_VARIABLE, "").strip(), told.get(_MIRROR_VARIABLE, "").strip()
     if url:
         if not re.fullmatch(ADDRESS, url):
             fix = "write http://... or https://... without login, question mark or hash sign"
-            raise DatasetError(f"{URL_VARIABLE} is {url!r}, which is no address", fix=fix)
+            raise DatasetError(f"{_URL_VARIABLE} is {url!r}, which is no address", fix=fix)
         base_url, lfs_url = url, ""
     mirror = Path(folder).expanduser() if folder else None
     if mirror is not None:
@@ -80,7 +80,7 @@ def retrieve_file(
     base_url: str,
     lfs_url: str = "",
     mirror: str | Path | None = None,
-    attempts: int = ATTEMPTS,
+    attempts: int = _ATTEMPTS,
     timeout_s: float = TIMEOUT_S,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Retrieval:
@@ -158,7 +158,7 @@ def _fill(
         f"{url} holds a Git LFS pointer, a few lines that stand for the file, not the file itself",
         file=entry.key,
         fix="let that address serve the content, give lfs_url in datasets.yaml, or fetch it with"
-        f" `git lfs pull` into a folder that {MIRROR_VARIABLE} names",
+        f" `git lfs pull` into a folder that {_MIRROR_VARIABLE} names",
     )
 
 
@@ -201,7 +201,7 @@ def _check_mirror(mirror: Path) -> None:
     if not mirror.is_dir():
         raise DatasetError(
             "the mirror of public data is no folder", file=mirror,
-            fix=f"set {MIRROR_VARIABLE} to a folder with <owner>+<repository>/<path>, or unset it",
+            fix=f"set {_MIRROR_VARIABLE} to a folder with <owner>+<repository>/<path>, or unset it",
         )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _open_part(target: Path) -> Iterator[tuple[BufferedRandom, Path]]:
             try:
                 fcntl.flock(part, fcntl.LOCK_EX)
             except OSError as error:
-                if error.errno not in NO_LOCKS:
+                if error.errno not in _NO_LOCKS:
                     raise
                 _discard_empty(part, place)
                 break

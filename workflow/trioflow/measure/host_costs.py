@@ -24,21 +24,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trioflow.trace.workloads.build import Workload
 from trioflow.units import ns_to_s
 
-REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
+_REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
 """Small messages are timed several at a time: a single one is near the clock's noise."""
 
-SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+_SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
 
 
-def repeats_of(size_bytes: int) -> int:
+def _repeats_of(size_bytes: int) -> int:
     """Return how many messages of a size are timed together."""
-    return next((count for limit, count in REPEATS_BELOW_BYTES if size_bytes < limit), 1)
+    return next((count for limit, count in _REPEATS_BELOW_BYTES if size_bytes < limit), 1)
 
 
-def make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
+def _make_collective(name: str, size_bytes: int, device: torch.device) -> Callable[[], None]:
     """Return a function that runs one collective of a size and waits for it.
 
-    ``name``: one of ``SWEPT``; send goes from rank 0 to rank 1, and back at once, so that its time
+    ``name``: one of ``_SWEPT``; send goes from rank 0 to rank 1, and back at once, so that its time
     is half of a round trip. ``size_bytes``: buffer of a rank; for all_gather the whole result, for
     reduce_scatter the whole input [bytes]. ``device``: this rank's device.
     """
@@ -76,7 +76,7 @@ def _finish(work: Any) -> None:
         torch.cuda.synchronize()
 
 
-COMPUTE_SIZE, COMPUTE_REPEATS = 512, 3
+_COMPUTE_SIZE, _COMPUTE_REPEATS = 512, 3
 """A rank computes this long before each collective: square matrix products of that size."""
 
 
@@ -91,24 +91,24 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     The first call after setting up is not timed. A difference that noise makes negative counts as 1
     ns: it keeps its place below the median, which is all that the fit takes, and is no time.
     """
-    run = make_collective(name, size_bytes, device)
-    count = repeats_of(size_bytes)
+    run = _make_collective(name, size_bytes, device)
+    count = _repeats_of(size_bytes)
     if name == "send":
-        return time_repeats(run, count, device) // 2
-    compute = make_compute(COMPUTE_REPEATS, device)
+        return _time_repeats(run, count, device) // 2
+    compute = _make_compute(_COMPUTE_REPEATS, device)
 
     def compute_and_run() -> None:
         compute()
         run()
 
-    alone = time_repeats(compute, count, device)
-    both = time_repeats(compute_and_run, count, device)
+    alone = _time_repeats(compute, count, device)
+    both = _time_repeats(compute_and_run, count, device)
     return max(both - alone, 1)
 
 
-def make_compute(repeats: int, device: torch.device) -> Callable[[], None]:
+def _make_compute(repeats: int, device: torch.device) -> Callable[[], None]:
     """Return a function that computes some square matrix products."""
-    left = torch.randn(COMPUTE_SIZE, COMPUTE_SIZE, device=device)
+    left = torch.randn(_COMPUTE_SIZE, _COMPUTE_SIZE, device=device)
 
     def compute() -> None:
         for _ in range(repeats):
@@ -117,7 +117,7 @@ def make_compute(repeats: int, device: torch.device) -> Callable[[], None]:
     return compute
 
 
-def time_repeats(run: Callable[[], object], count: int, device: torch.device) -> int:
+def _time_repeats(run: Callable[[], object], count: int, device: torch.device) -> int:
     """Return the mean time of some calls from a common start [ns]; one before it is not timed."""
     run()
     dist.barrier()
@@ -131,7 +131,7 @@ def time_repeats(run: Callable[[], object], count: int, device: torch.device) ->
 
 WIDTH, TOKENS, REPEATS, LAYERS = 16, 4, 8, 8
 MICRO_BATCHES = 4
-OVERLAPPED_PRODUCTS = 12
+_OVERLAPPED_PRODUCTS = 12
 """Matrix products beside the overlapped all-reduce: about as long as it takes."""
 
 
@@ -188,7 +188,7 @@ class HostCosts:
 
     def sample(self) -> dict[str, float]:
         """Return one sample of every host cost on this rank [s]."""
-        tiny_s = self._time(make_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
+        tiny_s = self._time(_make_collective("all_reduce", TOKENS * WIDTH * 4, self.device))
         send_s = ns_to_s(time_collective("send", TOKENS * WIDTH * 4, self.device))
         plain, split = self._phases(self.plain), self._phases(self.split)
         forward_s, backward_s = split[0] - plain[0], split[1] - plain[1]
@@ -213,7 +213,7 @@ class HostCosts:
             return {}
         size = (WIDTH + 1) * WIDTH * 4
         gather_s, reduce_s = (
-            self._time(make_collective(name, size, self.device))
+            self._time(_make_collective(name, size, self.device))
             for name in ("all_gather", "reduce_scatter")
         )
         forward_s, backward_s = self._phases(self.sharded)
@@ -224,7 +224,7 @@ class HostCosts:
 
     def _time(self, run: Callable[[], object]) -> float:
         """Return the mean time of a call over some repeats [s]."""
-        return ns_to_s(time_repeats(run, REPEATS, self.device))
+        return ns_to_s(_time_repeats(run, REPEATS, self.device))
 
     def _phases(self, model: nn.Module) -> tuple[float, float]:
         """Return the times of forward and backward, gradients already present [s]."""
@@ -252,7 +252,7 @@ def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
     to the shorter of the two.
     """
     buffer = torch.zeros(size_bytes // 4, device=device)
-    compute = make_compute(OVERLAPPED_PRODUCTS, device)
+    compute = _make_compute(_OVERLAPPED_PRODUCTS, device)
 
     def reduce() -> None:
         dist.all_reduce(buffer)
@@ -262,5 +262,5 @@ def sample_overlap(device: torch.device, size_bytes: int = 16_000_000) -> float:
         compute()
         work.wait()
 
-    alone, reduced, together = (time_repeats(run, 2, device) for run in (compute, reduce, both))
+    alone, reduced, together = (_time_repeats(run, 2, device) for run in (compute, reduce, both))
     return (alone + reduced - together) / max(min(alone, reduced), 1)

@@ -12,7 +12,7 @@ from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import save_platform
 from trioflow.provenance import read_json
 
-OVERLAP_COUNTS = 0.5
+_OVERLAP_COUNTS = 0.5
 """Communication counts as running beside compute when this share of it hides there."""
 
 LARGE_BYTES = 16_000_000
@@ -43,7 +43,7 @@ def describe_machine(
             device=_describe_device(facts[0], device),
             ranks=ranks,
             links=_describe_links(load_collective_model(collectives), ranks),
-            communication_on_compute_stream=overlap < OVERLAP_COUNTS,
+            communication_on_compute_stream=overlap < _OVERLAP_COUNTS,
             host=costs,
             collectives=str(facts[0]["library"]),
             sources={

@@ -28,7 +28,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 """PyTorch's classes of the schedules that are measured (``experiments.MEASURED_SCHEDULES``)."""
 
 
-class MarkedStep:
+class _MarkedStep:
     """A step that takes marks of its own while it runs."""
 
     def __init__(self, run: Step, marks: StepMarks) -> None:
@@ -86,7 +86,7 @@ def _make_step(
     micro_steps = int(plan.get("accumulate", 1))
     if micro_steps == 1:
         return TrainingStep(workload, model, batch, device, seed)
-    return AccumulatingStep(workload, model, batch, device, seed, micro_steps)
+    return _AccumulatingStep(workload, model, batch, device, seed, micro_steps)
 
 
 def _make_data_parallel_step(
@@ -115,10 +115,10 @@ def _make_sharded_step(
     mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
     model = copy.deepcopy(workload.model)
     if tensor > 1:
-        split_layers(workload, model, mesh["tensor"])
+        _split_layers(workload, model, mesh["tensor"])
     sharing = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
     options = {"mesh": sharing, "reshard_after_forward": plan["sharding"] != "zero2"}
-    for modules in choose_units(workload, model):
+    for modules in _choose_units(workload, model):
         fully_shard(modules if len(modules) > 1 else modules[0], **options)
     # PyTorch chooses for the root, which the next step of forward would gather again.
     fully_shard(model, mesh=sharing)
@@ -126,7 +126,7 @@ def _make_sharded_step(
     return _make_step(workload, model, plan, batch // data, device, seed + rank)
 
 
-def choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
+def _choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
     """Return the modules that ``fully_shard`` takes together, as ``parallel.splits.sharding`` has them.
 
     Every inner unit whose parameters no other unit uses is one; the first and the last unit are
@@ -151,11 +151,11 @@ def _make_tensor_parallel_step(
     workload: Workload, degree: int, batch: int, device: torch.device, seed: int
 ) -> Step:
     model = copy.deepcopy(workload.model)
-    split_layers(workload, model, DeviceMesh(device.type, list(range(degree))))
+    _split_layers(workload, model, DeviceMesh(device.type, list(range(degree))))
     return TrainingStep(workload, model, batch, device, seed)
 
 
-def split_layers(workload: Workload, model: torch.nn.Module, mesh: DeviceMesh) -> None:
+def _split_layers(workload: Workload, model: torch.nn.Module, mesh: DeviceMesh) -> None:
     """Cut a model's layers as the workload says, in place."""
     styles = {
         pattern: ColwiseParallel() if kind == "column" else RowwiseParallel()
@@ -197,10 +197,10 @@ def _make_pipeline_step(
                 schedule.step()
         marks.run_marked("optimizer", optimizer.step)
 
-    return MarkedStep(step, marks)
+    return _MarkedStep(step, marks)
 
 
-class AccumulatingStep(TrainingStep):
+class _AccumulatingStep(TrainingStep):
     """One step of several forwards and backwards, of which the last one exchanges gradients.
 
     ``workload``, ``model``, ``device``, ``seed``: as in `TrainingStep`. ``batch``: samples of the

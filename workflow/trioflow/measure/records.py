@@ -23,7 +23,7 @@ MARKED, PROFILED = "marks", "profile"
 """Recordings: rounds with marks alone, and rounds in which a profiler runs as well."""
 STEP_MARK = ""
 """Phase of the mark that holds the whole step."""
-COST_SAMPLES = 1000
+_COST_SAMPLES = 1000
 """Empty marks that the cost of one is timed with."""
 
 
@@ -125,9 +125,9 @@ def time_mark() -> float:
     marks = StepMarks()
     marked = marks.wrap_chunk("", lambda number: number)
     start_ns = time.perf_counter_ns()
-    for number in range(COST_SAMPLES):
+    for number in range(_COST_SAMPLES):
         marked(number)
-    return (time.perf_counter_ns() - start_ns) / COST_SAMPLES / NS_PER_S
+    return (time.perf_counter_ns() - start_ns) / _COST_SAMPLES / NS_PER_S
 
 
 STEP_MARKS = pa.schema([

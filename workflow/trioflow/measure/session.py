@@ -31,7 +31,7 @@ from trioflow.trace.capture.rank_process import exclusive_measurement
 from trioflow.units import ns_to_s
 
 TIMEOUT_S = 3600.0
-SMALL_BYTES = (1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
+_SMALL_BYTES = (1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
 LARGE_BYTES = (16_000_000, 64_000_000, 256_000_000, 512_000_000)
 """Sizes of the sweep; a session stops at the first one above its model's gradients."""
 
@@ -45,11 +45,11 @@ def sweep_sizes(parameter_bytes: int, sharded: bool = False) -> dict[str, list[i
     larger = [s for s in LARGE_BYTES if s >= parameter_bytes][:1]
     large = [s for s in LARGE_BYTES if s < parameter_bytes] + larger
     return {
-        "all_reduce": [*SMALL_BYTES, *large],
-        "all_gather": [*SMALL_BYTES[1::2], *(large if sharded else LARGE_BYTES[:1])],
-        **({"reduce_scatter": [*SMALL_BYTES[1::2], *large]} if sharded else {}),
-        "broadcast": [*SMALL_BYTES[0::2]],
-        "send": [*SMALL_BYTES, LARGE_BYTES[0]],
+        "all_reduce": [*_SMALL_BYTES, *large],
+        "all_gather": [*_SMALL_BYTES[1::2], *(large if sharded else LARGE_BYTES[:1])],
+        **({"reduce_scatter": [*_SMALL_BYTES[1::2], *large]} if sharded else {}),
+        "broadcast": [*_SMALL_BYTES[0::2]],
+        "send": [*_SMALL_BYTES, LARGE_BYTES[0]],
     }
 
 

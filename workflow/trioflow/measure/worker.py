@@ -118,11 +118,11 @@ def _phase(event: Event) -> str:
     return "" if event.name.startswith(_SPANS) else "forward"
 
 
-PROFILED_ROUNDS = 3
+_PROFILED_ROUNDS = 3
 """Profiled steps that are kept of each experiment, or as many as the session has rounds."""
 
 
-class RankSession:
+class _RankSession:
     """The series of one rank and the samples that it collects."""
 
     def __init__(self, job: dict[str, Any], rank: int) -> None:
@@ -264,7 +264,7 @@ class RankSession:
         step()
         marks, looks = [], []
         with profile(activities=activities) as profiler:
-            for _ in range(1 + min(PROFILED_ROUNDS, self.job["rounds"])):
+            for _ in range(1 + min(_PROFILED_ROUNDS, self.job["rounds"])):
                 dist.barrier()
                 before = time.perf_counter_ns()
                 with record_function(STEP):
@@ -292,7 +292,7 @@ def main() -> None:
             store = dist.FileStore(str(Path(job["folder"]) / "store"), job["ranks"])
             backend = "nccl" if job["device"] == "cuda" else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=job["ranks"])
-        result = RankSession(job, rank).run()
+        result = _RankSession(job, rank).run()
         if job["ranks"] > 1:
             dist.barrier()
             dist.destroy_process_group()

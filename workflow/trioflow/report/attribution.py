@@ -33,9 +33,9 @@ ATTRIBUTION = pa.schema([
 """Rows of ``results/report/attribution.parquet``."""
 
 PROFILE = "profile of one real step"
-ONE_RANK = "the whole step: one rank exchanges nothing"
+_ONE_RANK = "the whole step: one rank exchanges nothing"
 MACHINE = "this machine"
-LEFT = "predicted less measured, less all above"
+_LEFT = "predicted less measured, less all above"
 
 
 def attribute_errors(
@@ -70,7 +70,7 @@ def _attribute(
     models = case.list_replaceable(measured)
     if measured is None or not models:
         one_rank = len(case.factors) == 1
-        part, words = (COMPUTE, ONE_RANK) if one_rank else (REMAINDER, LEFT)
+        part, words = (COMPUTE, _ONE_RANK) if one_rank else (REMAINDER, _LEFT)
         return [_row(part, predicted_s - measured_s, measured_s, None, words, None)]
     known: dict[frozenset[str], float] = {}
 
@@ -85,7 +85,7 @@ def _attribute(
         for model, part_s in share_change(models, predict).items()
     ]
     left_s = predict(models) - measured_s
-    return [*rows, _row(REMAINDER, left_s, measured_s, None, LEFT, measured.factor)]
+    return [*rows, _row(REMAINDER, left_s, measured_s, None, _LEFT, measured.factor)]
 
 
 def share_change(

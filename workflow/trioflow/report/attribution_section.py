@@ -175,7 +175,7 @@ def summarise_changes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> p
 
 
 ALL = "all experiments"
-RIVALS = {OURS: "predicted_s", "trace only": "trace_only_s", "baseline": "baseline_s"}
+_RIVALS = {OURS: "predicted_s", "trace only": "trace_only_s", "baseline": "baseline_s"}
 """Who predicts the experiments, and the column that holds it."""
 _WORDS = {
     "compute": "operators of each rank and phase together",
@@ -196,7 +196,7 @@ _NOTES = (
 )
 
 
-def as_cases(errors: pd.DataFrame) -> pd.DataFrame:
+def _as_cases(errors: pd.DataFrame) -> pd.DataFrame:
     """Return the experiments in the columns that scores and sensitivities take, as one set."""
     named = errors.rename(columns={"experiment": "case", "simulated_s": "predicted_s"})
     return named.assign(set=ALL, source_gpu="", platform="", mode="")
@@ -204,10 +204,10 @@ def as_cases(errors: pd.DataFrame) -> pd.DataFrame:
 
 def score_experiments(errors: pd.DataFrame) -> pd.DataFrame:
     """Return all scores of everyone who predicts the experiments, as ``score_published``."""
-    cases = as_cases(errors)
+    cases = _as_cases(errors)
     rows = [
         {"set": ALL, "model": model, **score_model(cases, model, column)}
-        for model, column in RIVALS.items()
+        for model, column in _RIVALS.items()
     ]
     scaling = ["scaling_cases", "scaling_error", "single_error"]
     return pd.DataFrame(rows, columns=["set", "model", *SCORES]).assign(
@@ -226,7 +226,7 @@ def render_live_scores(errors: pd.DataFrame) -> str:
 
 def summarise_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> pd.DataFrame:
     """Return what each change of a parameter does to the experiments, for ``draw_tornado``."""
-    return summarise_changes(as_cases(errors), causes.assign(set=ALL), ALL)
+    return summarise_changes(_as_cases(errors), causes.assign(set=ALL), ALL)
 
 
 def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
@@ -288,7 +288,7 @@ def _meaning(name: str) -> str:
     return str(ATTRIBUTION.field(name).metadata[b"meaning"].decode())
 
 
-SCORE_TITLES = {
+_SCORE_TITLES = {
     "mean_absolute_error": ("mean", "absolute error"),
     "median_absolute_error": ("median", "absolute error"),
     "worst_error": ("worst", "signed error"), "bias": ("bias", "signed mean"),
@@ -308,7 +308,7 @@ def render_scores(scores: pd.DataFrame, name: str) -> str:
     shown = [key for key in shown if key not in ("pairs", "scaling_cases") or rows[key].any()]
     columns = [
         Column("model", "", "who predicts", number=False),
-        *(Column(*SCORE_TITLES.get(key, (key, "")), SCORES[key]) for key in shown),
+        *(Column(*_SCORE_TITLES.get(key, (key, "")), SCORES[key]) for key in shown),
     ]
     cells = []
     for row in rows.to_dict("records"):

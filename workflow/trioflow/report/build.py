@@ -71,13 +71,13 @@ def build_report(
         draft = Path(name)
         facts = stamp(files=inputs.digest_files())
         tables.write_table(errors, "errors", draft / "error.parquet", facts)
-        places = draw_figures(inputs, errors, draft)
-        write_page(draft / "index.html", compose_report(inputs, errors, metrics, places))
+        places = _draw_figures(inputs, errors, draft)
+        write_page(draft / "index.html", _compose_report(inputs, errors, metrics, places))
         _move(draft, target)
     return errors
 
 
-def draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> dict[str, str]:
+def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> dict[str, str]:
     """Draw every figure of the report below ``folder/figures``.
 
     Returns name of each figure to its SVG file relative to the folder.
@@ -161,7 +161,7 @@ _PROVENANCE = (
 )
 
 
-def compose_report(
+def _compose_report(
     inputs: ReportInputs,
     errors: pd.DataFrame,
     metrics: pd.DataFrame,

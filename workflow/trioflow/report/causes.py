@@ -78,7 +78,7 @@ CAUSES = pa.schema([
 PART, REPLACED, SENSITIVITY, GROWTH = "part", "replaced", "sensitivity", "growth"
 
 
-class ExplainedStep(Protocol):
+class _ExplainedStep(Protocol):
     """A predicted step, its compute and the communication that no compute hides [s]."""
 
     @property
@@ -94,7 +94,7 @@ class ExplainedStep(Protocol):
         """Communication that no compute hides [s]."""
 
 
-class ExplainedCase(Protocol):
+class _ExplainedCase(Protocol):
     """A case that can be predicted again with something changed."""
 
     @property
@@ -108,7 +108,7 @@ class ExplainedCase(Protocol):
     def has(self, need: str) -> bool:
         """Tell whether the case has what a change needs; of what it does not know, nothing."""
 
-    def predict(self) -> ExplainedStep:
+    def predict(self) -> _ExplainedStep:
         """Return the prediction with its parts."""
 
     def predict_changed(self, settings: Settings) -> float:
@@ -153,7 +153,7 @@ CHANGES: tuple[Change, ...] = (
 """In the order of the table. The sizes of the steps are conventions, equal for all sets."""
 
 
-def explain_cases(cases: Sequence[ExplainedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
+def explain_cases(cases: Sequence[_ExplainedCase], oracles: Sequence[float | None]) -> pd.DataFrame:
     """Return parts, replacements and sensitivities of some cases.
 
     ``cases``: of one set; ``oracles``: each case's prediction with measured compute [s].

@@ -14,7 +14,7 @@ from trioflow.engine.result import CONFIDENCES
 from trioflow.errors import InputError
 from trioflow.units import ns_to_s
 
-EXPERIMENT_COLUMNS = ("experiment", "set", "workload", "plan", "batch")
+_EXPERIMENT_COLUMNS = ("experiment", "set", "workload", "plan", "batch")
 WARNING_SEPARATOR = "\n"
 """Between two warnings of one experiment; no warning contains it."""
 _REQUIRED_TIMES = {
@@ -74,7 +74,7 @@ def build_error_table(
 
 def _check_experiments(experiments: pd.DataFrame, summaries: Mapping[str, Any]) -> None:
     """Refuse experiments listed twice, and simulations that no experiment stands for."""
-    missing = [column for column in EXPERIMENT_COLUMNS if column not in experiments.columns]
+    missing = [column for column in _EXPERIMENT_COLUMNS if column not in experiments.columns]
     if missing:
         raise InputError(f"the experiments lack the columns {missing}")
     twice = experiments.loc[experiments["experiment"].duplicated(), "experiment"]
@@ -129,7 +129,7 @@ def _build_row(
         "trace_only_error": times["trace_only_s"] / measured_s - 1,
         "baseline_error": times["baseline_s"] / measured_s - 1,
         "confidence": confidence,
-        "source": describe_source(session),
+        "source": _describe_source(session),
         "warnings": WARNING_SEPARATOR.join(
             dict.fromkeys([*summary.get("warnings", []), *session.get("warnings", [])])
         ),
@@ -188,7 +188,7 @@ def measured_steps(
     return np.array([ns_to_s(int(step_ns)) for step_ns in slowest_ns], dtype=float)
 
 
-def describe_source(session: Mapping[str, Any]) -> str:
+def _describe_source(session: Mapping[str, Any]) -> str:
     """Say in a few words where a measurement comes from."""
     devices = dict.fromkeys(str(name) for name in session.get("device_names") or [])
     library = [str(session["library"])] if session.get("library") else []

@@ -53,20 +53,20 @@ def render_experiment(row: Mapping[Any, Any], inputs: ReportInputs, picture: str
     return (
         f'<h3 id="timeline-{escape(name)}">{escape(name)}</h3>'
         + render_figure(
-            picture, describe_experiment(row),
+            picture, _describe_experiment(row),
             f"Predicted and measured timeline of each rank of {name}.",
         )
         + (render_paragraph(describe_path(path)) if len(path) else "")
         + render_details(
             f"{name}: critical path, breakdown, links, memory",
-            render_path(path) + render_breakdown(inputs.breakdowns[name], row["simulated_s"])
-            + render_links_used(inputs.links[name], row["simulated_s"])
-            + render_memory(inputs.summaries[name]),
+            _render_path(path) + _render_breakdown(inputs.breakdowns[name], row["simulated_s"])
+            + _render_links_used(inputs.links[name], row["simulated_s"])
+            + _render_memory(inputs.summaries[name]),
         )
     )  # fmt: skip
 
 
-def describe_experiment(row: Mapping[Any, Any]) -> str:
+def _describe_experiment(row: Mapping[Any, Any]) -> str:
     """Say what an experiment was and how it came out."""
     return (
         f"{row['workload']}, plan {row['plan']}, batch {row['batch']}: predicted "
@@ -77,7 +77,7 @@ def describe_experiment(row: Mapping[Any, Any]) -> str:
     )
 
 
-def render_path(path: pd.DataFrame) -> str:
+def _render_path(path: pd.DataFrame) -> str:
     """Return the tables of what the step waits for: by kind of work and rank, and by module."""
     if path.empty:
         return ""
@@ -125,7 +125,7 @@ def _path_cells(row: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
-def render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
+def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
     """Return a table for every way in which a step is broken down.
 
     ``breakdown``: columns of ``tables.BREAKDOWN``; ``step_s``: the predicted step, that shares are
@@ -169,7 +169,7 @@ def _breakdown_cell(name: str, value: Any, step_s: float) -> Cell:
     return Cell(write_time(value), float(value), detail)
 
 
-def render_links_used(links: pd.DataFrame, step_s: float) -> str:
+def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
     """Return the table of the links that bytes moved over, the fullest first.
 
     ``links``: columns of ``tables.LINKS``; ``step_s``: the predicted step [s].
@@ -205,7 +205,7 @@ def render_links_used(links: pd.DataFrame, step_s: float) -> str:
     return render_table(columns, rows, _count_shown("Links", len(used)))
 
 
-def render_memory(summary: Mapping[str, Any]) -> str:
+def _render_memory(summary: Mapping[str, Any]) -> str:
     """Return the table of each rank's peak memory: when it is reached and what fills it.
 
     ``summary``: ``summary.json``: ``memory`` as ``parallel.memory.peak.estimate_memory`` returns it,
@@ -251,7 +251,7 @@ def _meaning(column: str) -> str:
     return str(tables.BREAKDOWN.field(column).metadata[b"meaning"].decode())
 
 
-LEAST_SHARE = 0.02
+_LEAST_SHARE = 0.02
 """Parts below this share of the step are told together."""
 _WORDS = {"compute": "compute", "memcpy": "copies", "host": "host time"}
 
@@ -306,13 +306,13 @@ def describe_path(path: pd.DataFrame) -> str:
     ``path``: columns of ``tables.CRITICAL_PATH``, at least one row.
     """
     found = sum_up_path(path)
-    told = found[found["share"] >= LEAST_SHARE]
+    told = found[found["share"] >= _LEAST_SHARE]
     parts = []
     for row in records(told):
         of_rank = "" if row["rank"] is None else f" of rank {row['rank']}"
         parts.append(f"{write_percent(row['share'], 0)} {row['work']}{of_rank}")
     rest = 1.0 - float(told["share"].sum())
-    if rest >= LEAST_SHARE / 2:
+    if rest >= _LEAST_SHARE / 2:
         parts.append(f"{write_percent(rest, 0)} other")
     ranks = path["rank"].to_numpy()
     crossings = int(np.count_nonzero(ranks[1:] != ranks[:-1]))

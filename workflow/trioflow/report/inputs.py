@@ -16,7 +16,7 @@ from trioflow.provenance import digest_file, read_json
 from trioflow.report.attribution import ATTRIBUTION
 from trioflow.report.causes import CAUSES
 
-TABLE_FILES = {
+_TABLE_FILES = {
     "measurements.parquet": "measurements",
     "rank_timelines.parquet": "rank_timelines",
     "collective_samples.parquet": "collective_samples",
@@ -28,9 +28,9 @@ TABLE_FILES = {
 }
 OWN_TABLES = {"attribution": ATTRIBUTION, "causes": CAUSES}
 """Tables whose schema stands beside what makes them."""
-JSON_FILES = ("session.json", "summary.json", "trace.json")
+_JSON_FILES = ("session.json", "summary.json", "trace.json")
 _OWN_FILES = {name: f"{name}.parquet" for name in OWN_TABLES}
-SINGLE_FILES = ("operator_fit.parquet", "collectives.json", *_OWN_FILES.values())
+_SINGLE_FILES = ("operator_fit.parquet", "collectives.json", *_OWN_FILES.values())
 """Files that a run has one of; of the others it has one a workload, experiment or trace."""
 
 
@@ -106,11 +106,12 @@ def load_report_inputs(
     """
     found = _find_files(files)
     json = {
-        name: {place: read_json(path) for place, path in found[name].items()} for name in JSON_FILES
+        name: {place: read_json(path) for place, path in found[name].items()}
+        for name in _JSON_FILES
     }
     frames = {
         name: {place: tables.read_table(path, schema) for place, path in found[name].items()}
-        for name, schema in TABLE_FILES.items()
+        for name, schema in _TABLE_FILES.items()
     }
     own = {
         name: tables.read_table(found[_OWN_FILES[name]][""], name, schema=schema)
@@ -140,12 +141,12 @@ def load_report_inputs(
 def _find_files(files: Iterable[str | Path]) -> dict[str, dict[str, Path]]:
     """Sort files by their name and their folder."""
     found: dict[str, dict[str, Path]] = {
-        name: {} for name in (*TABLE_FILES, *_OWN_FILES.values(), *JSON_FILES, "collectives.json")
+        name: {} for name in (*_TABLE_FILES, *_OWN_FILES.values(), *_JSON_FILES, "collectives.json")
     }
     for file in sorted(Path(file) for file in files):
         if file.name not in found:
             continue
-        place = "" if file.name in SINGLE_FILES else file.parent.name
+        place = "" if file.name in _SINGLE_FILES else file.parent.name
         if place in found[file.name]:
             raise InputError(
                 f"{file.name} is given twice, also as {found[file.name][place]}", file=file

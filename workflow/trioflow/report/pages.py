@@ -30,7 +30,7 @@ from trioflow.report.html import (
 )
 from trioflow.report.wording import NOTHING, count_words
 
-STYLE = """
+_STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
 body { margin: 0; background: #fff; color: #1c1c1c; line-height: 1.5;
@@ -104,7 +104,7 @@ nav.pages ul { padding-left: 1.4rem; }
 }
 """
 
-SCRIPT = """
+_SCRIPT = """
 document.querySelectorAll("table.sortable").forEach(function (table) {
   var body = table.tBodies[0];
   table.querySelectorAll("thead th").forEach(function (head, column) {
@@ -156,7 +156,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class SitePage:
+class _SitePage:
     """One page below ``results/report``."""
 
     file: str  # its name; all pages lie in one folder
@@ -167,18 +167,18 @@ class SitePage:
 
 
 PAGES = (
-    SitePage("index.html", "Report of the run", "make reproduce",
+    _SitePage("index.html", "Report of the run", "make reproduce",
              "predicted and measured steps of this machine, what the errors are made of, timelines"),
-    SitePage("traces.html", "Traces", "make reproduce", "the captured steps: size, source, what could not be joined"),
-    SitePage("published_traces.html", "Public traces", "snakemake published_traces", "the same of imported public traces"),
-    SitePage("cost_models.html", "Cost models", "snakemake validation", "every cost model on public measurements that it never saw"),
-    SitePage("published.html", "Public measurements", "snakemake published", "plans on A40, A100 and H100 beside public measured steps"),
-    SitePage("published_vtrain.html", "vTrain's points", "snakemake published", "1,440 iteration times of GPT models under 18 combinations of degrees"),
-    SitePage("clusters.html", "Runs on clusters", "snakemake clusters", "steps and memory of language models on 8 to 512 H100 beside predictions"),
-    SitePage("distsim.html", "DistSim's evaluation", "snakemake distsim", "the same questions asked of runs on this machine"),
-    SitePage("studies.html", "Case studies", "snakemake studies", "studies that are simulated only"),
-    SitePage("figures.html", "Figures of the paper", "snakemake figures", "counterparts of the paper's figures, on runs of this machine and simulated"),
-    SitePage("published_figures.html", "Figures of the paper, public data", "snakemake published_figures", "the same with public measurements and traces"),
+    _SitePage("traces.html", "Traces", "make reproduce", "the captured steps: size, source, what could not be joined"),
+    _SitePage("published_traces.html", "Public traces", "snakemake published_traces", "the same of imported public traces"),
+    _SitePage("cost_models.html", "Cost models", "snakemake validation", "every cost model on public measurements that it never saw"),
+    _SitePage("published.html", "Public measurements", "snakemake published", "plans on A40, A100 and H100 beside public measured steps"),
+    _SitePage("published_vtrain.html", "vTrain's points", "snakemake published", "1,440 iteration times of GPT models under 18 combinations of degrees"),
+    _SitePage("clusters.html", "Runs on clusters", "snakemake clusters", "steps and memory of language models on 8 to 512 H100 beside predictions"),
+    _SitePage("distsim.html", "DistSim's evaluation", "snakemake distsim", "the same questions asked of runs on this machine"),
+    _SitePage("studies.html", "Case studies", "snakemake studies", "studies that are simulated only"),
+    _SitePage("figures.html", "Figures of the paper", "snakemake figures", "counterparts of the paper's figures, on runs of this machine and simulated"),
+    _SitePage("published_figures.html", "Figures of the paper, public data", "snakemake published_figures", "the same with public measurements and traces"),
 )  # fmt: skip
 """In the order in which they are listed. Pages that were not made yet are listed too."""
 
@@ -234,11 +234,11 @@ def render_page(page: Page) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(page.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(page.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(page.title)}</h1>\n{headline}{render_links(links, 'Contents')}"
         f"</header>\n<main>\n{body}\n</main>\n"
         f"<footer>Made by trioflow {escape(__version__ + page.made_from)}.</footer>\n"
-        f"{_render_pages()}\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"{_render_pages()}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 

@@ -20,9 +20,9 @@ MODELS: Mapping[str, str] = {
 """Who predicts, and the column that holds it."""
 APART = 0.05
 """Plans whose measured times differ by less are no order to get right."""
-TOGETHER = ("set", "workload", "source_gpu", "platform", "ranks", "batch", "mode")
+_TOGETHER = ("set", "workload", "source_gpu", "platform", "ranks", "batch", "mode")
 """Cases that agree in these were measured under different plans of one question."""
-OF_ONE_MACHINE = ("set", "workload", "platform")
+_OF_ONE_MACHINE = ("set", "workload", "platform")
 
 SCORES: Mapping[str, str] = {
     **{name: VALIDATION_SCORES[name] for name in (
@@ -91,10 +91,10 @@ def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float
 def list_plan_pairs(cases: pd.DataFrame) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield two cases of different plans of one question whose measured times are apart.
 
-    Cases belong together when they agree in ``TOGETHER``; a measured step that is predicted from
+    Cases belong together when they agree in ``_TOGETHER``; a measured step that is predicted from
     several traces takes part with each prediction.
     """
-    for _, group in cases.groupby(list(TOGETHER), sort=False):
+    for _, group in cases.groupby(list(_TOGETHER), sort=False):
         rows = [{str(k): v for k, v in row.items()} for row in group.to_dict("records")]
         for one, other in itertools.combinations(rows, 2):
             apart = abs(one["measured_s"] / other["measured_s"] - 1.0) > APART
@@ -121,7 +121,7 @@ def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFra
     those of one GPU), ``error``.
     """
     found = []
-    for _, group in cases.groupby(list(OF_ONE_MACHINE), sort=False):
+    for _, group in cases.groupby(list(_OF_ONE_MACHINE), sort=False):
         alone = group[group["ranks"] == 1].to_dict("records")
         for row in group[group["ranks"] > 1].to_dict("records"):
             base = [one for one in alone if one["batch"] * row["ranks"] == row["batch"]]

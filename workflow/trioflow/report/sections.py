@@ -44,12 +44,12 @@ LIMITS = (
 )
 
 
-def meaning_of(column: str) -> str:
+def _meaning_of(column: str) -> str:
     """Return the meaning of a column of the error table, from its schema."""
     return str(tables.ERRORS.field(column).metadata[b"meaning"].decode())
 
 
-def list_warnings(errors: pd.DataFrame) -> list[str]:
+def _list_warnings(errors: pd.DataFrame) -> list[str]:
     """Return the different warnings of the experiments, in order of appearance."""
     texts = [
         text for cell in errors["warnings"] for text in str(cell).split(WARNING_SEPARATOR) if text
@@ -60,19 +60,19 @@ def list_warnings(errors: pd.DataFrame) -> list[str]:
 def render_experiments(errors: pd.DataFrame) -> str:
     """Return the table of all experiments with its footnotes."""
     columns = [
-        Column("experiment", "", meaning_of("experiment"), number=False),
-        Column("error", "signed", meaning_of("relative_error")),
-        Column("measured", "median, quartiles", meaning_of("measured_s")),
-        Column("predicted", "80 % interval", meaning_of("simulated_s")),
-        Column("trace only", "signed error", meaning_of("trace_only_error")),
-        Column("baseline", "signed error", meaning_of("baseline_error")),
-        Column("exposed", "communication", meaning_of("exposed_communication_s")),
-        Column("plan", "", meaning_of("plan"), number=False),
-        Column("batch", "", meaning_of("batch")),
-        Column("confidence", "", meaning_of("confidence"), number=False),
-        Column("notes", "", meaning_of("warnings"), number=False),
+        Column("experiment", "", _meaning_of("experiment"), number=False),
+        Column("error", "signed", _meaning_of("relative_error")),
+        Column("measured", "median, quartiles", _meaning_of("measured_s")),
+        Column("predicted", "80 % interval", _meaning_of("simulated_s")),
+        Column("trace only", "signed error", _meaning_of("trace_only_error")),
+        Column("baseline", "signed error", _meaning_of("baseline_error")),
+        Column("exposed", "communication", _meaning_of("exposed_communication_s")),
+        Column("plan", "", _meaning_of("plan"), number=False),
+        Column("batch", "", _meaning_of("batch")),
+        Column("confidence", "", _meaning_of("confidence"), number=False),
+        Column("notes", "", _meaning_of("warnings"), number=False),
     ]
-    warnings = list_warnings(errors)
+    warnings = _list_warnings(errors)
     rows = [_experiment_row(row, warnings) for row in errors.to_dict("records")]
     notes = render_list(warnings, ordered=True, prefix="note") if warnings else ""
     mark = "\u2020 the measured median lies outside the predicted interval."
@@ -290,11 +290,11 @@ def render_collectives(inputs: ReportInputs) -> str:
     return render_paragraph(words) + render_table(columns, rows, "Collectives")
 
 
-LABELS = {
+_LABELS = {
     "host_costs.overlap": "all-reduce hidden behind compute",
 }
 """Words for facts of a session whose name does not say it all."""
-UNSHOWN_FACTS = ("anchors", "warnings", "workload", "stages", "inputs", "trioflow_version")
+_UNSHOWN_FACTS = ("anchors", "warnings", "workload", "stages", "inputs", "trioflow_version")
 
 
 def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
@@ -321,7 +321,7 @@ def _render_anchors(inputs: ReportInputs, names: Sequence[str]) -> str:
 def render_machine(inputs: ReportInputs) -> str:
     """Return the facts of every measuring session, its warnings and the limits of the report."""
     names = sorted(inputs.sessions)
-    facts = {name: flatten_facts(inputs.sessions[name], skip=UNSHOWN_FACTS) for name in names}
+    facts = {name: flatten_facts(inputs.sessions[name], skip=_UNSHOWN_FACTS) for name in names}
     keys = sorted({key for lines in facts.values() for key in lines}, key=_label)
     common = {
         key: facts[names[0]][key]
@@ -352,7 +352,7 @@ def render_machine(inputs: ReportInputs) -> str:
 
 
 def _label(name: str) -> str:
-    return LABELS.get(name) or write_label(name)
+    return _LABELS.get(name) or write_label(name)
 
 
 def _group_warnings(pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -363,7 +363,7 @@ def _group_warnings(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{text} ({join_words(found)})" for text, found in where.items()]
 
 
-GLOSSARY = {
+_GLOSSARY = {
     "anchor": "steps of the measuring session on one rank, which set the clock of its predictions: the ratio of the measured "
     "to the traced step, and nothing of a step on several ranks",
     "oracle": "a prediction that is given part of the answer, such as measured compute in place of predicted compute: what "
@@ -376,5 +376,5 @@ GLOSSARY = {
 
 def render_glossary() -> str:
     """Return the meaning of the words and of every metric."""
-    words = render_definitions(GLOSSARY.items())
+    words = render_definitions(_GLOSSARY.items())
     return words + "<h3>Accuracy</h3>" + render_definitions(METRICS.items())

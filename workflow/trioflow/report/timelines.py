@@ -17,20 +17,20 @@ from trioflow.report.wording import write_time
 from trioflow.table_columns import STREAMS
 
 COMMUNICATION_KINDS = ("collective", "send", "recv")
-COLOURS = {
+_COLOURS = {
     "forward": style.SKY, "backward": style.BLUE, "optimizer": style.GREEN,
     "communication": style.VERMILLION, "other": style.GREY,
 }  # fmt: skip
-PATH_COLOUR, PATH_WIDTH, PATH_OFFSET = style.PURPLE, 2.4, 0.46
+_PATH_COLOUR, _PATH_WIDTH, PATH_OFFSET = style.PURPLE, 2.4, 0.46
 """Look of the line under the tasks that the step waits for, and how far below a lane's middle it is."""
 MOST_RANKS = 8
 """Ranks drawn; a figure of more is no longer readable."""
-RESOLUTION = 500
+_RESOLUTION = 500
 """Thinnest bar, as a fraction of the time axis: about 1.4 CSS pixels of a figure on the page."""
 
 
 @dataclass(frozen=True)
-class Lane:
+class _Lane:
     """The bars of one stream of one rank in one timeline."""
 
     rank: int  # process
@@ -79,7 +79,7 @@ def busy_time(start_s: np.ndarray[Any, Any], end_s: np.ndarray[Any, Any]) -> flo
     return total
 
 
-def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[Lane]:
+def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[_Lane]:
     """Sort a timeline into lanes, by rank and stream.
 
     ``timeline``: columns of ``tables.TIMELINE``; ``source``: predicted or measured; ``thinnest_s``:
@@ -104,7 +104,7 @@ def build_lanes(timeline: pd.DataFrame, source: str, thinnest_s: float) -> list[
         busy_s = busy_time(
             part["start_s"].to_numpy(dtype=float), part["end_s"].to_numpy(dtype=float)
         )
-        lanes.append(Lane(int(rank), source, str(stream), bars, busy_s))
+        lanes.append(_Lane(int(rank), source, str(stream), bars, busy_s))
     place = {stream: number for number, stream in enumerate(STREAMS)}
     return sorted(lanes, key=lambda lane: (lane.rank, place.get(lane.stream, 99), lane.stream))
 
@@ -160,12 +160,12 @@ def draw_timelines(
 
 def _collect_lanes(
     predicted: pd.DataFrame, measured: pd.DataFrame, measured_s: float | None
-) -> tuple[list[Lane], float]:
+) -> tuple[list[_Lane], float]:
     """Return the lanes of both timelines, and the time [s] that both and the measured step span."""
     ends = [float(frame["end_s"].max()) for frame in (predicted, measured) if len(frame)]
     span_s = max([*ends, measured_s or 0.0])
-    lanes = build_lanes(predicted, "predicted", span_s / RESOLUTION)
-    lanes += build_lanes(measured, "measured", span_s / RESOLUTION)
+    lanes = build_lanes(predicted, "predicted", span_s / _RESOLUTION)
+    lanes += build_lanes(measured, "measured", span_s / _RESOLUTION)
     return lanes, span_s
 
 
@@ -176,7 +176,7 @@ def _label_time(axes: Any, span_s: float) -> None:
     style.show_seconds(axes.xaxis)
 
 
-def _draw_rank(axes: Any, lanes: list[Lane], span_s: float) -> None:
+def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
     """Draw the lanes of one rank, predicted above measured."""
     lanes = [
         lane for source in ("predicted", "measured") for lane in lanes if lane.source == source
@@ -192,8 +192,8 @@ def _draw_rank(axes: Any, lanes: list[Lane], span_s: float) -> None:
                 if len(chosen):
                     axes.broken_barh(
                         [tuple(bar) for bar in chosen.tolist()], (row - 0.4, 0.8),
-                        facecolors=COLOURS[colour], linewidth=0.5 if wide else 0.35,
-                        edgecolor="white" if wide else COLOURS[colour],
+                        facecolors=_COLOURS[colour], linewidth=0.5 if wide else 0.35,
+                        edgecolor="white" if wide else _COLOURS[colour],
                         hatch="////" if colour == "communication" and wide else None,
                     )  # fmt: skip
         axes.text(
@@ -218,7 +218,7 @@ def _mark_ends(axes: Any, predicted: pd.DataFrame, measured_s: float | None) -> 
         axes.axvline(measured_s, color=style.INK, linewidth=1.2, linestyle="--")
 
 
-def _mark_path(axes: Any, path: pd.DataFrame | None, lanes: list[Lane], span_s: float) -> None:
+def _mark_path(axes: Any, path: pd.DataFrame | None, lanes: list[_Lane], span_s: float) -> None:
     """Underline the tasks of the critical path, where it is known, in the predicted lanes of one rank."""
     if path is None:
         return
@@ -226,11 +226,11 @@ def _mark_path(axes: Any, path: pd.DataFrame | None, lanes: list[Lane], span_s: 
         own = path[(path["rank"] == lane.rank) & (path["stream"] == lane.stream)]
         if len(own):
             start_s, end_s = (own[name].to_numpy(dtype=float) for name in ("start_s", "end_s"))
-            bars = merge_thin_bars(start_s, end_s, span_s / RESOLUTION)
+            bars = merge_thin_bars(start_s, end_s, span_s / _RESOLUTION)
             ends = np.stack([bars[:, 0], bars.sum(axis=1)], axis=1)
             axes.hlines(
                 np.full(len(ends), row + PATH_OFFSET), ends[:, 0], ends[:, 1],
-                colors=PATH_COLOUR, linewidth=PATH_WIDTH, zorder=3,
+                colors=_PATH_COLOUR, linewidth=_PATH_WIDTH, zorder=3,
             )  # fmt: skip
 
 
@@ -238,14 +238,14 @@ def _legend(colours: set[str], measured_s: float | None, *, marked: bool = False
     """Return the legend's entries for the colours in use."""
     entries: list[Any] = [
         Patch(
-            facecolor=COLOURS[colour], edgecolor="white", label=colour,
+            facecolor=_COLOURS[colour], edgecolor="white", label=colour,
             hatch="////" if colour == "communication" else None,
         )
-        for colour in COLOURS if colour in colours
+        for colour in _COLOURS if colour in colours
     ]  # fmt: skip
     if marked:
         entries.append(
-            Line2D([], [], color=PATH_COLOUR, linewidth=PATH_WIDTH, label="critical path")
+            Line2D([], [], color=_PATH_COLOUR, linewidth=_PATH_WIDTH, label="critical path")
         )
     entries.append(Line2D([], [], color=style.BLUE, linewidth=1.2, label="end of predicted step"))
     if measured_s is not None:

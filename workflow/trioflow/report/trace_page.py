@@ -60,13 +60,13 @@ def build_trace_page(
     """
     rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
     frame = pd.DataFrame(rows, columns=tables.TRACES.names)
-    made = compose_trace_page(frame, [Path(folder) / "trace.json" for folder in folders])
+    made = _compose_trace_page(frame, [Path(folder) / "trace.json" for folder in folders])
     tables.write_table(frame, "traces", table)
     write_page(page, made)
     return frame
 
 
-def compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page:
+def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page:
     """Return the page of some rows of ``tables.TRACES``, read from some files."""
     columns = [
         Column("trace", "source; precision, optimizer", _meaning("source"), number=False),

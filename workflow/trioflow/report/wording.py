@@ -9,7 +9,7 @@ from typing import Any
 from trioflow.units import format_bytes, format_count, format_time
 
 SHARES = ("_error", "_overhead", "_fraction", "_share", "drift", "overhead", "overlap", "share")
-MINUS = "\u2212"
+_MINUS = "\u2212"
 NOTHING = "\u2013"
 
 
@@ -35,7 +35,7 @@ def write_signed_percent(share: float | None, digits: int = 1) -> str:
 def write_signed(value: float, digits: int = 1) -> str:
     """Write a number with its sign, a true minus and no negative zero."""
     text = f"{value:+.{digits}f}"
-    return text.replace("-", MINUS) if float(text) else f"{0:.{digits}f}"
+    return text.replace("-", _MINUS) if float(text) else f"{0:.{digits}f}"
 
 
 def write_range(low_s: float, high_s: float) -> str:
@@ -75,7 +75,7 @@ def flatten_facts(facts: Mapping[str, Any], skip: Iterable[str] = ()) -> dict[st
         if isinstance(value, Mapping):
             lines.update({f"{key}.{name}": text for name, text in flatten_facts(value).items()})
         else:
-            lines[key] = write_fact(key, value)
+            lines[key] = _write_fact(key, value)
     return lines
 
 
@@ -86,7 +86,7 @@ def write_label(name: str) -> str:
     return name.replace(".", ": ").replace("_", " ")
 
 
-def write_fact(name: str, value: Any) -> str:
+def _write_fact(name: str, value: Any) -> str:
     """Write one fact; its name tells the unit."""
     if value is None or value in ("", []):
         return NOTHING

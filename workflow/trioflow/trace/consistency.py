@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from trioflow.errors import TraceError
 from trioflow.trace.facts import Entry, Facts
 
-MOST_OF_STEP = 2.0
+_MOST_OF_STEP = 2.0
 """Device time of compute over the step's own time; a device computes one instant once."""
-MOST_OF_BUSY_STEP = 10.0
+_MOST_OF_BUSY_STEP = 10.0
 """The same on a processor, either way: other programs take turns there, in the step or in its profile."""
 MOST_WORK = 1 << 60
 """Operations, bytes or nanoseconds of all operators; more than any step has."""
@@ -259,7 +259,7 @@ def _times_fit_into_the_step(c: _Columns) -> Found | None:
     device, host = c.numbers("device_ns"), c.numbers("cpu_ns")
     device_s, all_s = float(device[computes].sum()) / 1e9, float((device + host).sum()) / 1e9
     on_cpu, problem = c.facts.device == "cpu", ""
-    most = MOST_OF_BUSY_STEP if on_cpu else MOST_OF_STEP
+    most = _MOST_OF_BUSY_STEP if on_cpu else _MOST_OF_STEP
     if not device.any():
         problem = f"all are 0 in a step of {step_s} s"
     elif device_s > most * step_s:

@@ -15,7 +15,7 @@ from trioflow.errors import TraceError
 from trioflow.input_files import check_values
 from trioflow.precision_recipes import RECIPES, PrecisionRecipe
 
-REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
+_REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
 STEP_TIME_SOURCES = {
     "un-profiled": "median of steps that ran without the profiler",
     "profiled": "the profiled step's own duration, the profiler's time included",
@@ -183,7 +183,7 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
         a plan needs.
     """
     check_values(dict(facts), file or "trace.json", TraceError)
-    for name in REQUIRED_FACTS:
+    for name in _REQUIRED_FACTS:
         if name not in facts:
             raise TraceError(f"the fact {name!r} is missing", file=file, fix="capture it again")
     for name, value in facts.items():

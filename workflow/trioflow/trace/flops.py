@@ -14,7 +14,7 @@ from math import prod
 from trioflow.trace.profile.profiler_fields import load_fields
 
 Shape = Sequence[int]
-Formula = Callable[[Sequence[Shape], Sequence[Shape]], int]
+_Formula = Callable[[Sequence[Shape], Sequence[Shape]], int]
 
 
 def _matmul(left: Shape, right: Shape) -> int:
@@ -89,7 +89,7 @@ def _recurrent_layer(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     return _recurrent(inputs[:3], outputs)
 
 
-def _twice(forward: Formula) -> Formula:
+def _twice(forward: _Formula) -> _Formula:
     """Gradients of the input and of the weights: twice the forward."""
     return lambda inputs, outputs: 2 * forward(inputs, outputs)
 
@@ -112,7 +112,7 @@ def _attention_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-FORMULAS: dict[str, Formula] = {
+FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _mm),
     **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm"), _mm),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), _addmm),

@@ -28,7 +28,7 @@ REPEATED_FACTS = (
     "trioflow_version", "host", "driver", "cuda",
 )  # fmt: skip
 """Facts that the manifest repeats, so that a pack says where it comes from without being unpacked."""
-LARGEST_TABLE_BYTES = 1 << 30
+_LARGEST_TABLE_BYTES = 1 << 30
 """A compressed table of a trace; those of 100,000 operators have some 10 MB."""
 _DATE = (1980, 1, 1, 0, 0, 0)
 """Zip's first date: the time of packing is no part of the content."""
@@ -99,7 +99,7 @@ def _check_sizes(archive: zipfile.ZipFile, file: str | Path) -> None:
     """Refuse members that say they are larger than any; no more than they say is ever read."""
     for member in archive.infolist():
         largest = (
-            LARGEST_TABLE_BYTES if member.filename.endswith(".parquet") else LARGEST_JSON_BYTES
+            _LARGEST_TABLE_BYTES if member.filename.endswith(".parquet") else LARGEST_JSON_BYTES
         )
         if member.file_size > largest:
             raise TraceError(

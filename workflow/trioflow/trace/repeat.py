@@ -243,7 +243,7 @@ def _repeat_gradients(facts: Facts, name: BlockName, copies: int, places: Places
 
 
 @dataclass(frozen=True)
-class Stack:
+class _Stack:
     """Blocks that follow one another."""
 
     names: tuple[BlockName, ...]  # the blocks in order
@@ -260,7 +260,7 @@ class Stack:
         return " to ".join(dict.fromkeys((self.names[0].path, self.names[-1].path)))
 
 
-def find_layers(trace: Trace) -> list[Stack]:
+def find_layers(trace: Trace) -> list[_Stack]:
     """Return the stacks of blocks that a model's number of layers counts.
 
     ``trace``: one step of the model.
@@ -290,7 +290,7 @@ def find_layers(trace: Trace) -> list[Stack]:
             )
         stacks = counted
     rows = records(trace.operators)
-    return [Stack(tuple(names), _choose(rows, names).path) for names in stacks]
+    return [_Stack(tuple(names), _choose(rows, names).path) for names in stacks]
 
 
 def _find_stacks(trace: Trace) -> list[list[BlockName]]:

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from trioflow.trace.capture.workload import module_annotations
 from trioflow.trace.profile.kineto import ABSENT, STEP
 
-HAND_OVER = "PythonDispatchMode"
+_HAND_OVER = "PythonDispatchMode"
 """What the profiler calls PyTorch's hand-over of a call to fake tensors."""
 _FAKE, _NOTE = "trioflow: fake call", "trioflow: tensors of fake call "
 _WRITTEN = "trioflow: written by fake call"
@@ -44,13 +44,13 @@ _ACCUMULATES = "autograd::engine::evaluate_function: "
 _UNDEFINED = "Tensor(nullptr"
 """Type of an absent tensor."""
 
-Json = dict[str, Any]
+_Json = dict[str, Any]
 Tensor = list[Any]
 """A tensor in an execution trace: id, storage, offset, elements, bytes each, device."""
 
 
 @dataclass(frozen=True)
-class FakeCall:
+class _FakeCall:
     """One call on fake tensors."""
 
     storages: list[int]  # address of the storage of each of its tensors, arguments first
@@ -71,7 +71,7 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.calls: list[FakeCall] | None = None
+        self.calls: list[_FakeCall] | None = None
         self.values_read = 0
         self._kept: list[Any] = []
 
@@ -88,7 +88,7 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
             self._kept += storages
             with _RecordFunctionFast(f"{_NOTE}{len(self.calls)}", used):  # the profiler's ids
                 view = bool(used) and used[0]._is_view()
-                self.calls.append(FakeCall([storage._cdata for storage in storages], view))
+                self.calls.append(_FakeCall([storage._cdata for storage in storages], view))
         if not made and func._schema.is_mutable:
             # A real call over lists encloses one a tensor, which returns what it wrote.
             with _RecordFunctionFast(_WRITTEN, _written(func, args, kwargs or {})):
@@ -145,13 +145,13 @@ def profile_fake_step(
     renamed = _repair_nodes(trace["nodes"], calls)
     for event in kineto["traceEvents"]:
         event["name"] = renamed.get(_record(event) or ABSENT, event["name"])
-    trace["nodes"] = [node for node in trace["nodes"] if node["name"] != HAND_OVER]
+    trace["nodes"] = [node for node in trace["nodes"] if node["name"] != _HAND_OVER]
     _nest_alike(kineto["traceEvents"], trace["nodes"])
     _write(kineto, folder / "kineto.json.gz")
     _write(trace, folder / "execution_trace.json.gz")
 
 
-def _write(content: Json, path: Path) -> None:
+def _write(content: _Json, path: Path) -> None:
     with (
         path.open("wb") as raw,
         gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=1) as packed,
@@ -159,7 +159,7 @@ def _write(content: Json, path: Path) -> None:
         packed.write(json.dumps(content).encode())
 
 
-def _without_fakes(events: Iterable[Json]) -> Iterator[Json]:
+def _without_fakes(events: Iterable[_Json]) -> Iterator[_Json]:
     """Leave out the hand-overs and what fake tensors do inside them; keep annotations."""
     until: dict[Any, float] = {}
     for event in sorted(events, key=lambda e: (float(e.get("ts", 0)), -float(e.get("dur", 0)))):
@@ -170,16 +170,16 @@ def _without_fakes(events: Iterable[Json]) -> Iterator[Json]:
         limit = until.get(event["tid"], float("-inf"))
         if event["name"] == _FAKE:
             until[event["tid"]] = max(end, limit)
-        elif end > limit and event["name"] != HAND_OVER:
+        elif end > limit and event["name"] != _HAND_OVER:
             yield event
 
 
-def _record(event: Json) -> int | None:
+def _record(event: _Json) -> int | None:
     found: int | None = event.get("args", {}).get("Record function id")
     return found
 
 
-def _nest_alike(events: Iterable[Json], nodes: list[Json]) -> None:
+def _nest_alike(events: Iterable[_Json], nodes: list[_Json]) -> None:
     """Let calls have the callers that they have in the profile, hand-overs left out.
 
     Events must come in order of start, the outer one first.
@@ -198,7 +198,7 @@ def _nest_alike(events: Iterable[Json], nodes: list[Json]) -> None:
         stack.append((float(event["ts"]) + float(event["dur"]), node["id"]))
 
 
-def _tensors(side: Json) -> list[Tensor]:
+def _tensors(side: _Json) -> list[Tensor]:
     """Return the tensors among a node's values, those in lists included, absent ones not."""
     found: list[Tensor] = []
     for value, kind in zip(side["values"], side["types"], strict=True):
@@ -211,11 +211,11 @@ def _tensors(side: Json) -> list[Tensor]:
     return found
 
 
-def _attribute(node: Json, name: str) -> Json:
+def _attribute(node: _Json, name: str) -> _Json:
     return next(entry for entry in node["attrs"] if entry["name"] == name)
 
 
-def _repair_nodes(nodes: list[Json], calls: list[FakeCall]) -> dict[int, str]:
+def _repair_nodes(nodes: list[_Json], calls: list[_FakeCall]) -> dict[int, str]:
     """Give tensors their storages, put further gradients where a real step does, drop fake calls.
 
     Returns new names of calls, by record id.
@@ -236,20 +236,20 @@ def _repair_nodes(nodes: list[Json], calls: list[FakeCall]) -> dict[int, str]:
         if node["name"].startswith(_NOTE) and _call_of(node, calls).of_view
     }
     nodes[:] = [node for node in nodes if node["id"] not in fake]
-    return _add_in_place([node for node in nodes if node["name"] != HAND_OVER], by_id, views)
+    return _add_in_place([node for node in nodes if node["name"] != _HAND_OVER], by_id, views)
 
 
-def _call_of(note: Json, calls: list[FakeCall]) -> FakeCall:
+def _call_of(note: _Json, calls: list[_FakeCall]) -> _FakeCall:
     return calls[int(note["name"][len(_NOTE) :])]
 
 
-def _join_storages(nodes: list[Json], calls: list[FakeCall]) -> None:
+def _join_storages(nodes: list[_Json], calls: list[_FakeCall]) -> None:
     """Write a number of its storage into every tensor, from the notes of the calls.
 
     Ids of tensors are given again once a tensor is gone, so a note counts from the call on that it
     was made in.
     """
-    inside: dict[int, list[Json]] = {}
+    inside: dict[int, list[_Json]] = {}
     for node in nodes:
         inside.setdefault(node["ctrl_deps"], []).append(node)
     number: dict[int, int] = {}  # from 1 on: 0 is an absent tensor's
@@ -271,7 +271,7 @@ def _join_storages(nodes: list[Json], calls: list[FakeCall]) -> None:
             for earlier in waiting.pop(identity, []):
                 earlier[1] = storage[identity]
 
-    def visit(node: Json) -> None:
+    def visit(node: _Json) -> None:
         if node["name"].startswith(_NOTE):
             note(_tensors(node["inputs"]), _call_of(node, calls).storages)
             return
@@ -290,7 +290,7 @@ def _join_storages(nodes: list[Json], calls: list[FakeCall]) -> None:
             tensor[1] = len(number) + 1 + place
 
 
-def _add_in_place(nodes: list[Json], by_id: dict[int, Json], views: set[int]) -> dict[int, str]:
+def _add_in_place(nodes: list[_Json], by_id: dict[int, _Json], views: set[int]) -> dict[int, str]:
     """Turn autograd's additions to gradients that nobody else holds into additions in place.
 
     `views` are the calls whose first argument is a view.

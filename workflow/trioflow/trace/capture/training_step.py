@@ -15,7 +15,7 @@ from trioflow.tables import PHASES
 from trioflow.trace.workloads.build import Workload
 from trioflow.trace.workloads.precision import INITIAL_SCALE
 
-SCALING = "Optimizer.step#gradient scaling"
+_SCALING = "Optimizer.step#gradient scaling"
 """Annotation of fp16's unscaling and checking; it counts as the optimizer's, as its name says."""
 
 
@@ -93,6 +93,6 @@ class TrainingStep:
         if not self.scaler.is_enabled():
             self.optimizer.step()
             return
-        with record_function(SCALING):
+        with record_function(_SCALING):
             self.scaler.step(self.optimizer)
             self.scaler.update()

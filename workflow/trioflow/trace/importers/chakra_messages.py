@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from trioflow.errors import TraceError
 from trioflow.input_files import check_file
 
-SCHEMA_VERSION = "0.0.4"
+_SCHEMA_VERSION = "0.0.4"
 """Version of Chakra's schema that the tables below describe."""
 
 NODE_TYPES = {
@@ -106,7 +106,7 @@ def new_node(node_id: int, name: str, node_type: str) -> Any:
 
 def new_metadata() -> Any:
     """Return a GlobalMetadata message of the version that is written."""
-    return _message_class("GlobalMetadata")(version=SCHEMA_VERSION)
+    return _message_class("GlobalMetadata")(version=_SCHEMA_VERSION)
 
 
 def add_attribute(message: Any, name: str, kind: str, value: Any) -> None:
@@ -213,7 +213,7 @@ def _parse(name: str, raw: bytes, path: Path, place: str) -> Any:
     message.DiscardUnknownFields()
     if message.ByteSize() != known_bytes:
         raise TraceError(
-            f"a {name} has fields that schema {SCHEMA_VERSION} does not know",
+            f"a {name} has fields that schema {_SCHEMA_VERSION} does not know",
             file=path, place=place, fix=fix,
         )  # fmt: skip
     return message

@@ -31,7 +31,7 @@ from trioflow.units import ns_to_s
 
 _UNSAID = "unknown"
 _TF32 = "tf32"
-MOST_STEPS = 30
+_MOST_STEPS = 30
 """Of more profiled steps, evenly spaced ones are taken."""
 
 
@@ -54,7 +54,7 @@ def import_kineto(
     Notes
     -----
     Of several steps the one that the execution trace covers best describes the operators, the last
-    of equals; times are medians over at most `MOST_STEPS` steps that ran the same operators. A
+    of equals; times are medians over at most `_MOST_STEPS` steps that ran the same operators. A
     step's duration includes the profiler's own time.
     """
     profile = read_profile(kineto)
@@ -64,7 +64,7 @@ def import_kineto(
     _check_tensors(step, links, nodes, profile, execution_trace)
     seen = observe_step(step, links)
     _check_marks(profile, spans, step, seen)
-    sample = spans[:: -(-len(spans) // MOST_STEPS)]
+    sample = spans[:: -(-len(spans) // _MOST_STEPS)]
     times = _find_times(profile, sample, step)
     set_times(seen.operators, times)
     warnings = _list_warnings(seen, sample, times, nodes is None)
@@ -98,7 +98,7 @@ def _describe_run(
         "workload": options.workload or source.name.partition(".")[0],
         "batch": int(options.need("batch", source, _find_batch(seen.operators))),
         "device": "cuda" if step.on_device else "cpu",
-        "device_name": name_device(profile, step, options),
+        "device_name": _name_device(profile, step, options),
         "precision": str(options.need("precision", source, _find_precision(step, seen.operators))),
         "optimizer": options.optimizer or _find_optimizer(step),
         "operators_without_tensors": seen.without_tensors,
@@ -268,7 +268,7 @@ def _list_warnings(
     return said
 
 
-def name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
+def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
     """Return the name of the device that a step ran on, from the file and the options.
 
     A file names its devices in its header. Where it lists them without the number that its kernels

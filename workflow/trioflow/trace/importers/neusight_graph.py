@@ -28,7 +28,7 @@ from trioflow.trace.importers.neusight_tables import (
 )
 from trioflow.trace.tensors import TensorRef
 
-ParameterShapes = Callable[[FxNode, tuple[int, ...]], dict[str, tuple[int, ...]]]
+_ParameterShapes = Callable[[FxNode, tuple[int, ...]], dict[str, tuple[int, ...]]]
 """Shapes of a leaf module's parameters by name, from its node and its input's shape."""
 
 _PRODUCTS = frozenset({"linear", "addmm", "matmul", "bmm", "mm", "baddbmm"})
@@ -52,7 +52,7 @@ class StepBuilder:
 
     floor: TimerFloor  # times up to its longest show no kernel
     training: bool  # whether dropout drops
-    shapes_of: ParameterShapes  # tells the shapes of a leaf module's parameters
+    shapes_of: _ParameterShapes  # tells the shapes of a leaf module's parameters
     tied: dict[str, str]  # parameters that are another one's memory
     operators: list[ObservedOperator] = field(default_factory=list)  # what was collected
     # Name, shape and elem_bytes of each parameter, in order of first use.

@@ -26,7 +26,7 @@ COLUMNS = {
         "acc_latency", "output_shape", "dtype", "Name",
     )
 }  # fmt: skip
-OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
+_OPS = ("placeholder", "get_attr", "call_function", "call_method", "call_module", "output")
 DTYPES = {
     "torch.float32": ("float", 4), "torch.float64": ("double", 8), "torch.float16": ("c10::Half", 2),
     "torch.bfloat16": ("c10::BFloat16", 2), "torch.int64": ("long int", 8),
@@ -108,8 +108,8 @@ def read_nodes(path: Path) -> list[FxNode]:
 def _read_node(row: CsvRow) -> FxNode:
     """Check and convert one row."""
     cells = {name: text.strip() for name, text in row.cells.items()}
-    if cells["op"] not in OPS:
-        raise row.error("op", f"{shorten(cells['op'])} is none of {', '.join(OPS)}")
+    if cells["op"] not in _OPS:
+        raise row.error("op", f"{shorten(cells['op'])} is none of {', '.join(_OPS)}")
     if not re.fullmatch(r"\w+", cells["Name"]):
         raise row.error("Name", f"{shorten(cells['Name'])} is no name of a node")
     if not cells["target"]:

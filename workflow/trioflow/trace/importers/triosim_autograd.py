@@ -13,7 +13,7 @@ from dataclasses import replace
 from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.triosim_tables import OperatorRow, TensorRow
 
-PARAMETER_TYPES = ("weight", "bias")
+_PARAMETER_TYPES = ("weight", "bias")
 """Beginnings of a parameter's type; only needed where no optimizer tells."""
 
 # Lists that an operator over lists may take, the likelier first; others take one or two.
@@ -65,7 +65,7 @@ def find_parameters(rows: Sequence[OperatorRow]) -> set[int]:
         if one.stage == "forward":
             read |= owned
             named |= {
-                t.storage for t in one.inputs if t.defined and t.type.startswith(PARAMETER_TYPES)
+                t.storage for t in one.inputs if t.defined and t.type.startswith(_PARAMETER_TYPES)
             }
         elif one.stage == "optimizer":
             arguments, written = find_arguments(one.name, [t.shape for t in one.inputs])

@@ -14,7 +14,7 @@ from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
 from trioflow.units import s_to_ns
 
-KEPT_SHARE = 0.2
+_KEPT_SHARE = 0.2
 """An operator keeps at least this share of its profiled time when the profiler's is taken off."""
 
 EVENT_NS = 2_000.0
@@ -47,7 +47,7 @@ class StepTimes:
         -----
         The difference is spread over the profiler's events, not over time: the profiler costs the
         same for a short operator as for a long one, at most ``EVENT_NS`` an event. The rest, what
-        the floor ``KEPT_SHARE`` holds back, and a profiled step that was faster than the
+        the floor ``_KEPT_SHARE`` holds back, and a profiled step that was faster than the
         un-profiled one are drift of the machine's speed and are settled in proportion.
         """
         if self.on_device:
@@ -55,8 +55,8 @@ class StepTimes:
         target = s_to_ns(step_s)
         count = float(self.events.sum() + self.host_events.sum())
         each = min(max(self.total_ns - target, 0.0) / count, EVENT_NS) if count else 0.0
-        device = np.maximum(self.device_ns - each * self.events, KEPT_SHARE * self.device_ns)
-        host = np.maximum(self.cpu_ns - each * self.host_events, KEPT_SHARE * self.cpu_ns)
+        device = np.maximum(self.device_ns - each * self.events, _KEPT_SHARE * self.device_ns)
+        host = np.maximum(self.cpu_ns - each * self.host_events, _KEPT_SHARE * self.cpu_ns)
         scale = target / max(float(device.sum() + host.sum() + self.tail_ns), 1.0)
         return replace(
             self,

@@ -38,7 +38,7 @@ from trioflow.trace.workloads.user_model import build_user_model
 
 
 @dataclass(frozen=True)
-class TransformerSizes:
+class _TransformerSizes:
     """Sizes of a transformer: counts, and the sequence length in tokens."""
 
     hidden: int
@@ -52,7 +52,7 @@ class TransformerSizes:
 class Embedding(nn.Module):
     """Token plus learned position embedding; BERT-like ones are normalised."""
 
-    def __init__(self, sizes: TransformerSizes) -> None:
+    def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.token = nn.Embedding(sizes.vocabulary, sizes.hidden)
         self.position = nn.Embedding(sizes.sequence, sizes.hidden)
@@ -68,7 +68,7 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     """Self-attention whose head count follows its (possibly sharded) weight."""
 
-    def __init__(self, sizes: TransformerSizes) -> None:
+    def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.head_size = sizes.hidden // sizes.heads
         self.causal = sizes.causal
@@ -88,7 +88,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with a GELU between them, four times as wide inside."""
 
-    def __init__(self, sizes: TransformerSizes) -> None:
+    def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.up = nn.Linear(sizes.hidden, 4 * sizes.hidden)
         self.activation = nn.GELU(approximate="tanh" if sizes.causal else "none")
@@ -103,7 +103,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer: normalisation before (GPT-2) or after (BERT) each half."""
 
-    def __init__(self, sizes: TransformerSizes) -> None:
+    def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.norm_before = sizes.causal
         self.norm1 = nn.LayerNorm(sizes.hidden)
@@ -124,7 +124,7 @@ class Block(nn.Module):
 class Head(nn.Module):
     """Prediction of every token; BERT-like models transform once more before it."""
 
-    def __init__(self, sizes: TransformerSizes) -> None:
+    def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.transform = (
             nn.Identity()
@@ -140,10 +140,10 @@ class Head(nn.Module):
         return logits
 
 
-class Transformer(nn.Module):
+class _Transformer(nn.Module):
     """Embedding, blocks, head; the head's weight is not tied to the embedding's."""
 
-    def __init__(self, sizes: TransformerSizes) -> None:
+    def __init__(self, sizes: _TransformerSizes) -> None:
         super().__init__()
         self.embedding = Embedding(sizes)
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
@@ -262,7 +262,7 @@ def _build_transformer(row: Mapping[str, Any]) -> Recipe:
         raise InputError(
             f"workload {row['workload']}: hidden {numbers['hidden']} is not a multiple of heads {numbers['heads']}"
         )
-    sizes = TransformerSizes(**numbers, causal=need_flag(row, "causal"))
+    sizes = _TransformerSizes(**numbers, causal=need_flag(row, "causal"))
     units = {"embedding": ["embedding"]}
     units |= {f"blocks.{i}": [f"blocks.{i}"] for i in range(sizes.layers)}
     units["head"] = ["head"]
@@ -270,7 +270,7 @@ def _build_transformer(row: Mapping[str, Any]) -> Recipe:
     def make_batch(batch: int, seed: int, device: str) -> tuple[Inputs, Any]:
         return make_tokens(batch, sizes.sequence, sizes.vocabulary, seed, device)
 
-    model = Transformer(sizes).train()
+    model = _Transformer(sizes).train()
     return Recipe(model, make_batch, mean_cross_entropy, units, dict(_TRANSFORMER_SPLIT))
 
 

@@ -102,7 +102,7 @@ def make_images(
         return images, torch.empty(batch, dtype=torch.long, device=device)
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(batch, 3, size, size, generator=generator, device="cpu")
-    return images.to(device), make_labels((batch,), classes, generator, device)
+    return images.to(device), _make_labels((batch,), classes, generator, device)
 
 
 def make_tokens(
@@ -110,11 +110,11 @@ def make_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return synthetic tokens and the tokens to predict, both [batch, sequence]."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = make_labels((batch, sequence), vocabulary, generator, device)
-    return inputs, make_labels((batch, sequence), vocabulary, generator, device)
+    inputs = _make_labels((batch, sequence), vocabulary, generator, device)
+    return inputs, _make_labels((batch, sequence), vocabulary, generator, device)
 
 
-def make_labels(
+def _make_labels(
     shape: tuple[int, ...], choices: int, generator: torch.Generator, device: str
 ) -> Tensor:
     """Return random whole numbers below ``choices``; on the meta device only their shape."""

@@ -87,7 +87,7 @@ _T5 = {
     for kind in ("row" if part.endswith("o") else "column",)
 }
 
-ARCHITECTURES = {
+_ARCHITECTURES = {
     "gpt2": Architecture("GPT2Config", "GPT2LMHeadModel", ("n_layer",), _GPT2, "n_positions"),
     "bert": Architecture(
         "BertConfig", "BertForMaskedLM", ("num_hidden_layers",), _BERT, "max_position_embeddings"
@@ -161,7 +161,7 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
             fix=f"use one of {', '.join(MODELS)}",
         )
     published = MODELS[chosen]
-    kind = ARCHITECTURES[published.architecture]
+    kind = _ARCHITECTURES[published.architecture]
     sequence, layers = need_size(row, "sequence"), read_size(row, "layers")
     library = _import_transformers(name)
     settings = {"use_cache": False, **published.settings}
@@ -259,7 +259,7 @@ def _quiet(library: ModuleType) -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-class PositionedEmbedding(nn.Module):  # type: ignore[misc]
+class _PositionedEmbedding(nn.Module):  # type: ignore[misc]
     """Token plus learned position embedding, then dropout: the entrance of GPT-2."""
 
     def __init__(self, token: nn.Module, position: nn.Module, dropout: nn.Module) -> None:
@@ -326,7 +326,7 @@ def _gpt2(model: nn.Module) -> Stages:
     paths = [f"transformer.{name}" for name in ("wte", "wpe", "drop")]
     return _chain(
         model, paths, "transformer.h", ["transformer.ln_f", "lm_head"],
-        lambda: PositionedEmbedding(*(model.get_submodule(path) for path in paths)),
+        lambda: _PositionedEmbedding(*(model.get_submodule(path) for path in paths)),
     )  # fmt: skip
 
 
