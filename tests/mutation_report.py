@@ -56,8 +56,8 @@ REASONS = {
     "shape changed": "a profile without an execution trace gives a shape once",
     "shape shortened": "a profile without an execution trace gives a shape once",
     "shape missing": "a profile may have been taken without shapes of some calls",
-    "other dtype": "a type of known size stands where another did, and nothing else tells the size",
-    "element size changed": "a type is told by its size alone; other rows of the same memory are not compared",
+    "other dtype": "a type of known size stands where another did, and nothing else gives the size",
+    "element size changed": "a type is known by its size alone; other rows of the same memory are not compared",
     "another row's value": "a cell took a possible value of its column",
     "cell emptied": "an empty type stands for a result that is no tensor",
     "phase changed": "a row names its phase once",
@@ -174,7 +174,7 @@ def describe(counts: dict[tuple[str, str, str], Counter[str]], sources: int) -> 
         "",
         f"## Changed without a word ({total[PLAUSIBLE]})",
         "",
-        _line(["kind of mutation", "how often, by importer", "why nothing tells"]),
+        _line(["kind of mutation", "how often, by importer", "why it goes unnoticed"]),
         _line(["---", "---", "---"]),
         *(
             _line(

@@ -287,7 +287,7 @@ def _check_plan(
         (workload.precision == "fp16" and (plan.pipeline > 1 or plan.sharding != "none"),
          "needs scaled gradients (fp16), which is not measured in a pipeline or under a sharding", "choose another plan or bf16"),
     ]  # fmt: skip
-    for problem, fix in (told[1:] for told in rules if told[0]):
+    for problem, fix in (rule[1:] for rule in rules if rule[0]):
         raise TableError(
             f"the plan {row.plan} {problem}", file=path, place=f"{place}, column plan", fix=fix
         )

@@ -32,7 +32,7 @@ _LONGEST_CELL = 1 << 24
 def check_file(
     path: str | Path, kind: type[InputError] = InputError, largest_bytes: int | None = None
 ) -> None:
-    """Refuse what is no regular file, or is too large; nothing is opened, so nothing can block.
+    """Refuse what is not a regular file, or is too large; nothing is opened, so nothing can block.
 
     ``path``: what the user named; ``kind``: class of the error; ``largest_bytes``: no limit unless
     given.

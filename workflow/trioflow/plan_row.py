@@ -217,7 +217,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         (plan.offload == "activations" and plan.recompute != "none", "offload",
          f"activations with recompute {plan.recompute} is not simulated", "use one of them"),
     ]  # fmt: skip
-    return next((told[1:] for told in rules if told[0]), None)
+    return next((rule[1:] for rule in rules if rule[0]), None)
 
 
 def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:

@@ -128,6 +128,6 @@ def read_json(path: str | Path, kind: type[InputError] = InputError) -> Any:
     Raises
     ------
     InputError
-        When the file is missing, is no regular file, is too large or is not JSON.
+        When the file is missing, is not a regular file, is too large or is not JSON.
     """
     return parse_json(read_text(path, kind, LARGEST_JSON_BYTES), path, kind)

@@ -62,8 +62,8 @@ def _run_simulate(options: argparse.Namespace) -> None:
     prediction = predict_options(
         options, record_links=str(options.timeline or "").endswith(PERFETTO_ENDINGS)
     )
-    told, breakdown = prediction.to_dict(), None
-    told |= _add_run(told, options, prediction.step.platform.device.name)
+    answer, breakdown = prediction.to_dict(), None
+    answer |= _add_run(answer, options, prediction.step.platform.device.name)
     if options.by:
         breakdown = prediction.breakdown(options.by, options.depth)
     if options.timeline:
@@ -72,48 +72,46 @@ def _run_simulate(options: argparse.Namespace) -> None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
     if options.json:
         rows = {} if breakdown is None else {"breakdown": tables.records(breakdown)}
-        print(json.dumps(told | rows, sort_keys=True))
+        print(json.dumps(answer | rows, sort_keys=True))
         return
-    memory = (
-        f"{format_bytes(told['peak_memory_bytes'])} of {format_bytes(told['memory_bytes'])} a rank"
-    )
-    verdict = "fits" if told["fits_memory"] else "OUT OF MEMORY"
-    interval = f"80 % interval {format_time(told['low_s'])} to {format_time(told['high_s'])}"
-    print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
+    memory = f"{format_bytes(answer['peak_memory_bytes'])} of {format_bytes(answer['memory_bytes'])} a rank"
+    verdict = "fits" if answer["fits_memory"] else "OUT OF MEMORY"
+    interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
+    print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(
         format_facts([
             ("model", describe_model(prediction.step.traces[0].facts)),
-            ("cost model", told["cost_model"]),
+            ("cost model", answer["cost_model"]),
             ("peak memory", f"{memory}: {verdict}"),
-            ("filled by", _describe_filling(told["memory"])),
-            ("step time", f"{format_time(told['step_time_s'])}  ({interval}; {told['confidence']})"),
-            ("without session", _describe_unanchored(told)),
-            ("throughput", _describe_throughput(told)),
-            ("MFU", _describe_utilisation(told)),
-            ("MFU counts", told.get("mfu_formula", "")),
-            ("compute", f"{format_time(told['compute_s'])} on the busiest rank"),
-            ("communication", f"{format_time(told['communication_s'])}, "
-             f"of which {format_time(told['exposed_communication_s'])} exposed{describe_waits(told)}"),
-            ("bubble", f"{told['bubble_share']:.1%} of the step, on average" if "bubble_share" in told else ""),
-            ("run", _describe_cost(told)),
-            ("simulated", f"{told['events']} events in {format_time(told['simulator_wall_s'])}"
-             f"{' (one of identical ranks each)' if told['folded'] else ''}"),
+            ("filled by", _describe_filling(answer["memory"])),
+            ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
+            ("without session", _describe_unanchored(answer)),
+            ("throughput", _describe_throughput(answer)),
+            ("MFU", _describe_utilisation(answer)),
+            ("MFU counts", answer.get("mfu_formula", "")),
+            ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
+            ("communication", f"{format_time(answer['communication_s'])}, "
+             f"of which {format_time(answer['exposed_communication_s'])} exposed{describe_waits(answer)}"),
+            ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
+            ("run", _describe_cost(answer)),
+            ("simulated", f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
+             f"{' (one of identical ranks each)' if answer['folded'] else ''}"),
             ("timeline", options.timeline or ""),
             ("breakdown", options.breakdown or ""),
         ])
     )  # fmt: skip
     if breakdown is not None:
-        print(f"\n{_format_breakdown(breakdown, told['step_time_s'])}")
-    for warning in told["warnings"]:
+        print(f"\n{_format_breakdown(breakdown, answer['step_time_s'])}")
+    for warning in answer["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
 
 
 def _add_run(
-    told: Mapping[str, Any], options: argparse.Namespace, device_name: str
+    answer: Mapping[str, Any], options: argparse.Namespace, device_name: str
 ) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
     power_w = _find_power(device_name) if options.power_w is None else options.power_w
-    run = describe_run(told, options.tokens, options.price_per_gpu_hour, power_w)
+    run = describe_run(answer, options.tokens, options.price_per_gpu_hour, power_w)
     return {"run": run} if run else {}
 
 
@@ -123,39 +121,39 @@ def _find_power(device_name: str) -> float | None:
     return sheet.power_limit_w if sheet and math.isfinite(sheet.power_limit_w) else None
 
 
-def _describe_throughput(told: Mapping[str, Any]) -> str:
+def _describe_throughput(answer: Mapping[str, Any]) -> str:
     """Return the rate in samples, and in tokens where a sample has any."""
-    text = f"{told['samples_per_s']:.3g} samples/s"
-    if "tokens_per_s" not in told:
+    text = f"{answer['samples_per_s']:.3g} samples/s"
+    if "tokens_per_s" not in answer:
         return text
     return (
-        f"{told['tokens_per_s']:,.0f} tokens/s, {told['tokens_per_s_per_gpu']:,.0f} a GPU "
-        f"({told['tokens_per_step']:,} tokens a step; {text})"
+        f"{answer['tokens_per_s']:,.0f} tokens/s, {answer['tokens_per_s_per_gpu']:,.0f} a GPU "
+        f"({answer['tokens_per_step']:,} tokens a step; {text})"
     )
 
 
-def _describe_utilisation(told: Mapping[str, Any]) -> str:
+def _describe_utilisation(answer: Mapping[str, Any]) -> str:
     """Return the share of the peak that model FLOPs reach, and their rate."""
-    if "mfu" not in told:
+    if "mfu" not in answer:
         return ""
     return (
-        f"{told['mfu']:.1%} ({told['mfu_without_embeddings']:.1%} without embeddings): "
-        f"{told['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU"
+        f"{answer['mfu']:.1%} ({answer['mfu_without_embeddings']:.1%} without embeddings): "
+        f"{answer['model_flop_per_s_per_gpu'] / 1e12:.0f} model TFLOP/s a GPU"
     )
 
 
-def describe_waits(told: Mapping[str, Any]) -> str:
+def describe_waits(answer: Mapping[str, Any]) -> str:
     """Return the exposed communication of each degree's groups."""
     parts = [
         f"{name} {format_time(time_s)}"
-        for name, time_s in told.get("exposed_by_group_s", {}).items()
+        for name, time_s in answer.get("exposed_by_group_s", {}).items()
     ]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _describe_cost(told: Mapping[str, Any]) -> str:
+def _describe_cost(answer: Mapping[str, Any]) -> str:
     """Return what a run of many tokens takes."""
-    run = told.get("run")
+    run = answer.get("run")
     if not run:
         return ""
     text = f"{run['tokens']:.3g} tokens: {run['time_s'] / DAY_S:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours"
@@ -166,11 +164,11 @@ def _describe_cost(told: Mapping[str, Any]) -> str:
     return text
 
 
-def _describe_unanchored(told: dict[str, Any]) -> str:
+def _describe_unanchored(answer: dict[str, Any]) -> str:
     """Return the step without the session's anchor; empty where there is none."""
-    if "trace_only_step_time_s" not in told:
+    if "trace_only_step_time_s" not in answer:
         return ""
-    return f"{format_time(told['trace_only_step_time_s'])}, from the trace alone"
+    return f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
 
 
 def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:

@@ -76,7 +76,7 @@ def _choose_plan(options: argparse.Namespace) -> Plan:
 
 
 def _is_given(value: object) -> bool:
-    """Tell whether an argument was given: a flag that is set, or any value, 0 included."""
+    """Return whether an argument was given: a flag that is set, or any value, 0 included."""
     return value is not None and value is not False
 
 
@@ -160,7 +160,7 @@ def apply_configuration(options: argparse.Namespace) -> None:
     Raises
     ------
     InputError
-        When there is no TRACE, or both; the file is none, or its batch does not divide.
+        When there is no TRACE, or both; the file is not a configuration, or its batch does not divide.
     PlanError
         When the ranks do not make the file's degrees.
     """

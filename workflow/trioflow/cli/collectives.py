@@ -74,26 +74,30 @@ def _run_collective(options: argparse.Namespace) -> None:
         raise InputError("a collective needs --bytes of 1 or more and --ranks of 2 or more")
     platform = change_platform(load_named_platform(options.platform, options.ranks), options)
     if options.algorithm in (None, *METHODS):
-        told = _ask_measurements(options, platform, size)
+        answer = _predict_from_measurements(options, platform, size)
     else:
-        told = _send_messages(options, platform, size)
+        answer = _simulate_messages(options, platform, size)
     if options.json:
-        print(json.dumps(told, sort_keys=True))
+        print(json.dumps(answer, sort_keys=True))
         return
     interval = ""
-    if told["low_s"] is not None:
-        interval = f" (80 % interval {format_time(told['low_s'])} to {format_time(told['high_s'])})"
+    if answer["low_s"] is not None:
+        interval = (
+            f" (80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])})"
+        )
     print(
         f"{options.collective} of {format_bytes(size)} on {options.ranks} ranks of {platform.name}: "
-        f"{format_time(told['time_s'])}{interval}, "
-        f"{format_bytes(told['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
-        f"({told['algorithm']}; {told['confidence']})"
+        f"{format_time(answer['time_s'])}{interval}, "
+        f"{format_bytes(answer['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
+        f"({answer['algorithm']}; {answer['confidence']})"
     )
-    for warning in told["warnings"]:
+    for warning in answer["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:
+def _predict_from_measurements(
+    options: argparse.Namespace, platform: Platform, size: int
+) -> dict[str, Any]:
     """Predict from the platform's measurements, or by the ring's closed form where there are none."""
     if read_chunks(options) is not None:
         raise InputError(
@@ -108,7 +112,7 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
         )
     result = _simulate(options, platform, size, cost)
     if cost is None:
-        return _tell(options, platform, size, result, "ring", [])
+        return _summarize(options, platform, size, result, "ring", [])
     algorithm = "measured curve"
     if isinstance(cost, PlatformCollectives | RelinkedCollectives):
         algorithm = f"{cost.method}, {cost.library} on {cost.platform}"
@@ -119,12 +123,14 @@ def _ask_measurements(options: argparse.Namespace, platform: Platform, size: int
     planner = keep_planner(platform, cost, "time_s")
     if planner.find_time(options.collective, size, tuple(range(options.ranks))) is None:
         # The cost says nothing of ranks that lie unevenly on nodes.
-        return _tell(options, platform, size, result, "ring", warnings)
-    told = _tell(options, platform, size, result, algorithm, warnings)
-    return {**told, "low_s": low_s, "high_s": high_s}
+        return _summarize(options, platform, size, result, "ring", warnings)
+    answer = _summarize(options, platform, size, result, algorithm, warnings)
+    return {**answer, "low_s": low_s, "high_s": high_s}
 
 
-def _send_messages(options: argparse.Namespace, platform: Platform, size: int) -> dict[str, Any]:
+def _simulate_messages(
+    options: argparse.Namespace, platform: Platform, size: int
+) -> dict[str, Any]:
     """Predict message by message."""
     word = spell_algorithm(options.algorithm)
     if options.collectives:
@@ -139,7 +145,7 @@ def _send_messages(options: argparse.Namespace, platform: Platform, size: int) -
     cut = f", {chunks.number} chunks" if chunks.number > 1 else ""
     if isfinite(chunks.largest_bytes):
         cut = f", chunks of up to {format_bytes(chunks.largest_bytes)}"
-    return _tell(options, platform, size, result, f"{word}{cut}", [])
+    return _summarize(options, platform, size, result, f"{word}{cut}", [])
 
 
 def _simulate(
@@ -160,11 +166,11 @@ def _simulate(
     return simulate(builder.build(), platform, network=network, **ways)
 
 
-def _tell(
+def _summarize(
     options: argparse.Namespace, platform: Platform, size: int, result: Result, algorithm: str,
     warnings: list[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what is told of one collective."""
+    """Return the summary of one collective."""
     time_s = result.summary.step_time_s
     wire = compute_wire_bytes(options.collective, size, options.ranks)
     return {

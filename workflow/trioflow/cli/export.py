@@ -70,7 +70,7 @@ def _run_export_chakra(options: argparse.Namespace) -> None:
     print(f"{graph.metadata.workload}: {graph.metadata.plan_text}")
     nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"
     print(f"{nodes} in {files[0]} to {files[-2].name}; communicator groups in {files[-1].name}")
-    _say([*times.warnings, *graph.metadata.warnings])
+    _print_warnings([*times.warnings, *graph.metadata.warnings])
 
 
 def _run_export_perfetto(options: argparse.Namespace) -> None:
@@ -83,10 +83,10 @@ def _run_export_perfetto(options: argparse.Namespace) -> None:
         )
     prediction = predict_options(options, record_links=True)
     write_timeline(prediction, options.output)
-    told = prediction.to_dict()
-    print(f"{told['workload']} on {told['platform']}: {told['plan_text']}")
+    answer = prediction.to_dict()
+    print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(f"{len(prediction.timeline)} tasks in {options.output}")
-    _say(told["warnings"])
+    _print_warnings(answer["warnings"])
 
 
 def _run_export_triosim(options: argparse.Namespace) -> None:
@@ -118,6 +118,6 @@ def _run_export_schedule(options: argparse.Namespace) -> None:
     )
 
 
-def _say(warnings: Sequence[str]) -> None:
+def _print_warnings(warnings: Sequence[str]) -> None:
     for warning in dict.fromkeys(warnings):
         print(f"warning: {warning}", file=sys.stderr)

@@ -82,9 +82,9 @@ def _run_pack(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps({**manifest, "file": options.output}, sort_keys=True))
         return
-    told = manifest["provenance"]
+    facts = manifest["provenance"]
     size = format_bytes(Path(options.output).stat().st_size)
     print(
-        f"{options.output}: {told['workload']} at batch {told['batch']} "
-        f"on {told['device_name']}, {size}, digest {manifest['digest'][:16]}"
+        f"{options.output}: {facts['workload']} at batch {facts['batch']} "
+        f"on {facts['device_name']}, {size}, digest {manifest['digest'][:16]}"
     )

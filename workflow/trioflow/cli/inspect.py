@@ -22,12 +22,12 @@ from trioflow.units import format_bytes, format_count, format_time, ns_to_s
 
 def describe_model(facts: Facts) -> str:
     """Return the sizes of a language model and of its samples; empty for another trace."""
-    told = read_language_model(facts)
-    if told is None or facts.language_model is None:
+    language = read_language_model(facts)
+    if language is None or facts.language_model is None:
         return ""
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
     attention = facts.language_model["attention"]
-    return f"{told[0].describe()}; sequence {told[1]}, {recipe.describe()}, {attention} attention"
+    return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention"
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -77,21 +77,21 @@ def run_show(options: argparse.Namespace) -> None:
     if options.operators:
         print(write_operator_times(trace), end="")
         return
-    told = describe_trace(trace)
+    answer = describe_trace(trace)
     if options.json:
-        print(json.dumps(told, sort_keys=True))
+        print(json.dumps(answer, sort_keys=True))
         return
     print(
         format_facts([
-            ("workload", f"{told['workload']}, batch {told['batch']}, {told['precision']}, {told['optimizer']}"),
-            ("source", str(told["source"])),
+            ("workload", f"{answer['workload']}, batch {answer['batch']}, {answer['precision']}, {answer['optimizer']}"),
+            ("source", str(answer["source"])),
             ("model", describe_model(trace.facts)),
-            ("device", str(told["device_name"] or "none")),
-            ("step", describe_step(told)),
-            ("operators", f"{told['operators']} operators, {told['kernels']} device kernels"),
-            ("work", f"{format_count(told['flop'])}FLOP, parameters {format_bytes(told['parameter_bytes'])}"),
-            ("not joined", str(told["not_joined"])),
-            ("warnings", "; ".join(told["warnings"] or [])),
+            ("device", str(answer["device_name"] or "none")),
+            ("step", describe_step(answer)),
+            ("operators", f"{answer['operators']} operators, {answer['kernels']} device kernels"),
+            ("work", f"{format_count(answer['flop'])}FLOP, parameters {format_bytes(answer['parameter_bytes'])}"),
+            ("not joined", str(answer["not_joined"])),
+            ("warnings", "; ".join(answer["warnings"] or [])),
         ])
     )  # fmt: skip
     print()
@@ -101,7 +101,7 @@ def run_show(options: argparse.Namespace) -> None:
             f"{row['share']:.1%}", format_count(row["flop"]).strip() if row["flop"] else "-",
             format_bytes(row["bytes"]),
         )
-        for row in told["classes"]
+        for row in answer["classes"]
     ]  # fmt: skip
     head = ("phase", "class", "operators", "time", "share", "FLOP", "bytes")
     print(format_table(head, rows, left=2))

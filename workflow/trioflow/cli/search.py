@@ -57,7 +57,7 @@ def read_ranks(text: str) -> list[int]:
     Raises
     ------
     InputError
-        When one is no positive whole number.
+        When one is not a positive whole number.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
@@ -70,7 +70,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
     from trioflow.sweeps.search import search
 
     watch = follow(sys.__stderr__)  # bare: a bar goes back to the start of its line
-    told = search(
+    answer = search(
         options.trace, read_ranks(options.ranks), options.platform, batch=options.batch, top=options.top,
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
@@ -79,7 +79,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     if watch:
         watch(1, 1, "")
-    return told
+    return answer
 
 
 def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
@@ -106,31 +106,31 @@ def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
 
 def _run_search(options: argparse.Namespace) -> None:
     """Search for plans and print the best."""
-    told = _find_plans(options)
+    answer = _find_plans(options)
     if options.json:
-        print(json.dumps(told, sort_keys=True))
+        print(json.dumps(answer, sort_keys=True))
         return
-    ranks = ", ".join(map(str, told["ranks"]))
+    ranks = ", ".join(map(str, answer["ranks"]))
     print(
-        f"{told['workload']} on {ranks} ranks of {told['platform']}, {told['batch']} samples a step: "
-        f"{told['plans']} plans outlined, {told['simulated']} simulated"
+        f"{answer['workload']} on {ranks} ranks of {answer['platform']}, {answer['batch']} samples a step: "
+        f"{answer['plans']} plans outlined, {answer['simulated']} simulated"
     )
-    print(f"cost model {told['cost_model']}; {told['confidence']}\n")
-    if told["ranking"]:
-        print(_format_ranking(told))
-        words = _words(told["compared_by"])
+    print(f"cost model {answer['cost_model']}; {answer['confidence']}\n")
+    if answer["ranking"]:
+        print(_format_ranking(answer))
+        words = _words(answer["compared_by"])
         print(f"\n* every other plan shown is worse in {', '.join(words[:-1])} or {words[-1]}")
-    if told["first_beats_second"] is not None:
+    if answer["first_beats_second"] is not None:
         print(
-            f"the first beats the second with a probability of {told['first_beats_second']:.0%} "
+            f"the first beats the second with a probability of {answer['first_beats_second']:.0%} "
             "(log-normal errors, shared by plans as far as both depend on compute and communication alike)"
         )
-    low, high = told["outline_error"]
+    low, high = answer["outline_error"]
     print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
-    _print_left_out(told)
-    for warning in sum_up(told["warnings"]):
+    _print_left_out(answer)
+    for warning in sum_up(answer["warnings"]):
         print(f"warning: {warning}", file=sys.stderr)
-    if not told["ranking"]:
+    if not answer["ranking"]:
         raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
 
 
@@ -142,16 +142,16 @@ def _words(columns: list[str]) -> list[str]:
     return [names[column] for column in columns]
 
 
-def _format_ranking(told: dict[str, Any]) -> str:
+def _format_ranking(answer: dict[str, Any]) -> str:
     """Return the ranking as text."""
     head = ["", "plan", "step", "80 % interval", "memory"]
-    extra = [name for name in ("cost_per_step", "energy_j") if name in told["compared_by"]]
+    extra = [name for name in ("cost_per_step", "energy_j") if name in answer["compared_by"]]
     head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
     rows = []
-    tokens = any("tokens_per_s" in row for row in told["ranking"])
+    tokens = any("tokens_per_s" in row for row in answer["ranking"])
     head += ["micro-batch", "tokens/s/GPU", "MFU"] if tokens else []
-    head += ["run [days]"] if any("run" in row for row in told["ranking"]) else []
-    for place, row in enumerate(told["ranking"], 1):
+    head += ["run [days]"] if any("run" in row for row in answer["ranking"]) else []
+    for place, row in enumerate(answer["ranking"], 1):
         cells = [
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
             format_time(row["step_time_s"]),
@@ -189,9 +189,9 @@ def describe_rest(row: dict[str, Any]) -> str:
     return f"{text} (or {' or '.join(alike)}, alike)" if alike else text
 
 
-def _print_left_out(told: dict[str, Any]) -> None:
+def _print_left_out(answer: dict[str, Any]) -> None:
     """Say how many plans were left out, and why."""
-    dropped, refused = told["out_of_memory"], told["refused"]
+    dropped, refused = answer["out_of_memory"], answer["refused"]
     if dropped:
         least = min(dropped, key=lambda entry: entry["needed_bytes"])
         print(

@@ -203,7 +203,7 @@ def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
     Raises
     ------
     DatasetError
-        When the file is missing, is no YAML, breaks its schema, or names a file twice.
+        When the file is missing, is not YAML, breaks its schema, or names a file twice.
     """
     path = CATALOGUE if file is None else Path(file)
     if file is None and not path.exists():

@@ -58,10 +58,13 @@ def choose_source(
     Raises
     ------
     DatasetError
-        When the address is none, or the folder does not exist.
+        When the address is invalid, or the folder does not exist.
     """
-    told = os.environ if environment is None else environment
-    url, folder = told.get(_URL_VARIABLE, "").strip(), told.get(_MIRROR_VARIABLE, "").strip()
+    variables = os.environ if environment is None else environment
+    url, folder = (
+        variables.get(_URL_VARIABLE, "").strip(),
+        variables.get(_MIRROR_VARIABLE, "").strip(),
+    )
     if url:
         if not re.fullmatch(ADDRESS, url):
             fix = "write http://... or https://... without login, question mark or hash sign"
@@ -86,7 +89,7 @@ def retrieve_file(
 ) -> Retrieval:
     """Put a public file at its place, with the size and hash that the catalogue pins.
 
-    A file that is there and right stays. A mirror that lacks the file is no error: its address is
+    A file that is there and right stays. A mirror that lacks the file is not an error: its address is
     asked then. What has arrived waits beside the target as ``<name>.part`` and becomes the target,
     in one step, only when its hash is right; a later call takes a partial file up. Processes that
     retrieve the same file take turns.
@@ -187,7 +190,7 @@ def _copy(held: Path, entry: DatasetFile, part: BufferedRandom) -> None:
 
 
 def _is_right(path: Path, entry: DatasetFile) -> bool:
-    """Tell whether a path holds the pinned content."""
+    """Return whether a path holds the pinned content."""
     try:
         if path.stat().st_size != entry.bytes:
             return False
@@ -231,7 +234,7 @@ def _open_part(target: Path) -> Iterator[tuple[BufferedRandom, Path]]:
 
 
 def _is_still_at(place: Path, part: BufferedRandom) -> bool:
-    """Tell whether an open file still has its name: who held the lock may have renamed it."""
+    """Return whether an open file still has its name: who held the lock may have renamed it."""
     try:
         return os.path.samestat(os.fstat(part.fileno()), place.stat())
     except FileNotFoundError:

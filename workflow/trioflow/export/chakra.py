@@ -263,13 +263,13 @@ class _Export:
         facts = self.source.facts.to_dict() if self.source else {}
         metadata = self.metadata
         known = {"workload": metadata.workload, "device_name": metadata.device_name}
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "version": __version__, "rank": rank, "ranks": self.ranks,
             "plan": metadata.plan_text or None,
             **{key: known.get(key) or facts.get(key) for key in _SOURCE_FACTS},
         }  # fmt: skip
         if metadata.batch:
-            told["batch"] = metadata.batch // metadata.plan.data
+            attributes["batch"] = metadata.batch // metadata.plan.data
         if self.ranks == 1 and self._tensors:
             kept = {key: facts[key] for key in _MODEL_FACTS if key in facts}
             named = facts.get("parameters", [])
@@ -277,8 +277,8 @@ class _Export:
                 [g["ready_after_op_id"], named[g["index"]]["shape"] if g["index"] >= 0 else None]
                 for g in facts.get("gradients", [])
             ]
-            told["model"] = json.dumps(kept, sort_keys=True)
-        for key, value in told.items():
+            attributes["model"] = json.dumps(kept, sort_keys=True)
+        for key, value in attributes.items():
             if value is not None:
                 kind = "int64_val" if isinstance(value, int) else "string_val"
                 add_attribute(message, OWN + key, kind, value)

@@ -31,7 +31,7 @@ from trioflow.table_columns import STREAMS
 
 MEASURED = " (measured)"
 PATH_PROCESS, _PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"
-"""Processes that are no rank: what the step waits for, and the rates of the links."""
+"""Processes that are not ranks: what the step waits for, and the rates of the links."""
 
 _ARGUMENTS = ("kind", "phase", "message_bytes", "micro_batch", "stage", "match_id")
 _THREADS_PER_PROCESS = 1000

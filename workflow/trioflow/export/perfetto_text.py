@@ -63,8 +63,8 @@ def write_argument(name: str, values: pd.Series[Any]) -> pa.Array:
     else:
         text = write_texts(values)
         absent = absent | (values == "").to_numpy(dtype=bool, na_value=True)
-    told = pc.binary_join_element_wise(f',"{name}":', text, "")
-    return pc.if_else(pa.array(absent), "", told)
+    pair = pc.binary_join_element_wise(f',"{name}":', text, "")
+    return pc.if_else(pa.array(absent), "", pair)
 
 
 def join_pieces(pieces: Sequence[Piece]) -> bytes:

@@ -123,7 +123,7 @@ _HELD_BY_DEVICE = ("compute", "memcpy", "host")
 
 
 def can_count_links(network: str) -> bool:
-    """Tell whether a network can be simulated with ``record_links=True``.
+    """Return whether a network can be simulated with ``record_links=True``.
 
     ``network``: as for ``engine.networks.find_network``.
     """

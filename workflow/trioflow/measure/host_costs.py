@@ -89,7 +89,7 @@ def time_collective(name: str, size_bytes: int, device: torch.device) -> int:
     timed as half of a round trip, without compute: its sender does not wait.
 
     The first call after setting up is not timed. A difference that noise makes negative counts as 1
-    ns: it keeps its place below the median, which is all that the fit takes, and is no time.
+    ns: it keeps its place below the median, which is all that the fit takes, and is not a time.
     """
     run = _make_collective(name, size_bytes, device)
     count = _repeats_of(size_bytes)

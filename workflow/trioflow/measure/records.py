@@ -208,7 +208,7 @@ def median_events(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     rounds, times after the rank's own start [s]; ``marks``: from `relate_marks`.
 
     Returns columns of `RECORDED_EVENTS`, in order of experiment, rank and start. Equal events of a
-    round are told apart by their order.
+    round are distinguished by their order.
     """
     whole = marks[(marks["recording"] == PROFILED) & (marks["phase"] == STEP_MARK)]
     keys = ["experiment", "round", "rank"]

@@ -269,12 +269,12 @@ def describe_attribution(table: pd.DataFrame) -> str:
         return "No step of several ranks was profiled: errors cannot be divided."
     sizes = known.assign(size=known["error"].abs()).groupby("part")["size"]
     count = known["experiment"].nunique()
-    told = ", ".join(
+    parts_text = ", ".join(
         f"{part} {write_percent(float(size))} (of {len(sizes.get_group(part))})"
         for part, size in sizes.mean().sort_values(ascending=False).items()
     )
     return (
-        f"Mean size of each part over the {count} experiments on several ranks: {told}. Parts of opposite sign cancel in an "
+        f"Mean size of each part over the {count} experiments on several ranks: {parts_text}. Parts of opposite sign cancel in an "
         "error, so these are larger than the errors themselves."
     )
 

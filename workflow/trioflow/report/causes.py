@@ -58,11 +58,13 @@ class ScaledCollectives:
 
     def time_s(self, collective: str, ranks: int, message_bytes: float) -> CollectiveTime:
         """Return the changed time of a collective, its interval in proportion."""
-        told = self.base.time_s(collective, ranks, message_bytes)
-        start_s = min(self.base.time_s(collective, ranks, 0).time_s, told.time_s)
-        time_s = start_s * self.latency + (told.time_s - start_s) / self.bandwidth
-        factor = time_s / told.time_s if told.time_s else 1.0
-        return CollectiveTime(time_s, told.low_s * factor, told.high_s * factor, told.confidence)
+        predicted = self.base.time_s(collective, ranks, message_bytes)
+        start_s = min(self.base.time_s(collective, ranks, 0).time_s, predicted.time_s)
+        time_s = start_s * self.latency + (predicted.time_s - start_s) / self.bandwidth
+        factor = time_s / predicted.time_s if predicted.time_s else 1.0
+        return CollectiveTime(
+            time_s, predicted.low_s * factor, predicted.high_s * factor, predicted.confidence
+        )
 
 
 CAUSES = pa.schema([
@@ -106,7 +108,7 @@ class _ExplainedCase(Protocol):
         """Name of the case."""
 
     def has(self, need: str) -> bool:
-        """Tell whether the case has what a change needs; of what it does not know, nothing."""
+        """Return whether the case has what a change needs; of what it does not know, nothing."""
 
     def predict(self) -> _ExplainedStep:
         """Return the prediction with its parts."""
@@ -162,13 +164,21 @@ def explain_cases(cases: Sequence[_ExplainedCase], oracles: Sequence[float | Non
     """
     rows = []
     for case, oracle_s in zip(cases, oracles, strict=True):
-        told = case.predict()
+        predicted = case.predict()
         head = (case.set_name, case.case_name)
-        rows.append((*head, PART, "compute", "", told.compute_s))
+        rows.append((*head, PART, "compute", "", predicted.compute_s))
         rows.append(
-            (*head, PART, "communication that no compute hides", "", told.exposed_communication_s)
+            (
+                *head,
+                PART,
+                "communication that no compute hides",
+                "",
+                predicted.exposed_communication_s,
+            )
         )
-        rest_s = max(told.step_time_s - told.compute_s - told.exposed_communication_s, 0.0)
+        rest_s = max(
+            predicted.step_time_s - predicted.compute_s - predicted.exposed_communication_s, 0.0
+        )
         rows.append((*head, PART, "waiting", "", rest_s))
         if oracle_s is not None and not pd.isna(oracle_s):
             rows.append(

@@ -59,8 +59,8 @@ def write_conformance(
     """
     lines = ["\t".join(COLUMNS)]
     for row in sum_up_comparisons(found):
-        told = {**row, "equal": "yes" if row["equal"] else "no", "torch": torch, "date": date}
-        lines.append("\t".join(str(told[name]) for name in COLUMNS))
+        cells = {**row, "equal": "yes" if row["equal"] else "no", "torch": torch, "date": date}
+        lines.append("\t".join(str(cells[name]) for name in COLUMNS))
     with atomic_path(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -252,7 +252,7 @@ def _meaning(column: str) -> str:
 
 
 _LEAST_SHARE = 0.02
-"""Parts below this share of the step are told together."""
+"""Parts below this share of the step are shown together."""
 _WORDS = {"compute": "compute", "memcpy": "copies", "host": "host time"}
 
 
@@ -279,7 +279,7 @@ def sum_up_modules(path: pd.DataFrame, depth: int = DEPTH) -> pd.DataFrame:
     """Sum up the operators of a critical path by module.
 
     ``path``: columns of ``tables.CRITICAL_PATH``; ``depth``: parts of a module's path that rows are
-    told apart by.
+    distinguished by.
 
     Returns ``module``, ``tasks``, ``time_s`` [s], ``share`` of the step; the largest first. What
     has no module is left out.
@@ -306,12 +306,12 @@ def describe_path(path: pd.DataFrame) -> str:
     ``path``: columns of ``tables.CRITICAL_PATH``, at least one row.
     """
     found = sum_up_path(path)
-    told = found[found["share"] >= _LEAST_SHARE]
+    shown = found[found["share"] >= _LEAST_SHARE]
     parts = []
-    for row in records(told):
+    for row in records(shown):
         of_rank = "" if row["rank"] is None else f" of rank {row['rank']}"
         parts.append(f"{write_percent(row['share'], 0)} {row['work']}{of_rank}")
-    rest = 1.0 - float(told["share"].sum())
+    rest = 1.0 - float(shown["share"].sum())
     if rest >= _LEAST_SHARE / 2:
         parts.append(f"{write_percent(rest, 0)} other")
     ranks = path["rank"].to_numpy()

@@ -97,7 +97,7 @@ class LiveCase:
         return serial > full * (1 + _SAME)
 
     def has(self, need: str) -> bool:
-        """Tell whether the experiment has what a change needs; see ``causes.Change``."""
+        """Return whether the experiment has what a change needs; see ``causes.Change``."""
         kinds = set(self.graph.tasks["kind"])
         on_stream = self.step.platform.communication_on_compute_stream
         return {

@@ -325,13 +325,13 @@ def render_files_read(files: Iterable[str | Path], parts: int = 2) -> str:
         behind: dict[str, Any] = next(
             (record[key] for key in _INPUTS if isinstance(record.get(key), dict)), {}
         )
-        told = ", ".join(
+        listed = ", ".join(
             f"{name} {str(digest)[:16]}" for name, digest in sorted(behind.items())[:3]
         )
         more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
         rows.append([
             Cell("/".join(file.parts[-parts:])), Cell(digest_file(file)[:16]),
-            Cell(str(record.get("trioflow_version") or NOTHING)), Cell((told + more) or NOTHING),
+            Cell(str(record.get("trioflow_version") or NOTHING)), Cell((listed + more) or NOTHING),
         ])  # fmt: skip
     return render_details(
         f"{count_words(len(rows), 'file')} read", render_table(columns, rows, "Files read")

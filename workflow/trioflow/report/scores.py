@@ -50,10 +50,10 @@ def score_published(cases: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name in dict.fromkeys(cases["set"]):
         mine = cases[cases["set"] == name]
-        for model, told in MODELS.items():
-            known = mine[mine[told].notna()]
+        for model, key in MODELS.items():
+            known = mine[mine[key].notna()]
             if len(known):
-                found.append({"set": name, "model": model, **score_model(known, model, told)})
+                found.append({"set": name, "model": model, **score_model(known, model, key)})
     return pd.DataFrame(found, columns=["set", "model", *SCORES])
 
 
@@ -71,14 +71,14 @@ def score_model(cases: pd.DataFrame, model: str, column: str) -> dict[str, float
     )  # fmt: skip
     if model != OURS:
         rows = rows.assign(low_s=ends, high_s=ends)
-    told = score_cases(rows, ["set"]).iloc[0].to_dict()
+    overall = score_cases(rows, ["set"]).iloc[0].to_dict()
     right, wrong = _count_pairs(cases, column)
     scaling = list_scaling(cases, column)
     alone = cases[cases["ranks"] == 1]
     single = (alone[column] / alone["measured_s"] - 1.0).abs().mean() if len(alone) else np.nan
     pairs = right + wrong
     return {
-        **{name: told[name] for name in SCORES if name in told},
+        **{name: overall[name] for name in SCORES if name in overall},
         "pairs": pairs,
         "ordered": right / pairs if pairs else np.nan,
         "rank_correlation": (right - wrong) / pairs if pairs else np.nan,

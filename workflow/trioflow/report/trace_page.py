@@ -119,10 +119,10 @@ def _render_row(row: dict[str, Any]) -> list[Cell]:
     for name, (_, _, write) in _WORDS.items():
         value, detail = row[name], details.get(name, "")
         # A source without kernels counts none; a trace without times has them all at zero.
-        told = value is not None and (value or name not in ("kernels", "step_time_s", "device_s"))
-        told = told and (timed or not name.endswith("_s"))
+        known = value is not None and (value or name not in ("kernels", "step_time_s", "device_s"))
+        known = known and (timed or not name.endswith("_s"))
         cells.append(
-            Cell(write(value), float(value), detail) if told else Cell(NOTHING, "", detail)
+            Cell(write(value), float(value), detail) if known else Cell(NOTHING, "", detail)
         )
     return [*cells, Cell(str(row["not_joined"]) or "nothing")]
 

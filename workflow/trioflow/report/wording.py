@@ -87,7 +87,7 @@ def write_label(name: str) -> str:
 
 
 def _write_fact(name: str, value: Any) -> str:
-    """Write one fact; its name tells the unit."""
+    """Write one fact; its name gives the unit."""
     if value is None or value in ("", []):
         return NOTHING
     if isinstance(value, bool):

@@ -36,7 +36,7 @@ class ObservedOperator:
     outputs: list[TensorRef] = field(default_factory=list)
     # Results of the operators that it encloses, with what they were made from.
     made: list[MadeInside] = field(default_factory=list)
-    # Arguments that it writes in place; None where only its name tells.
+    # Arguments that it writes in place; None where only its name shows it.
     written: frozenset[int] | None = None
     flop: int | None = None  # operations; None to count them from the name and the shapes
     # kernels, device_ns, cpu_ns: as in ``tables.OPERATORS``.
@@ -92,7 +92,7 @@ def assemble_trace(
         warnings.append(f"no input has {batch} samples: nothing is taken to grow with the batch")
     uncounted = _tell_uncounted(operators, rows)
     warnings += [uncounted] if uncounted else []
-    told = {
+    content = {
         **facts,
         "gradients": gradients,
         "operators": len(rows),
@@ -100,7 +100,7 @@ def assemble_trace(
         "flop": int(frame["flop"].sum()),
         "warnings": warnings,
     }
-    return Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(told))
+    return Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(content))
 
 
 def _tell_uncounted(

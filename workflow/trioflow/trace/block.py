@@ -51,7 +51,7 @@ class BlockName:
         return BlockName(self.prefix, self.number + step)
 
     def holds(self, path: str) -> bool:
-        """Tell whether a module or parameter is the block or lies inside it."""
+        """Return whether a module or parameter is the block or lies inside it."""
         return path == self.path or path.startswith(f"{self.path}.")
 
     def split(self, path: str) -> tuple[int, str] | None:
@@ -217,7 +217,7 @@ def _find_optimizer(block: Block, owner: dict[int, str]) -> list[range]:
 
 
 class _Storages:
-    """Tells which storages each copy has for itself, and which hand on from block to block."""
+    """Finds which storages each copy has for itself, and which hand on from block to block."""
 
     def __init__(self, trace: Trace, block: Block) -> None:
         self.block, self.rows = block, block.rows
@@ -263,7 +263,7 @@ class _Storages:
         }
 
     def _step_inputs(self) -> set[int]:
-        """Return the step's inputs: with one block alone nothing tells whose they are."""
+        """Return the step's inputs: with one block alone nothing says whose they are."""
         return {
             storage
             for storage, category, (shape, _) in zip(

@@ -156,14 +156,14 @@ def _tensors_name_operators(c: _Columns) -> Found | None:
 def _operators_name_tensors(c: _Columns) -> Found | None:
     shapes = [list(shape) for shape in c.tensors["shape"]]
     for side in ("input", "output"):
-        ids, told = c.operators[f"{side}_ids"], c.operators[f"{side}_shapes"]
+        ids, recorded = c.operators[f"{side}_ids"], c.operators[f"{side}_shapes"]
         flat = list(chain.from_iterable(ids))
         if flat and not 0 <= min(flat) <= max(flat) < len(shapes):
             row = next(r for r, one in enumerate(ids) if any(not 0 <= i < len(shapes) for i in one))
             return "operators", f"row {row}, column {side}_ids", "a tensor does not exist"
-        same = list(chain.from_iterable(told)) == [shapes[i] for i in flat]
+        same = list(chain.from_iterable(recorded)) == [shapes[i] for i in flat]
         if flat and not same:
-            for row, (one, given) in enumerate(zip(ids, told, strict=True)):
+            for row, (one, given) in enumerate(zip(ids, recorded, strict=True)):
                 if one and [shapes[i] for i in one] != [list(shape) for shape in given]:
                     problem = f"{given!r:.60} are not the shapes of these tensors"
                     return "operators", f"row {row}, column {side}_shapes", problem
@@ -171,9 +171,9 @@ def _operators_name_tensors(c: _Columns) -> Found | None:
 
 
 def _sizes_grow_with_the_batch(c: _Columns) -> Found | None:
-    dims, told = c.numbers("batch_dim"), c.operators["output_shapes"].tolist()
+    dims, recorded = c.numbers("batch_dim"), c.operators["output_shapes"].tolist()
     for row in np.flatnonzero(dims >= 0).tolist():
-        shapes, dim = told[row], int(dims[row])
+        shapes, dim = recorded[row], int(dims[row])
         if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
             problem = f"dimension {dim} of {shapes!r:.60} is no multiple of the batch, {c.batch}"
             return "operators", f"row {row}, column batch_dim", problem

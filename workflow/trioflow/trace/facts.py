@@ -146,8 +146,8 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``trace.json``: every fact that somebody said."""
-        told = {name: getattr(self, name) for name in NAMES}
-        kept = {name: value for name, value in told.items() if value is not None}
+        values = {name: getattr(self, name) for name in NAMES}
+        kept = {name: value for name, value in values.items() if value is not None}
         lists = {name: list(value) for name, value in kept.items() if isinstance(value, tuple)}
         return {**kept, **lists, **self.other}
 
@@ -178,7 +178,7 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
     Raises
     ------
     TraceError
-        When a fact is missing or of another type, a number is none, the batch is no positive whole
+        When a fact is missing or of another type, a number is not finite, the batch is not a positive whole
         number, the step takes no time although the trace is timed, or an entry of a list lacks what
         a plan needs.
     """

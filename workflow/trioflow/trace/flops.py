@@ -35,7 +35,7 @@ def _linear(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
 
 
 def _is_transposed(large: Shape, small: Shape, weight: Shape) -> bool:
-    """Tell a transposed convolution by its weight, whose first dimension is then the input's.
+    """Recognize a transposed convolution by its weight, whose first dimension is then the input's.
 
     Where input and result have as many channels both readings fit: then it is transposed if the
     result (``large``) is larger than the input (``small``).
@@ -77,7 +77,7 @@ def _grouped(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
 def _recurrent(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """2 x steps x samples x elements of all weight matrices: each is applied once a step.
 
-    Of layers, directions, gates and projections alike; biases and states are no matrices, packed
+    Of layers, directions, gates and projections alike; biases and states are not matrices, packed
     sequences have one dimension for steps and samples.
     """
     steps = prod(inputs[0][:-1])
@@ -176,7 +176,7 @@ def count_flop(name: str, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> 
 
 
 def may_multiply(name: str, kernels: Iterable[str] = ()) -> bool:
-    """Tell an operator whose work may be a product, by a word of its name or by its kernels'."""
+    """Recognize an operator whose work may be a product by a word of its name or by its kernels'."""
     words = load_fields()["products"]
     parts = set(re.split(r"[^a-z0-9]+", name.rpartition("::")[2].lower()))
     kernel = re.compile("|".join(words["kernels"]))

@@ -31,7 +31,7 @@ REPEATED_FACTS = (
 _LARGEST_TABLE_BYTES = 1 << 30
 """A compressed table of a trace; those of 100,000 operators have some 10 MB."""
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Zip's first date: the time of packing is no part of the content."""
+"""Zip's first date: the time of packing is not part of the content."""
 _AGAIN = "pack the trace again, or copy the file again"
 
 

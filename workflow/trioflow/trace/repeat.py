@@ -270,7 +270,7 @@ def find_layers(trace: Trace) -> list[_Stack]:
     Raises
     ------
     TraceError
-        When there is none, several and nothing tells which, or the blocks of a stack differ so that
+        When there is none, several and nothing says which, or the blocks of a stack differ so that
         none stands for the others.
     """
     stacks = _find_stacks(trace)

@@ -119,7 +119,7 @@ class Repetition:
         return _like(self.trace.operators, rows)
 
     def _is_before(self, old: int, row: Row) -> bool:
-        """Tell whether an operator, or the one that it differentiates, ran before the block."""
+        """Return whether an operator, or the one that it differentiates, ran before the block."""
         forward = old if row["phase"] == "forward" else row["forward_op_id"]
         return forward is not None and forward < self.block.forward.start
 
@@ -172,7 +172,7 @@ class Repetition:
         first = ratio = self.parameter_ratio
         moved: dict[str, tuple[int, int]] = {}
         for side, ids in before.items():
-            # Lists that cannot be told apart stay as they are, and grow as the parameters do.
+            # Lists that cannot be distinguished stay as they are, and grow as the parameters do.
             entries = self._entries(ids, lists) if lists else [(i, None) for i in range(len(ids))]
             row[f"{side}_ids"] = [
                 self._tensor(ids[i], self._listed_key(ids[i], copy), op_id) for i, copy in entries

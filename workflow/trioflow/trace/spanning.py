@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def is_spanning(name: str) -> bool:
-    """Tell whether an operator works on lists of tensors."""
+    """Return whether an operator works on lists of tensors."""
     operator = name.rpartition("::")[2]
     return operator.startswith(("_foreach_", "_fused_"))
 
@@ -56,7 +56,7 @@ def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict
     A list of parameters or of gradients tells the order; a list of nothing else follows the next
     operator that has one (the step counts come first).
 
-    Returns ``dict of int to Lists``: by ``op_id``; operators whose lists cannot be told apart are
+    Returns ``dict of int to Lists``: by ``op_id``; operators whose lists cannot be distinguished are
     left out; ``dict of int to str``: parameter by ``tensor_id``.
     """
     storage = trace.tensors["storage_id"].tolist()
@@ -76,16 +76,16 @@ def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict
         if not nearest or len(row["input_ids"]) < len(nearest[0]):
             continue
         lists = Lists(nearest[0], tuple(row["input_ids"]), tuple(row["output_ids"]))
-        told = lists.owners()
-        if any(known.get(storage[i], name) != name for i, name in told.items()):
+        named = lists.owners()
+        if any(known.get(storage[i], name) != name for i, name in named.items()):
             continue
         found[int(row["op_id"])] = lists
-        owner |= told
+        owner |= named
     return found, owner
 
 
 def _order(row: Row, storage: list[int], known: dict[int, str]) -> tuple[str, ...]:
-    """Return the parameters of an operator's longest list that tells them, in order."""
+    """Return the parameters of an operator's longest list that identifies them, in order."""
     best: list[str] = []
     run: list[str] = []
     for index in row["input_ids"]:

@@ -83,7 +83,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     TableError
         When a table breaks its schema.
     InputError
-        When a configuration is none, or something is asked of a trace that only a model has.
+        When a configuration is invalid, or something is asked of a trace that only a model has.
     """
     path = find_trace(folder)
     if not (path / "trace.json").exists():
@@ -192,11 +192,11 @@ def _accept_trace(
     if not isinstance(content, dict):
         raise TraceError("not a JSON object", file=file, place="trace.json", fix="capture it again")
     check_facts(content, Path(file) / "trace.json")
-    told = {name: fact for name, fact in content.items() if name != DIGESTS}
+    facts = {name: fact for name, fact in content.items() if name != DIGESTS}
     digests = content.get(DIGESTS) or {}
-    trace = Trace(operators, tensors, Facts.read(told))
+    trace = Trace(operators, tensors, Facts.read(facts))
     check_trace(trace, file)
-    now = {"trace.json": _digest_facts(told), **{name: digest(name) for name in TABLES}}
+    now = {"trace.json": _digest_facts(facts), **{name: digest(name) for name in TABLES}}
     edited = [name for name in now if digests and digests.get(name) != now[name]]
     if edited:
         warnings = trace.facts.warn(
@@ -235,7 +235,7 @@ def language_models() -> ModuleType:
 
 
 def is_model(name: str | Path) -> bool:
-    """Tell whether a name or a path stands for a language model, and not for a trace.
+    """Return whether a name or a path stands for a language model, and not for a trace.
 
     Raises
     ------

@@ -216,7 +216,7 @@ class TensorTracker:
         return self.storages[self.tensors[index].storage].category
 
     def scales(self, index: int) -> bool:
-        """Tell whether a tensor grows with the batch; valid after `classify`."""
+        """Return whether a tensor grows with the batch; valid after `classify`."""
         return self.storages[self.tensors[index].storage].scales
 
     def size_bytes(self, index: int) -> int:
@@ -249,7 +249,7 @@ class TensorTracker:
                     storage.scales |= _grows(self.tensors[index].shape, shapes, batch)
 
     def _kept_grows(self, storage: _Storage, batch: int) -> bool:
-        """Tell whether an enclosed operator's result grows, given what it was made from."""
+        """Return whether an enclosed operator's result grows, given what it was made from."""
         read = [shape for source, shape in storage.made_from or [] if source.scales]
         return storage.category in ("activation", "output") and _grows(storage.shape, read, batch)
 
@@ -298,7 +298,7 @@ def _categorise_outside(storage: _Storage) -> str:
 
 
 def _grows(shape: tuple[int, ...], inputs: list[tuple[int, ...]], batch: int) -> bool:
-    """Tell whether a fresh result grows with the batch, given the inputs that do.
+    """Return whether a fresh result grows with the batch, given the inputs that do.
 
     A vector grows when it has an entry a sample (or a token); anything larger when a dimension is a
     multiple of the batch, unless its shape is an input's without the batch dimension (a sum over

@@ -320,7 +320,7 @@ def _add_in_place(nodes: list[_Json], by_id: dict[int, _Json], views: set[int]) 
 
 
 def _is_dense(shape: list[int], strides: list[int]) -> bool:
-    """Tell whether a tensor fills its memory without gaps or overlaps."""
+    """Return whether a tensor fills its memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != expected:

@@ -141,8 +141,8 @@ def describe_model(workload: Workload) -> dict[str, Any]:
 def _list_heads(model: torch.nn.Module) -> list[int]:
     """Return the heads of queries and of keys that a model's configuration tells, each number once."""
     config = getattr(model, "config", None)
-    told = (getattr(config, name, None) for name in _HEADS)
-    return sorted({count for count in told if isinstance(count, int)})
+    counts = (getattr(config, name, None) for name in _HEADS)
+    return sorted({count for count in counts if isinstance(count, int)})
 
 
 def capture_workload(

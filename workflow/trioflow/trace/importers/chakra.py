@@ -1,6 +1,6 @@
 """A trace from one rank's Chakra execution trace.
 
-Two kinds of files are told apart by what they hold. PyTorch's converter keeps
+Two kinds of files are distinguished by what they hold. PyTorch's converter keeps
 the host's nested calls with their times, and the kernels that they launch.
 Generators, and trioflow itself, write a flat graph: a node an operator.
 """
@@ -49,7 +49,7 @@ _MODEL_FACTS = (
 
 
 def recognise(path: str | Path) -> bool:
-    """Tell whether a file begins as a Chakra execution trace does."""
+    """Return whether a file begins as a Chakra execution trace does."""
     if not Path(path).is_file():
         return False
     try:
@@ -84,19 +84,19 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
     """
     path = Path(path)
     metadata, nodes = read_chakra_nodes(path)
-    told = {k.removeprefix(OWN): v for k, v in metadata.items() if k.startswith(OWN)}
-    model = _read_model(told, path)
+    stated = {k.removeprefix(OWN): v for k, v in metadata.items() if k.startswith(OWN)}
+    model = _read_model(stated, path)
     facts: dict[str, Any] = {
         "source": "Chakra",
         **stamp([path]),
         **model,
         "workload": options.workload
-        or _text(told, "workload", path)
+        or _text(stated, "workload", path)
         or path.name.partition(".")[0],
-        "batch": int(options.need("batch", path, told.get("batch"))),
-        "device_name": str(options.need("gpu", path, told.get("device_name"))),
-        "precision": str(options.need("precision", path, told.get("precision"))),
-        "optimizer": options.optimizer or _text(told, "optimizer", path),
+        "batch": int(options.need("batch", path, stated.get("batch"))),
+        "device_name": str(options.need("gpu", path, stated.get("device_name"))),
+        "precision": str(options.need("precision", path, stated.get("precision"))),
+        "optimizer": options.optimizer or _text(stated, "optimizer", path),
     }
     if facts["precision"] not in PRECISIONS:
         raise TraceError(
@@ -106,14 +106,14 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
     if has_calls(nodes):
         trace = _read_calls(path, nodes, facts)
     else:
-        trace = _read_flat(path, nodes, facts, str(told.get("device") or ""))
+        trace = _read_flat(path, nodes, facts, str(stated.get("device") or ""))
     check_trace(trace, path)
     return trace
 
 
-def _text(told: dict[str, Any], name: str, path: Path) -> str | None:
+def _text(stated: dict[str, Any], name: str, path: Path) -> str | None:
     """Return a fact that is text, None where the file has none."""
-    value = told.get(name)
+    value = stated.get(name)
     if value is not None and not isinstance(value, str):
         raise TraceError(
             f"{OWN}{name} is {value!r:.40}", file=path, place="metadata", fix="write it as text"
@@ -121,12 +121,12 @@ def _text(told: dict[str, Any], name: str, path: Path) -> str | None:
     return value
 
 
-def _read_model(told: dict[str, Any], path: Path) -> dict[str, Any]:
+def _read_model(stated: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the facts of the whole model, which one of trioflow's own files may hold."""
-    if "model" not in told:
+    if "model" not in stated:
         return {}
     try:
-        model = json.loads(told["model"])
+        model = json.loads(stated["model"])
         if not isinstance(model, dict):
             raise ValueError("not a JSON object")
         named = [(str(p["name"]), list(p["shape"])) for p in model.get("parameters", [])]
@@ -256,7 +256,7 @@ def _observe(node: ChakraNode, own_ids: dict[int, int]) -> ObservedOperator:
 
 
 def _find_phase(node: ChakraNode) -> str:
-    """Return the phase that a node states or that its name tells; forward otherwise."""
+    """Return the phase that a node states or that its name gives; forward otherwise."""
     said = node.text(OWN + "phase")
     if said in PHASES:
         return said

@@ -33,7 +33,7 @@ class Calls:
 
 
 def has_calls(nodes: Sequence[ChakraNode]) -> bool:
-    """Tell whether a file holds the host's operators with their times."""
+    """Return whether a file holds the host's operators with their times."""
     timed = any(node.start_us for node in nodes)
     return timed and any(node.on_cpu and is_operator(node.name) for node in nodes)
 

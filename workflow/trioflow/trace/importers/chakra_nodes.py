@@ -184,7 +184,7 @@ def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode
     Raises
     ------
     TraceError
-        When the file is no Chakra file, an id occurs twice or is unknown, a type is unknown, a time
+        When the file is not a Chakra file, an id occurs twice or is unknown, a type is unknown, a time
         is negative, or nodes wait for one another.
     """
     path = Path(path)

@@ -334,7 +334,7 @@ def _check_processor(profile: Profile, options: ImportOptions) -> None:
 
 
 def _is_gpu(name: str) -> bool:
-    """Tell whether a name is a GPU's: of a product with a sheet, or with a vendor's word for GPUs."""
+    """Return whether a name is a GPU's: of a product with a sheet, or with a vendor's word for GPUs."""
     sheets = (load_device(device) for device in list_devices())
     products = {read_name(one).product for sheet in sheets for one in sheet.driver_names}
     return read_name(name).product in products or _vendor_of([name]) is not None

@@ -44,7 +44,7 @@ _POSITIONS = ("n_positions", "max_position_embeddings", "n_ctx")
 
 
 def recognise(path: str | Path) -> bool:
-    """Tell whether a path is one of NeuSight's operator tables."""
+    """Return whether a path is one of NeuSight's operator tables."""
     path = Path(path)
     if path.suffix != ".csv" or not path.is_file():
         return False
@@ -231,7 +231,7 @@ class _Model:
         return self.by_name[node.inputs[0]].shape if node.inputs else ()
 
     def _reads_input(self, node: FxNode) -> bool:
-        """Tell whether an embedding looks up what the model was given."""
+        """Return whether an embedding looks up what the model was given."""
         place: FxNode | None = node
         while place and place.inputs:
             before = (self.by_name[name] for name in place.inputs)
@@ -240,14 +240,14 @@ class _Model:
 
     def _find_vocabulary(self) -> int:
         widest = max((node.shape[-1] for node in self._heads()), default=0)
-        told = self._told("vocab_size")
-        if not told and not widest and any(map(self._reads_input, self._embeddings())):
+        stated = self._stated("vocab_size")
+        if not stated and not widest and any(map(self._reads_input, self._embeddings())):
             self.warnings.append(
                 "nothing says how many rows the vocabulary's embedding has: 1 taken"
             )
-        return told or widest or 1
+        return stated or widest or 1
 
-    def _told(self, *keys: str) -> int:
+    def _stated(self, *keys: str) -> int:
         """Return the first of some whole numbers of the configuration, or 0."""
         values = (self.config.get(key) for key in keys)
         return next((value for value in values if type(value) is int and value > 0), 0)
@@ -285,11 +285,11 @@ class _Model:
         if self._reads_input(node):
             return self.vocabulary
         if given[:1] == (1,):  # one row of indices for all samples: positions
-            return self._told(*_POSITIONS) or given[-1]
-        told = self._told("type_vocab_size")
-        if not told:
+            return self._stated(*_POSITIONS) or given[-1]
+        stated = self._stated("type_vocab_size")
+        if not stated:
             self.warnings.append(f"nothing says how many rows {node.target} has: 1 taken")
-        return told or 1
+        return stated or 1
 
 
 def _compare(

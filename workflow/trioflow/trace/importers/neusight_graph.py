@@ -141,7 +141,7 @@ class StepBuilder:
         return known[0], own
 
     def _is_view(self, node: FxNode, inputs: list[TensorRef]) -> bool:
-        """Tell whether a node hands on memory of its first input."""
+        """Return whether a node hands on memory of its first input."""
         if node.op == "call_module":
             dropped = node.module_class == "Dropout" and not self.training
             return dropped or node.module_class in IDENTITY_MODULES

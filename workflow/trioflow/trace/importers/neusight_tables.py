@@ -237,7 +237,7 @@ def read_model_config(path: Path, model: str) -> dict[str, Any]:
     Raises
     ------
     TraceError
-        When the file is there and is no JSON object.
+        When the file is there and is not a JSON object.
     """
     place = path.resolve().parents
     if len(place) < 3 or not model:

@@ -26,7 +26,7 @@ class ImportOptions:
         Raises
         ------
         TraceError
-            When neither knows it, they contradict each other, or a batch is no positive whole
+            When neither knows it, they contradict each other, or a batch is not a positive whole
             number.
         """
         given: str | int | None = getattr(self, name)

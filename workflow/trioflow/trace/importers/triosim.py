@@ -49,7 +49,7 @@ _DTYPES = {0: "undefined", 1: "bool", 2: "c10::Half", 4: "float", 8: "long int",
 
 
 def recognise(path: str | Path) -> bool:
-    """Tell whether a path is a folder in TrioSim's format."""
+    """Return whether a path is a folder in TrioSim's format."""
     return all((Path(path) / name).is_file() for name in (TRACE_FILE, TENSOR_FILE))
 
 

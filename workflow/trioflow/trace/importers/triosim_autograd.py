@@ -72,8 +72,8 @@ def find_parameters(rows: Sequence[OperatorRow]) -> set[int]:
             updated |= {
                 t.storage for t, place in zip(one.inputs, arguments, strict=True) if place in written
             }  # fmt: skip
-    told = updated if any(one.stage == "optimizer" for one in rows) else named
-    return (told & read) - made
+    chosen = updated if any(one.stage == "optimizer" for one in rows) else named
+    return (chosen & read) - made
 
 
 def join_forward(rows: Sequence[OperatorRow], parameters: set[int]) -> list[int | None]:
@@ -144,7 +144,7 @@ class NodeTensors:
         self._invented = 0
 
     def wants_gradient(self, tensor: TensorRow) -> bool:
-        """Tell whether a forward operator's input has a gradient."""
+        """Return whether a forward operator's input has a gradient."""
         known = tensor.storage in self.parameters or tensor.storage in self.made_forward
         return tensor.defined and known
 
@@ -165,7 +165,7 @@ class NodeTensors:
             seen |= {t.id for t in (*_tensors(one), *one.after)}
 
     def _shows_a_view(self, one: OperatorRow, target: int) -> bool:
-        """Tell whether a node shows nothing but views of its inputs."""
+        """Return whether a node shows nothing but views of its inputs."""
         owned = {t.storage for t in one.inputs}
         return (
             is_node(one.name)
@@ -254,7 +254,7 @@ _LEAVES = _read_leaves()
 
 
 def is_node(name: str) -> bool:
-    """Tell whether an operator is a whole node of autograd's graph."""
+    """Return whether an operator is a whole node of autograd's graph."""
     return name.startswith("autograd::engine::evaluate_function: ")
 
 
@@ -279,7 +279,7 @@ def backward_name(name: str) -> str:
 
 
 def leaves_node(forward: str, base: str) -> bool:
-    """Tell whether a forward operator leaves a node that differentiates `base`.
+    """Return whether a forward operator leaves a node that differentiates `base`.
 
     ``forward``: name of the forward operator, such as ``aten::cross_entropy_loss``; ``base``: from
     `differentiated`, such as ``nll_loss``.

@@ -271,7 +271,7 @@ def _find_tensor(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a path that is no folder with both files.
+    """Refuse a path that is not a folder with both files.
 
     Raises
     ------

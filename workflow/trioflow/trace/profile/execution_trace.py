@@ -77,7 +77,7 @@ def read_nodes(path: str | Path) -> list[Node]:
     Raises
     ------
     TraceError
-        When the file is no execution trace of a known schema, a node is incomplete, repeated or
+        When the file is not an execution trace of a known schema, a node is incomplete, repeated or
         contradicts itself, an element type is unknown, or nodes enclose one another in a circle.
     """
     fields = load_fields()["execution_trace"]

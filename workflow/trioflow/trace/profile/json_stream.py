@@ -128,7 +128,7 @@ class ListStream:
             text = self._text
 
     def _peek(self) -> str:
-        """Return the next character that is no space; empty at the end of the file."""
+        """Return the next character that is not a space; empty at the end of the file."""
         while True:
             while self._at < len(self._text):
                 if self._text[self._at] not in _SPACE:

@@ -94,7 +94,7 @@ def charge_apart(groups: Sequence[Sequence[Event]], communicates: Sequence[bool]
 def is_communication(kernel: Event) -> bool:
     """Tell a kernel or copy between devices by its function's name, or by what its metadata say.
 
-    Template arguments and parameters are no part of the function's name.
+    Template arguments and parameters are not part of the function's name.
     """
     if kernel.details.get("collective"):
         return True

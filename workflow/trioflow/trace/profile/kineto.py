@@ -196,8 +196,8 @@ def read_profile(path: str | Path) -> Profile:
     Raises
     ------
     TraceError
-        When the file is no Kineto trace, or an event lacks its time, runs backwards or longer than
-        any training run, or has an id that is no number or a shape that is none.
+        When the file is not a Kineto trace, or an event lacks its time, runs backwards or longer than
+        any training run, or has an id that is not a number or an invalid shape.
     """
     profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
@@ -346,7 +346,7 @@ def _to_ns(stamp: Any, scale: int) -> int:
     Raises
     ------
     ValueError
-        When it is no number, or one that no clock shows.
+        When it is not a number, or one that no clock shows.
     """
     if stamp.__class__ is int:
         time_ns: int = stamp * scale

@@ -185,7 +185,7 @@ class Workload:
         """Consecutive pieces that a pipeline can be cut between, with the modules each runs.
 
         Words in angle brackets, such as ``"<flatten>"``, are functions between modules. Empty for a
-        model that is no chain.
+        model that is not a chain.
         """
         return self.recipe.units
 

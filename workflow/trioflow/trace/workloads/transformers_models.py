@@ -152,7 +152,7 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     -----
     The head's weight is the token embedding's where the published model ties them, so a pipeline
     would hold it in its first and its last stage. Encoder-decoder models have no pipeline units:
-    every decoder block reads the encoder's output beside the block before, which is no chain.
+    every decoder block reads the encoder's output beside the block before, which is not a chain.
     """
     name, chosen = str(row["workload"]), str(row["model"])
     if chosen not in MODELS:
@@ -210,7 +210,7 @@ def _encoder_decoder_batches(
 
 
 def _matches(model: nn.Module, pattern: str) -> bool:
-    """Tell whether a pattern names a module; gated and plain feed-forwards differ."""
+    """Return whether a pattern names a module; gated and plain feed-forwards differ."""
     try:
         model.get_submodule(pattern.replace("*", "0"))
     except AttributeError:
