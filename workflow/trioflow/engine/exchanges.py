@@ -17,7 +17,7 @@ from trioflow.network.messages import CollectiveMessages, CollectiveRounds
 from trioflow.tables import records
 
 
-def read_first_word(name: str) -> str:
+def _read_first_word(name: str) -> str:
     """Return the word of a collective's name that says which one it is; empty for none."""
     return (name.split(maxsplit=1) or [""])[0]
 
@@ -30,7 +30,7 @@ def read_group(text: str) -> tuple[int, ...] | None:
         return None
 
 
-def check_match(members: list[dict[str, Any]]) -> None:
+def _check_match(members: list[dict[str, Any]]) -> None:
     """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls.
 
     Raises
@@ -48,22 +48,22 @@ def check_match(members: list[dict[str, Any]]) -> None:
     else:
         raise SimulationError(
             f"match {match} joins tasks of the kinds {', '.join(kinds)}: "
-            + "; ".join(name_task(member) for member in members)
+            + "; ".join(_name_task(member) for member in members)
         )
     if len({member["message_bytes"] for member in members}) > 1:
         raise SimulationError(
             f"the sizes of one {collective} differ: "
-            + "; ".join(f"{name_task(m)} has {m['message_bytes']} bytes" for m in members)
+            + "; ".join(f"{_name_task(m)} has {m['message_bytes']} bytes" for m in members)
         )
     durations = [member["duration_s"] for member in members]
     if (members[0]["message_bytes"] is None) == (None in durations):
         raise SimulationError(
-            f"{name_task(members[0])} needs either message_bytes or, on every member, duration_s"
+            f"{_name_task(members[0])} needs either message_bytes or, on every member, duration_s"
         )
     for member in members:
         if member["message_bytes"] is None and not 0 <= member["duration_s"] < math.inf:
             raise SimulationError(
-                f"{name_task(member)} has the duration {member['duration_s']}; "
+                f"{_name_task(member)} has the duration {member['duration_s']}; "
                 "a collective or message needs one in seconds, or message_bytes"
             )
 
@@ -74,12 +74,12 @@ def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
         if len({member[column] for member in members}) > 1:
             raise SimulationError(
                 f"the members of match {match} differ in their {column}: "
-                + "; ".join(f"{name_task(m)} has {m[column]}" for m in members)
+                + "; ".join(f"{_name_task(m)} has {m[column]}" for m in members)
             )
     group = read_group(str(members[0]["group"]))
     if group is None:
         raise SimulationError(
-            f"{name_task(members[0])} has the group {members[0]['group']!r}; "
+            f"{_name_task(members[0])} has the group {members[0]['group']!r}; "
             "write its ranks joined by commas"
         )
     present = [int(member["rank"]) for member in members]
@@ -88,9 +88,9 @@ def _check_collective(match: int, members: list[dict[str, Any]]) -> str:
         raise SimulationError(
             f"the group {list(group)} of match {match} does not match its tasks: "
             + (f"rank {', '.join(map(str, missing))} never joins; " if missing else "")
-            + "; ".join(name_task(member) for member in members)
+            + "; ".join(_name_task(member) for member in members)
         )
-    return read_first_word(str(members[0]["name"]))
+    return _read_first_word(str(members[0]["name"]))
 
 
 def _check_message(match: int, members: list[dict[str, Any]]) -> None:
@@ -98,17 +98,17 @@ def _check_message(match: int, members: list[dict[str, Any]]) -> None:
     if sorted(str(member["kind"]) for member in members) != ["recv", "send"]:
         raise SimulationError(
             f"match {match} needs one send and one recv and has "
-            + "; ".join(f"the {member['kind']} {name_task(member)}" for member in members)
+            + "; ".join(f"the {member['kind']} {_name_task(member)}" for member in members)
         )
     send, recv = sorted(members, key=lambda member: str(member["kind"]), reverse=True)
     for one, other in ((send, recv), (recv, send)):
         if one["peer"] is not None and int(one["peer"]) != int(other["rank"]):
             raise SimulationError(
-                f"{name_task(one)} has the peer {one['peer']} and is matched with {name_task(other)}"
+                f"{_name_task(one)} has the peer {one['peer']} and is matched with {_name_task(other)}"
             )
 
 
-def name_task(row: dict[str, Any]) -> str:
+def _name_task(row: dict[str, Any]) -> str:
     """Name a task for a message."""
     return f"task {row['task_id']} '{row['name']}' of rank {row['rank']}"
 
@@ -177,7 +177,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
     """
     rows = ExchangeRows(tasks)
     for match in np.flatnonzero(rows.find_suspects()).tolist():
-        check_match(records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]]))
+        _check_match(records(tasks.iloc[rows.task[rows.first[match] : rows.first[match + 1]]]))
     plan_of, firsts = rows.number_plans(rows.find_groups())
     plans: list[Plan] = []
     confidences: list[tuple[str, int, str]] = []
@@ -188,7 +188,7 @@ def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Excha
         except SimulationError as problem:
             first, last = rows.first[match], rows.first[match + 1]
             waiting = [
-                name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])
+                _name_task(row) for row in records(tasks.iloc[rows.task[first:last][:_SHOWN]])
             ]
             more = f" and {last - first - _SHOWN} more" if last - first > _SHOWN else ""
             raise SimulationError(f"{', '.join(waiting)}{more}: {problem}") from None
@@ -219,7 +219,7 @@ class ExchangeRows:
         absent = tasks["match_id"].isna().to_numpy(dtype=bool)[task]
         if absent.any():
             row = records(tasks.iloc[[task[int(np.argmax(absent))]]])[0]
-            raise SimulationError(f"{name_task(row)} has no match_id, so nothing can join it")
+            raise SimulationError(f"{_name_task(row)} has no match_id, so nothing can join it")
         # Columns of text are not cut down to these rows, since that would copy the texts.
         match_ids = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NULL)[task]
         match = pd.factorize(match_ids)[0]
@@ -238,7 +238,7 @@ class ExchangeRows:
         self.group, groups = _read_codes(tasks["group"], self.task)
         # A collective's name begins with the word that says which one it is.
         words = pd.factorize(
-            np.array([*(read_first_word(name) for name in names), ""], dtype=object)
+            np.array([*(_read_first_word(name) for name in names), ""], dtype=object)
         )
         self.word = np.where(self.kind == COLLECTIVE, words[0][self.name], _NONE)
         self._words: list[str] = list(words[1])

@@ -180,7 +180,7 @@ def _simulate(
     slowdown = platform.compute_slowdown_during_collective
     if slowdown == 1 or not graph.kinds >= {"collective", "compute"}:
         return _simulate_once(graph, platform, collectives, options, bound)
-    return stretch_compute(
+    return _stretch_compute(
         graph, slowdown, lambda one: _simulate_once(one, platform, collectives, options, bound)
     )
 
@@ -255,7 +255,7 @@ _PATIENCE = 20
 """Runs after which each change is halved: tasks and collectives that chase one another settle then."""
 
 
-def stretch_compute(
+def _stretch_compute(
     graph: TaskGraph, slowdown: float, run: Callable[[TaskGraph], Result]
 ) -> Result:
     """Return a simulation in which compute takes ``slowdown`` (above 1) as long beside a collective.

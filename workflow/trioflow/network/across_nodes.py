@@ -22,7 +22,7 @@ Ask = Callable[[str, int, int], Any]
 _STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """Collectives whose data all ranks of a node share out when it leaves the node."""
 _US = 1e-6
-MOST_ALIKE, LEAST_ALIKE = 0.25, 0.75
+_MOST_ALIKE, _LEAST_ALIKE = 0.25, 0.75
 """Powers of the size between which what a message loses lies; none was measured but that of one size."""
 
 
@@ -303,7 +303,7 @@ class _Steps:
             loss_s *= (spread.nodes * per_node - 1) / max(steps, 1)
         else:
             size = min(size, 1.0)
-        ends = sorted(time.time_s + loss_s * size**share for share in (MOST_ALIKE, LEAST_ALIKE))
+        ends = sorted(time.time_s + loss_s * size**share for share in (_MOST_ALIKE, _LEAST_ALIKE))
         time_s = time.time_s + loss_s * math.sqrt(size)
         low, high = self.measured.spread(kind, spread.nodes)
         known = collective == kind and spread.per_node == self.measured.ranks_per_node

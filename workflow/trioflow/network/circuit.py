@@ -53,7 +53,7 @@ class CircuitSettings:
             raise SimulationError(f"circuit network: {problem}")
 
 
-class Grant(NamedTuple):
+class _Grant(NamedTuple):
     """When a flow got its circuit [s], and whether that had to be set up first."""
 
     time_s: float
@@ -132,7 +132,7 @@ class CircuitNetwork:
         self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
         self._arrived = self._numbered = 0
         self._now_s = 0.0
-        self.grants: list[Grant] = []
+        self.grants: list[_Grant] = []
         """Circuits given to flows so far, in order."""
         self.torn_down = 0
         """Circuits torn down so far."""
@@ -253,7 +253,7 @@ class CircuitNetwork:
                     self._tear_down(min(idle, key=_age))
             circuit = self._open(source, target)
         circuit.busy = True
-        self.grants.append(Grant(self._now_s, flow.flow_id, established))
+        self.grants.append(_Grant(self._now_s, flow.flow_id, established))
         self._reserved.setdefault(target, {})[flow.flow_id] = flow.size_bytes
         route = self._router.route(source, target)
         rates = [self._router.links[index].bandwidth_bytes_per_s for index in route]

@@ -39,7 +39,7 @@ class Router:
 
     A node with one neighbour is on no route but its own, so the search runs
     between the neighbours: ranks below one switch share a search, which goes
-    no further than it must (see ``WaySearch``). What a search needs is made
+    no further than it must (see ``_WaySearch``). What a search needs is made
     when the first one starts: neighbours that no shorter way joins need none.
     """
 
@@ -138,7 +138,7 @@ class Router:
         }
 
     @cached_property
-    def _ways(self) -> WaySearch:
+    def _ways(self) -> _WaySearch:
         """Finds ways over all nodes but stubs.
 
         A cost is latency and one hop as a whole number: sums of such compare as pairs do.
@@ -152,7 +152,7 @@ class Router:
                 cost = (round(link.latency_s * _FEMTOSECONDS) << _HOP_BITS) + 1
                 forth.setdefault(link.source, []).append((cost, link.target, index))
                 back.setdefault(link.target, []).append((cost, link.source, index))
-        return WaySearch(forth, back)
+        return _WaySearch(forth, back)
 
     def _find(self, source: str, target: str) -> tuple[int, ...]:
         """Find a route, from the neighbour of a stub to the neighbour of a stub."""
@@ -212,7 +212,7 @@ _FEW = 4
 """Searches to one end from both sides; from then on one search from that end serves all starts."""
 
 
-class WaySearch:
+class _WaySearch:
     """Finds all best ways from a node to another over links of positive cost, and remembers what it has searched.
 
     Notes

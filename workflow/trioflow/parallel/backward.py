@@ -235,12 +235,7 @@ def split_backward(
         split.for_input.append(op_id)
         if gradients:
             split.for_weight.append(op_id)
-            read = sum(size[i] for i in row["input_ids"])
-            written = [
-                sum(size[i] for i in outputs if (i in gradients) is of) for of in (False, True)
-            ]
-            moved = [read + part for part in written]
-            split.input_share[op_id] = 0.5 if row["flop"] else moved[0] / max(sum(moved), 1)
+            split.input_share[op_id] = _share_of_input(row, gradients, size)
     if not split.for_input:
         raise PlanError(
             f"the trace does not say what the backward of stage {stage} hands to the stage before",
@@ -249,6 +244,14 @@ def split_backward(
     split.for_input.reverse()
     split.for_weight.reverse()
     return split
+
+
+def _share_of_input(row: dict[str, Any], gradients: Sequence[int], size: Sequence[int]) -> float:
+    if row["flop"]:
+        return 0.5
+    read, outputs = sum(size[i] for i in row["input_ids"]), row["output_ids"]
+    moved = [read + sum(size[i] for i in outputs if (i in gradients) is of) for of in (False, True)]
+    return float(moved[0] / max(sum(moved), 1))
 
 
 def keep_sums_with_input(

@@ -24,11 +24,11 @@ FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB
 """PyTorch's own limits (``kDefaultFirstBucketBytes`` and ``bucket_cap_mb``)."""
 
-SEVERAL_STAGES = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
+_SEVERAL_STAGES = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
 """Stages a rank of the schedules that are made for several, unless the plan gives another number."""
-MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
+_MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
 """Micro-batches, times the ranks, of schedules that need more than one a rank."""
-CHUNKS = ("gpipe-recompute",)
+_CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
 SHARDED = ("fsdp", "zero1", "distributed", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
@@ -80,9 +80,9 @@ def make_plan(
     elif schedule in ("", "none"):
         schedule = "gpipe"
     if micro_batches is None:
-        micro_batches = pipeline * MICRO_BATCHES_PER_RANK.get(schedule, 1)
+        micro_batches = pipeline * _MICRO_BATCHES_PER_RANK.get(schedule, 1)
     if stages_per_rank is None:
-        stages_per_rank = SEVERAL_STAGES.get(schedule, 1)
+        stages_per_rank = _SEVERAL_STAGES.get(schedule, 1)
     if sharding not in SHARDINGS:
         raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
     name = "-".join(f"{key}{degree}" for key, degree in degrees.items() if degree > 1) or "single"
@@ -98,11 +98,8 @@ def make_plan(
     if plan.pipeline > 1:
         build_schedule(schedule, pipeline, micro_batches, stages_per_rank)
     elif max(micro_batches, stages_per_rank) > 1:
-        parts = (
-            f"{micro_batches} micro-batches"
-            if micro_batches > 1
-            else f"{stages_per_rank} stages a rank"
-        )
+        parts = f"{micro_batches} micro-batches"
+        parts = parts if micro_batches > 1 else f"{stages_per_rank} stages a rank"
         raise PlanError(f"{parts} without a pipeline", fix="give a pipeline degree above 1")
     return plan
 
@@ -186,7 +183,7 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
             f"plan {plan.plan}: batch {batch} does not divide into {plan.data} replica(s)",
             fix=f"use a multiple of {plan.data}",
         )
-    cut = chunk_batch if plan.schedule in CHUNKS else split_batch
+    cut = chunk_batch if plan.schedule in _CHUNKS else split_batch
     try:
         return cut(batch // plan.data, plan.pieces)
     except PlanError as error:

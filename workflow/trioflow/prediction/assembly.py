@@ -91,7 +91,7 @@ def prepare_step(
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
     if not isinstance(traces, DeviceTimes):
-        traces, batch = open_models(traces, plan, batch, options)
+        traces, batch = _open_models(traces, plan, batch, options)
     times = time_operators(traces, platform.device.name, options)
     graph = build_graph(times, plan, batch=batch, host=platform.host, options=options)
     return join_step(graph, times, platform, options)
@@ -178,7 +178,7 @@ def time_operators(
     return choose_times(loaded, device_name, options.cost_model, options.override)
 
 
-def open_models(
+def _open_models(
     traces: Traces, plan: Plan, batch: int | None, options: Options
 ) -> tuple[Traces, int | None]:
     """Return traces, those of language models made for the micro-batch that a plan runs, and the step's samples.

@@ -20,7 +20,7 @@ from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 
 HOUR_S = 3600.0
-MFU_FORMULA = (
+_MFU_FORMULA = (
     "(6 x all parameters, embeddings included, + 12 x layers x width x sequence) x tokens/s/GPU over the"
     " peak of the sheet; attention in full, recomputation not counted"
 )
@@ -48,7 +48,7 @@ def describe_rates(
         "tokens_per_s": tokens / step_time_s,
         "tokens_per_s_per_gpu": rate,
         "model_flop_per_s_per_gpu": rate * model.flop_per_token(sequence),
-        "mfu_formula": MFU_FORMULA,
+        "mfu_formula": _MFU_FORMULA,
     }
     peak = device.peak_flop_per_s.get(str(facts.precision))
     if peak:

@@ -41,24 +41,21 @@ class Sweep:
 
 def sweep_schema() -> dict[str, Any]:
     """Describe ``config/sweeps/<name>.yaml`` as a JSON schema (2020-12)."""
-    single = {name: dict(entry) for name, entry in PARAMETERS.items()}
-    for entry in single.values():
-        entry.pop("default", None)
+    single = {
+        name: {key: value for key, value in entry.items() if key != "default"}
+        for name, entry in PARAMETERS.items()
+    }
     several = {
-        name: {
-            "description": entry["description"], "type": "array", "items": entry, "minItems": 1,
-        }
-        for name, entry in single.items()
-    }  # fmt: skip
+        name: {"description": e["description"], "type": "array", "items": e, "minItems": 1}
+        for name, e in single.items()
+    }
     names = {"type": "object", "propertyNames": {"pattern": NAME}}
     files = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
     block = {"type": "object", "additionalProperties": False}
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "sweep",
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sweep",
         "description": "A sweep, config/sweeps/<name>.yaml; generated from trioflow.sweeps.",
-        "type": "object",
-        "additionalProperties": False,
+        **block,
         "required": ["description"],
         "properties": {
             "description": {

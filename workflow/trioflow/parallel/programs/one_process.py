@@ -68,7 +68,7 @@ def share_host(graph: TaskGraph) -> TaskGraph:
     return TaskGraph(moved, dependencies, graph.metadata)
 
 
-class ProcessRank(StagedRank):
+class _ProcessRank(StagedRank):
     """Writes the tasks of one device of a process that drives several."""
 
     alike = (False, False, False, False)
@@ -102,7 +102,7 @@ class ProcessRank(StagedRank):
         self.launch_alone(op_id, micro_batch, device_s, host_s, name, phase)
 
 
-class GatherRank(ProcessRank):
+class GatherRank(_ProcessRank):
     """Writes one device's tasks when every layer's outputs are split and gathered."""
 
     dispatches = False
@@ -208,7 +208,7 @@ def _find_outputs(trace: Trace, rows: list[dict[str, Any]], loss: frozenset[int]
     return found
 
 
-class ReplicaRank(ProcessRank):
+class ReplicaRank(_ProcessRank):
     """Writes the tasks of one device under DataParallel; ``data`` is its number."""
 
     def __init__(self, *place: Any) -> None:

@@ -42,12 +42,12 @@ FLAG_BYTES = 4
 """Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
 ``torch/distributed/tensor/_dispatch.py``, ``found_inf_reduce_handler``). DDP's ranks have the same
 gradients, and ask one another for nothing."""
-Elementwise = Callable[[str, Sequence[int], int], float]
+_Elementwise = Callable[[str, Sequence[int], int], float]
 """Predicts an element-wise operator over tensors of some sizes: name, sizes [bytes], reads to time [s]."""
 
 
 def cost_units(
-    units: Sequence[ShardedUnit], shards: int, micro_steps: int, elementwise: Elementwise
+    units: Sequence[ShardedUnit], shards: int, micro_steps: int, elementwise: _Elementwise
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 

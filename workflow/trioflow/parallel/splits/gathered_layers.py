@@ -57,7 +57,7 @@ _LAYERS = ("gemm", "convolution", "embedding")
 
 
 @dataclass(frozen=True)
-class GatheredLayer:
+class _GatheredLayer:
     """A layer that is split.
 
     Notes
@@ -93,7 +93,7 @@ class GatheredLayer:
         return -(-self.channels // degree) / self.channels
 
 
-def find_layers(trace: Trace) -> list[GatheredLayer]:
+def find_layers(trace: Trace) -> list[_GatheredLayer]:
     """Return the layers that are split by outputs or by inputs, in the order of forward."""
     storage, category = (trace.tensors[c].tolist() for c in ("storage_id", "category"))
     size, loss = tensor_bytes(trace), find_loss(trace)
@@ -117,7 +117,7 @@ def find_layers(trace: Trace) -> list[GatheredLayer]:
         parameters = {storage[i] for i in row["input_ids"] if category[i] == "parameter"}
         parameters = parameters if split == OUTPUT else {weight}
         found.append(
-            GatheredLayer(
+            _GatheredLayer(
                 int(row["op_id"]), str(row["module"]), split, weight,
                 tuple(int(n) for n in row["input_shapes"][place]), frozenset(parameters),
                 frozenset({storage[i] for i in row["input_ids"]} - parameters), channels,
@@ -171,7 +171,7 @@ def gather_rules(trace: Trace) -> dict[str, str]:
 class _Cutter:
     """Writes one rank's work into the operators of split layers, and places their exchanges."""
 
-    def __init__(self, trace: Trace, degree: int, layers: list[GatheredLayer]) -> None:
+    def __init__(self, trace: Trace, degree: int, layers: list[_GatheredLayer]) -> None:
         self.degree = degree
         self.layers = {layer.op_id: layer for layer in layers}
         self.storage, self.category = (
@@ -189,7 +189,7 @@ class _Cutter:
         elif row["phase"] == "backward" and row["forward_op_id"] in self.layers:
             self._backward(row, self.layers[row["forward_op_id"]])
 
-    def _forward(self, row: dict[str, Any], layer: GatheredLayer) -> None:
+    def _forward(self, row: dict[str, Any], layer: _GatheredLayer) -> None:
         part, whole = layer.part(self.degree), layer.split == _INPUT
         cut_row(self.split.operators, row, part, {
             "read_bytes": self._share(row["input_ids"], row["read_bytes"], part, layer, cut_data=whole),
@@ -199,7 +199,7 @@ class _Cutter:
             AFTER, layer.op_id, layer.exchange("all_reduce" if whole else "all_gather", self.degree)
         )
 
-    def _backward(self, row: dict[str, Any], layer: GatheredLayer) -> None:
+    def _backward(self, row: dict[str, Any], layer: _GatheredLayer) -> None:
         if layer.op_id not in self.begun:
             self.begun.add(layer.op_id)
             whole = layer.split == _INPUT
@@ -217,7 +217,7 @@ class _Cutter:
             ),
         })  # fmt: skip
 
-    def _is_gradient(self, index: int, layer: GatheredLayer) -> bool:
+    def _is_gradient(self, index: int, layer: _GatheredLayer) -> bool:
         """Tell whether a tensor is a parameter's gradient, or a part of a shared weight's."""
         if self.category[index] == "gradient":
             return True
@@ -225,7 +225,7 @@ class _Cutter:
         return makes and self.shape[index] in (layer.shape, layer.shape[::-1])
 
     def _share(
-        self, indices: list[int], total: int, part: float, layer: GatheredLayer,
+        self, indices: list[int], total: int, part: float, layer: _GatheredLayer,
         cut_data: bool = False, back: bool = False,
     ) -> float:  # fmt: skip
         """Return the part of some tensors' bytes that one rank moves.

@@ -192,11 +192,11 @@ def build_buckets(
 
 BUFFER_BYTES = 10 * BYTES_PER_MIB
 """Limit of a buffer: ``comm.broadcast_coalesced`` and ``comm.reduce_add_coalesced``."""
-Sized = Sequence[tuple[int, int]]
+_Sized = Sequence[tuple[int, int]]
 """Tensors by size and by width of an element [bytes]."""
 
 
-def coalesce_broadcasts(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
+def coalesce_broadcasts(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
     """Return the buffers of a coalesced broadcast, one for each width of elements [bytes].
 
     ``tensors`` are size and element width of each; a buffer closes when a tensor brings it to ``limit`` [bytes].
@@ -211,7 +211,7 @@ def coalesce_broadcasts(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
     return [*closed, *(size for size in held.values() if size)]
 
 
-def coalesce_sums(tensors: Sized, limit: int = BUFFER_BYTES) -> list[int]:
+def coalesce_sums(tensors: _Sized, limit: int = BUFFER_BYTES) -> list[int]:
     """Return the buffers of a coalesced sum [bytes]; one closes before a tensor would bring it above ``limit``."""
     held: dict[int, int] = {}
     closed = []

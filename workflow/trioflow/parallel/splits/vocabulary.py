@@ -207,9 +207,6 @@ VOCABULARY: Mapping[str, str] = {
 }  # fmt: skip
 """Each rank holds a part of the vocabulary: the embedding's results are summed, the head's stay apart."""
 
-BY_NAME = "tensor_split_by_name"
-"""Fact of a trace whose layers, and vocabulary, were found by their names."""
-
 
 def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
     """Return the trace with the layers that Megatron-LM cuts named in its facts.
