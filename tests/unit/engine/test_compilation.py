@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trioflow.engine import compiled
+from trioflow.engine.compiled import run as compiled
 
 PROGRAM = """
 import sys
-from trioflow.engine import compiled
+from trioflow.engine.compiled import run as compiled
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
 from trioflow.parallel.task_graph import TaskGraphBuilder

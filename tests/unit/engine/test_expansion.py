@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.operators import load_operator_model
-from trioflow.engine import folding
+from trioflow.engine.folding import fold as folding
 from trioflow.engine.folding.classes import find_fold
 from trioflow.engine.folding.fold import (
     TooLargeError,
