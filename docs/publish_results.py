@@ -16,13 +16,13 @@ from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.provenance import read_json, write_json
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
+    read_speeds,
     update_published,
     update_readme,
     update_speed,
     update_validation,
     write_errors_page,
 )
-from trioflow.reproductions.speeds import read_speeds
 from trioflow.reproductions.tables import read_validation_table
 from trioflow.tables import read_table
 

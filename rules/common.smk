@@ -23,7 +23,7 @@ from trioflow.experiments import (
 )
 from trioflow.imports import required_modules
 from trioflow.provenance import digest_modules
-from trioflow.reproductions.published.rows import list_published_sets
+from trioflow.reproductions.published.cases import list_published_sets
 from trioflow.settings import list_descriptions
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])

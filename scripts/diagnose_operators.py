@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trioflow.job_log import log_job
 from trioflow.reproductions.tables import write_validation_table
-from trioflow.reproductions.validation.diagnostics import diagnose_published
+from trioflow.reproductions.validation.operators import diagnose_published
 
 with log_job(snakemake.log[0]):
     operators, classes = diagnose_published(Path(snakemake.params.data))

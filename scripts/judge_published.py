@@ -4,8 +4,7 @@ from pandas import concat
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
 from trioflow.report.causes import CAUSES, explain_cases
-from trioflow.reproductions.published.growth import explain_growth
-from trioflow.reproductions.published.judge import ANCHORS, judge_cases, prepare_set
+from trioflow.reproductions.published.judge import ANCHORS, explain_growth, judge_cases, prepare_set
 from trioflow.tables import read_table, write_table
 
 with log_job(snakemake.log[0]):

@@ -26,8 +26,7 @@ from trioflow.costmodel.scores import score_cases
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.provenance import read_json
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
-from trioflow.reproductions.validation.diagnostics import diagnose_published
-from trioflow.reproductions.validation.operators import validate_batch_change
+from trioflow.reproductions.validation.operators import diagnose_published, validate_batch_change
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100 80GB PCIe"
 DEVICES = {"a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "v100-pcie-32gb"}

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.reproductions.vtrain.baselines import leave_out_ridge
-from trioflow.reproductions.vtrain.composition import check_composition
-from trioflow.reproductions.vtrain.data import read_all_reduces, read_iteration_times
-from trioflow.reproductions.vtrain.fit import Judged, leave_out
+from trioflow.reproductions.vtrain.data import (
+    check_composition,
+    read_all_reduces,
+    read_iteration_times,
+)
+from trioflow.reproductions.vtrain.fit import Judged, leave_out, leave_out_ridge
 from trioflow.reproductions.vtrain.judge import IN_PLACE, LEFT_OUT, count_ordered, number_groups
 from trioflow.reproductions.vtrain.model import FORMS, StepModel
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trioflow.reproductions.readme import SPEED, markers
-from trioflow.reproductions.speeds import COLUMNS, read_speeds, write_speed_rows
+from trioflow.reproductions.readme import COLUMNS, SPEED, markers, read_speeds, write_speed_rows
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))

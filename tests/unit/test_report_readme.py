@@ -11,16 +11,18 @@ from trioflow.errors import InputError, TableError
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
 from trioflow.reproductions.readme import (
+    COLUMNS,
     ERRORS,
     SPEED,
     VALIDATION,
     markers,
+    read_speeds,
     update_readme,
     update_speed,
     update_validation,
     write_errors_page,
+    write_speeds,
 )
-from trioflow.reproductions.speeds import COLUMNS, read_speeds, write_speeds
 
 BEGIN, END = markers(ERRORS)
 SMALL = [("vgg11", 8, 0.3, 140, 28_000_000)]

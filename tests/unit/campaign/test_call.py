@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from trioflow.campaign.unpacking import read_items, read_sweeps, unpack_campaign
+from trioflow.campaign.packing import read_items, read_sweeps, unpack_campaign
 from trioflow.trace.profile.merge import merge_trace
 
 torch = pytest.importorskip("torch", reason="captures need torch (extra [capture])")

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.campaign.columns import decode_column, encode_column, from_columns, to_columns
+from trioflow.campaign.compaction import decode_column, encode_column, from_columns, to_columns
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=3),

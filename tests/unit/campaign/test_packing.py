@@ -5,10 +5,17 @@ import random
 import pytest
 from trioflow.campaign.compaction import Content
 from trioflow.campaign.items import Item
-from trioflow.campaign.packing import ITEMS_FILE, SWEEPS_FILE, Limits, load_pack, pack_campaign
+from trioflow.campaign.packing import (
+    ITEMS_FILE,
+    SWEEPS_FILE,
+    Limits,
+    load_pack,
+    pack_campaign,
+    read_items,
+    read_sweeps,
+)
 from trioflow.campaign.schemas import SWEEPS, read_parquet, to_parquet
 from trioflow.campaign.state import Result, State
-from trioflow.campaign.unpacking import read_items, read_sweeps
 from trioflow.errors import InputError, TableError
 
 KIB = 1024

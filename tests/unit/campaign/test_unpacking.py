@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 from trioflow.campaign.compaction import pack_json, pack_raw, read_raw
 from trioflow.campaign.items import Item
-from trioflow.campaign.packing import pack_campaign
+from trioflow.campaign.packing import pack_campaign, unpack_campaign
 from trioflow.campaign.schemas import to_parquet
 from trioflow.campaign.state import Result, State
-from trioflow.campaign.unpacking import unpack_campaign
 from trioflow.errors import InputError
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 
@@ -53,5 +52,5 @@ def test_unpacking_needs_no_torch():
 
     from .conftest import LIBRARY
 
-    code = "import sys, trioflow.campaign.unpacking; sys.exit('torch' in sys.modules)"
+    code = "import sys, trioflow.campaign.packing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=LIBRARY, check=False).returncode == 0

@@ -19,7 +19,7 @@ from trioflow.costmodel.device_fit import (
 from trioflow.costmodel.operators import load_operator_model
 from trioflow.errors import InputError
 from trioflow.reproductions.tables import OPERATORS
-from trioflow.reproductions.validation.diagnostics import diagnose
+from trioflow.reproductions.validation.operators import diagnose
 from trioflow.tables import to_arrow, validate
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_trace, make_gpu_traces, make_step

@@ -103,7 +103,7 @@ def _print_items(items: Sequence[Item]) -> int:
 
 
 def _unpack(options: argparse.Namespace) -> int:
-    from trioflow.campaign.unpacking import unpack_campaign
+    from trioflow.campaign.packing import unpack_campaign
 
     folders = unpack_campaign(options.unpack, options.output)
     print(f"{len(folders)} captures restored below {options.output}")

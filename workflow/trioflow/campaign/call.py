@@ -26,10 +26,10 @@ from trioflow.units import format_bytes
 
 __all__ = ["CallSettings", "DeviceLost", "run_call"]
 
-RESERVE_S, RESERVE_SHARE = 12.0, 0.1
+_RESERVE_S, _RESERVE_SHARE = 12.0, 0.1
 """Time kept for the last packing, and the share of a short call that it is at most."""
 
-PACK_EVERY_S = 60.0
+_PACK_EVERY_S = 60.0
 """A call that is killed outright leaves packed files no older than this and one item."""
 
 
@@ -92,7 +92,7 @@ def run_call(items: Sequence[Item], settings: CallSettings) -> int:
         When the device refuses further work in this process.
     """
     output, device = settings.output, settings.device
-    reserve_s = min(RESERVE_S, RESERVE_SHARE * settings.whole_s)
+    reserve_s = min(_RESERVE_S, _RESERVE_SHARE * settings.whole_s)
     state = State(settings.state_folder or output / "state")
     _take_over(state, output, settings.resume)
     if settings.retry_failed:
@@ -141,7 +141,7 @@ class _Packer:
         """Pack when the last time is long ago; stop where a swallowed signal asked for it."""
         if self.signals.received is not None:
             raise Stopped
-        if time.monotonic() - self.packed_at_s > PACK_EVERY_S:
+        if time.monotonic() - self.packed_at_s > _PACK_EVERY_S:
             self.pack()
 
     def pack(self) -> Pack:
@@ -207,10 +207,10 @@ def _summarize(
         print("call it again with the same --output, or with --resume, to go on")
 
 
-WARM_UP_S = 1.0
+_WARM_UP_S = 1.0
 
 
-def raise_clocks(time_s: float) -> None:
+def _raise_clocks(time_s: float) -> None:
     """Keep the device busy for a while [s]: an idle one runs at a fraction of its clock."""
     block = torch.randn(4096, 4096, device="cuda")
     until = time.monotonic() + time_s
@@ -225,7 +225,7 @@ class Executor:
     def __init__(self, device: str, quick: bool) -> None:
         self.device, self.quick = device, quick
         if device == "cuda":
-            raise_clocks(0.05 if quick else WARM_UP_S)
+            _raise_clocks(0.05 if quick else _WARM_UP_S)
 
     def __call__(self, item: Item, folder: Path) -> Result:
         """Do one item; temporary files go into the folder."""

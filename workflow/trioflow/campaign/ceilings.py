@@ -22,7 +22,7 @@ from trioflow.campaign.stopwatch import (
 from trioflow.campaign.sweeps import DTYPES, arithmetic, free_memory, make_row
 from trioflow.units import s_to_ns
 
-KIBI, MEBI = 1 << 10, 1 << 20
+_KIBI, _MEBI = 1 << 10, 1 << 20
 LAUNCHES = 500
 """Launches in a row; fewer than a device queues, so that the host does not wait."""
 
@@ -50,7 +50,7 @@ def _row(
 def _copy(device: str, quick: bool) -> tuple[Rows, dict[str, Any]]:
     """Measure copies and fills inside the device's memory."""
     watch, rows = make_stopwatch(device, quick), Rows()
-    sizes = [64 * KIBI, MEBI] if quick else [64 * KIBI << (2 * n) for n in range(8)]
+    sizes = [64 * _KIBI, _MEBI] if quick else [64 * _KIBI << (2 * n) for n in range(8)]
     for size in sizes:
         source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
@@ -100,7 +100,7 @@ def _host_copies(device: str, quick: bool) -> tuple[Rows, dict[str, Any]]:
         QUICK_BUDGET_S if quick else BUDGET_S,
         torch.cuda.synchronize if device == "cuda" else lambda: None,
     )
-    sizes = [4 * KIBI, MEBI] if quick else [4 * KIBI << (2 * n) for n in range(9)]
+    sizes = [4 * _KIBI, _MEBI] if quick else [4 * _KIBI << (2 * n) for n in range(9)]
     for size in sizes:
         there = torch.zeros(size, dtype=torch.uint8, device=device)
         for pinned in (True, False) if device == "cuda" else (False,):

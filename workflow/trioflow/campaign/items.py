@@ -17,28 +17,28 @@ from trioflow.campaign.sweep_points import (
 from trioflow.errors import InputError
 
 DATA = Path(__file__).parent.parent / "data"
-CATALOGS = (DATA / "catalog.tsv", DATA / "workloads.tsv")
+_CATALOGS = (DATA / "catalog.tsv", DATA / "workloads.tsv")
 """Tables of workloads that ship; the first one present is the default."""
 
 PRECISIONS = ("tf32", "bf16", "fp32", "fp16")
 """Precisions of the sweeps, most useful first."""
 
-FURTHER_PRECISIONS = ("bf16", "tf32", "fp32", "fp16")
+_FURTHER_PRECISIONS = ("bf16", "tf32", "fp32", "fp16")
 """Precisions that a workload is captured in beside its own, most useful first."""
 
 BATCHES = (128, 256, 32, 64, 8)
 """Batches of every workload beside those of its row, most useful first; TrioSim's paper used 128."""
 
-MULTIPLES = (4, 2)
+_MULTIPLES = (4, 2)
 """Multiples of a row's first batch, for models too large for the batches above."""
 
-POINTS_PER_ITEM = 24
+_POINTS_PER_ITEM = 24
 """A killed call loses at most one item: a few seconds of points."""
 
 CEILINGS = ("copy", "matmul", "host_copies", "launch")
 ESTIMATES_S = {"ceiling": 6.0, "workload": 25.0}
 """First guesses, replaced by what items of the kind really took."""
-POINT_S = 0.25
+_POINT_S = 0.25
 """First guess for one timed point and phase [s]."""
 
 
@@ -64,7 +64,7 @@ def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
     InputError
         When the table is missing or a row lacks its name or batches.
     """
-    file = Path(path) if path else next((p for p in CATALOGS if p.exists()), CATALOGS[-1])
+    file = Path(path) if path else next((p for p in _CATALOGS if p.exists()), _CATALOGS[-1])
     try:
         with file.open(newline="", encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream, delimiter="\t"))
@@ -97,7 +97,7 @@ def _typed(row: Mapping[str, str | None], line: int, file: Path) -> dict[str, An
 def batch_ladder(batches: Iterable[int]) -> list[int]:
     """Return the batches to capture, most useful first: the row's own, then those of all."""
     listed = list(batches)
-    return list(dict.fromkeys([*listed, *BATCHES, *(listed[0] * times for times in MULTIPLES)]))
+    return list(dict.fromkeys([*listed, *BATCHES, *(listed[0] * times for times in _MULTIPLES)]))
 
 
 def list_items(
@@ -138,7 +138,7 @@ def _workload_items(
     """
     own = str(row.get("precision") or "fp32")
     batches = [min(row["batches"])] if quick else batch_ladder(row["batches"])
-    allowed = FURTHER_PRECISIONS if device == "cuda" else ("bf16", "fp32")
+    allowed = _FURTHER_PRECISIONS if device == "cuda" else ("bf16", "fp32")
     precisions = [own] if quick else [own, *(p for p in allowed if p != own)]
     for b, batch in enumerate(batches):
         for p, precision in enumerate(precisions):
@@ -157,12 +157,12 @@ def _sweep_items(device: str, quick: bool) -> list[tuple[tuple[int, ...], Item]]
         for level in range(1 if quick else count_levels(operation)):
             points = list_points(operation, level, quick)
             for p, precision in enumerate(_precisions_of(operation, device)):
-                for part in range(0, len(points), POINTS_PER_ITEM):
-                    some = points[part : part + POINTS_PER_ITEM]
+                for part in range(0, len(points), _POINTS_PER_ITEM):
+                    some = points[part : part + _POINTS_PER_ITEM]
                     phases = 1 if operation in ("gemm", "bmm", "optimizer") else 2
                     item = Item(
-                        f"sweep-{operation}-{precision}-{level}-{part // POINTS_PER_ITEM}",
-                        "sweep", 0, POINT_S * phases * len(some) + 1.0,
+                        f"sweep-{operation}-{precision}-{level}-{part // _POINTS_PER_ITEM}",
+                        "sweep", 0, _POINT_S * phases * len(some) + 1.0,
                         {"operation": operation, "precision": precision, "points": some},
                     )  # fmt: skip
                     tier = (2 if matrix else 3) if level == 0 else 4 if matrix and level == 1 else 6

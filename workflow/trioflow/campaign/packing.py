@@ -1,13 +1,17 @@
-"""Packing a campaign into a few Parquet files of limited size, most valuable items first."""
+"""Packing a campaign into a few Parquet files of limited size, most valuable items first, and the way back."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from trioflow.campaign.compaction import Content, restore_file
 from trioflow.campaign.items import Item
 from trioflow.campaign.schemas import read_parquet, to_parquet
 from trioflow.campaign.state import Result, State, result_of_row
@@ -238,3 +242,48 @@ def _add_content(folder: Path, results: Mapping[str, Result]) -> None:
             if row["item"] in results:
                 results[row["item"]].rows.append(row)
                 results[row["item"]].elsewhere = False
+
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
+    """Restore the captured workloads of a campaign, one folder each.
+
+    ``target``: where the folders go; each can be read by ``trace.profile.merge.merge_trace``.
+
+    Raises
+    ------
+    InputError
+        When there are no captures, or a file is damaged or not a campaign's.
+    """
+    packs = sorted(Path(folder).glob("captures-*.parquet"))
+    if not packs:
+        raise InputError(
+            "no captures-*.parquet here", file=folder, fix="give the folder of a campaign's files"
+        )
+    folders: dict[Path, None] = {}
+    for path in packs:
+        for row, cells in enumerate(read_parquet(path, "files")[0]):
+            names = (cells["item"], cells["file"])
+            # Names become paths: nothing may leave the target folder.
+            if not all(_FILE_NAME.fullmatch(name) for name in names):
+                raise InputError(f"{names} are no file names", file=path, place=f"row {row}")
+            place = Path(target) / cells["item"]
+            restore_file(Content(cells["content"], cells["size_bytes"]), place / cells["file"])
+            folders[place] = None
+    return sorted(folders)
+
+
+def read_sweeps(folder: str | Path) -> pd.DataFrame:
+    """Return the sweep table of a campaign; columns as in ``schemas.SWEEPS``."""
+    rows, _ = read_parquet(Path(folder) / SWEEPS_FILE, "sweeps")
+    return pd.DataFrame(rows)
+
+
+def read_items(folder: str | Path) -> pd.DataFrame:
+    """Return the table of items; ``attrs["sessions"]`` says what each call found."""
+    rows, metadata = read_parquet(Path(folder) / ITEMS_FILE, "items")
+    frame = pd.DataFrame(rows)
+    frame.attrs = dict[Any, Any](metadata)
+    return frame

@@ -15,18 +15,18 @@ from trioflow.units import ns_to_s, s_to_ns
 SAFETY = 1.25
 """An item is started only when its estimate, longer by this factor, still fits."""
 
-RATIO_LIMITS = (0.2, 5.0)
+_RATIO_LIMITS = (0.2, 5.0)
 """How far what items really took may move the estimates of others."""
 
-RECENT = 4
+_RECENT = 4
 """Finished items of a kind that the correction looks back on; the slowest of them counts."""
 
 KILLS = 2
 """An item during which the process died this often is not tried again."""
 
-MIXED = ("bf16", "fp16")
+_MIXED = ("bf16", "fp16")
 
-ERROR_CHARACTERS = 2_000
+_ERROR_CHARACTERS = 2_000
 
 Execute = Callable[[Item, Path], Result]
 
@@ -139,8 +139,8 @@ class Runner:
             and other.kind == item.kind
             and other.arguments.get("operation") == item.arguments.get("operation")
         ]
-        low, high = RATIO_LIMITS
-        return min(max([low, *alike[-RECENT:]]), high) if alike else 1.0
+        low, high = _RATIO_LIMITS
+        return min(max([low, *alike[-_RECENT:]]), high) if alike else 1.0
 
     def _from_sibling(self, item: Item) -> float | None:
         """Estimate a workload's item from another of the workload: its steps grow with the batch."""
@@ -227,7 +227,7 @@ def _precision(item: Item) -> Any:
 
 def _is_mixed(item: Item) -> bool:
     """Tell precisions whose activations take half the memory; those of a kind need the same."""
-    return _precision(item) in MIXED
+    return _precision(item) in _MIXED
 
 
 def _drop_frames(error: BaseException | None) -> None:
@@ -251,10 +251,10 @@ def _result_of_error(error: Exception, item: Item) -> Result:
     """Return the result of an item that raised."""
     text = f"{type(error).__name__}: {error}".strip()
     if is_out_of_memory(error):
-        return Result("out_of_memory", text[:ERROR_CHARACTERS], facts=_request(item))
+        return Result("out_of_memory", text[:_ERROR_CHARACTERS], facts=_request(item))
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = f"{Path(last[0].filename).name}, line {last[0].lineno}: " if last else ""
-    return Result("failed", (place + text)[:ERROR_CHARACTERS], facts=_request(item))
+    return Result("failed", (place + text)[:_ERROR_CHARACTERS], facts=_request(item))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

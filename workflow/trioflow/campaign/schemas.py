@@ -25,7 +25,7 @@ def _column(
     return pa.field(name, kind, nullable=null, metadata={"meaning": meaning, "unit": unit})
 
 
-ITEMS = pa.schema([
+_ITEMS = pa.schema([
     _column("item", TEXT, "name of the item"),
     _column("kind", TEXT, "ceiling, workload or sweep"),
     _column("position", INT, "place in the order of value, from 0"),
@@ -66,7 +66,7 @@ FILES = pa.schema([
     _column("content", pa.binary(), "the file's JSON, compressed with zstd"),
 ])  # fmt: skip
 
-SCHEMAS = {"items": ITEMS, "sweeps": SWEEPS, "files": FILES}
+SCHEMAS = {"items": _ITEMS, "sweeps": SWEEPS, "files": FILES}
 
 
 def to_parquet(

@@ -19,12 +19,12 @@ from trioflow.trace.workloads.build import build_workload
 from trioflow.units import format_bytes
 
 STEPS = {"warm_up": 5, "timed_steps": 15, "profiled_steps": 5}
-STATES = 3
+_STATES = 3
 """Weights, gradients and one optimizer state: what every step here keeps at least."""
-BLOCK_WEIGHTS = 12
+_BLOCK_WEIGHTS = 12
 """Weights of a transformer block over its width squared: 4 of attention, 8 of feed-forward."""
 _PROFILE = "kineto.json.gz"
-QUICK_STEPS = {"warm_up": 1, "timed_steps": 3, "profiled_steps": 2}
+_QUICK_STEPS = {"warm_up": 1, "timed_steps": 3, "profiled_steps": 2}
 
 
 def run_workload(
@@ -35,7 +35,7 @@ def run_workload(
     Peak memory is that of all steps, the first included; profiling takes none
     of the device's.
     """
-    steps = QUICK_STEPS if quick else STEPS
+    steps = _QUICK_STEPS if quick else STEPS
     _check_weights(row, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -74,7 +74,7 @@ def _check_weights(row: Mapping[str, Any], device: str) -> None:
     MemoryError
         When weights, gradients and one optimizer state alone are too large.
     """
-    least_bytes = STATES * _count_weight_bytes(row)
+    least_bytes = _STATES * _count_weight_bytes(row)
     if device == "cuda":
         there_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     else:
@@ -89,7 +89,7 @@ def _check_weights(row: Mapping[str, Any], device: str) -> None:
 def _count_weight_bytes(row: Mapping[str, Any]) -> int:
     """Return the size of a model's weights without making them [bytes]; a lower bound of it."""
     # A transformer block of the row's own sizes has at least these, in single precision.
-    size = 4 * BLOCK_WEIGHTS * int(row.get("layers") or 0) * int(row.get("hidden") or 0) ** 2
+    size = 4 * _BLOCK_WEIGHTS * int(row.get("layers") or 0) * int(row.get("hidden") or 0) ** 2
     try:
         model = build_workload(row, device="meta").model
     except Exception:  # a model that cannot be described beforehand may still be trained

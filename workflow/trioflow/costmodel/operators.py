@@ -310,8 +310,8 @@ def fit_operator_model(
     ======================================================  =====  =====
 
     Four workloads do not separate what lies within a point or two.
-    ``diagnostics.compare_methods`` repeats the comparison of the built-in
-    methods on any traces.
+    ``tests/unit/costmodel/test_held_out.py`` repeats the comparison of the built-in
+    methods on made-up traces.
 
     .. [1] Where glibc maps fresh, unbacked pages for every tensor.
     """

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
 
@@ -196,3 +196,36 @@ def part_cell(part: str) -> Cell:
 def count_cell(value: Any) -> Cell:
     """Return the cell of a count."""
     return Cell(str(int(value)), float(value))
+
+
+class Field(NamedTuple):
+    """One column of a table of records: its heading, and how a record becomes its cell."""
+
+    column: Column
+    read: Callable[[Any], Cell]
+
+
+def words(title: str, detail: str, meaning: str, read: str | Callable[[Any], Any]) -> Field:
+    """Return a column of text: a key of the records, or a function of one that returns text or a cell."""
+    column = Column(title, detail, meaning, number=False)
+    return Field(column, lambda row: _as_cell(row[read] if isinstance(read, str) else read(row)))
+
+
+def numbers(
+    title: str, detail: str, meaning: str, cell: Callable[[Any], Cell], read: str | Callable[[Any], Any]
+) -> Field:  # fmt: skip
+    """Return a column of numbers, written by ``cell``: a key of the records, or a function of one."""
+    return Field(
+        Column(title, detail, meaning),
+        lambda row: cell(row[read] if isinstance(read, str) else read(row)),
+    )
+
+
+def _as_cell(value: Any) -> Cell:
+    return value if isinstance(value, Cell) else Cell(str(value))
+
+
+def render_records(records: Iterable[Any], fields: Sequence[Field], caption: str = "") -> str:
+    """Return a table with a row for each record."""
+    rows = [[field.read(record) for field in fields] for record in records]
+    return render_table([field.column for field in fields], rows, caption)

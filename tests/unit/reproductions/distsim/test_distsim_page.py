@@ -16,9 +16,9 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.provenance import write_json
 from trioflow.reproductions.distsim.closed_forms import find_best_rates, predict_by_rates
-from trioflow.reproductions.distsim.costs import read_benchmarks
 from trioflow.reproductions.distsim.figures import draw_activity, draw_timestamps
 from trioflow.reproductions.distsim.page import CAPTIONS, build_distsim_page
+from trioflow.reproductions.distsim.sections import read_benchmarks
 from trioflow.reproductions.published.baselines import AnalyticalModel
 from trioflow.reproductions.tables import ANALYTICAL
 from trioflow.sweeps.chunk_job import make_frame

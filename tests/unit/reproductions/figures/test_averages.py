@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trioflow.reproductions.figures.averages import (
+from trioflow.reproductions.figures.catalogue import (
     DATA_PARALLEL,
     DDP,
     PAPER_AVERAGES,

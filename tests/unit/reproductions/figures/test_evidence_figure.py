@@ -9,12 +9,12 @@ import pytest
 from trioflow.errors import InputError
 from trioflow.reproductions.figures.build import build_figure_data
 from trioflow.reproductions.figures.catalogue import FIGURES
-from trioflow.reproductions.figures.column_style import COLUMN_IN, SMALLEST_PT
-from trioflow.reproductions.figures.evidence_figure import (
+from trioflow.reproductions.figures.drawings import (
     count_right_pairs,
     draw_evidence,
     list_panels,
 )
+from trioflow.reproductions.figures.points import COLUMN_IN, SMALLEST_PT
 from trioflow.reproductions.tables import EVIDENCE
 
 from reproductions.figures.figure_cases import make_evidence, make_plans, write_files

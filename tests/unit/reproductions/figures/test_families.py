@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from trioflow.reproductions.figures.averages import find_family, name_plan, read_short_plan
+from trioflow.reproductions.figures.catalogue import find_family, name_plan, read_short_plan
 
 from reproductions.figures.figure_cases import PLANS
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.reproductions.figures.column_style import column_style, new_column_figure
 from trioflow.reproductions.figures.points import (
     Point,
     choose_looks,
+    column_style,
     count_lines,
     draw_points,
     list_handles,
     mean_absolute,
+    new_column_figure,
     spread_logarithmic,
     spread_symmetric,
 )

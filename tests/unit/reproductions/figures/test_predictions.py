@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 from trioflow import tables
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.rows import (
-    BUSY,
-    list_predicted_rows,
-    predict_scenarios,
-)
+from trioflow.reproductions.figures.build import predict_scenarios
+from trioflow.reproductions.figures.rows import BUSY, list_predicted_rows
 from trioflow.sweeps.chunks import list_sweep_files
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.workshop import Workshop

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from trioflow.errors import InputError
-from trioflow.reproductions.figures.rows import read_live_errors
-from trioflow.reproductions.figures.shares import (
+from trioflow.reproductions.figures.rows import (
     list_live_shares,
     list_predicted_shares,
     measure_shares,
+    read_live_errors,
 )
 
 from reproductions.figures.figure_cases import (

@@ -11,11 +11,10 @@ from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
 from trioflow.report.causes import CAUSES
-from trioflow.reproductions.published.aims import DISCLOSED, list_disclosures
-from trioflow.reproductions.published.figures import draw_cases
-from trioflow.reproductions.published.growth import PROPORTIONAL, RESCALED, sum_growth
-from trioflow.reproductions.published.judge import ANCHORS, list_residuals
-from trioflow.reproductions.published.page import build_published_page, read_cases
+from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures
+from trioflow.reproductions.published.judge import ANCHORS, PROPORTIONAL, RESCALED, list_residuals
+from trioflow.reproductions.published.page import build_published_page, draw_cases, read_cases
+from trioflow.reproductions.published.sections import sum_growth
 from trioflow.reproductions.readme import update_published, write_published_rows
 
 from reproductions.published.published_cases import make_case, make_cases

@@ -11,10 +11,14 @@ from trioflow.costmodel.platform_collectives import load_platform_collectives
 from trioflow.costmodel.published_models import SHIPPED, shipped_operator_models
 from trioflow.hardware.platform import load_platform
 from trioflow.report.causes import CHANGES, ScaledCollectives, Settings, explain_cases
-from trioflow.reproductions.published.growth import PROPORTIONAL, RESCALED, explain_growth
-from trioflow.reproductions.published.judge import describe_learning
+from trioflow.reproductions.published.cases import PublishedRow
+from trioflow.reproductions.published.judge import (
+    PROPORTIONAL,
+    RESCALED,
+    describe_learning,
+    explain_growth,
+)
 from trioflow.reproductions.published.prediction import PreparedCase
-from trioflow.reproductions.published.rows import PublishedRow
 from trioflow.trace.store import Trace, load_trace
 
 BAND = (0.9, 1.2)

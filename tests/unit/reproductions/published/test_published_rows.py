@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from trioflow.errors import InputError, TableError
 from trioflow.experiments import load_imports
+from trioflow.reproductions.published.cases import PublishedRow, load_published_rows, rows_of_set
 from trioflow.reproductions.published.judge import read_measured
-from trioflow.reproductions.published.rows import PublishedRow, load_published_rows, rows_of_set
 
 ROOT = Path(__file__).resolve().parents[4]
 TABLE = ROOT / "config/published.tsv"

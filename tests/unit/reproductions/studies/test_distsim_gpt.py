@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import trioflow
 from trioflow.reproductions.distsim.closed_forms import bubble_throughput, compare_throughput
-from trioflow.reproductions.studies.distsim_gpt import (
+from trioflow.reproductions.studies.distsim import (
     BLOCKS,
     PIPELINE,
     TENSOR,

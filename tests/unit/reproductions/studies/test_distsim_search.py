@@ -5,18 +5,18 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from trioflow.hardware.platform import load_platform
-from trioflow.reproductions.studies.distsim_search import (
+from trioflow.reproductions.studies.distsim import (
     BEST,
     MEASURED_RATIO,
     PLATFORM,
     PREDICTED_RATIO,
     WORST,
     compare_distsim,
+    draw_distsim_search,
     list_degrees,
     name_plan,
     predict_distsim,
 )
-from trioflow.reproductions.studies.study_figures import draw_distsim_search
 
 
 def test_the_plans_are_the_fifteen_of_sixteen_ranks() -> None:

@@ -12,11 +12,12 @@ from trioflow.reproductions.studies import hop
 from trioflow.reproductions.studies.hop import (
     HopWork,
     build_graph,
+    draw_bandwidths,
+    draw_speedups,
     draw_times,
     load_work,
     sweep_hop,
 )
-from trioflow.reproductions.studies.study_figures import draw_bandwidths, draw_speedups
 from trioflow.reproductions.tables import HOP
 
 WORK = HopWork(0.3, 500_000_000, 128)

@@ -10,7 +10,7 @@ import pytest
 from trioflow import tables
 from trioflow.errors import InputError, TableError
 from trioflow.reproductions.studies import hop, wafer
-from trioflow.reproductions.studies.distsim_search import BEST, WORST, list_degrees
+from trioflow.reproductions.studies.distsim import BEST, WORST, list_degrees
 from trioflow.reproductions.studies.page import CAPTIONS, FIGURES, STUDIES, build_study_page
 from trioflow.reproductions.tables import HOP, WAFER
 from trioflow.sweeps.chunk_job import make_frame

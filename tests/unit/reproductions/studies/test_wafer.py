@@ -13,8 +13,13 @@ from trioflow.network.collectives import compute_wire_bytes
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.reproductions.studies import wafer
 from trioflow.reproductions.studies.contraction import TRACES, load_study_device, load_timed_trace
-from trioflow.reproductions.studies.study_figures import draw_wafer
-from trioflow.reproductions.studies.wafer import WaferCase, WaferSteps, place_ranks, trace_ring
+from trioflow.reproductions.studies.wafer import (
+    WaferCase,
+    WaferSteps,
+    draw_wafer,
+    place_ranks,
+    trace_ring,
+)
 from trioflow.reproductions.tables import WAFER
 
 ROWS, COLUMNS, BYTES = 2, 4, 400_000_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.reproductions.validation.aims import AIMS
-from trioflow.reproductions.validation.causes import (
+from trioflow.reproductions.validation.aims import (
+    AIMS,
     measure_bus_bandwidths,
     select_cases,
     split_case,

@@ -12,8 +12,12 @@ from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED
 from trioflow.reproductions.vtrain.figures import measure_blocks, read_sizes
 from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE, describe_plans
 from trioflow.reproductions.vtrain.model import list_parameters
-from trioflow.reproductions.vtrain.page import build_vtrain_page
-from trioflow.reproductions.vtrain.sections import is_composed, render_checks, render_summary
+from trioflow.reproductions.vtrain.page import (
+    build_vtrain_page,
+    is_composed,
+    render_checks,
+    render_summary,
+)
 from trioflow.tables import PUBLISHED_CASES, write_table
 from vtrain_rows import make_rows
 

@@ -7,8 +7,7 @@ from trioflow import tables
 from trioflow.report.scores import score_published
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain import fit as vtrain_fit
-from trioflow.reproductions.vtrain.composition import check_composition
-from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED
+from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED, check_composition
 from trioflow.reproductions.vtrain.judge import LEFT_OUT, VtrainTables, count_ordered, judge_rows
 from trioflow.reproductions.vtrain.model import FORMS, list_parameters
 from vtrain_rows import REDUCES, make_rows, time_rows

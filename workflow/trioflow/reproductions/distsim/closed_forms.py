@@ -29,7 +29,7 @@ from trioflow.reproductions.tables import ANALYTICAL
 from trioflow.trace.store import Trace, load_trace
 from trioflow.units import NS_PER_S
 
-LONG = 0.005
+_LONG = 0.005
 """Part of its step that an operator takes at least for its rate to count: short ones are timed badly."""
 
 
@@ -45,7 +45,7 @@ def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
     for trace in traces:
         operators = trace.operators
         time_s = operators["device_ns"] / NS_PER_S
-        long = time_s >= LONG * time_s.sum()
+        long = time_s >= _LONG * time_s.sum()
         moved = operators["read_bytes"] + operators["write_bytes"]
         rates += (operators["flop"][long] / time_s[long]).tolist()
         bandwidths += (moved[long] / time_s[long]).tolist()
@@ -144,7 +144,7 @@ def bubble_throughput(micro_batches: int, stages: int) -> float:
     return micro_batches * stages / (micro_batches + stages - 1)
 
 
-class StepParts(NamedTuple):
+class _StepParts(NamedTuple):
     """Step of one micro-batch, time of every further one, and what the second adds once, all [s]."""
 
     first_s: float
@@ -175,7 +175,7 @@ class StepParts(NamedTuple):
         return self.first_s / self.further_s
 
 
-def split_step(rows: pd.DataFrame) -> StepParts:
+def split_step(rows: pd.DataFrame) -> _StepParts:
     """Return the parts of a step from the two largest numbers of micro-batches and one.
 
     ``rows``: ``micro_batches`` and ``step_time_s`` [s]: one micro-batch and two larger numbers at
@@ -192,7 +192,7 @@ def split_step(rows: pd.DataFrame) -> StepParts:
         raise InputError("a step is split from one micro-batch and two larger numbers of them")
     further_s = float(times_s[-1] - times_s[-2]) / (counts[-1] - counts[-2])
     first_s = float(times_s[0])
-    return StepParts(
+    return _StepParts(
         first_s, further_s, float(times_s[-1]) - first_s - (counts[-1] - 1) * further_s
     )
 

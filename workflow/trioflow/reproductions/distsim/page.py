@@ -19,7 +19,6 @@ from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
 from trioflow.report.pages import Page, Section, glossary_section, write_page
 from trioflow.reproductions.distsim import figures, sections
-from trioflow.reproductions.distsim.costs import build_costs, read_benchmarks
 from trioflow.reproductions.distsim.recorded import compare_events, compare_marks
 from trioflow.reproductions.tables import ACTIVITY, ANALYTICAL, COSTS, TIMESTAMPS
 
@@ -54,7 +53,7 @@ _GLOSSARY = {
 
 
 @dataclass(frozen=True)
-class DistsimTables:
+class _DistsimTables:
     """What the page is made of; see ``reproductions.tables`` and ``tables.SWEEP_RESULTS``."""
 
     timestamps: pd.DataFrame
@@ -69,7 +68,7 @@ def build_distsim_page(
     experiments: Iterable[Mapping[str, Any]],
     plans: Iterable[Mapping[str, Any]],
     page: str | Path,
-) -> DistsimTables:
+) -> _DistsimTables:
     """Compare recorded with simulated steps, and write page, figures and tables.
 
     ``files``: ``sessions`` (``session.json``, with the session's tables beside it), ``timelines``
@@ -106,7 +105,7 @@ def _compare(
     files: Mapping[str, Sequence[str]],
     rows: Sequence[Mapping[str, Any]],
     plans: Mapping[str, Mapping[str, Any]],
-) -> DistsimTables:
+) -> _DistsimTables:
     """Read everything and compare every experiment of several ranks."""
     homes = {Path(file).parent.name: Path(file).parent for file in files["sessions"]}
     sessions = {name: read_json(home / "session.json") for name, home in homes.items()}
@@ -139,14 +138,14 @@ def _compare(
     analytical = tables.read_table(files["analytical"][0], "analytical", schema=ANALYTICAL)
     measured = activities.drop_duplicates("experiment").set_index("experiment")["step_s"]
     analytical["error"] = analytical["analytical_s"] / analytical["experiment"].map(measured) - 1.0
-    return DistsimTables(
+    return _DistsimTables(
         pd.concat(timestamps, ignore_index=True), activities,
-        build_costs(read_benchmarks(files["benchmarks"]), rows, steps, sessions, summaries),
+        sections.build_costs(sections.read_benchmarks(files["benchmarks"]), rows, steps, sessions, summaries),
         analytical, tables.read_table(files["throughput"][0], "sweep_results"),
     )  # fmt: skip
 
 
-def _draw(found: DistsimTables, folder: Path, search: Path) -> None:
+def _draw(found: _DistsimTables, folder: Path, search: Path) -> None:
     """Draw every figure into a folder, and copy the one of the search."""
     drawn = {
         "distsim03": figures.draw_analytical(found.analytical),
@@ -161,7 +160,7 @@ def _draw(found: DistsimTables, folder: Path, search: Path) -> None:
         shutil.copyfile(search.with_suffix(suffix), folder / f"distsim12{suffix}")
 
 
-def _compose(found: DistsimTables) -> Page:
+def _compose(found: _DistsimTables) -> Page:
     activity, timestamps = found.activity, found.timestamps
     count, ranks = activity["experiment"].nunique(), len(activity)
     return Page(

@@ -112,7 +112,7 @@ def compare_events(
     simulated one when all are: of these only the ends are compared.
     """
     plain = marks[marks["recording"] == MARKED]
-    step_s, profiled_s = measure_step(plain), measure_step(marks[marks["recording"] == PROFILED])
+    step_s, profiled_s = _measure_step(plain), _measure_step(marks[marks["recording"] == PROFILED])
     simulated = fill_micro_batches(timeline)
     spread = measure_spread(marks)
     rows = []
@@ -126,7 +126,7 @@ def compare_events(
         away, raw = [], []
         for name, chosen in (("start_s", starts), ("end_s", np.ones(len(real), dtype=bool))):
             instants, wanted = real[name].to_numpy()[chosen], ours[name].to_numpy()[chosen]
-            away.append(np.abs(wanted - move_clock(instants, knots, plain_s)) / step_s)
+            away.append(np.abs(wanted - _move_clock(instants, knots, plain_s)) / step_s)
             raw.append(np.abs(wanted - instants) / profiled_s)
         compute = own[own["kind"] == "compute"]
         spent_s = (compute["end_s"] - compute["start_s"]).to_numpy()
@@ -151,8 +151,8 @@ def _mean(parts: list[Any]) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-KEYS = ["rank", "phase", "micro_batch"]
-MESSAGES = ("send", "recv")
+_KEYS = ["rank", "phase", "micro_batch"]
+_MESSAGES = ("send", "recv")
 
 
 def fill_micro_batches(timeline: pd.DataFrame) -> pd.DataFrame:
@@ -185,16 +185,16 @@ def simulate_marks(timeline: pd.DataFrame) -> pd.DataFrame:
     all-reduces and copies are.
     """
     filled = fill_micro_batches(timeline)
-    inside = filled["micro_batch"].notna() & ~filled["kind"].isin(MESSAGES)
+    inside = filled["micro_batch"].notna() & ~filled["kind"].isin(_MESSAGES)
     inside &= filled["phase"].isin(PHASES)
-    grouped = filled[inside].groupby(KEYS, sort=True)
+    grouped = filled[inside].groupby(_KEYS, sort=True)
     found: pd.DataFrame = grouped.agg(
         stage=("stage", "min"), start_s=("start_s", "min"), end_s=("end_s", "max")
     ).reset_index()
     return found
 
 
-def measure_step(marks: pd.DataFrame) -> float:
+def _measure_step(marks: pd.DataFrame) -> float:
     """Return the recorded step [s]: until the last rank ends, median over rounds."""
     whole = marks[marks["phase"] == STEP_MARK]
     return float(whole.groupby("round")["end_ns"].max().median()) / NS_PER_S
@@ -222,18 +222,18 @@ def compare_marks(
     plain = marks[marks["recording"] == MARKED]
     if plain.empty:
         raise InputError(f"no round of {experiment} was recorded without a profiler")
-    step_s = measure_step(plain)
+    step_s = _measure_step(plain)
     parts = plain[plain["phase"] != STEP_MARK].copy()
     simulated = simulate_marks(timeline)
     _check_marks(parts, simulated, experiment)
-    merged = parts.drop(columns="stage").merge(simulated, on=KEYS, validate="many_to_one")
+    merged = parts.drop(columns="stage").merge(simulated, on=_KEYS, validate="many_to_one")
     for end in ("start", "end"):
         merged[f"measured_{end}_s"] = merged[f"{end}_ns"] / NS_PER_S
         merged[f"simulated_{end}_s"] = merged[f"{end}_s"]
         away = (merged[f"{end}_s"] - merged[f"measured_{end}_s"]) / step_s
         merged[f"{end}_bias"], merged[f"{end}_error"] = away, away.abs()
     medians = [name for name in TIMESTAMPS.names if name.endswith(("_s", "_bias", "_error"))]
-    grouped = merged.groupby([*KEYS, "stage"], sort=True)
+    grouped = merged.groupby([*_KEYS, "stage"], sort=True)
     found = grouped[medians].median().join(grouped.size().rename("rounds")).reset_index()
     found["experiment"], found["plan"] = experiment, plan
     ordered: pd.DataFrame = found.sort_values(
@@ -247,8 +247,8 @@ def measure_spread(marks: pd.DataFrame) -> dict[int, float]:
     plain = marks[marks["recording"] == MARKED]
     parts = plain[plain["phase"] != STEP_MARK]
     limits = parts[["start_ns", "end_ns"]]
-    middle = limits.groupby([parts[key] for key in KEYS]).transform("median")
-    away = (limits - middle).abs().mean(axis=1) / NS_PER_S / measure_step(plain)
+    middle = limits.groupby([parts[key] for key in _KEYS]).transform("median")
+    away = (limits - middle).abs().mean(axis=1) / NS_PER_S / _measure_step(plain)
     return {
         rank: float(away[parts["rank"] == rank].mean()) for rank in map(int, parts["rank"].unique())
     }
@@ -261,7 +261,7 @@ def map_clock(marks: pd.DataFrame, rank: int) -> tuple[np.ndarray[Any, Any], np.
     taken to pass in proportion.
     """
     own = marks[marks["rank"] == rank]
-    medians = own.groupby(["recording", *KEYS])[["start_ns", "end_ns"]].median() / NS_PER_S
+    medians = own.groupby(["recording", *_KEYS])[["start_ns", "end_ns"]].median() / NS_PER_S
     plain = medians.xs(MARKED).stack()
     profiled = medians.drop(index=MARKED, level="recording").droplevel("recording").stack()
     pairs = pd.concat({"profiled": profiled, "plain": plain}, axis=1, join="inner")
@@ -270,7 +270,7 @@ def map_clock(marks: pd.DataFrame, rank: int) -> tuple[np.ndarray[Any, Any], np.
     return pairs["profiled"].to_numpy(), np.maximum.accumulate(pairs["plain"].to_numpy())
 
 
-def move_clock(
+def _move_clock(
     instants_s: np.ndarray[Any, Any], knots_s: np.ndarray[Any, Any], plain_s: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Return where instants of the profiled step lie in the plain one [s].
@@ -285,8 +285,8 @@ def move_clock(
 
 def _check_marks(parts: pd.DataFrame, simulated: pd.DataFrame, experiment: str) -> None:
     """Refuse marks without a counterpart."""
-    ours = set(map(tuple, parts[KEYS].to_numpy().tolist()))
-    theirs = set(map(tuple, simulated[KEYS].to_numpy().tolist()))
+    ours = set(map(tuple, parts[_KEYS].to_numpy().tolist()))
+    theirs = set(map(tuple, simulated[_KEYS].to_numpy().tolist()))
     for missing, where in ((ours - theirs, "simulation"), (theirs - ours, "recording")):
         if missing:
             rank, phase, number = sorted(missing)[0]

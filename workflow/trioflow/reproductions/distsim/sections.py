@@ -1,31 +1,35 @@
-"""The sections of the page of DistSim's evaluation."""
+"""The sections of the page of DistSim's evaluation, and what profiling, simulating and running cost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from trioflow.errors import TableError
 from trioflow.report.html import (
     Cell,
     Column,
+    Field,
     count_cell,
     number_cell,
+    numbers,
     percent_cell,
     render_details,
     render_list,
     render_paragraph,
+    render_records,
     render_table,
     signed_cell,
     time_cell,
+    words,
 )
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
 from trioflow.reproductions.distsim.closed_forms import compare_throughput, split_step
-from trioflow.reproductions.distsim.costs import (
-    DISTSIM_DIRECT_S,
-    DISTSIM_PROFILE_S,
-    DISTSIM_SIMULATE_S,
-)
 from trioflow.reproductions.distsim.figures import (
     ACTIVITY_ERROR,
     ANALYTICAL_MEAN,
@@ -34,16 +38,103 @@ from trioflow.reproductions.distsim.figures import (
     TIMESTAMP_ERROR,
 )
 from trioflow.reproductions.tables import ACTIVITY, COSTS, TIMESTAMPS
+from trioflow.units import ns_to_s
 
-OTHER_CASES = "DistSim, other cases"
-LEAST_WAIT = 0.01
+_DISTSIM_SIMULATE_S, _DISTSIM_PROFILE_S, _DISTSIM_DIRECT_S = 0.14, 49.18, 380.35
+"""DistSim's own: one simulation [s], profiling and running directly [GPU s]."""
+
+
+_PROFILING, _BUILDING = ("capture", "merge"), ("partition", "extrapolate")
+
+
+def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
+    """Return how long jobs took, from Snakemake's benchmarks.
+
+    ``files``: ``<stage>/<subject>.tsv``, or ``<stage>.tsv`` in ``benchmarks``.
+
+    ``stage``, ``subject`` and ``time_s`` [s], the mean of repeats.
+
+    Raises
+    ------
+    TableError
+        When a file is no benchmark.
+    """
+    rows = []
+    for file in map(Path, files):
+        try:
+            time_s = float(pd.read_csv(file, sep="\t")["s"].mean())
+        except (KeyError, ValueError, OSError) as error:
+            raise TableError(
+                f"no benchmark of Snakemake's ({error})", file=file,
+                fix="run the job again, without deleting results/benchmarks",
+            ) from None  # fmt: skip
+        alone = file.parent.name == "benchmarks"
+        rows.append((file.stem if alone else file.parent.name, "" if alone else file.stem, time_s))
+    return pd.DataFrame(rows, columns=["stage", "subject", "time_s"])
+
+
+def build_costs(
+    benchmarks: pd.DataFrame,
+    experiments: Sequence[Mapping[str, Any]],
+    measurements: Mapping[str, pd.DataFrame],
+    sessions: Mapping[str, Mapping[str, Any]],
+    summaries: Mapping[str, Mapping[str, Any]],
+) -> pd.DataFrame:
+    """Return a row of `COSTS` for every workload.
+
+    ``benchmarks``: from `read_benchmarks`; ``experiments``: rows of ``experiments.tsv``;
+    ``measurements``, ``sessions``: by workload: ``tables.MEASUREMENTS`` and ``session.json``;
+    ``summaries``: ``summary.json`` by experiment.
+
+    Notes
+    -----
+    Direct running is what was run: every round of every experiment, on all
+    its ranks. Warm-up, start of processes and single-rank series belong to the
+    session only.
+    """
+    rows = []
+    fits = benchmarks["stage"].str.startswith("fit_") | (benchmarks["stage"] == "describe_machine")
+    fit_s = float(benchmarks.loc[fits, "time_s"].sum()) / len(measurements)
+    for workload, steps in measurements.items():
+        names = [str(row["experiment"]) for row in experiments if row["workload"] == workload]
+        mine = steps[steps["series"] == "distributed"]
+        rounds = mine.groupby(["plan", "batch", "round"])["step_ns"]
+        ranks = int(sessions[workload]["ranks"])
+
+        def sum_jobs(stages: Sequence[str], subjects: Sequence[str]) -> float:
+            of = benchmarks["stage"].isin(stages) & benchmarks["subject"].isin(subjects)
+            return float(benchmarks.loc[of, "time_s"].sum())
+
+        traces = _list_traces(benchmarks, workload)
+        capture_s = sum_jobs(_PROFILING, traces)
+        direct_s = ns_to_s(float((rounds.max() * rounds.size()).sum()))
+        rows.append({
+            "workload": workload, "experiments": len(names), "capture_s": capture_s, "fit_s": fit_s,
+            "extrapolate_s": sum_jobs(_BUILDING, [workload, *names]),
+            "simulate_s": sum_jobs(("simulate",), names),
+            "engine_s": float(sum(summaries[name]["simulator_wall_s"] for name in names)),
+            "steps": int(rounds.ngroups), "direct_s": direct_s,
+            "session_s": ranks * sum_jobs(("measure",), [workload]),
+            "share": capture_s / direct_s if direct_s else np.nan,
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=COSTS.names)
+
+
+def _list_traces(benchmarks: pd.DataFrame, workload: str) -> list[str]:
+    """Return the subjects that are traces of a workload: its name, ``-b`` and a batch."""
+    subjects = benchmarks.loc[benchmarks["stage"].isin(_PROFILING), "subject"].unique()
+    return [s for s in subjects if s.rpartition("-b")[0] == workload]
+
+
+_OTHER_CASES = "DistSim, other cases"
+_LEAST_WAIT = 0.01
 """Share of the step from which on a wrong wait is worth a word."""
 _ACTIVITY = {field.name: field.metadata[b"meaning"].decode() for field in ACTIVITY}
 _TIMESTAMPS = {field.name: field.metadata[b"meaning"].decode() for field in TIMESTAMPS}
 _COSTS = {field.name: field.metadata[b"meaning"].decode() for field in COSTS}
 
 
-def list_timestamp_errors(timestamps: pd.DataFrame) -> pd.Series:
+def _list_timestamp_errors(timestamps: pd.DataFrame) -> pd.Series:
     """Return each timestamp's error, the larger of its start's and its end's."""
     return timestamps[["start_error", "end_error"]].max(axis=1)
 
@@ -60,10 +151,10 @@ def render_summary(
         Column("mean", "ours", "mean of the absolute values"),
         Column("largest", "ours", "largest absolute value"),
         Column("where", "", "case of the largest", number=False),
-        Column("reference", OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases"),
+        Column("reference", _OTHER_CASES, "DistSim's own, on 4 to 16 A40: not the same cases"),
     ]
     own = activity["experiment"] + ", rank " + activity["rank"].astype(str)
-    errors = list_timestamp_errors(timestamps)
+    errors = _list_timestamp_errors(timestamps)
     marks = (
         timestamps["experiment"] + ", rank " + timestamps["rank"].astype(str) + ", "
         + timestamps["phase"] + " " + timestamps["micro_batch"].astype(str)
@@ -92,68 +183,50 @@ def _summary(name: str, errors: pd.Series, names: pd.Series, reference: str) -> 
 
 def render_activity(activity: pd.DataFrame) -> str:
     """Return a row for every rank."""
-    heads = {
-        "step_s": ("measured", "step"), "simulated_s": ("simulated", "step"), "step_error": ("error", "step"),
-        "activity_error": ("activity", "error"), "profiled_error": ("activity", "as profiled"),
-        "rank_spread": ("spread", "of rounds"), "events": ("events", "recorded"), "matched": ("matched", "events"),
-        "matched_time": ("matched", "of their time"), "profiler_slowdown": ("profiler", "slows by"),
-        "mark_slowdown": ("marks", "slow by"),
-    }  # fmt: skip
-    columns = [
-        Column("experiment", "rank", "experiment and rank", number=False),
-        *(Column(*heads[key], _ACTIVITY[key]) for key in heads),
-    ]
-    rows = []
-    for row in activity.to_dict("records"):
-        cells = [Cell(str(row["experiment"]), None, f"rank {row['rank']}")]
-        for key in heads:
-            value = row[key]
-            if key.endswith("_s"):
-                cells.append(time_cell(value))
-            elif key in ("events", "matched"):
-                cells.append(count_cell(value))
-            elif key in ("step_error", "profiler_slowdown"):
-                cells.append(signed_cell(value))
-            elif key == "mark_slowdown":
-                cells.append(Cell(write_percent(value, 4), value))
-            else:
-                cells.append(percent_cell(value))
-        rows.append(cells)
-    return render_table(columns, rows, "Activity error of every rank")
+
+    def thin_cell(value: float) -> Cell:
+        return Cell(write_percent(value, 4), value)
+
+    heads = (
+        ("measured", "step", time_cell, "step_s"), ("simulated", "step", time_cell, "simulated_s"),
+        ("error", "step", signed_cell, "step_error"), ("activity", "error", percent_cell, "activity_error"),
+        ("activity", "as profiled", percent_cell, "profiled_error"), ("spread", "of rounds", percent_cell, "rank_spread"),
+        ("events", "recorded", count_cell, "events"), ("matched", "events", count_cell, "matched"),
+        ("matched", "of their time", percent_cell, "matched_time"),
+        ("profiler", "slows by", signed_cell, "profiler_slowdown"), ("marks", "slow by", thin_cell, "mark_slowdown"),
+    )  # fmt: skip
+    fields = [
+        words("experiment", "rank", "experiment and rank", lambda row: Cell(row["experiment"], None, f"rank {row['rank']}")),
+        *(numbers(title, detail, _ACTIVITY[key], cell, key) for title, detail, cell, key in heads),
+    ]  # fmt: skip
+    return render_records(activity.to_dict("records"), fields, "Activity error of every rank")
 
 
 def render_timestamps(timestamps: pd.DataFrame) -> str:
     """Return, folded, a row for every rank, stage and micro-batch."""
-    columns = [
-        Column("experiment", "", "experiment", number=False),
-        Column("rank", "stage", "process and pipeline stage"),
-        Column("phase", "", _TIMESTAMPS["phase"], number=False),
-        Column("micro-batch", "", _TIMESTAMPS["micro_batch"]),
+    fields = [
+        words("experiment", "", "experiment", "experiment"),
+        Field(Column("rank", "stage", "process and pipeline stage"), lambda row: Cell(f"{row['rank']}, {row['stage']}")),
+        words("phase", "", _TIMESTAMPS["phase"], "phase"),
+        numbers("micro-batch", "", _TIMESTAMPS["micro_batch"], count_cell, "micro_batch"),
         *(
-            Column(f"{end}s", of, _TIMESTAMPS[f"{of}_{end}_s"])
+            numbers(f"{end}s", of, _TIMESTAMPS[f"{of}_{end}_s"], time_cell, f"{of}_{end}_s")
             for end in ("start", "end") for of in ("measured", "simulated")
         ),
-        Column("start", "deviation", _TIMESTAMPS["start_bias"]),
-        Column("end", "deviation", _TIMESTAMPS["end_bias"]),
-        Column("start", "median error", _TIMESTAMPS["start_error"]),
-        Column("end", "median error", _TIMESTAMPS["end_error"]),
+        *(
+            numbers(end, detail, _TIMESTAMPS[f"{end}_{kind}"], cell, f"{end}_{kind}")
+            for kind, detail, cell in (("bias", "deviation", signed_cell), ("error", "median error", percent_cell))
+            for end in ("start", "end")
+        ),
     ]  # fmt: skip
-    rows = [
-        [
-            Cell(str(row["experiment"])), Cell(f"{row['rank']}, {row['stage']}"), Cell(str(row["phase"])),
-            count_cell(row["micro_batch"]), time_cell(row["measured_start_s"]), time_cell(row["simulated_start_s"]),
-            time_cell(row["measured_end_s"]), time_cell(row["simulated_end_s"]), signed_cell(row["start_bias"]),
-            signed_cell(row["end_bias"]), percent_cell(row["start_error"]), percent_cell(row["end_error"]),
-        ]
-        for row in timestamps.to_dict("records")
-    ]  # fmt: skip
-    table = render_table(columns, rows, "Starts and ends by rank, stage and micro-batch")
+    rows = timestamps.to_dict("records")
+    table = render_records(rows, fields, "Starts and ends by rank, stage and micro-batch")
     return render_details(f"All {len(rows)} forwards, backwards and updates", table)
 
 
 def describe_causes(activity: pd.DataFrame, timestamps: pd.DataFrame) -> str:
     """Return where the largest deviations begin: the mark that adds most, of the worst experiments."""
-    errors = list_timestamp_errors(timestamps)
+    errors = _list_timestamp_errors(timestamps)
     worst = errors.groupby(timestamps["experiment"]).max().sort_values(ascending=False).index[:5]
     lines = []
     for name in worst:
@@ -182,7 +255,7 @@ def _largest_wait(mine: pd.DataFrame) -> str:
                 (abs(size), size, f"{after['phase']} {after['micro_batch']} on rank {rank}")
             )
     away, size, name = max(found, default=(0.0, 0.0, ""))
-    if away < LEAST_WAIT:
+    if away < _LEAST_WAIT:
         return ""
     return f"; of the waits, the one before {name} differs most ({write_signed_percent(size)})"
 
@@ -191,23 +264,14 @@ def render_throughput(rows: pd.DataFrame) -> str:
     """Return simulated and ideal throughput of every batch."""
     found = compare_throughput(rows)
     parts = split_step(found)
-    columns = [
-        Column("batch", "micro-batches", "samples of the step: one a micro-batch"),
-        Column("step", "simulated", "uncalibrated: from shapes alone"),
-        Column("throughput", "simulated", "over that of batch 1"),
-        Column("bubble alone", "closed form", "m p / (m + p - 1)"),
-        Column("deviation", "of the simulated", "simulated over closed form less one"),
-        Column(
-            "deviation", "with unequal stages", "simulated over the second closed form less one"
-        ),
-    ]
-    cells = [
-        [
-            count_cell(row["batch"]), time_cell(row["step_time_s"]), number_cell(row["simulated"]),
-            number_cell(row["ideal"]), signed_cell(row["deviation"]),
-            signed_cell(row["simulated"] / parts.throughput(int(row["micro_batches"])) - 1.0),
-        ]
-        for row in found.to_dict("records")
+    fields = [
+        numbers("batch", "micro-batches", "samples of the step: one a micro-batch", count_cell, "batch"),
+        numbers("step", "simulated", "uncalibrated: from shapes alone", time_cell, "step_time_s"),
+        numbers("throughput", "simulated", "over that of batch 1", number_cell, "simulated"),
+        numbers("bubble alone", "closed form", "m p / (m + p - 1)", number_cell, "ideal"),
+        numbers("deviation", "of the simulated", "simulated over closed form less one", signed_cell, "deviation"),
+        numbers("deviation", "with unequal stages", "simulated over the second closed form less one", signed_cell,
+                lambda row: row["simulated"] / parts.throughput(int(row["micro_batches"])) - 1.0),
     ]  # fmt: skip
     text = render_paragraph(
         "The closed form: with p equal stages of time t, m micro-batches take (m + p - 1) t, so throughput over that of one is "
@@ -219,55 +283,42 @@ def render_throughput(rows: pd.DataFrame) -> str:
         "two largest batches, the others are a check. Absolute times are uncalibrated; the normalised curve depends on them only through these "
         "two ratios. Megatron-LM's published curve is not in our data and is not drawn."
     )
-    return text + render_table(columns, cells, "GPT 145B, 8M16P1D on 128 GPUs: simulated")
+    caption = "GPT 145B, 8M16P1D on 128 GPUs: simulated"
+    return text + render_records(found.to_dict("records"), fields, caption)
 
 
 def render_costs(costs: pd.DataFrame) -> str:
     """Return what profiling, simulating and running cost."""
-    keys = (
-        "capture_s",
-        "fit_s",
-        "extrapolate_s",
-        "simulate_s",
-        "engine_s",
-        "direct_s",
-        "session_s",
-    )
     heads = {
         "capture_s": ("profile", "1 rank"), "fit_s": ("fit", "its part"), "extrapolate_s": ("extrapolate", "all jobs"),
         "simulate_s": ("simulate", "all jobs"), "engine_s": ("simulate", "engine alone"),
         "direct_s": ("run", "ranks x steps"), "session_s": ("run", "ranks x session"),
     }  # fmt: skip
-    columns = [
-        Column("workload", "experiments", "and how many share its traces", number=False),
-        *(Column(*heads[key], _COSTS[key]) for key in keys),
-        Column("profile / run", "", _COSTS["share"]),
-    ]
-    rows = [
-        [
-            Cell(str(row["workload"]), None, f"{row['experiments']} experiments, {row['steps']} steps"),
-            *(time_cell(row[key]) for key in keys), percent_cell(row["share"]),
-        ]
-        for row in costs.to_dict("records")
+    fields = [
+        words("workload", "experiments", "and how many share its traces", lambda row: Cell(row["workload"], None, row["detail"])),
+        *(numbers(*head, _COSTS[key], time_cell, key) for key, head in heads.items()),
+        numbers("profile / run", "", _COSTS["share"], percent_cell, "share"),
     ]  # fmt: skip
-    total = costs.drop(columns="workload").sum()
-    rows.append([
-        Cell("all", None, f"{int(total['experiments'])} experiments"), *(time_cell(total[key]) for key in keys),
-        percent_cell(total["capture_s"] / total["direct_s"]),
-    ])  # fmt: skip
-    reference = {
-        "capture_s": DISTSIM_PROFILE_S,
-        "simulate_s": DISTSIM_SIMULATE_S,
-        "direct_s": DISTSIM_DIRECT_S,
-    }
-    rows.append([
-        Cell("DistSim", None, OTHER_CASES), *(time_cell(reference.get(key)) for key in keys),
-        percent_cell(DISTSIM_PROFILE_S / DISTSIM_DIRECT_S),
-    ])  # fmt: skip
-    each = write_time(float(costs["engine_s"].sum() / costs["experiments"].sum()))
+    counts = costs[["experiments", "steps"]].astype(str)
+    each = costs.assign(
+        detail=counts["experiments"] + " experiments, " + counts["steps"] + " steps"
+    )
+    total = costs.drop(columns="workload").sum().to_dict()
+    own = {"workload": "all", "detail": f"{int(total['experiments'])} experiments"}
+    theirs = {
+        "workload": "DistSim", "detail": _OTHER_CASES, **dict.fromkeys(heads),
+        "capture_s": _DISTSIM_PROFILE_S, "simulate_s": _DISTSIM_SIMULATE_S, "direct_s": _DISTSIM_DIRECT_S,
+        "share": _DISTSIM_PROFILE_S / _DISTSIM_DIRECT_S,
+    }  # fmt: skip
+    rows = [
+        *each.to_dict("records"),
+        {**total, **own, "share": total["capture_s"] / total["direct_s"]},
+        theirs,
+    ]
+    alone = write_time(float(costs["engine_s"].sum() / costs["experiments"].sum()))
     text = render_paragraph(
         "Jobs of the workflow are timed by Snakemake from the start of their Python to its end, imports included; one simulation "
-        f"takes {each} inside the engine. DistSim simulates one case and compares GPU seconds; its run and ours are of different "
+        f"takes {alone} inside the engine. DistSim simulates one case and compares GPU seconds; its run and ours are of different "
         "models and lengths, so that only the kind of comparison is the same."
     )
-    return text + render_table(columns, rows, "What it costs")
+    return text + render_records(rows, fields, "What it costs")

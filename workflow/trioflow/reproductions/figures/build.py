@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,29 +13,35 @@ import pyarrow as pa
 
 from trioflow import tables
 from trioflow.errors import InputError
+from trioflow.prediction.answer import predict_step
+from trioflow.prediction.assembly import build_graph
 from trioflow.provenance import stamp
 from trioflow.reproductions.figures import catalogue
-from trioflow.reproductions.figures.averages import describe_averages
-from trioflow.reproductions.figures.catalogue import Figure
-from trioflow.reproductions.figures.column_style import save_column_figure
-from trioflow.reproductions.figures.evidence_figure import draw_evidence
-from trioflow.reproductions.figures.other_figures import (
+from trioflow.reproductions.figures.catalogue import (
+    Figure,
+    describe_averages,
+    find_family,
+)
+from trioflow.reproductions.figures.drawings import (
+    draw_evidence,
     draw_hop,
     draw_shares,
     draw_speeds,
     draw_wafer,
 )
+from trioflow.reproductions.figures.points import save_column_figure
 from trioflow.reproductions.figures.rows import (
     BUSY,
     STEP,
     list_live_rows,
+    list_live_shares,
     list_predicted_rows,
+    list_predicted_shares,
     list_published_rows,
     list_validation_rows,
     read_live_errors,
     use_busy_time,
 )
-from trioflow.reproductions.figures.shares import list_live_shares, list_predicted_shares
 from trioflow.reproductions.tables import (
     EVIDENCE,
     HOP,
@@ -42,6 +50,11 @@ from trioflow.reproductions.tables import (
     SIMULATOR_TIMES,
     WAFER,
 )
+from trioflow.sweeps.chunk_job import make_frame
+from trioflow.sweeps.chunks import list_chunk_files
+from trioflow.sweeps.description import Sweep, load_sweep
+from trioflow.sweeps.parameters import resolve_batch, resolve_plan
+from trioflow.sweeps.workshop import OK, Workshop
 
 Files = Mapping[str, Sequence[str]]
 """Files by the name of the rule's input: errors, profiles, timelines, predictions, validation,
@@ -192,7 +205,7 @@ def _read_timelines(files: Files) -> dict[str, pd.DataFrame]:
     }
 
 
-DRAWERS = {
+_DRAWERS = {
     catalogue.ERRORS: draw_evidence, catalogue.ORDER: draw_evidence, catalogue.SHARES: draw_shares,
     catalogue.SPEED: draw_speeds, catalogue.WAFER: draw_wafer, catalogue.HOP: draw_hop,
 }  # fmt: skip
@@ -207,7 +220,91 @@ def make_figure(
     """
     figure = catalogue.find_figure(name)
     rows = build_figure_data(name, files, plans)
-    drawing = DRAWERS[figure.form](figure, rows)
+    drawing = _DRAWERS[figure.form](figure, rows)
     sources = [file for group in files.values() for file in group]
     tables.write_table(rows, name, f"{target}.parquet", stamp(sources), SCHEMAS[figure.form])
     save_column_figure(drawing, target)
+
+
+def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
+    """Predict every scenario of a description and write them as a table.
+
+    ``description``: in the format of a sweep's; ``target``: Parquet file of
+    ``tables.SWEEP_RESULTS``.
+
+    Raises
+    ------
+    InputError
+        When the description is none, or a file that it names is missing.
+    """
+    sweep = load_sweep(description)
+    workshop = _make_workshop(sweep)
+    rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
+    frame = make_frame(rows)
+    files = list_chunk_files(sweep, range(len(sweep.scenarios)))
+    tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
+    return frame
+
+
+def _make_workshop(sweep: Sweep) -> Workshop:
+    """Return what predicts the scenarios of a description."""
+    return Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
+
+
+REPEATS = 5
+"""Runs whose median is told; one more goes before them, which loads what is loaded once."""
+
+
+def time_simulations(
+    description: str | Path, target: str | Path, repeats: int = REPEATS
+) -> pd.DataFrame:
+    """Time every scenario of a description that has a step, and write the times as a table.
+
+    ``description``: in the format of a sweep's; ``target``: Parquet file of
+    ``reproductions.tables.SIMULATOR_TIMES``.
+
+    Raises
+    ------
+    InputError
+        When no scenario has a step.
+
+    Notes
+    -----
+    In one warm process: start of the interpreter, loading of the trace and
+    of the cost model are not in the times; extrapolation is told apart.
+    """
+    sweep = load_sweep(description)
+    workshop = _make_workshop(sweep)
+    rows = []
+    for values in sweep.scenarios:
+        if workshop.predict(0, values)["status"] == OK:
+            rows.append(_time_scenario(workshop, values, repeats))
+    if not rows:
+        raise InputError("no scenario has a step to time", file=description, fix="mend it")
+    frame = pd.DataFrame(rows, columns=SIMULATOR_TIMES.names)
+    tables.write_table(frame, "simulator times", target, stamp([description]), SIMULATOR_TIMES)
+    return frame
+
+
+def _time_scenario(workshop: Workshop, values: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """Return a row of ``SIMULATOR_TIMES``."""
+    traces = workshop.load_traces(values["trace"])
+    plan = resolve_plan(values)
+    batch = resolve_batch(values, plan, traces[0].facts.batch)
+    platform = workshop.load_platform(values["platform"], plan.ranks)
+    times = workshop.time_operators(values["trace"], platform.device.name)
+    built_s, walls_s = [], []
+    for _ in range(repeats + 1):
+        began_s = time.perf_counter()
+        graph = build_graph(times, plan, batch=batch, host=platform.host)
+        halfway_s = time.perf_counter()
+        prediction = predict_step(workshop.prepare(times, graph, platform, interval=False))
+        walls_s.append(time.perf_counter() - halfway_s)
+        built_s.append(halfway_s - began_s)
+    walls_s = walls_s[1:]
+    return {
+        "trace": values["trace"], "workload": traces[0].facts.workload, "family": find_family(plan),
+        "plan": graph.metadata.plan_text, "ranks": plan.ranks, "events": prediction.events,
+        "repeats": repeats, "build_s": statistics.median(built_s[1:]), "wall_s": statistics.median(walls_s),
+        "wall_low_s": min(walls_s), "wall_high_s": max(walls_s), "step_s": prediction.step_time_s,
+    }  # fmt: skip

@@ -22,11 +22,10 @@ from trioflow.report.html import (
 from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.reproductions.figures import catalogue
-from trioflow.reproductions.figures.averages import PAPER, SOURCE
 from trioflow.reproductions.figures.build import SCHEMAS
-from trioflow.reproductions.figures.catalogue import Figure
-from trioflow.reproductions.figures.evidence_figure import count_right_pairs, find_mean_errors
-from trioflow.reproductions.figures.shares import MEASURED
+from trioflow.reproductions.figures.catalogue import PAPER, SOURCE, Figure
+from trioflow.reproductions.figures.drawings import count_right_pairs, find_mean_errors
+from trioflow.reproductions.figures.rows import MEASURED
 from trioflow.reproductions.studies.wafer import PAPER_SHARE
 from trioflow.reproductions.tables import (
     EVIDENCE_KINDS,
@@ -92,15 +91,15 @@ def _figure_parts(name: str, figure: Figure, rows: pd.DataFrame, address: str) -
         render_figure(
             f"{address}/{name}.svg", caption, figure.title, width_px=_PICTURE_WIDTH_PX, files=files
         ),
-        render_definitions(describe_basis(figure, rows)),
-        render_details(f"{len(rows)} rows drawn", render_rows(figure, rows)),
+        render_definitions(_describe_basis(figure, rows)),
+        render_details(f"{len(rows)} rows drawn", _render_rows(figure, rows)),
     ]
 
 
-NO_AVERAGES = "the paper reports no average for this figure, or none is at hand: no dashed stroke"
+_NO_AVERAGES = "the paper reports no average for this figure, or none is at hand: no dashed stroke"
 
 
-def describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
+def _describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
     """Return the figure's three labels, and the paper's averages, each with what it holds."""
     if figure.form in (catalogue.WAFER, catalogue.HOP):
         told = {
@@ -161,12 +160,12 @@ def _describe_paper(figure: Figure, rows: pd.DataFrame) -> str:
     if figure.form == catalogue.WAFER:
         return f"{100 * PAPER_SHARE:.2f} % of the step on the electrical mesh is communication, for VGG-19 (TrioSim, ISCA 2025)"
     if "paper" not in rows:
-        return NO_AVERAGES
+        return _NO_AVERAGES
     words = [part for text in rows["paper"] for part in str(text).split("; ") if part]
-    return "; ".join(dict.fromkeys(words)) or NO_AVERAGES
+    return "; ".join(dict.fromkeys(words)) or _NO_AVERAGES
 
 
-def render_rows(figure: Figure, rows: pd.DataFrame) -> str:
+def _render_rows(figure: Figure, rows: pd.DataFrame) -> str:
     """Return what a figure draws as a table that sorts."""
     if figure.form not in (catalogue.ERRORS, catalogue.ORDER):
         return _render_plain(rows)

@@ -12,8 +12,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.errors import InputError
 from trioflow.experiments import Plan
-from trioflow.provenance import stamp
-from trioflow.reproductions.figures.averages import (
+from trioflow.reproductions.figures.catalogue import (
     PIPELINE,
     SINGLE,
     find_family,
@@ -26,11 +25,8 @@ from trioflow.reproductions.tables import (
     ONLY_SIMULATED,
 )
 from trioflow.reproductions.validation.aims import SETS
-from trioflow.sweeps.chunk_job import make_frame
-from trioflow.sweeps.chunks import list_chunk_files
-from trioflow.sweeps.description import Sweep, load_sweep
 from trioflow.sweeps.parameters import PLAN_COLUMNS
-from trioflow.sweeps.workshop import Workshop
+from trioflow.sweeps.workshop import OK
 from trioflow.tables import records
 
 HOST = "host"
@@ -149,7 +145,7 @@ def use_busy_time(
     return found
 
 
-TRAINING = "train"
+_TRAINING = "train"
 """Group of whole training steps in ``tables.VALIDATION``."""
 THROUGHPUT = "resnet50 throughput"
 """First words of the group of measured throughputs there."""
@@ -176,7 +172,7 @@ def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]
     cases = tables.read_table(file, "validation")
     ours = cases[(cases["set"] == set_name) & (cases["model"] == SETS[set_name].ours)]
     group = ours["group"]
-    ours = ours[(group == TRAINING) | group.str.startswith(THROUGHPUT)]
+    ours = ours[(group == _TRAINING) | group.str.startswith(THROUGHPUT)]
     if ours.empty:
         raise InputError(
             f"no whole training step in the set {set_name}", file=file,
@@ -243,31 +239,6 @@ def list_published_rows(
 STEP, BUSY = "step time", "busy time"
 
 
-def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFrame:
-    """Predict every scenario of a description and write them as a table.
-
-    ``description``: in the format of a sweep's; ``target``: Parquet file of
-    ``tables.SWEEP_RESULTS``.
-
-    Raises
-    ------
-    InputError
-        When the description is none, or a file that it names is missing.
-    """
-    sweep = load_sweep(description)
-    workshop = make_workshop(sweep)
-    rows = [workshop.predict(number, values) for number, values in enumerate(sweep.scenarios)]
-    frame = make_frame(rows)
-    files = list_chunk_files(sweep, range(len(sweep.scenarios)))
-    tables.write_table(frame, "sweep_results", target, stamp([description, *files]))
-    return frame
-
-
-def make_workshop(sweep: Sweep) -> Workshop:
-    """Return what predicts the scenarios of a description."""
-    return Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
-
-
 def read_plan(row: dict[str, Any]) -> Plan:
     """Return the plan of a row of ``tables.SWEEP_RESULTS``; degrees below one count as one."""
     given = {name: row[name] for name in PLAN_COLUMNS}
@@ -322,3 +293,87 @@ def _describe_prediction(
         "status": row["status"], "reason": row["reason"], "confidence": row["confidence"] or "",
         "source": f"trace {row['trace']}, platform {row['platform']}",
     }  # fmt: skip
+
+
+MEASURED, PREDICTED = "measured", "predicted"
+
+
+COMPUTE = "compute"
+"""Kind of the tasks that compute."""
+
+
+def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return ``reproductions.tables.SHARES`` rows of measured experiments: profile and prediction of each.
+
+    ``errors``: from ``live_rows.read_live_errors``; ``profiles``: columns of
+    ``tables.RANK_TIMELINES``.
+
+    Raises
+    ------
+    InputError
+        When an experiment has no profile.
+    """
+    rows = []
+    for row in records(errors):
+        profile = profiles[profiles["experiment"] == row["experiment"]]
+        if profile.empty:
+            raise InputError(
+                f"no profile of a real step of {row['experiment']}", fix="measure it again"
+            )
+        told = {
+            "evidence": MEASURED_HERE, "panel": "2 ranks and more", "label": f"{row['workload']}, {row['told']}",
+            "case": row["experiment"], "plan": row["plan"],
+        }  # fmt: skip
+        compute_s, exposed_s = row["compute_s"], row["exposed_communication_s"]
+        predicted = _divide(compute_s, exposed_s, row["simulated_s"])
+        measured = measure_shares(profile)
+        rows.append({**told, "told_by": MEASURED, **measured, "source": "profile of a real step"})
+        rows.append({**told, "told_by": PREDICTED, **predicted, "source": "error.parquet"})
+    return rows
+
+
+def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
+    """Return how the rank that computes most spends a profiled step.
+
+    ``profile``: columns ``rank``, ``kind``, ``start_s``, ``end_s`` of one step.
+    """
+    end_s = float(profile["end_s"].max())
+    found = []
+    for _, tasks in profile.groupby("rank"):
+        compute_s = count_busy_s(tasks[tasks["kind"] == COMPUTE])
+        found.append((compute_s, count_busy_s(tasks) - compute_s))
+    compute_s, exposed_s = max(found)
+    return _divide(compute_s, exposed_s, end_s)
+
+
+def list_predicted_shares(files: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """Return ``reproductions.tables.SHARES`` rows of scenarios that have a step.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    """
+    rows = []
+    for file in files:
+        for row in records(tables.read_table(file, "sweep_results")):
+            if row["status"] != OK:
+                continue
+            told = name_plan(read_plan(row))
+            shares = _divide(row["compute_s"], row["exposed_communication_s"], row["step_time_s"])
+            rows.append({
+                "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": f"{row['trace']}, {told}",
+                "case": row["trace"], "plan": told, "told_by": PREDICTED, **shares,
+                "source": f"trace {row['trace']}, platform {row['platform']}",
+            })  # fmt: skip
+    if not rows:
+        told = ", ".join(str(file) for file in files) or "no file at all"
+        raise InputError(f"no predicted step in {told}", fix="mend config/figures")
+    return rows
+
+
+def _divide(compute_s: float, exposed_s: float, step_s: float) -> dict[str, float]:
+    """Return three shares that add up to one."""
+    compute, communication = compute_s / step_s, exposed_s / step_s
+    idle = max(0.0, 1.0 - compute - communication)
+    return {"compute_share": compute, "communication_share": communication, "idle_share": idle}

@@ -39,7 +39,7 @@ from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
-DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
+_DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
 """What the code takes unless told: bytes of an all-reduce or a message over this are its time."""
 _TAGGED = ("gemm", "convolution", "convolution_backward")
 
@@ -102,7 +102,7 @@ def predict_by_triosim(
     step: RecordedStep,
     plan: Plan,
     batch: int,
-    bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S,
+    bandwidth_bytes_per_s: float = _DEFAULT_BANDWIDTH_BYTES_PER_S,
     *,
     overlap: bool = True,
 ) -> float | None:

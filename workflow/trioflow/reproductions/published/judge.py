@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
+from trioflow.costmodel.features import class_of_name
 from trioflow.costmodel.step_anchor import NONE, TIMER, WAYS, judge_anchors
 from trioflow.costmodel.step_residuals import (
     ALONE,
@@ -28,13 +29,14 @@ from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.reference import resize_batch
 from trioflow.parallel.schedules.build import is_schedule
 from trioflow.provenance import PACKAGE, read_json
-from trioflow.report.causes import Settings
+from trioflow.report.causes import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling
-from trioflow.reproductions.published.prediction import PreparedCase, prepare_case
-from trioflow.reproductions.published.rows import PublishedRow, load_published_rows, rows_of_set
-from trioflow.reproductions.published.source import (
+from trioflow.reproductions.published.cases import PublishedRow, load_published_rows, rows_of_set
+from trioflow.reproductions.published.prediction import (
+    PreparedCase,
     PublishedSource,
     list_anchored_pairs,
+    prepare_case,
     published_name,
 )
 from trioflow.table_columns import FLOAT, INT, TEXT, column
@@ -182,13 +184,13 @@ def _judge(
         "plan": row.plan_name, "batch": row.batch, "mode": row.mode,
         "measured_s": measured.time_s, "source": measured.source, "spread": measured.spread,
         "predicted_s": told.step_time_s, "low_s": told.low_s, "high_s": told.high_s,
-        "confidence": told.confidence, "oracle_s": predict_oracle(case, source, siblings),
+        "confidence": told.confidence, "oracle_s": _predict_oracle(case, source, siblings),
         "triosim_s": case.predict_like_triosim(), "analytical_s": case.predict_analytically(),
         "regression_s": None, "learned_from": describe_learning(case), "changes": row.changes,
     }  # fmt: skip
 
 
-def predict_oracle(
+def _predict_oracle(
     case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
 ) -> float | None:
     """Return the prediction with measured compute [s]; None where nobody measured it.
@@ -242,7 +244,7 @@ def describe_learning(case: PreparedCase) -> str:
 
 THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
 """Published throughput; a row a GPU and number of GPUs, each with its source."""
-THROUGHPUT_WORD = "throughput of "
+_THROUGHPUT_WORD = "throughput of "
 
 
 @dataclass(frozen=True)
@@ -266,8 +268,8 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
     InputError
         When the file or the entry is missing or holds no positive time.
     """
-    if row.measured.startswith(THROUGHPUT_WORD):
-        return _read_throughput(row.measured.removeprefix(THROUGHPUT_WORD), row)
+    if row.measured.startswith(_THROUGHPUT_WORD):
+        return _read_throughput(row.measured.removeprefix(_THROUGHPUT_WORD), row)
     file = Path(data_folder) / row.measured
     try:
         content = read_json(file)
@@ -297,3 +299,51 @@ def _read_throughput(device: str, row: PublishedRow) -> Measured:
     raise InputError(
         f"no throughput of {row.ranks} x {device!r}", file=THROUGHPUT, fix=f"use {', '.join(known)}"
     )
+
+
+PROPORTIONAL, RESCALED = "in proportion to the batch", "as predicted"
+
+
+def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
+    """Return each class's time at the measured batch, in proportion to the batch and as predicted.
+
+    ``cases``: those whose ranks compute whole steps, at another batch than their trace's and
+    without an anchor, are told of; others are left out.
+
+    Columns ``causes.CAUSES``, role ``causes.GROWTH``: two rows for each phase and class of
+    operators of a case, on rank 0.
+    """
+    rows = []
+    for case in cases:
+        if not _applies(case):
+            continue
+        for key, times in _measure_growth(case).iterrows():
+            head = (case.set_name, case.case_name, GROWTH, str(key))
+            rows += [(*head, way, float(times[way])) for way in (PROPORTIONAL, RESCALED)]
+    return pd.DataFrame(rows, columns=CAUSES.names)
+
+
+def _applies(case: PreparedCase) -> bool:
+    plan = case.row.made_plan
+    same = case.rank_batch == case.reference.facts.batch
+    return plan.tensor == plan.pipeline == 1 and not same and not case.has("anchor")
+
+
+def _measure_growth(case: PreparedCase) -> pd.DataFrame:
+    """Return the times of every phase and class on rank 0, by ``PROPORTIONAL`` and ``RESCALED`` [s]."""
+    operators = case.reference.operators
+    tasks = case.task_graph.tasks
+    mine = tasks[(tasks["rank"] == 0) & tasks["op_id"].notna()]
+    told_s = mine.groupby(mine["op_id"].astype(np.int64))["duration_s"].sum()
+    recorded_s = operators["device_ns"].to_numpy(np.float64) * 1e-9
+    factor = case.rank_batch / case.reference.facts.batch
+    names = [
+        f"{phase}: {class_of_name(str(name))}"
+        for phase, name in zip(operators["phase"], operators["name"], strict=True)
+    ]
+    frame = pd.DataFrame({
+        "class": names, PROPORTIONAL: factor * recorded_s,
+        RESCALED: told_s.reindex(range(len(operators))).fillna(0.0).to_numpy(),
+    })  # fmt: skip
+    found = frame.groupby("class")[[PROPORTIONAL, RESCALED]].sum()
+    return found.sort_values(PROPORTIONAL, ascending=False, kind="stable")

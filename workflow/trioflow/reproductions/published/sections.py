@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -10,18 +12,22 @@ from trioflow.costmodel.step_anchor import WAYS
 from trioflow.report.attribution_section import (
     score_cell,
 )
-from trioflow.report.causes import PART, REPLACED
+from trioflow.report.causes import GROWTH, PART, REPLACED
 from trioflow.report.html import (
     Cell,
     Column,
+    Field,
     count_cell,
+    number_cell,
+    numbers,
     percent_cell,
     render_details,
     render_list,
     render_paragraph,
-    render_table,
+    render_records,
     signed_cell,
     time_cell,
+    words,
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, list_scaling
 from trioflow.report.wording import (
@@ -29,10 +35,18 @@ from trioflow.report.wording import (
     join_words,
     write_percent,
     write_range,
+    write_signed_percent,
     write_time,
 )
-from trioflow.reproductions.published.aims import PUBLISHED, describe_set
-from trioflow.reproductions.published.figures import MOST_NAMED
+from trioflow.reproductions.published.cases import (
+    PUBLISHED,
+    describe_set,
+)
+from trioflow.reproductions.published.judge import PROPORTIONAL, RESCALED
+
+MOST_NAMED = 40
+"""Cases of a set that are drawn one below the other; of more, predicted is drawn over measured."""
+
 
 _OTHERS = [model for model in MODELS if model not in (OURS, ORACLE)]
 
@@ -45,46 +59,39 @@ def score_of(scores: pd.DataFrame, name: str, model: str) -> dict[str, Any]:
 
 def render_summary(scores: pd.DataFrame) -> str:
     """Return a row for every set: aims, what was reached, and the rivals."""
-    columns = [
-        Column("set", "", "cases that are averaged together", number=False),
-        Column("cases", "", SCORES["cases"]),
-        Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
-        Column("trioflow", "mean absolute", SCORES["mean_absolute_error"]),
-        Column("scaling", "mean absolute", SCORES["scaling_error"]),
-        Column("reached", "", "whether the aim was reached", number=False),
-        *(Column(model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"]) for model in _OTHERS),
-        Column("median", "absolute", SCORES["median_absolute_error"]),
-        Column("worst", "signed", SCORES["worst_error"]),
-        Column("bias", "signed mean", SCORES["bias"]),
-        Column("order", "of plans", SCORES["ordered"]),
-        Column("rank", "correlation", SCORES["rank_correlation"]),
-        Column("coverage", "aim 80 %", SCORES["coverage"]),
-        Column("width", "of the interval", SCORES["mean_relative_width"]),
-        Column("score", "of the interval", SCORES["interval_score"]),
-    ]  # fmt: skip
-    rows = []
-    for name in dict.fromkeys(scores["set"]):
-        ours, words = score_of(scores, name, OURS), describe_set(name)
-        aim, reached = read_aim(scores, name)
-        rows.append(
-            [
-                Cell(words.title, name, name),
-                count_cell(ours["cases"]),
-                Cell(aim),
-                percent_cell(ours["mean_absolute_error"]),
-                percent_cell(ours["scaling_error"]),
-                Cell({True: "yes", False: "no", None: NOTHING}[reached]),
-                *(percent_cell(score_of(scores, name, m).get("mean_absolute_error")) for m in _OTHERS),
-                *(
-                    score_cell(key, ours[key])
-                    for key in (
-                        "median_absolute_error", "worst_error", "bias", "ordered", "rank_correlation",
-                        "coverage", "mean_relative_width", "interval_score",
-                    )
-                ),
-            ]
+
+    def rival(model: str) -> Field:
+        return numbers(
+            model.replace("public ", ""), "mean absolute", SCORES["mean_absolute_error"], percent_cell,
+            lambda name: score_of(scores, name, model).get("mean_absolute_error"),
         )  # fmt: skip
-    return render_table(columns, rows, "Sets, aims and what was reached")
+
+    def ours(title: str, detail: str, key: str) -> Field:
+        return Field(
+            Column(title, detail, SCORES[key]),
+            lambda name: score_cell(key, score_of(scores, name, OURS)[key]),
+        )
+
+    reached = {True: "yes", False: "no", None: NOTHING}
+    fields = [
+        words("set", "", "cases that are averaged together", lambda name: Cell(describe_set(name).title, name, name)),
+        ours("cases", "", "cases"),
+        Field(Column("aim", "", "mean absolute error, or error of scaling, that was aimed at"),
+              lambda name: Cell(read_aim(scores, name)[0])),
+        ours("trioflow", "mean absolute", "mean_absolute_error"),
+        ours("scaling", "mean absolute", "scaling_error"),
+        words("reached", "", "whether the aim was reached", lambda name: reached[read_aim(scores, name)[1]]),
+        *map(rival, _OTHERS),
+        ours("median", "absolute", "median_absolute_error"),
+        ours("worst", "signed", "worst_error"),
+        ours("bias", "signed mean", "bias"),
+        ours("order", "of plans", "ordered"),
+        ours("rank", "correlation", "rank_correlation"),
+        ours("coverage", "aim 80 %", "coverage"),
+        ours("width", "of the interval", "mean_relative_width"),
+        ours("score", "of the interval", "interval_score"),
+    ]  # fmt: skip
+    return render_records(dict.fromkeys(scores["set"]), fields, "Sets, aims and what was reached")
 
 
 def read_aim(scores: pd.DataFrame, name: str) -> tuple[str, bool | None]:
@@ -101,74 +108,75 @@ def read_aim(scores: pd.DataFrame, name: str) -> tuple[str, bool | None]:
 def render_cases(cases: pd.DataFrame, name: str) -> str:
     """Return the cases of a set; of many those with the largest errors, and where all are."""
     mine = cases[cases["set"] == name]
-    errors = mine["predicted_s"] / mine["measured_s"] - 1.0
-    shown = mine
-    note = ""
+    shown, note = mine, ""
     if len(mine) > MOST_NAMED:
-        shown = mine.loc[
-            errors.abs().sort_values(ascending=False, kind="stable").index[:MOST_NAMED]
-        ]
+        errors = (mine["predicted_s"] / mine["measured_s"] - 1.0).abs()
+        shown = mine.loc[errors.sort_values(ascending=False, kind="stable").index[:MOST_NAMED]]
         note = render_paragraph(
             f"The {MOST_NAMED} cases with the largest errors; all {len(mine)} lie in published/{name}.parquet "
             "beside the report's folder."
         )
-    others = [m for m in MODELS if m != OURS and mine[MODELS[m]].notna().any()]
-    columns = [
-        Column("case", "plan, GPUs, batch", "name; plan, GPUs and samples of the whole step", number=False),
-        Column("measured", "", "measured step"),
-        Column("predicted", "80 % interval", "predicted step and its interval"),
-        Column("error", "", "predicted over measured less one"),
-        Column("inside", "", "whether the measured step lies in the interval", number=False),
-        *(Column(model, "error", "the same error of others") for model in others),
-        Column("confidence", "", "what the prediction rests on", number=False),
+
+    def error(column: str) -> Callable[[Any], float]:
+        return lambda row: row[column] / row["measured_s"] - 1.0
+
+    def inside(row: Any) -> str:
+        known = pd.notna(row["low_s"]) and pd.notna(row["high_s"])
+        held = row["low_s"] <= row["measured_s"] <= row["high_s"]
+        return ("yes" if held else "no") if known else NOTHING
+
+    def predicted(row: Any) -> Cell:
+        ends = "" if inside(row) == NOTHING else write_range(row["low_s"], row["high_s"])
+        return Cell(write_time(row["predicted_s"]), row["predicted_s"], ends)
+
+    fields = [
+        words("case", "plan, GPUs, batch", "name; plan, GPUs and samples of the whole step", lambda row: Cell(
+            row["case"], None, f"{row['plan']}, {row['ranks']} GPU{'s' if row['ranks'] > 1 else ''}, {row['batch']}")),
+        numbers("measured", "", "measured step", time_cell, "measured_s"),
+        Field(Column("predicted", "80 % interval", "predicted step and its interval"), predicted),
+        numbers("error", "", "predicted over measured less one", signed_cell, error("predicted_s")),
+        words("inside", "", "whether the measured step lies in the interval", inside),
+        *(
+            numbers(model, "error", "the same error of others", signed_cell, error(column))
+            for model, column in MODELS.items() if model != OURS and mine[column].notna().any()
+        ),
+        words("confidence", "", "what the prediction rests on", "confidence"),
     ]  # fmt: skip
-    rows = [_case_cells(row, others) for row in shown.to_dict("records")]
     where = render_paragraph(
         f"Measured on {join_words(mine['platform'].unique())}; times of the traces from "
         f"{join_words(gpu or 'nowhere' for gpu in mine['source_gpu'].unique())}."
     )
-    table = render_table(columns, rows, f"Cases of the set {name}")
+    table = render_records(shown.to_dict("records"), fields, f"Cases of the set {name}")
     return where + note + table + _render_sources(mine)
-
-
-def _case_cells(row: dict[Any, Any], others: list[str]) -> list[Cell]:
-    measured, low, high = row["measured_s"], row["low_s"], row["high_s"]
-    known = pd.notna(low) and pd.notna(high)
-    error = row["predicted_s"] / measured - 1.0
-    inside = NOTHING if not known else "yes" if low <= measured <= high else "no"
-    told = f"{row['plan']}, {row['ranks']} GPU{'s' if row['ranks'] > 1 else ''}, {row['batch']}"
-    return [
-        Cell(str(row["case"]), None, told),
-        time_cell(measured),
-        Cell(write_time(row["predicted_s"]), row["predicted_s"], write_range(low, high) if known else ""),
-        signed_cell(error),
-        Cell(inside),
-        *(signed_cell(row[MODELS[model]] / measured - 1.0) for model in others),
-        Cell(str(row["confidence"])),
-    ]  # fmt: skip
 
 
 def _render_sources(mine: pd.DataFrame) -> str:
     """Return, folded, what was learned from what, what else changes, and where the value stands."""
-    keys = ["learned_from", "changes"]
-    columns = [
-        Column("learned from", "", "what was fitted on what, never the judged row", number=False),
-        Column("what else changes", "", "between trace and measurement", number=False),
-        Column("cases", "", "cases of which it holds", number=False),
+
+    def cases(names: list[str]) -> str:
+        return ", ".join(names) if len(names) <= 8 else f"{len(names)} cases, {names[0]} first"
+
+    title = "What was learned from what, and what else changes"
+    groups = [
+        (*key, group["case"].tolist())
+        for key, group in mine.groupby(["learned_from", "changes"], sort=False)
     ]
-    rows = []
-    for (learned, changes), group in mine.groupby(keys, sort=False):
-        names = group["case"].tolist()
-        told = ", ".join(names) if len(names) <= 8 else f"{len(names)} cases, {names[0]} first"
-        rows.append([Cell(str(learned)), Cell(str(changes) or NOTHING), Cell(told)])
+    fields = [
+        words(
+            "learned from", "", "what was fitted on what, never the judged row", lambda row: row[0]
+        ),
+        words(
+            "what else changes", "", "between trace and measurement", lambda row: row[1] or NOTHING
+        ),
+        words("cases", "", "cases of which it holds", lambda row: cases(row[2])),
+    ]
     sources = [
         f"{source}: {', '.join(group['case'].head(8))}{' and others' if len(group) > 8 else ''}"
         for source, group in mine.groupby("source", sort=False)
     ]
-    table = render_table(columns, rows, "What was learned from what, and what else changes")
-    return render_details(
-        "What was learned from what, and what else changes", table
-    ) + render_details("Where the measured values stand", render_list(sources))
+    return render_details(title, render_records(groups, fields, title)) + render_details(
+        "Where the measured values stand", render_list(sources)
+    )
 
 
 def render_scaling(cases: pd.DataFrame, name: str) -> str:
@@ -176,21 +184,15 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
     rows = list_scaling(cases[cases["set"] == name])
     if rows.empty:
         return ""
-    columns = [
-        Column("case", "", "", number=False),
-        Column("GPUs", "", ""),
-        Column("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone"),
-        Column("predicted", "of one GPU's", "the same, predicted"),
-        Column("error", "", "predicted over measured less one"),
-    ]
-    cells = [
-        [
-            Cell(str(row["case"])), count_cell(row["ranks"]), percent_cell(row["measured"]),
-            percent_cell(row["predicted"]), signed_cell(row["error"]),
-        ]
-        for row in rows.to_dict("records")
+    fields = [
+        words("case", "", "", "case"),
+        numbers("GPUs", "", "", count_cell, "ranks"),
+        numbers("measured", "of one GPU's", "throughput of a GPU over that of one GPU alone", percent_cell, "measured"),
+        numbers("predicted", "of one GPU's", "the same, predicted", percent_cell, "predicted"),
+        numbers("error", "", "predicted over measured less one", signed_cell, "error"),
     ]  # fmt: skip
-    return render_table(columns, cells, "Scaling, apart from the error of one GPU")
+    caption = "Scaling, apart from the error of one GPU"
+    return render_records(rows.to_dict("records"), fields, caption)
 
 
 def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
@@ -198,66 +200,59 @@ def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
     mine = causes[causes["set"] == name]
     if mine.empty:
         return ""
-    parts = list(dict.fromkeys(mine.loc[mine["role"] == PART, "parameter"]))
-    replaced = mine[mine["role"] == REPLACED].set_index("case")["time_s"].to_dict()
-    columns = [
-        Column("case", "", "", number=False),
-        *(Column(part.replace(" that no compute hides", ""), "not hidden" if "hides" in part else "of the step", "mean over ranks, of the predicted step") for part in parts),
-        Column("error", "", "predicted over measured less one"),
-        Column("from compute", "points", "predicted less the step with measured compute, over measured"),
-        Column("from the rest", "points", "the step with measured compute less measured: communication, overlap, host, other software"),
-    ]  # fmt: skip
-    rows = []
-    for case in cases[cases["set"] == name].to_dict("records"):
-        told = mine[(mine["case"] == case["case"]) & (mine["role"] == PART)]
-        shares = told.set_index("parameter")["time_s"] / case["predicted_s"]
-        measured, oracle = case["measured_s"], replaced.get(case["case"])
-        split = [Cell(NOTHING, ""), Cell(NOTHING, "")]
-        if oracle is not None:
-            split = [
-                signed_cell((case["predicted_s"] - oracle) / measured),
-                signed_cell((oracle - measured) / measured),
-            ]
-        rows.append(
-            [
-                Cell(str(case["case"])), *(percent_cell(shares.get(part)) for part in parts),
-                signed_cell(case["predicted_s"] / measured - 1.0), *split,
-            ]
+    parts = mine[mine["role"] == PART].pivot_table(
+        index="case", columns="parameter", values="time_s", sort=False, aggfunc="first"
+    )
+    oracle_s = mine[mine["role"] == REPLACED].set_index("case")["time_s"].to_dict()
+
+    def part(name: str) -> Field:
+        detail = "not hidden" if "hides" in name else "of the step"
+        return numbers(
+            name.replace(" that no compute hides", ""), detail, "mean over ranks, of the predicted step", percent_cell,
+            lambda row: parts[name].get(row["case"], math.nan) / row["predicted_s"],
         )  # fmt: skip
+
+    def oracle(row: Any) -> float:
+        return float(oracle_s.get(row["case"], math.nan))
+
+    fields = [
+        words("case", "", "", "case"),
+        *map(part, dict.fromkeys(mine.loc[mine["role"] == PART, "parameter"])),
+        numbers("error", "", "predicted over measured less one", signed_cell,
+                lambda row: row["predicted_s"] / row["measured_s"] - 1.0),
+        numbers("from compute", "points", "predicted less the step with measured compute, over measured", signed_cell,
+                lambda row: (row["predicted_s"] - oracle(row)) / row["measured_s"]),
+        numbers("from the rest", "points",
+                "the step with measured compute less measured: communication, overlap, host, other software", signed_cell,
+                lambda row: (oracle(row) - row["measured_s"]) / row["measured_s"]),
+    ]  # fmt: skip
     note = (
         "Where one such GPU was traced, or its whole step measured, at a rank's own batch, measured compute replaces "
-        "predicted compute, and the error splits in two; the rest has no measurement of its own and is told by the "
-        "sensitivities."
+        "predicted compute, and the error splits in two; the rest has no measurement of its own: the sensitivities show it."
     )
-    return render_paragraph(note) + render_table(
-        columns, rows, "Parts of the step, and of the error"
+    rows = cases[cases["set"] == name].to_dict("records")
+    return render_paragraph(note) + render_records(
+        rows, fields, "Parts of the step, and of the error"
     )
 
 
 def render_papers(scores: pd.DataFrame) -> str:
     """Return the papers' averages beside the sets; none of them is of the cases here but vTrain's."""
-    present = set(scores["set"])
-    columns = [
-        Column("who", "", "", number=False),
-        Column("what it is of", "", "", number=False),
-        Column("average", "absolute error", "as published"),
-        Column("beside the set", "", "", number=False),
-        Column("trioflow", "on that set", SCORES["mean_absolute_error"]),
-    ]
-    rows = [
-        [
-            Cell(told.who), Cell(told.cases), percent_cell(told.error), Cell(told.set),
-            percent_cell(score_of(scores, told.set, OURS)["mean_absolute_error"]),
-        ]
-        for told in PUBLISHED
-        if told.set in present
+    fields = [
+        words("who", "", "", lambda paper: paper.who),
+        words("what it is of", "", "", lambda paper: paper.cases),
+        numbers("average", "absolute error", "as published", percent_cell, lambda paper: paper.error),
+        words("beside the set", "", "", lambda paper: paper.set),
+        numbers("trioflow", "on that set", SCORES["mean_absolute_error"], percent_cell,
+                lambda paper: score_of(scores, paper.set, OURS)["mean_absolute_error"]),
     ]  # fmt: skip
     note = (
         "Averages as the papers print them, of other models on other machines: a scale to read our errors by, "
         "no comparison. Only vTrain's is of the very points judged here."
     )
-    return render_paragraph(note) + render_table(
-        columns, rows, "What papers report, of other cases"
+    papers = [paper for paper in PUBLISHED if paper.set in set(scores["set"])]
+    return render_paragraph(note) + render_records(
+        papers, fields, "What papers report, of other cases"
     )
 
 
@@ -268,31 +263,119 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     errors = pd.DataFrame(
         {way: (anchors[f"{way}_s"] / anchors["measured_s"] - 1.0).abs() for way in WAYS}
     ).assign(device=anchors["device"])
-    words = {
+    names = {
         "timer": "less the timer, at most its floor an operator; then one factor",
         "ratio": "one factor", "none": "the operators as they are",
     }  # fmt: skip
-    columns = [
-        Column("GPU", "", "", number=False),
-        Column("steps", "", "ordered pairs of batches"),
-        *(Column(words[way], "mean absolute", "error of the whole step") for way in WAYS),
+    means = [
+        {"device": device, "steps": len(group), **group[list(WAYS)].mean()}
+        for device, group in [*errors.groupby("device", sort=True), ("all", errors)]
     ]
-    groups = [*errors.groupby("device", sort=True), ("all", errors)]
-    rows = [
-        [
-            Cell(str(name)),
-            count_cell(len(group)),
-            *(percent_cell(group[way].mean()) for way in WAYS),
-        ]
-        for name, group in groups
-    ]
-    best = errors[list(WAYS)].mean().idxmin()
+    fields = [
+        words("GPU", "", "", "device"),
+        numbers("steps", "", "ordered pairs of batches", count_cell, "steps"),
+        *(numbers(names[way], "mean absolute", "error of the whole step", percent_cell, way) for way in WAYS),
+    ]  # fmt: skip
+    best = min(WAYS, key=means[-1].__getitem__)
     note = (
         "Every ordered pair of batches of one model on one GPU, training and inference: the target's measured step from "
         "the source's operators, rescaled by a model that did not see the workload, and the source's measured step. "
-        f"None of these rows is judged above. The first column is what the predictions above use; best here: {words[str(best)]}. "
+        f"None of these rows is judged above. The first column is what the predictions above use; best here: {names[best]}. "
         "Quantiles of its errors on other workloads widen their intervals."
     )
-    return render_paragraph(note) + render_table(
-        columns, rows, "Ways to bring operators timed alone to their step"
+    caption = "Ways to bring operators timed alone to their step"
+    return render_paragraph(note) + render_records(means, fields, caption)
+
+
+_MEANINGS = {
+    "growth": "operators as predicted at the measured batch less their recorded times in proportion to the batch",
+    "plan": "what the plan adds to the operators: copies, communication that is not hidden, the host",
+    "rest": "recorded times in proportion to the batch less measured: other software, another optimizer, and how far work at that batch is from proportional",
+}
+"""Parts that an error is the sum of."""
+
+
+def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the parts of each error of a set, over the measured step.
+
+    ``cases``: columns of ``tables.PUBLISHED_CASES``; ``causes``: columns of ``causes.CAUSES``.
+
+    By case: ``growth``, ``plan`` and ``rest``, which sum to ``error``, and ``inside``, whether the
+    interval holds the measured step. Cases at a recorded batch are left out.
+    """
+    mine = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
+    rows: dict[str, dict[str, Any]] = {}
+    for case in cases[cases["set"] == name].to_dict("records"):
+        told = mine[mine["case"] == case["case"]].groupby("setting")["time_s"].sum()
+        if told.empty:
+            continue
+        measured, predicted = float(case["measured_s"]), float(case["predicted_s"])
+        rows[str(case["case"])] = {
+            "growth": (told[RESCALED] - told[PROPORTIONAL]) / measured,
+            "plan": (predicted - told[RESCALED]) / measured,
+            "rest": (told[PROPORTIONAL] - measured) / measured,
+            "error": predicted / measured - 1.0,
+            "inside": bool(case["low_s"] <= measured <= case["high_s"]),
+        }
+    return pd.DataFrame.from_dict(
+        rows, orient="index", columns=["growth", "plan", "rest", "error", "inside"]
     )
+
+
+def render_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
+    """Return the sums of a set's errors and the classes behind the first; nothing without such cases."""
+    parts = sum_growth(cases, causes, name)
+    if parts.empty:
+        return ""
+    fields = [
+        words("case", "", "", "case"),
+        *(numbers(part, "points", meaning, signed_cell, part) for part, meaning in _MEANINGS.items()),
+        numbers("error", "their sum", "predicted over measured less one", signed_cell, "error"),
+        words("inside", "", "whether the measured step lies in the interval", lambda row: "yes" if row["inside"] else "no"),
+    ]  # fmt: skip
+    rows = parts.rename_axis("case").reset_index().to_dict("records")
+    return (
+        "<h3>The error as a sum of parts: another batch, the plan, the rest</h3>"
+        + render_paragraph(_describe_growth(parts))
+        + render_records(rows, fields, "Parts of the error")
+        + _render_classes(cases, causes, name, str(parts.index[0]))
+    )
+
+
+def _describe_growth(parts: pd.DataFrame) -> str:
+    """Say what the parts come to, and what of them the interval knows."""
+    mean = parts[["growth", "plan", "rest", "error"]].mean()
+    held = int(parts["inside"].sum())
+    return (
+        f"No step of the measured batch was traced. Mean over the {len(parts)} cases: growth of the operators with the batch "
+        f"{write_signed_percent(mean['growth'])}, the plan {write_signed_percent(mean['plan'])}, the rest "
+        f"{write_signed_percent(mean['rest'])}; together {write_signed_percent(mean['error'])}. The 80 % interval holds "
+        f"{held} of {len(parts)} ({write_percent(held / len(parts), 0)}): it is as wide as the models of the operators and of the "
+        "collectives missed on workloads left out of their fits. It knows of no rest, for no fit has seen this software, and of growth only what "
+        "other workloads showed. No parameter was fitted on these rows."
+    )
+
+
+def _render_classes(cases: pd.DataFrame, causes: pd.DataFrame, name: str, case: str) -> str:
+    """Return the growth of every class of operators of one case."""
+    row = cases[(cases["set"] == name) & (cases["case"] == case)].iloc[0]
+    chosen = (causes["set"] == name) & (causes["case"] == case) & (causes["role"] == GROWTH)
+    wide = causes[chosen].pivot(index="parameter", columns="setting", values="time_s")
+    wide = wide.sort_values(PROPORTIONAL, ascending=False, kind="stable")
+    wide.loc["sum"] = wide.sum()
+    table = pd.DataFrame(
+        {"class": wide.index, "plain": wide[PROPORTIONAL], "predicted": wide[RESCALED]}
+    )
+    table["growth"] = (table["predicted"] - table["plain"]) / row["measured_s"]
+    table["share"] = table["plain"] / row["measured_s"]
+    table["ratio"] = (table["predicted"] / table["plain"]).where(table["plain"] != 0)
+    fields = [
+        words("operators", "phase and class", "", "class"),
+        numbers("in proportion", "to the batch", "recorded time times the measured over the traced batch", time_cell, "plain"),
+        numbers("predicted", "", "the same operators rescaled by the model, which never saw the workload", time_cell, "predicted"),
+        numbers("ratio", "predicted to proportional", "below 1: predicted to grow less than the batch", number_cell, "ratio"),
+        numbers("growth", "points", _MEANINGS["growth"], signed_cell, "growth"),
+        numbers("share", "of the step", "of the measured step, in proportion", percent_cell, "share"),
+    ]  # fmt: skip
+    title = f"Growth of each class of operators: {case}"
+    return render_details(title, render_records(table.to_dict("records"), fields, title))

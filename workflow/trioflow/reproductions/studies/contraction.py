@@ -139,9 +139,9 @@ def _build(
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 """Operators and tensors captured without a device (``trioflow capture --device meta``)."""
-SHEET = "a100-pcie-80gb"
+_SHEET = "a100-pcie-80gb"
 """Device of every study, and name of the cost model that times its operators; both ship."""
-MODEL = Path(__file__).parents[2] / "data" / "cost_models" / SHEET / "operators.json"
+MODEL = Path(__file__).parents[2] / "data" / "cost_models" / _SHEET / "operators.json"
 
 
 def list_inputs(traces: list[str]) -> list[Path]:
@@ -159,11 +159,11 @@ def load_timed_trace(name: str) -> DeviceTimes:
         When there is no such trace.
     """
     model = load_operator_model(MODEL)
-    device_name = load_device(SHEET).driver_name
-    return prepare_device_times([load_trace(TRACES / name)], device_name, {SHEET: model})
+    device_name = load_device(_SHEET).driver_name
+    return prepare_device_times([load_trace(TRACES / name)], device_name, {_SHEET: model})
 
 
 def load_study_device() -> Device:
     """Return the device of every rank of the studies."""
-    sheet = load_device(SHEET)
+    sheet = load_device(_SHEET)
     return Device(sheet.driver_name, "gpu", sheet.memory_bytes, dict(sheet.peak_flop_per_s))

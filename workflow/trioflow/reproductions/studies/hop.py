@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from trioflow import tables
@@ -19,6 +22,7 @@ from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.rings import build_double_ring, build_ring
 from trioflow.provenance import stamp
+from trioflow.report import style
 from trioflow.reproductions.studies.contraction import list_inputs, load_timed_trace
 from trioflow.reproductions.studies.hop_simulation import (
     Edge,
@@ -33,14 +37,14 @@ from trioflow.units import ns_to_s
 TRACE = "vgg11-b128"
 """VGG-11, batch 128; TrioSim paper, Hop case."""
 WORKERS = 8
-SEEDS = tuple(range(8))
+_SEEDS = tuple(range(8))
 """Eight random slow-downs, as in the paper; the draws are ours."""
 SLOWEST = 10.0
 """A factor is drawn evenly between 1 and this; TrioSim paper, Hop case."""
 ITERATIONS = 100
 LATENCY_S = 5e-6
 """From the end of a sending to the arrival: assumed, and nothing beside the sendings."""
-BANDWIDTHS_BYTES_PER_S = (1.25e9, 5e9, 12.5e9, 50e9)
+_BANDWIDTHS_BYTES_PER_S = (1.25e9, 5e9, 12.5e9, 50e9)
 """10, 40, 100 and 400 Gb/s; which one the paper took is not known here."""
 SHOWN_BANDWIDTH_BYTES_PER_S = 12.5e9
 GRAPHS = ("ring-based", "double-ring")
@@ -150,8 +154,8 @@ def _draw_moments(generator: np.random.Generator, shape: tuple[int, int]) -> NDA
 
 def sweep_hop(
     work: HopWork,
-    bandwidths_bytes_per_s: Sequence[float] = BANDWIDTHS_BYTES_PER_S,
-    seeds: Sequence[int] = SEEDS,
+    bandwidths_bytes_per_s: Sequence[float] = _BANDWIDTHS_BYTES_PER_S,
+    seeds: Sequence[int] = _SEEDS,
     iterations: int = ITERATIONS,
 ) -> pd.DataFrame:
     """Run every graph, slow-down, seed, bandwidth and variant.
@@ -219,12 +223,97 @@ def study_hop(table: str | Path, speedup: str | Path, bandwidth: str | Path) -> 
     ``table``: Parquet file of ``reproductions.tables.HOP``; ``speedup``, ``bandwidth``: figures,
     without suffix.
     """
-    from trioflow.report.style import save_figure
-    from trioflow.reproductions.studies.study_figures import draw_bandwidths, draw_speedups
-
     rows = sweep_hop(load_work())
     tables.write_table(
-        rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(SEEDS)), HOP
+        rows, "hop study", table, stamp(list_inputs([TRACE]), seeds=list(_SEEDS)), HOP
     )
-    save_figure(draw_speedups(rows, SHOWN_BANDWIDTH_BYTES_PER_S), speedup)
-    save_figure(draw_bandwidths(rows), bandwidth)
+    style.save_figure(draw_speedups(rows, SHOWN_BANDWIDTH_BYTES_PER_S), speedup)
+    style.save_figure(draw_bandwidths(rows), bandwidth)
+
+
+_SLOWED = {
+    "sending": "slow sending (a factor a worker)",
+    "links": "slow links, both ways (a factor a worker)",
+    "GPUs": "slow GPUs (a factor a worker)",
+    "moments": "slow moments (a factor an iteration)",
+}
+
+
+def draw_speedups(rows: pd.DataFrame, bandwidth_bytes_per_s: float) -> Figure:
+    """Draw the speed-up of every variant over the standard rules at one bandwidth.
+
+    ``rows``: columns of ``reproductions.tables.HOP``.
+
+    A panel for each thing that is slowed: one dot a seed, a line at the median, both graphs
+    beside each other.
+    """
+    shown = rows[rows["bandwidth_bytes_per_s"] == bandwidth_bytes_per_s]
+    shown = shown[shown["variant"] != shown["variant"].iloc[0]]
+    graphs = list(dict.fromkeys(rows["graph"]))
+    palette = dict(zip(graphs, style.SERIES_COLOURS, strict=False))
+    with style.figure_style():
+        figure = style.new_figure(5.6)
+        panels = figure.subplots(2, 2, sharey=True).ravel()
+        for axes, (slowed, title) in zip(panels, _SLOWED.items(), strict=True):
+            part = shown[shown["slowed"] == slowed]
+            common = {
+                "data": part, "x": "speedup", "y": "variant", "hue": "graph", "ax": axes,
+                "palette": palette, "legend": False,
+            }  # fmt: skip
+            sns.stripplot(**common, dodge=True, size=4.5, alpha=0.75, jitter=False)
+            sns.pointplot(
+                **common, dodge=0.4, estimator="median", errorbar=None, linestyle="none",
+                marker="|", markersize=10, markeredgewidth=2.2,
+            )  # fmt: skip
+            axes.axvline(1, color=style.INK, linewidth=1)
+            axes.set_title(title, fontsize=9.5)
+            axes.set_ylabel("")
+            axes.set_xlabel("")
+            axes.set_xlim(left=min(0.95, part["speedup"].min() - 0.05))
+            axes.grid(axis="x", visible=True)
+        figure.supxlabel("speed-up over the standard rules, same graph and factors", fontsize=9.5)
+        handles = [
+            Line2D([], [], marker="o", linestyle="none", color=colour, label=graph)
+            for graph, colour in palette.items()
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    return figure
+
+
+def draw_bandwidths(rows: pd.DataFrame) -> Figure:
+    """Draw the speed-up of every variant against the bandwidth of the links.
+
+    ``rows``: columns of ``reproductions.tables.HOP``.
+
+    Medians over the seeds; a row of panels a graph, a column for each thing that is slowed.
+    """
+    keys = ["graph", "slowed", "variant", "bandwidth_bytes_per_s"]
+    median = rows.groupby(keys, sort=False)["speedup"].median().reset_index()
+    median["gb"] = median["bandwidth_bytes_per_s"] / 1e9
+    graphs, variants = list(dict.fromkeys(rows["graph"])), list(dict.fromkeys(rows["variant"]))
+    colours = dict(zip(variants, (style.INK, *style.SERIES_COLOURS), strict=False))
+    markers = dict(zip(variants, style.MARKERS, strict=False))
+    with style.figure_style():
+        figure = style.new_figure(5.4)
+        panels = figure.subplots(len(graphs), len(_SLOWED), sharex=True, sharey=True, squeeze=False)
+        for line, graph in zip(panels, graphs, strict=True):
+            for axes, slowed in zip(line, _SLOWED, strict=True):
+                part = median[(median["graph"] == graph) & (median["slowed"] == slowed)]
+                sns.lineplot(
+                    part, x="gb", y="speedup", hue="variant", style="variant", ax=axes,
+                    palette=colours, markers=markers, dashes=False, legend=False, markersize=5,
+                )  # fmt: skip
+                axes.set_xscale("log")
+                style.spread_ticks(axes.xaxis, part["gb"].min(), part["gb"].max(), most=4)
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.set_title(f"{graph}\nslow {slowed}", fontsize=9.5)
+                axes.set_xlabel("")
+                axes.set_ylabel("")
+        figure.supxlabel("bandwidth of a link that is not slowed [GB/s]", fontsize=9.5)
+        figure.supylabel("speed-up over the standard rules", fontsize=9.5)
+        handles = [
+            Line2D([], [], color=colours[name], marker=markers[name], markersize=5, label=name)
+            for name in variants
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4)
+    return figure

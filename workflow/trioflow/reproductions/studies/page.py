@@ -27,7 +27,7 @@ from trioflow.report.html import (
 )
 from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import count_words, join_words
-from trioflow.reproductions.studies.page_sections import render_distsim, render_hop, render_wafer
+from trioflow.reproductions.studies.sections import render_distsim, render_hop, render_wafer
 from trioflow.reproductions.tables import HOP, WAFER
 
 TITLE = "trioflow: case studies"
@@ -35,7 +35,7 @@ FIGURES = "studies"
 """Folder of the figures beside the page."""
 
 
-class Study(NamedTuple):
+class _Study(NamedTuple):
     """A case study: its heading, its table's schema, its figures, and the words before and after them."""
 
     title: str
@@ -44,12 +44,12 @@ class Study(NamedTuple):
     render: Callable[[pd.DataFrame], tuple[str, str]]
 
 
-STUDIES: Mapping[str, Study] = {
-    "wafer": Study("84 GPUs on a photonic wafer", WAFER, ("wafer",), render_wafer),
-    "hop": Study(
+STUDIES: Mapping[str, _Study] = {
+    "wafer": _Study("84 GPUs on a photonic wafer", WAFER, ("wafer",), render_wafer),
+    "hop": _Study(
         "Hop: decentralised training", HOP, ("hop_speedup", "hop_bandwidth"), render_hop
     ),
-    "distsim_search": Study(
+    "distsim_search": _Study(
         "DistSim's search for a plan", tables.SCHEMAS["sweep_results"], ("distsim_search",), render_distsim
     ),
 }  # fmt: skip

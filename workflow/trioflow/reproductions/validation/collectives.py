@@ -29,7 +29,7 @@ from trioflow.units import ns_to_s
 
 SET = "collectives"
 QUANTITY = "collective"
-MAX_JUDGED = 64
+_MAX_JUDGED = 64
 """Sizes of a curve that are judged; dense curves are sampled evenly in the logarithm of the size."""
 RANK_CASES = ((4, (2, 8), RANKS), (8, (2, 4), RANKS_BEYOND))
 """Ranks asked for, ranks given, and what that is."""
@@ -157,13 +157,13 @@ def _of_points(samples: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sample(points: pd.DataFrame) -> pd.DataFrame:
-    """Return at most ``MAX_JUDGED`` sizes of each curve."""
+    """Return at most ``_MAX_JUDGED`` sizes of each curve."""
     parts = [points[:0]]
     for _, rows in each_curve(points):
         sizes = rows["message_bytes"].to_numpy(np.float64)
         wanted = sizes
-        if len(sizes) > MAX_JUDGED:
-            wanted = np.geomspace(sizes[0], sizes[-1], MAX_JUDGED)
+        if len(sizes) > _MAX_JUDGED:
+            wanted = np.geomspace(sizes[0], sizes[-1], _MAX_JUDGED)
         at = np.unique(np.clip(np.searchsorted(sizes, wanted), 0, len(sizes) - 1))
         parts.append(rows.iloc[at])
     return pd.concat(parts)

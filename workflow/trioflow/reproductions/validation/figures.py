@@ -15,10 +15,10 @@ from trioflow.errors import InputError
 from trioflow.report import style
 from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS
 
-LEAST_ERROR = 0.002
+_LEAST_ERROR = 0.002
 """Errors below this are drawn here: the axis is logarithmic."""
 
-MOST_CLASSES = 10
+_MOST_CLASSES = 10
 """Classes of operators drawn of a GPU, those with the largest share of the time first."""
 
 _TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -82,7 +82,7 @@ def _label(key: tuple[str, str]) -> str:
 def _draw_ranges(axes: Any, rows: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
     """Join the best and the worst model of each line, so that the eye keeps the line."""
     for key, group in rows.groupby(["quantity", "group"], sort=True):
-        errors = group["mean_absolute_error"].clip(lower=LEAST_ERROR)
+        errors = group["mean_absolute_error"].clip(lower=_LEAST_ERROR)
         at = places[str(key[0]), str(key[1])]
         axes.hlines(at, errors.min(), errors.max(), color="#CCCCCC", linewidth=1, zorder=1)
 
@@ -92,13 +92,13 @@ def _draw_model(
 ) -> None:
     mine = rows[rows["model"] == model]
     at = [places[str(q), str(g)] for q, g in zip(mine["quantity"], mine["group"], strict=True)]
-    errors = mine["mean_absolute_error"].clip(lower=LEAST_ERROR)
+    errors = mine["mean_absolute_error"].clip(lower=_LEAST_ERROR)
     axes.plot(errors, at, linestyle="none", **look)
 
 
 def _draw_oracle(axes: Any, mine: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
     """Draw the oracle where it is no part of the measured value itself."""
-    known = mine[mine["oracle_mean_absolute_error"] > LEAST_ERROR]
+    known = mine[mine["oracle_mean_absolute_error"] > _LEAST_ERROR]
     at = [places[str(q), str(g)] for q, g in zip(known["quantity"], known["group"], strict=True)]
     errors = known["oracle_mean_absolute_error"]
     axes.plot(errors, at, linestyle="none", marker="|", markersize=13, color=style.INK)
@@ -123,7 +123,7 @@ def _legend(ours: str, rivals: list[str], rows: pd.DataFrame, name: str) -> list
     for at, model in enumerate(rivals):
         colour, marker = _RIVALS[at % len(_RIVALS)], style.MARKERS[1 + at % 7]
         handles.append(mark(model, marker=marker, color=colour))
-    if (rows["oracle_mean_absolute_error"] > LEAST_ERROR).any():
+    if (rows["oracle_mean_absolute_error"] > _LEAST_ERROR).any():
         handles.append(mark("oracle", marker="|", color=style.INK, markersize=13))
     if any(aim.set == name and aim.limit and not aim.over_oracle for aim in AIMS):
         handles.append(mark("aim", marker=8, color=style.INK))
@@ -132,7 +132,7 @@ def _legend(ours: str, rivals: list[str], rows: pd.DataFrame, name: str) -> list
 
 def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
     """Give an axes a logarithmic x axis of errors, labelled in per cent."""
-    low = max(LEAST_ERROR, float(errors.min())) * 0.8
+    low = max(_LEAST_ERROR, float(errors.min())) * 0.8
     axes.set_xscale("log")
     axes.set_xlim(low, max(float(errors.max()), 0.1) * 1.25)
     axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if tick >= low]))
@@ -190,7 +190,7 @@ def _largest_classes(operators: pd.DataFrame, classes: pd.DataFrame) -> pd.DataF
     keys = zip(classes["operator_class"], classes["phase"], strict=True)
     known = classes[[key in drawn for key in keys]]
     order = ["time_share", "operator_class", "phase"]
-    return known.sort_values(order, ascending=(False, True, True)).head(MOST_CLASSES)
+    return known.sort_values(order, ascending=(False, True, True)).head(_MOST_CLASSES)
 
 
 def _draw_class(

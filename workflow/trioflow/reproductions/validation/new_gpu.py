@@ -47,9 +47,9 @@ from trioflow.trace.importers.triosim import import_triosim
 SET = "new-gpu"
 THROUGHPUT = PACKAGE / "data" / "resnet50_throughput.tsv"
 RESNET50 = Path("sarchlab+triosim/sample_trace/trace2-h100-bs128/resnet50")
-RESNET50_DEVICE, RESNET50_BATCH = "NVIDIA H100 80GB HBM3", 128
+_RESNET50_DEVICE, _RESNET50_BATCH = "NVIDIA H100 80GB HBM3", 128
 OTHER_SOFTWARE = "resnet50 throughput, other batch and software"
-TENSOR_PRODUCTS, SINGLE = "bf16 products", "single operators"
+_TENSOR_PRODUCTS, SINGLE = "bf16 products", "single operators"
 OTHER_BATCH = "another batch of a step recorded on the GPU"
 
 
@@ -182,7 +182,7 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
     """
     rows: list[dict[str, Any]] = []
     single = measured[measured["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))]
-    groups = {BENCHMARKS: (SINGLE, "fp32"), TENSOR_BENCHMARKS: (TENSOR_PRODUCTS, "bf16")}
+    groups = {BENCHMARKS: (SINGLE, "fp32"), TENSOR_BENCHMARKS: (_TENSOR_PRODUCTS, "bf16")}
     for (workload, name), mine in single.groupby(["workload", "operator_class"], sort=True):
         if mine["device"].nunique() < 2:
             continue
@@ -247,10 +247,10 @@ def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
     if not folder.is_dir():
         return []
     options = ImportOptions(
-        gpu=RESNET50_DEVICE, batch=RESNET50_BATCH, precision="tf32", optimizer="adam"
+        gpu=_RESNET50_DEVICE, batch=_RESNET50_BATCH, precision="tf32", optimizer="adam"
     )
     trace = import_triosim(folder, options)
-    source = find_device(RESNET50_DEVICE)
+    source = find_device(_RESNET50_DEVICE)
     published = pd.read_csv(THROUGHPUT, sep="\t")
     rows = []
     for entry in published[published["gpus"] == 1].itertuples(index=False):
@@ -263,8 +263,8 @@ def _judge_throughput(data_folder: Path, folds: _Folds) -> list[dict[str, Any]]:
                 trace.operators, source, target, rule=rule, precision="tf32", model=model,
                 floor_s=floor_of(trace),
             )  # fmt: skip
-            measured_s = RESNET50_BATCH / float(entry.images_per_s)  # type: ignore[arg-type]
-            case = f"resnet50, {RESNET50_BATCH} images (measured at batch {entry.batch_per_gpu})"
+            measured_s = _RESNET50_BATCH / float(entry.images_per_s)  # type: ignore[arg-type]
+            case = f"resnet50, {_RESNET50_BATCH} images (measured at batch {entry.batch_per_gpu})"
             rows.append(
                 _row(
                     rule, case, OTHER_SOFTWARE, source, target, "end_to_end", measured_s,

@@ -21,8 +21,13 @@ import pandas as pd
 from trioflow import tables
 from trioflow.costmodel.baselines import ProportionalModel, fit_recorded
 from trioflow.costmodel.benchmarks import TEST, TRAIN
-from trioflow.costmodel.device_fit import DEVICE_METHODS, DeviceData, fit_device_data
-from trioflow.costmodel.features import base_class
+from trioflow.costmodel.device_fit import (
+    DEVICE_METHODS,
+    DeviceData,
+    fit_device_data,
+    fit_with_held_out,
+)
+from trioflow.costmodel.features import FEATURES, base_class
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operator_cases import (
     BATCH_CHANGE,
@@ -37,6 +42,7 @@ from trioflow.costmodel.operator_cases import (
 )
 from trioflow.costmodel.operator_rows import recorded_times, sized_rows
 from trioflow.costmodel.published_data import PublishedDevice, load_published
+from trioflow.reproductions.tables import CLASSES, OPERATORS
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
@@ -85,7 +91,7 @@ def validate_batch_change(
     return _table(rows)
 
 
-def validate_left_out_workloads(
+def _validate_left_out_workloads(
     data_folder: str | Path,
     models: Sequence[str] = MODELS,
     devices: Sequence[str] | None = None,
@@ -107,7 +113,7 @@ def validate_left_out_workloads(
     return _table(rows)
 
 
-def validate_operator_data(
+def _validate_operator_data(
     data_folder: str | Path,
     models: Sequence[str] = MODELS,
     devices: Sequence[str] | None = None,
@@ -250,7 +256,53 @@ def _part_traces(known: pd.DataFrame, device: str) -> list[_Part]:
 
 SETS: Mapping[str, Callable[..., pd.DataFrame]] = {
     BATCH_CHANGE: validate_batch_change,
-    LEFT_OUT: validate_left_out_workloads,
-    OPERATOR_DATA: validate_operator_data,
+    LEFT_OUT: _validate_left_out_workloads,
+    OPERATOR_DATA: _validate_operator_data,
 }
 """What judges each set, by its name."""
+
+
+def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what a device's model misses, operator by operator, and class by class.
+
+    ``method``: name in ``device_fit.DEVICE_METHODS``.
+
+    Columns of ``reproductions.tables.OPERATORS``: a row for every distinct operator of a step, its
+    occurrences counted; ``recorded_s`` is the mean of their times, ``held_out_s`` the prediction of
+    a model that did not see the workload [s], ``relative_error`` the latter over the former less
+    one. Over ``flop`` and the bytes these are the residuals by size.
+
+    Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``.
+
+    Raises
+    ------
+    InputError
+        When the method is unknown.
+    """
+    table, held = fit_with_held_out(data, method)
+    keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]
+    groups = held.rows[held.rows["time_s"] > 0].groupby(keys, sort=True)
+    operators = groups[["time_s", "held_out_s"]].mean()
+    operators.insert(0, "occurrences", groups.size())
+    operators = operators.reset_index().rename(columns={"time_s": "recorded_s"})
+    operators["relative_error"] = operators["held_out_s"] / operators["recorded_s"] - 1.0
+    said = {"device": data.device_name, "method": method}
+    return operators.assign(**said)[OPERATORS.names], table.assign(**said)[CLASSES.names]
+
+
+def diagnose_published(
+    data_folder: str | Path, method: str = "shipped", devices: Sequence[str] | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what the model of every GPU with published operators misses.
+
+    ``method``: name in ``device_fit.DEVICE_METHODS``. ``devices``: GPUs, as their drivers name
+    them; all by default.
+
+    As :func:`diagnose`, one GPU under the other.
+    """
+    found = [
+        diagnose(DeviceData.prepare(each.traces, each.limits, each.benchmarks()), method)
+        for each in load_published(data_folder, devices)
+    ]
+    operators, classes = zip(*found, strict=True)
+    return pd.concat(operators, ignore_index=True), pd.concat(classes, ignore_index=True)

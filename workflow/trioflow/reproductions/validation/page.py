@@ -17,12 +17,12 @@ from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
-from trioflow.reproductions.validation import sections, verdict
+from trioflow.reproductions.validation import sections
 from trioflow.reproductions.validation.aims import SETS
 from trioflow.reproductions.validation.figures import draw_diagnosis, draw_set
 
 TITLE = "trioflow: cost models against measurements"
-GROUPING = ("set", "quantity", "group", "model")
+_GROUPING = ("set", "quantity", "group", "model")
 FIGURES = "cost_models"
 """Folder of the figures beside the page; the report of a run clears ``figures``."""
 
@@ -39,7 +39,7 @@ _CLASS_CAPTION = (
 )
 
 
-def read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
+def _read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
     """Return the cases of several files as one table.
 
     Raises
@@ -87,12 +87,12 @@ def build_validation_page(
 
     Returns the scores, within a group the best mean absolute error first.
     """
-    cases = read_validation(files)
+    cases = _read_validation(files)
     operators, classes = (
         read_validation_table(file, name)
         for file, name in zip(diagnoses, ("diagnosed operators", "diagnosed classes"), strict=True)
     )
-    summary = _order(score_cases(cases, GROUPING))
+    summary = _order(score_cases(cases, _GROUPING))
     figures = _draw(summary, operators, classes)
     places = style.save_figures(Path(page).parent / FIGURES, figures)
     made = _compose(cases, summary, classes, places, [*files, *diagnoses])
@@ -135,8 +135,8 @@ def _compose(
     return Page(
         TITLE,
         [
-            Section("aims", "Aims, and what was reached", [verdict.render_aims(summary, cases)]),
-            Section("misses", "Where an aim is missed", [verdict.render_misses(summary, cases)]),
+            Section("aims", "Aims, and what was reached", [sections.render_aims(summary, cases)]),
+            Section("misses", "Where an aim is missed", [sections.render_misses(summary, cases)]),
             Section("knowledge", "Which data judged which model", [sections.render_knowledge()]),
             *(
                 Section(name, SETS[name].title, _set_parts(cases, summary, name, places[name]))

@@ -1,8 +1,10 @@
-"""The sections of the page of cost models on sets and classes: scores, cases, fits."""
+"""The sections of the page of cost models: aims, scores, cases, fits, and what a missed aim is made of."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,18 +13,211 @@ from trioflow.costmodel.scores import SCORES
 from trioflow.report.html import (
     Cell,
     Column,
+    Field,
+    bandwidth_cell,
     count_cell,
+    escape_text,
     number_cell,
+    numbers,
     oracle_cell,
+    part_cell,
     percent_cell,
+    ratio_cell,
     render_definitions,
     render_details,
+    render_list,
     render_paragraph,
+    render_records,
     render_table,
     signed_cell,
+    time_cell,
+    words,
 )
-from trioflow.report.wording import write_range, write_signed_percent, write_time
-from trioflow.reproductions.validation.aims import KNOWS_THE_ANSWER, SETS
+from trioflow.report.wording import (
+    NOTHING,
+    write_percent,
+    write_range,
+    write_signed_percent,
+    write_time,
+)
+from trioflow.reproductions.validation.aims import (
+    ASKED,
+    KNOWS_THE_ANSWER,
+    SETS,
+    SOURCE,
+    measure_bus_bandwidths,
+    reach_aims,
+    select_cases,
+    split_case,
+    split_error,
+)
+from trioflow.units import format_bytes
+
+WORST = 2
+"""Cases of a missed aim whose operators are shown."""
+
+
+def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
+    """Return the table of aims beside what was reached, and the cases asked for by name."""
+    columns = [
+        Column("what is averaged", "what others report", "part of a set, and its quantity", number=False),
+        Column("cases", "", SCORES["cases"]),
+        Column("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error"),
+        Column("trioflow", "mean absolute", SCORES["mean_absolute_error"]),
+        Column("reached", "", "whether the mean absolute error is within the aim", number=False),
+        Column("best other", "model", "smallest mean absolute error of all other models"),
+        Column("oracle", "n; trioflow there", f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them"),
+        Column("coverage", "aim 80 %", SCORES["coverage"]),
+        Column("width", "of the interval", SCORES["mean_relative_width"]),
+    ]  # fmt: skip
+    rows = [_aim_cells(entry) for entry in reach_aims(summary)]
+    told = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
+    return render_table(columns, rows, "Aims and what was reached") + render_list(told)
+
+
+def write_aim(entry: Mapping[str, Any]) -> str:
+    """Write what an aim asks for; a dash where there is none."""
+    aim = entry["aim"]
+    if aim.limit is None:
+        return NOTHING
+    return (
+        f"oracle + {100 * aim.limit:g} points" if aim.over_oracle else write_percent(aim.limit, 0)
+    )
+
+
+def _aim_cells(entry: Mapping[str, Any]) -> list[Cell]:
+    aim, ours, best = entry["aim"], entry["ours"], entry["best"]
+    words = {None: NOTHING, True: "yes", False: "no"}
+    there = f"{ours['oracle_cases']}; {write_percent(ours['beside_oracle_error'])}"
+    return [
+        Cell(aim.title, None, aim.others),
+        count_cell(ours["cases"]),
+        Cell(write_aim(entry), entry["limit"] if entry["limit"] is not None else ""),
+        percent_cell(ours["mean_absolute_error"]),
+        Cell(words[entry["reached"]]),
+        percent_cell(best["mean_absolute_error"], best["model"]) if best else Cell(NOTHING, ""),
+        oracle_cell(ours["oracle_mean_absolute_error"], there),
+        percent_cell(ours["coverage"]),
+        percent_cell(ours["mean_relative_width"]),
+    ]  # fmt: skip
+
+
+def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
+    """Return one sentence on a case that was asked for; nothing where it was not judged."""
+    name, quantity, group, case = place
+    rows = cases[
+        (cases["set"] == name) & (cases["quantity"] == quantity)
+        & (cases["group"] == group) & (cases["case"] == case)
+    ]  # fmt: skip
+    if rows.empty:
+        return ""
+    found = {
+        str(row["model"]): row["predicted_s"] / row["measured_s"] - 1.0
+        for row in rows.to_dict("records")
+    }
+    ours = SETS[name].ours
+    order = [ours, *sorted(set(found) - {ours})]
+    told = ", ".join(f"{model} {write_signed_percent(found[model])}" for model in order)
+    return f"{title}: measured {write_time(float(rows['measured_s'].iloc[0]))}; {told}."
+
+
+def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
+    """Return, for every missed aim, the measurements that its error is made of."""
+    parts = []
+    for entry in reach_aims(summary):
+        if entry["reached"] is not False:
+            continue
+        rows = select_cases(cases, entry["aim"])
+        error = write_percent(entry["ours"]["mean_absolute_error"])
+        title = f"{entry['aim'].title}: {error}, aim {write_aim(entry)}"
+        split = split_error(rows)
+        told = render_paragraph(_describe_split(split, entry["ours"]))
+        parts += [f"<h3>{escape_text(title)}</h3>", told, _render_split(split)]
+        worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
+        for row in worst.head(WORST).to_dict("records"):
+            parts.append(_render_case_split(split_case(cases, row), row))
+    if not parts:
+        return render_paragraph("No aim is missed.")
+    bandwidths = measure_bus_bandwidths(cases)
+    return "".join(parts) + (_render_bandwidths(bandwidths) if len(bandwidths) else "")
+
+
+def _describe_split(split: pd.DataFrame, ours: Mapping[str, Any]) -> str:
+    """Say which part weighs most, and what the oracle makes of it."""
+    error, first = 100 * ours["mean_absolute_error"], split.iloc[0]
+    text = (
+        f"Of these {error:.1f} points, {100 * first['points']:.1f} come from {first['part']} "
+        f"({first['cases']} of {ours['cases']} cases, {write_percent(first['error'])} on average)"
+    )
+    if len(split) > 1:
+        text += f"; all other cases average {write_percent(first['without'])}"
+    if ours["oracle_cases"] == ours["cases"] and ours["oracle_mean_absolute_error"]:
+        beside = float((split["beside_oracle"] * split["cases"]).sum() / split["cases"].sum())
+        oracle = write_percent(ours["oracle_mean_absolute_error"])
+        text += (
+            f". The measured operators themselves miss it by {oracle}; "
+            f"the predicted sum lies {write_percent(beside)} from theirs"
+        )
+    return text + "."
+
+
+def _render_split(split: pd.DataFrame) -> str:
+    fields = [
+        Field(Column("where it was measured", "", "device, and dataset where the source names one", number=False),
+              lambda row: part_cell(row["part"])),
+        numbers("cases", "", SCORES["cases"], count_cell, "cases"),
+        numbers("error", "mean absolute", SCORES["mean_absolute_error"], percent_cell, "error"),
+        numbers("bias", "signed mean", SCORES["bias"], signed_cell, "bias"),
+        numbers("adds", "points of the mean", "its part of the mean over all cases",
+                lambda points: Cell(f"{100 * points:.1f}", points), "points"),
+        numbers("the rest", "mean absolute", "mean absolute error of all other cases", percent_cell, "without"),
+        Field(Column("oracle", "its cases", f"{SCORES['oracle_mean_absolute_error']}; number of such cases"),
+              lambda row: oracle_cell(row["oracle_error"], str(row["oracle_cases"]))),
+        numbers("against the oracle", "mean absolute",
+                "predicted over the oracle less one: what of the error is the operators'", percent_cell, "beside_oracle"),
+    ]  # fmt: skip
+    caption = "What the error is made of, by where it was measured"
+    return render_records(split.to_dict("records"), fields, caption)
+
+
+def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
+    if split.empty:
+        return ""
+    fields = [
+        words("class", "", "class and phase of operators", "group"),
+        numbers("measured", "at the target", "sum of the class at the target", time_cell, "measured_s"),
+        numbers("predicted", "", "the same, predicted", time_cell, "predicted_s"),
+        numbers("adds", "points", "predicted less measured, over the measured sum of all operators", signed_cell, "points"),
+        numbers("grew", "measured", "class at the target over the class as recorded at the source", ratio_cell, "measured_growth"),
+        numbers("grew", "predicted", "the same, predicted", ratio_cell, "predicted_growth"),
+    ]  # fmt: skip
+    caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
+    return render_records(split.to_dict("records"), fields, caption)
+
+
+def _render_bandwidths(table: pd.DataFrame) -> str:
+    ranks = [name for name in table.columns if isinstance(name, int)]
+    fields = [
+        words("where it was measured", "", "platform, library and dataset", lambda row: part_cell(row["part"])),
+        words("collective", "", "", "collective"),
+        numbers("message", "", "largest that every number of ranks sent",
+                lambda size: Cell(format_bytes(int(size)), size), "message_bytes"),
+        *(
+            numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", bandwidth_cell,
+                    lambda row, n=n: row[n])
+            for n in ranks
+        ),
+    ]  # fmt: skip
+    text = (
+        "A number of ranks is predicted from others; where the measured bandwidth jumps from one to the "
+        "next, the others do not tell it."
+    )
+    title = "<h3>Bus bandwidth by number of ranks, as measured</h3>"
+    caption = "Largest message that every number of ranks sent"
+    return (
+        title + render_paragraph(text) + render_records(table.to_dict("records"), fields, caption)
+    )
+
 
 LISTED = ("operator_sum", "end_to_end")
 """Quantities whose cases are listed one by one; of others there are too many for a page."""
@@ -59,37 +254,27 @@ def render_scores(summary: pd.DataFrame, name: str) -> str:
 
 
 def _render_scores(summary: pd.DataFrame, title: str) -> str:
-    columns = [
-        Column("group", "quantity", "part of the set that is averaged by itself", number=False),
-        Column("model", "", "model that predicted", number=False),
-        Column("cases", "", SCORES["cases"]),
-        Column("error", "mean absolute", SCORES["mean_absolute_error"]),
-        Column("median", "absolute", SCORES["median_absolute_error"]),
-        Column("worst", "signed", SCORES["worst_error"]),
-        Column("bias", "signed mean", SCORES["bias"]),
-        Column("oracle", "its cases", SCORES["oracle_mean_absolute_error"]),
-        Column("coverage", "aim 80 %", SCORES["coverage"]),
-        Column("width", "of the interval", SCORES["mean_relative_width"]),
-        Column("score", "of the interval", SCORES["interval_score"]),
-        Column("extrapolated", "share", SCORES["extrapolated"]),
-    ]
-    rows = []
-    for row in summary.to_dict("records"):
-        quantity = str(row["quantity"])
-        rows.append([
-            Cell(str(row["group"]), None, _WORDS.get(quantity, "")),
-            Cell(str(row["model"])), count_cell(row["cases"]),
-            *(
-                (signed_cell if score in _SIGNED else percent_cell)(row[score])
-                for score in ("mean_absolute_error", "median_absolute_error", "worst_error", "bias")
-            ),
-            oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"])),
-            *(
-                percent_cell(row[score])
-                for score in ("coverage", "mean_relative_width", "interval_score", "extrapolated")
-            ),
-        ])  # fmt: skip
-    return render_table(columns, rows, title)
+    def score(head: str, detail: str, key: str) -> Field:
+        cell = signed_cell if key in _SIGNED else percent_cell
+        return numbers(head, detail, SCORES[key], cell, key)
+
+    fields = [
+        words("group", "quantity", "part of the set that is averaged by itself",
+              lambda row: Cell(row["group"], None, _WORDS.get(row["quantity"], ""))),
+        words("model", "", "model that predicted", "model"),
+        numbers("cases", "", SCORES["cases"], count_cell, "cases"),
+        score("error", "mean absolute", "mean_absolute_error"),
+        score("median", "absolute", "median_absolute_error"),
+        score("worst", "signed", "worst_error"),
+        score("bias", "signed mean", "bias"),
+        Field(Column("oracle", "its cases", SCORES["oracle_mean_absolute_error"]),
+              lambda row: oracle_cell(row["oracle_mean_absolute_error"], str(row["oracle_cases"]))),
+        score("coverage", "aim 80 %", "coverage"),
+        score("width", "of the interval", "mean_relative_width"),
+        score("score", "of the interval", "interval_score"),
+        score("extrapolated", "share", "extrapolated"),
+    ]  # fmt: skip
+    return render_records(summary.to_dict("records"), fields, title)
 
 
 def render_cases(cases: pd.DataFrame, name: str) -> str:
@@ -142,64 +327,49 @@ def render_spread(cases: pd.DataFrame, name: str) -> str:
     ]
     if rows.empty:
         return ""
-    columns = [
-        Column(
-            "group",
-            "where it was measured",
-            "part of the set that is averaged by itself",
-            number=False,
-        ),
-        Column("cases", "", SCORES["cases"]),
-        Column("10 %", "signed", "a tenth of the errors lie below"),
-        Column("median", "signed", "half of the errors lie below"),
-        Column("90 %", "signed", "a tenth of the errors lie above"),
-        Column("worst", "case", "largest absolute error", number=False),
-        Column("coverage", "aim 80 %", SCORES["coverage"]),
-    ]
-    dataset = rows["source"].str.partition("; ")[2]
     work = rows.assign(
         error=rows["predicted_s"] / rows["measured_s"] - 1.0,
         inside=rows["measured_s"].between(rows["low_s"], rows["high_s"]),
-        origin=dataset,
+        origin=rows["source"].str.partition("; ")[2],
     )
-    lines = []
-    for key, part in work.groupby(["group", "device", "origin"], sort=True):
-        group, device, origin = (str(value) for value in key)
-        low, middle, high = np.quantile(part["error"], (0.1, 0.5, 0.9))
-        worst = part.iloc[int(np.argmax(part["error"].abs().to_numpy()))]
-        lines.append([
-            Cell(group, None, ", ".join(filter(None, (device, origin)))), count_cell(len(part)), signed_cell(low), signed_cell(middle),
-            signed_cell(high),
-            Cell(write_signed_percent(worst["error"]), abs(float(worst["error"])), str(worst["case"])),
-            percent_cell(float(part["inside"].mean())),
-        ])  # fmt: skip
+    groups = list(work.groupby(["group", "device", "origin"], sort=True))
+
+    def quantile(title: str, share: float, meaning: str) -> Field:
+        return numbers(
+            title, "signed", meaning, signed_cell, lambda one: np.quantile(one[1]["error"], share)
+        )
+
+    def worst(one: Any) -> Cell:
+        row = one[1].iloc[int(np.argmax(one[1]["error"].abs().to_numpy()))]
+        return Cell(write_signed_percent(row["error"]), abs(float(row["error"])), str(row["case"]))
+
+    fields = [
+        words("group", "where it was measured", "part of the set that is averaged by itself",
+              lambda one: Cell(one[0][0], None, ", ".join(filter(None, one[0][1:])))),
+        numbers("cases", "", SCORES["cases"], count_cell, lambda one: len(one[1])),
+        quantile("10 %", 0.1, "a tenth of the errors lie below"),
+        quantile("median", 0.5, "half of the errors lie below"),
+        quantile("90 %", 0.9, "a tenth of the errors lie above"),
+        words("worst", "case", "largest absolute error", worst),
+        numbers("coverage", "aim 80 %", SCORES["coverage"], percent_cell, lambda one: float(one[1]["inside"].mean())),
+    ]  # fmt: skip
     caption = f"How the single errors of {SETS[name].ours} are spread: {len(rows)} cases"
-    return render_details(caption, render_table(columns, lines, caption))
+    return render_details(caption, render_records(groups, fields, caption))
 
 
 def render_classes(classes: pd.DataFrame, device: str) -> str:
     """Return the fit of every class of a GPU's operators."""
-    columns = [
-        Column("class", "phase", "class that shares one regression", number=False),
-        Column("driver", "", "size that correlates best with the time", number=False),
-        Column("operators", "n", "operators fitted"),
-        Column("R\u00b2", "of the fit", "share of the variance that the fit explains"),
-        Column("share", "of the time", "share of the fitted time that the class takes"),
-        Column(
-            "sum", "held out", "sum of predicted over sum of measured less one, workload left out"
-        ),
-        Column("operators", "held out", "mean absolute error weighted by time, workload left out"),
-    ]
-    mine = classes[classes["device"] == device].sort_values(
-        ["time_share", "operator_class", "phase"], ascending=(False, True, True)
-    )
-    rows = [
-        [
-            Cell(str(row["operator_class"]), None, str(row["phase"])),
-            Cell(str(row["driver"]).replace("_bytes", "").replace("write", "written")),
-            count_cell(row["operators"]), number_cell(row["r_squared"]), percent_cell(row["time_share"]),
-            signed_cell(row["held_out_error"]), percent_cell(row["held_out_absolute_error"]),
-        ]
-        for row in mine.to_dict("records")
+    fields = [
+        words("class", "phase", "class that shares one regression", lambda row: Cell(row["operator_class"], None, row["phase"])),
+        words("driver", "", "size that correlates best with the time",
+              lambda row: row["driver"].replace("_bytes", "").replace("write", "written")),
+        numbers("operators", "n", "operators fitted", count_cell, "operators"),
+        numbers("R\u00b2", "of the fit", "share of the variance that the fit explains", number_cell, "r_squared"),
+        numbers("share", "of the time", "share of the fitted time that the class takes", percent_cell, "time_share"),
+        numbers("sum", "held out", "sum of predicted over sum of measured less one, workload left out", signed_cell, "held_out_error"),
+        numbers("operators", "held out", "mean absolute error weighted by time, workload left out", percent_cell, "held_out_absolute_error"),
     ]  # fmt: skip
-    return render_table(columns, rows, f"Classes of operators on {device}")
+    order = ["time_share", "operator_class", "phase"]
+    mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
+    caption = f"Classes of operators on {device}"
+    return render_records(mine.to_dict("records"), fields, caption)

@@ -1,4 +1,7 @@
-"""vTrain's published iteration times and the all-reduces measured beside them.
+"""vTrain's published iteration times, the all-reduces measured beside them, and what the numbers themselves tell.
+
+A measured time carries noise. The checks at the end are of relations that hold exactly in a sum of
+parts, each looked up or profiled once, and in no measurement.
 
 References
 ----------
@@ -8,9 +11,10 @@ J. Bang et al., "vTrain", MICRO 2024; repository VIA-Research/vTrain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +23,7 @@ from trioflow.costmodel.collectives import count_steps, wire_factor
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, PublicTable
 from trioflow.errors import TableError
+from trioflow.reproductions.tables import CHECKS
 from trioflow.units import ms_to_s, ns_to_s
 
 GROUPS, PLANS, UNCALIBRATED = "vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"
@@ -26,7 +31,7 @@ SETS = (GROUPS, PLANS, UNCALIBRATED)
 """Every row thrice: predicted without its model's size, without its plan, and with nothing fitted."""
 FILE = "VIA-Research+vTrain/data/ground_truth_single.csv"
 """Key in a data folder."""
-ALL_REDUCES = "vtrain/all-reduce-a100"
+_ALL_REDUCES = "vtrain/all-reduce-a100"
 """Dataset of the all-reduces, given to every prediction and fitted to nothing here."""
 COLUMNS: Mapping[str, str] = {
     "# GPUs": "gpus", "global batch": "batch", "micro batch": "micro_batch", "hidden size": "hidden",
@@ -119,9 +124,9 @@ class AllReduceCurves:
         return max(1.0, math.log2(ranks) / math.log2(most)) if ranks > most else 1.0
 
 
-def all_reduce_tables() -> list[PublicTable]:
+def _all_reduce_tables() -> list[PublicTable]:
     """Return the public tables of the A100's all-reduces, one a number of ranks."""
-    return [table for table in PUBLIC_TABLES if table.dataset == ALL_REDUCES]
+    return [table for table in PUBLIC_TABLES if table.dataset == _ALL_REDUCES]
 
 
 def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) -> AllReduceCurves:
@@ -135,10 +140,10 @@ def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) ->
         When a file is missing or breaks its format.
     """
     sizes, times = {}, {}
-    for table in all_reduce_tables():
+    for table in _all_reduce_tables():
         path = Path(data_folder) / table.key
         if not path.exists():
-            raise TableError("no such file", file=path, fix=f"retrieve {ALL_REDUCES}")
+            raise TableError("no such file", file=path, fix=f"retrieve {_ALL_REDUCES}")
         samples = table.read(path, table.platform, table.dataset)
         samples = samples[samples["round"].isin(list(rounds))]
         points = samples.groupby("message_bytes")["time_ns"].mean()
@@ -146,3 +151,79 @@ def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) ->
         sizes[ranks] = points.index.to_numpy(np.float64)
         times[ranks] = np.array([ns_to_s(time_ns) for time_ns in points])
     return AllReduceCurves(sizes, times)
+
+
+EXACT_S = 1e-9
+"""The file's times have six decimals of a millisecond: a nanosecond."""
+_ALL_BUT = {
+    "micro_batches": ["hidden", "layers", "tensor", "data", "pipeline", "micro_batch"],
+    "data": ["hidden", "layers", "tensor", "pipeline", "micro_batch", "micro_batches"],
+}  # fmt: skip
+
+
+def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFrame:
+    """Test relations between rows.
+
+    ``rows``: as ``vtrain_data.read_iteration_times`` returns them; ``reduces``: all-reduces in
+    place: what a table look-up would read.
+
+    Columns of ``CHECKS``.
+    """
+    deviations = {
+        "a further micro-batch takes always the same time": _bend_of_micro_batches(rows),
+        "two replicas take longer than one by the same time, whatever the micro-batches": _spread_of_replicas(rows),
+        "two replicas take longer than one by an entry of the all-reduce table": _distance_to_table(rows, reduces),
+    }  # fmt: skip
+    found = [
+        (check, len(values), int((values <= EXACT_S).sum()), float(values.max(initial=0.0)))
+        for check, values in deviations.items()
+    ]
+    return pd.DataFrame(found, columns=CHECKS.names)
+
+
+def _bend_of_micro_batches(rows: pd.DataFrame) -> Any:
+    """Return how far times at 3 or 4 numbers of micro-batches lie off the line through two of them [s]."""
+    found = []
+    for counts, times in _series(rows, "micro_batches"):
+        if len(counts) < 3:
+            continue
+        slope = (times[1] - times[0]) / (counts[1] - counts[0])
+        line = times[0] + slope * (counts - counts[0])
+        found.append(np.abs(times - line).max())
+    return np.array(found)
+
+
+def _extra_of_replicas(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return by how much two replicas take longer than one, of otherwise equal rows."""
+    found = rows.pivot_table(index=_ALL_BUT["data"], columns="data", values="measured_s")
+    if not {1, 2} <= set(found.columns):
+        return pd.DataFrame({"extra_s": []})
+    return (found[2] - found[1]).dropna().rename("extra_s").reset_index()
+
+
+def _spread_of_replicas(rows: pd.DataFrame) -> Any:
+    """Return the range of that time over micro-batches, for each model and plan [s]."""
+    extra = _extra_of_replicas(rows)
+    if extra.empty:
+        return np.zeros(0)
+    spread = extra.groupby(["hidden", "layers", "tensor", "pipeline"])["extra_s"].agg(np.ptp)
+    return spread.to_numpy(np.float64)
+
+
+def _distance_to_table(rows: pd.DataFrame, reduces: AllReduceCurves) -> Any:
+    """Return how far that time is from the nearest measured all-reduce among two ranks [s]."""
+    extra = _extra_of_replicas(rows)
+    if extra.empty:
+        return np.zeros(0)
+    times = extra["extra_s"].to_numpy(np.float64)
+    table = reduces.times_s[2]
+    inside = times[times <= table.max()]  # longer ones are beyond the table's largest message
+    return np.abs(inside[:, None] - table[None, :]).min(axis=1)
+
+
+def _series(rows: pd.DataFrame, varied: str) -> Iterator[tuple[Any, Any]]:
+    """Yield values and times of rows that differ in one column alone."""
+    keys: Sequence[str] = _ALL_BUT[varied]
+    for _, group in rows.groupby(list(keys)):
+        ordered = group.sort_values(varied)
+        yield ordered[varied].to_numpy(np.float64), ordered["measured_s"].to_numpy(np.float64)

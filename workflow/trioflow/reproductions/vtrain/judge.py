@@ -15,23 +15,25 @@ from trioflow import tables
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
-from trioflow.reproductions.vtrain.baselines import (
-    leave_out_ridge,
-    predict_analytically,
-    predict_ridge,
-    predict_uncalibrated,
-)
-from trioflow.reproductions.vtrain.composition import check_composition
 from trioflow.reproductions.vtrain.data import (
     FILE,
     GROUPS,
     PLANS,
     UNCALIBRATED,
     AllReduceCurves,
+    check_composition,
     read_all_reduces,
     read_iteration_times,
 )
-from trioflow.reproductions.vtrain.fit import Judged, calibrate, leave_out
+from trioflow.reproductions.vtrain.fit import (
+    Judged,
+    calibrate,
+    leave_out,
+    leave_out_ridge,
+    predict_analytically,
+    predict_ridge,
+    predict_uncalibrated,
+)
 from trioflow.reproductions.vtrain.model import (
     DEVICE,
     Form,
@@ -43,13 +45,13 @@ from trioflow.table_columns import FLOAT
 
 LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
 """Columns whose every combination is left out in turn."""
-WHOLE_HIDDEN = ("hidden",)
+_WHOLE_HIDDEN = ("hidden",)
 """Left out too, as a harder question that the aims do not ask."""
 IN_PLACE = (1,)
-DRAWS, TENTH = 10, 10
+_DRAWS, _TENTH = 10, 10
 """Random tenths on which regression and parameters are fitted alike, seeds from 0."""
 CHANGES = "the file's times hold relations that no measurement does: sums of parts timed once, not runs; see the report"
-DOCUMENTED = Form()
+_DOCUMENTED = Form()
 """Upstream's sample configuration recomputes activations."""
 WHOLE, NOTHING = "all rows", "nothing"
 """Name of the fit on all rows, and of what it leaves out."""
@@ -74,11 +76,11 @@ def judge_vtrain(data_folder: str | Path) -> VtrainTables:
 
 
 def judge_rows(
-    rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame, draws: int = DRAWS
+    rows: pd.DataFrame, reduces: AllReduceCurves, checks: pd.DataFrame, draws: int = _DRAWS
 ) -> VtrainTables:
     """Do the same for rows and all-reduces that were read already."""
     model = StepModel.build(rows, reduces)
-    analytical_s = predict_analytically(rows, DOCUMENTED)
+    analytical_s = predict_analytically(rows, _DOCUMENTED)
     cases, parameters = [], _list_fits(model)
     for name, columns in LEFT_OUT.items():
         judged, numbers = _leave_out(model, columns)
@@ -112,7 +114,7 @@ def describe_plans(rows: pd.DataFrame) -> pd.Series:
     return pd.Series(plans, index=rows.index)
 
 
-def describe_fold(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+def _describe_fold(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     """Return what each row's fold leaves out, such as ``hidden 1024, layers 12``."""
     texts = [name + " " + rows[name].astype(str) for name in columns]
     found = texts[0]
@@ -140,7 +142,7 @@ def _common_columns(rows: pd.DataFrame, name: str, analytical_s: Floats) -> pd.D
 def _case_rows(
     rows: pd.DataFrame, name: str, judged: Judged, ridge_s: Floats, analytical_s: Floats
 ) -> pd.DataFrame:
-    fold = describe_fold(rows, LEFT_OUT[name])
+    fold = _describe_fold(rows, LEFT_OUT[name])
     frame: pd.DataFrame = _common_columns(rows, name, analytical_s).assign(
         predicted_s=judged.predicted_s, low_s=judged.low_s, high_s=judged.high_s,
         confidence="interpolated" if name == GROUPS else "extrapolated",
@@ -153,7 +155,7 @@ def _case_rows(
 
 def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame:
     frame: pd.DataFrame = _common_columns(rows, UNCALIBRATED, analytical_s).assign(
-        predicted_s=predict_uncalibrated(rows, DOCUMENTED), low_s=np.nan, high_s=np.nan,
+        predicted_s=predict_uncalibrated(rows, _DOCUMENTED), low_s=np.nan, high_s=np.nan,
         confidence="uncalibrated", oracle_s=np.nan, regression_s=np.nan,
         learned_from="nothing: shipped table of products, shipped collectives of A100s, memory at its"
         " data sheet's rate, no host; recomputation as in upstream's sample configuration",
@@ -164,7 +166,7 @@ def _uncalibrated_rows(rows: pd.DataFrame, analytical_s: Floats) -> pd.DataFrame
 def _list_parameters(
     rows: pd.DataFrame, name: str, columns: Sequence[str], numbers: Any, judged: Judged
 ) -> list[pd.DataFrame]:
-    folds = describe_fold(rows, columns)
+    folds = _describe_fold(rows, columns)
     found = []
     for number, calibration in judged.calibrations.items():
         fold = str(folds[numbers == number].iloc[0])
@@ -194,7 +196,7 @@ def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
     shuffles = [np.random.default_rng(seed).permutation(len(rows)) for seed in range(draws)]
     told: dict[str, list[tuple[float, float, int]]] = {"trioflow": [], "regression": []}
     for order in shuffles:
-        known, left = np.sort(order[: len(rows) // TENTH]), np.sort(order[len(rows) // TENTH :])
+        known, left = np.sort(order[: len(rows) // _TENTH]), np.sort(order[len(rows) // _TENTH :])
         fitted = calibrate(model, known)
         for who, times in (
             ("trioflow", model.predict(fitted.values, fitted.form)),
@@ -205,8 +207,8 @@ def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
         ("a random tenth, judged on the rest", who, draws, scores[0][2], *np.mean(scores, axis=0)[:2])
         for who, scores in told.items() if scores
     ]  # fmt: skip
-    judged, numbers = _leave_out(model, WHOLE_HIDDEN)
-    other = Form(recompute=not DOCUMENTED.recompute)
+    judged, numbers = _leave_out(model, _WHOLE_HIDDEN)
+    other = Form(recompute=not _DOCUMENTED.recompute)
     every = "every row but those of one hidden size, judged on them"
     for trial, who, times in (
         (every, "trioflow", judged.predicted_s),

@@ -26,12 +26,12 @@ from trioflow.reproductions.vtrain.work import (
 
 DEVICE = "a100-sxm4-80gb"
 """Sheet of the GPU, and shipped table of its products; the file says no more than A100."""
-UPDATE_BYTES = 28
+_UPDATE_BYTES = 28
 """Moved for each parameter by Adam in mixed precision: weight and both moments in single precision
 read and written, gradient read and weight written in half precision [bytes]."""
 SHARPNESS = 16.0
 """How sharply the slower of host and device takes over: the norm that joins them."""
-SOCKET_RANKS = 4
+_SOCKET_RANKS = 4
 """GPUs of one processor of the host: larger tensor groups join both."""
 
 
@@ -61,13 +61,13 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
         Parameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
         Parameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),
         Parameter("host_tensor_s", "s", "further host time of a launch in a tensor-parallel group", 2e-6, 1e-8, 1e-3),
-        Parameter("host_sockets_s", "s", f"further host time of a launch in a tensor-parallel group of more than {SOCKET_RANKS}",
+        Parameter("host_sockets_s", "s", f"further host time of a launch in a tensor-parallel group of more than {_SOCKET_RANKS}",
                   2e-6, 1e-8, 1e-3),
         Parameter("reduce_wait_s", "s", "wait at a tensor-parallel all-reduce beyond the measured one's time", 5e-5, 1e-8, 1e-2),
         Parameter("head_time", "1", "time of products with the vocabulary on one tensor-parallel rank over the shipped table's",
                   1.0, fastest, 20.0),
         Parameter("message_rate", "bytes/s", "messages between stages", 2e10, 1e9, 6e11),
-        Parameter("update_rate", "bytes/s", f"optimizer, {UPDATE_BYTES} bytes a parameter", 0.7 * memory, 0.1 * memory, memory),
+        Parameter("update_rate", "bytes/s", f"optimizer, {_UPDATE_BYTES} bytes a parameter", 0.7 * memory, 0.1 * memory, memory),
     )  # fmt: skip
 
 
@@ -160,7 +160,7 @@ class StepModel:
         )  # fmt: skip
         launch_s = (
             value["host_launch_s"] + value["host_tensor_s"] * (tensor > 1)
-            + value["host_sockets_s"] * (tensor > SOCKET_RANKS)
+            + value["host_sockets_s"] * (tensor > _SOCKET_RANKS)
         )  # fmt: skip
         host_s = work.launches * launch_s
         slower = np.maximum(device_s, host_s)
@@ -187,7 +187,7 @@ class StepModel:
                 if stage == pipeline - 1:
                     time_s = time_s + parts[f"head_{direction}"][:, shape]
                 columns.append(time_s)
-            moved = UPDATE_BYTES * self.parameters[at, stage]
+            moved = _UPDATE_BYTES * self.parameters[at, stage]
             columns.append(self.gradient_s[at, stage] + moved / update_rate)
         sent = np.array([s.activation_bytes for s in self.work.shapes])[shape]
         columns.append(sent / values[:, [NAMES.index("message_rate")]])
@@ -227,7 +227,7 @@ class StepModel:
         held = self.parameters[row, :pipeline]
         return StageTimes(
             times["forward"], times["backward"],
-            [float(UPDATE_BYTES * count / values["update_rate"]) for count in held],
+            [float(_UPDATE_BYTES * count / values["update_rate"]) for count in held],
             [int(HALF_BYTES * count) for count in held],
             int(self.work.shapes[self.shape_of[row]].activation_bytes),
         )  # fmt: skip

@@ -27,15 +27,15 @@ PARTS = (
     "block_forward", "block_backward", "embedding_forward", "embedding_backward",
     "head_forward", "head_backward",
 )  # fmt: skip
-HALF_BYTES, SINGLE_BYTES, MASK_BYTES = 2, 4, 1
+HALF_BYTES, _SINGLE_BYTES, _MASK_BYTES = 2, 4, 1
 VOCABULARY = 50257
 """Words of GPT-2's tokenizer; the file does not say which one was used."""
-VOCABULARY_MULTIPLE = 128
+_VOCABULARY_MULTIPLE = 128
 """Megatron-LM fills the vocabulary up to a multiple of this on every tensor-parallel rank."""
 
 
 @dataclass
-class PartWork:
+class _PartWork:
     """One part of a step on one rank."""
 
     products: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -83,13 +83,13 @@ class Shape:
     @property
     def vocabulary(self) -> int:
         """Words of one rank's shard."""
-        whole = VOCABULARY_MULTIPLE * self.tensor
-        return -(-VOCABULARY // whole) * VOCABULARY_MULTIPLE
+        whole = _VOCABULARY_MULTIPLE * self.tensor
+        return -(-VOCABULARY // whole) * _VOCABULARY_MULTIPLE
 
 
-def count_block(shape: Shape, backward: bool = False) -> PartWork:
+def count_block(shape: Shape, backward: bool = False) -> _PartWork:
     """Count one block; attention is the unfused one, its softmax and dropout over all pairs of tokens."""
-    work = PartWork(all_reduces=2 if shape.tensor > 1 else 0)
+    work = _PartWork(all_reduces=2 if shape.tensor > 1 else 0)
     tokens, hidden, part = shape.tokens, shape.hidden, shape.hidden // shape.tensor
     heads = shape.micro_batch * shape.heads // shape.tensor
     size, sequence = hidden // shape.heads, shape.sequence
@@ -101,7 +101,7 @@ def count_block(shape: Shape, backward: bool = False) -> PartWork:
     whole = HALF_BYTES * tokens * hidden  # one activation, held by every rank
     shard = HALF_BYTES * tokens * part
     pairs = HALF_BYTES * heads * sequence * sequence
-    mask = MASK_BYTES / HALF_BYTES
+    mask = _MASK_BYTES / HALF_BYTES
     if backward:
         work.move(2 * 3 * whole, 4)  # two normalisations: data, then scale and shift
         work.move(2 * (3 + mask) * whole, 4)  # dropout behind each residual, and its bias
@@ -118,11 +118,11 @@ def count_block(shape: Shape, backward: bool = False) -> PartWork:
     return work
 
 
-def count_embedding(shape: Shape, backward: bool = False) -> PartWork:
+def count_embedding(shape: Shape, backward: bool = False) -> _PartWork:
     """Count the embedding: two look-ups, a sum, dropout; its gradient fills a whole table."""
     whole = shape.activation_bytes
-    mask = MASK_BYTES / HALF_BYTES
-    work = PartWork()
+    mask = _MASK_BYTES / HALF_BYTES
+    work = _PartWork()
     if backward:
         work.move(HALF_BYTES * shape.vocabulary * shape.hidden, 1)
         work.move((2 + mask) * whole + 2 * 2 * whole, 3)
@@ -132,25 +132,25 @@ def count_embedding(shape: Shape, backward: bool = False) -> PartWork:
     return work
 
 
-def count_head(shape: Shape, backward: bool = False) -> PartWork:
+def count_head(shape: Shape, backward: bool = False) -> _PartWork:
     """Count the last normalisation, the product with the vocabulary, and the loss in single precision."""
     whole, words = shape.activation_bytes, float(shape.tokens * shape.vocabulary)
-    work = PartWork()
+    work = _PartWork()
     work.multiply(1, shape.tokens, shape.vocabulary, shape.hidden, gradients=backward)
     if backward:
-        work.move((SINGLE_BYTES + HALF_BYTES) * words + SINGLE_BYTES * words, 8)
+        work.move((_SINGLE_BYTES + HALF_BYTES) * words + _SINGLE_BYTES * words, 8)
         work.move(3 * whole, 6)
         work.all_reduces = 1 if shape.tensor > 1 else 0
         return work
     work.move(2 * whole, 2)
-    work.move((HALF_BYTES + SINGLE_BYTES) * words + SINGLE_BYTES * words, 9)
+    work.move((HALF_BYTES + _SINGLE_BYTES) * words + _SINGLE_BYTES * words, 9)
     return work
 
 
 COUNTERS = {"block": count_block, "embedding": count_embedding, "head": count_head}
 
 
-def count_part(shape: Shape, part: str) -> PartWork:
+def count_part(shape: Shape, part: str) -> _PartWork:
     """Count one of ``PARTS``."""
     name, _, direction = part.partition("_")
     return COUNTERS[name](shape, direction == "backward")

@@ -1,19 +1,145 @@
-"""What the public cases aim at, and what others published of other cases.
+"""Public measured cases: the rows of ``config/published.tsv``, what their sets aim at, and what others published.
 
-Everything here that is not computed is a fact with its source; nothing else on
-the page or in the README repeats it.
+Everything here that is not computed is a fact with its source; nothing else on the page or in the
+README repeats it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from trioflow.errors import PlanError, TableError
+from trioflow.plan_row import Plan, declare_cell
+from trioflow.settings import read_cells, suggest_name
+
+_NUMBERS = ("ranks", "micro_batches", "batch")
+_MAY_BE_ZERO = ("micro_batches",)
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One public measured step."""
+
+    case: str = declare_cell("name of the case")
+    set: str = declare_cell("cases that are averaged together")
+    workload: str = declare_cell("model that was trained")
+    traces: tuple[str, ...] = declare_cell(
+        "rows of imports.tsv that the prediction starts from, comma between"
+    )
+    platform: str = declare_cell(
+        "platform that was measured: a shipped one's name, or a file beside this table"
+    )
+    gpu: str = declare_cell("sheet of the measured GPU")
+    plan: str = declare_cell("single, ddp, tp or a pipeline schedule")
+    ranks: int = declare_cell("GPUs")
+    micro_batches: int = declare_cell("pieces that a pipeline cuts a batch into; 0 without one")
+    batch: int = declare_cell("samples of the whole step")
+    mode: str = declare_cell("what the measured time spans")
+    measured: str = declare_cell(
+        "file of the public data that holds the measured time, or 'throughput of' a GPU of the shipped table"
+    )
+    changes: str = declare_cell("what else differs between trace and measurement; - for nothing")
+
+    @property
+    def made_plan(self) -> Plan:
+        """The plan, with the degrees that the ranks make of it."""
+        from trioflow.parallel.plan import named_plan  # with all of pandas, for whoever asks
+
+        return named_plan(self.plan, self.ranks, self.micro_batches or None)
+
+    @property
+    def plan_name(self) -> str:
+        """The plan in short."""
+        if self.plan == "single":
+            return self.plan
+        pieces = f"-m{self.micro_batches}" if self.micro_batches else ""
+        return f"{self.plan}{self.ranks}{pieces}"
+
+
+_COLUMNS = [field.name for field in fields(PublishedRow)]
+
+
+def list_published_sets(path: str | Path) -> list[str]:
+    """Return the names of the sets of ``published.tsv`` in its order, without a look at the cases.
+
+    Raises
+    ------
+    TableError
+        When the table is missing, or a column is unknown or missing.
+    """
+    return list(dict.fromkeys(cells["set"] for _, cells in read_cells(path, _COLUMNS, {})))
+
+
+def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
+    """Read ``published.tsv`` into rows by the name of the case.
+
+    ``path``: tab-separated table. A platform that is a file is given relative to it.
+
+    Raises
+    ------
+    TableError
+        When the table is missing, a column is unknown or missing, a name stands twice, a number is
+        none, or a plan does not fit its ranks.
+    """
+    file = Path(path)
+    rows = [_read_row(cells, file, place) for place, cells in read_cells(file, _COLUMNS, {})]
+    return {row.case: row for row in rows}
+
+
+def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
+    numbers = {}
+    for column in _NUMBERS:
+        text = cells[column]
+        least = 0 if column in _MAY_BE_ZERO else 1
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise TableError(
+                f"{text!r} is not a whole number of {least} or more", file=file,
+                place=f"{place}, column {column}",
+            )  # fmt: skip
+        numbers[column] = int(text)
+    empty = next((c for c, text in cells.items() if text in ("", "-") and c != "changes"), "")
+    if empty:
+        raise TableError("a value is missing", file=file, place=f"{place}, column {empty}")
+    changes = "" if cells["changes"] == "-" else cells["changes"]
+    traces = tuple(name.strip() for name in cells["traces"].split(","))
+    words = {c: cells[c] for c in cells if c not in (*_NUMBERS, "traces", "changes")}
+    row = PublishedRow(**words, **numbers, traces=traces, changes=changes)  # type: ignore[arg-type]
+    try:
+        plan = row.made_plan
+    except PlanError as error:
+        raise TableError(
+            error.problem, file=file, place=f"{place}, column plan", fix=error.fix
+        ) from None
+    if row.batch % (plan.data * plan.pieces):
+        raise TableError(
+            f"{row.batch} samples do not divide into {plan.data * plan.pieces} pieces", file=file,
+            place=f"{place}, column batch",
+        )  # fmt: skip
+    return row
+
+
+def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> list[PublishedRow]:
+    """Return the rows of one set, in the table's order.
+
+    Raises
+    ------
+    TableError
+        When the table has no such set.
+    """
+    found = [row for row in rows.values() if row.set == name]
+    if not found:
+        known = list(dict.fromkeys(row.set for row in rows.values()))
+        raise TableError(f"no row of the set {name!r}", file=path, fix=suggest_name(name, known))
+    return found
+
 
 SOURCE = "issue 7 of the project, points 1 and 2"
 
 
 @dataclass(frozen=True)
-class PublishedSet:
+class _PublishedSet:
     """One set of public cases in words."""
 
     title: str
@@ -39,8 +165,8 @@ _VTRAIN = (
 )
 _VTRAIN_LIMITS = "What each fit saw stands below the cases, under what was learned from what."
 
-SETS: Mapping[str, PublishedSet] = {
-    "h100-4gpu": PublishedSet(
+SETS: Mapping[str, _PublishedSet] = {
+    "h100-4gpu": _PublishedSet(
         "Four H100: data, tensor and pipeline parallelism",
         "NeuSight's measured steps of GPT models on four H100 under three plans (forward and backward in fp32, "
         "Megatron-LM through Accelerate, global batch 4, pipeline with one micro-batch), from its tables "
@@ -53,30 +179,30 @@ SETS: Mapping[str, PublishedSet] = {
         "and with copies of gradients priced as optimizer calls, had been seen: the sensitivities below show what either changes.",
         aim=0.04,
     ),
-    "resnet50-h100": PublishedSet(
+    "resnet50-h100": _PublishedSet(
         "ResNet-50 on up to eight H100", _THROUGHPUT.format(""),
         _OTHER_SOFTWARE + "The batch of a GPU grows five times, from 128 to 640.", scaling_aim=0.03,
     ),
-    "resnet50-a40": PublishedSet(
+    "resnet50-a40": _PublishedSet(
         "ResNet-50 on up to eight A40", _THROUGHPUT.format(", carried over by the rule for new GPUs"),
         _OTHER_SOFTWARE + "Nothing public tells how the eight cards were joined: PCIe alone is assumed, at data-sheet rates.",
         scaling_aim=0.03,
     ),
-    "resnet50-a100": PublishedSet(
+    "resnet50-a100": _PublishedSet(
         "ResNet-50 on up to eight A100", _THROUGHPUT.format(", carried over by the rule for new GPUs"),
         _OTHER_SOFTWARE + "The 40 GB and the 80 GB card were measured with different batches and versions; the 80 GB machine "
         "loses 13 % of its throughput from one GPU to eight, all others one to two per cent.",
         scaling_aim=0.03,
     ),
-    "vtrain-a100": PublishedSet(
+    "vtrain-a100": _PublishedSet(
         "vTrain's 1,440 points on A100: models left out",
         _VTRAIN + "Calibrated on all other hidden sizes and numbers of layers; its own page (published_vtrain.html) has the parameters.",
         _VTRAIN_LIMITS, aim=0.04,
     ),
-    "vtrain-a100-plans": PublishedSet(
+    "vtrain-a100-plans": _PublishedSet(
         "vTrain's points: plans left out", _VTRAIN + "Calibrated on all other plans.", _VTRAIN_LIMITS,
     ),
-    "vtrain-a100-uncalibrated": PublishedSet(
+    "vtrain-a100-uncalibrated": _PublishedSet(
         "vTrain's points: uncalibrated", _VTRAIN + "Nothing was fitted on any of them.", _VTRAIN_LIMITS,
     ),
 }  # fmt: skip
@@ -129,6 +255,6 @@ def list_disclosures(names: set[str]) -> list[str]:
     return [text for start, text in DISCLOSED if any(name.startswith(start) for name in names)]
 
 
-def describe_set(name: str) -> PublishedSet:
+def describe_set(name: str) -> _PublishedSet:
     """Return a set's words; its bare name where there are none."""
-    return SETS.get(name, PublishedSet(name, "", ""))
+    return SETS.get(name, _PublishedSet(name, "", ""))

@@ -23,8 +23,7 @@ from trioflow.report.wording import (
     write_range,
     write_time,
 )
-from trioflow.reproductions.studies import distsim_search as distsim
-from trioflow.reproductions.studies import hop, wafer
+from trioflow.reproductions.studies import distsim, hop, wafer
 from trioflow.tables import records
 
 _CIRCUITS = {
@@ -235,7 +234,7 @@ def _render_hop_bandwidths(rows: pd.DataFrame) -> str:
 def render_distsim(rows: pd.DataFrame) -> tuple[str, str]:
     """Return what DistSim's search is; then its tables, and what it swept and assumed.
 
-    ``rows``: columns of ``tables.SWEEP_RESULTS``, from ``distsim_search.predict_distsim``.
+    ``rows``: columns of ``tables.SWEEP_RESULTS``, from ``distsim.predict_distsim``.
     """
     best, worst = (_name_published(one) for one in (distsim.BEST, distsim.WORST))
     words = (
