@@ -55,7 +55,7 @@ def read_speeds(path: str | Path) -> pd.DataFrame:
     Raises
     ------
     TableError
-        When the file is missing, has other columns, or a number is none.
+        When the file is missing, has other columns, or a cell is not a number.
     """
     fix = "run `make bench`"
     try:

@@ -34,7 +34,7 @@ def test_measured_stands_before_predicted(tmp_path: Path) -> None:
     file = write(make_errors(), "errors", tmp_path / "error.parquet")
     errors = read_live_errors(file, make_plans(), ("DDP", "PP"))
     rows = list_live_shares(errors, make_profile(("replicas", "stages")))
-    assert [row["told_by"] for row in rows] == ["measured", "predicted"] * 2
+    assert [row["origin"] for row in rows] == ["measured", "predicted"] * 2
     assert rows[1]["compute_share"] == pytest.approx(0.6)
     assert rows[1]["communication_share"] == pytest.approx(0.1)
     assert all(sum(row[part] for part in PARTS) == pytest.approx(1) for row in rows)

@@ -90,7 +90,7 @@ def test_sizes_come_back_from_the_names() -> None:
 def test_a_block_is_what_a_further_layer_adds_to_a_micro_batch() -> None:
     blocks = measure_blocks(read_sizes(make_cases(GROUPS)))
     row = blocks[(blocks["hidden"] == 2048) & (blocks["micro_batch"] == 2)].iloc[0]
-    assert row["told_s"] == pytest.approx(2 * 2048 / 1e6)
+    assert row["file_s"] == pytest.approx(2 * 2048 / 1e6)
     assert row["predicted_s"] == pytest.approx(1.1 * 2 * 2048 / 1e6)
 
 

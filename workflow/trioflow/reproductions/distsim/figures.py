@@ -27,7 +27,7 @@ _RANKS: dict[str, Any] = {"markersize": 5.5, "linestyle": "none"}
 def draw_analytical(analytical: pd.DataFrame) -> Figure:
     """Draw the analytical model's step errors, with DistSim's mean and worst on both sides.
 
-    ``analytical``: columns of ``distsim_analytical.ANALYTICAL``, and ``error``.
+    ``analytical``: columns of ``reproductions.tables.ANALYTICAL``, and ``error``.
     """
     own = "ours: best rates against measured, gloo"
     references = [

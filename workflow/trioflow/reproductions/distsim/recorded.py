@@ -46,7 +46,7 @@ def match_events(recorded: pd.DataFrame, simulated: pd.DataFrame) -> pd.DataFram
             frame[frame["kind"] == kind].sort_values(["end_s", "start_s"], kind="stable").index
             for frame in (recorded, simulated)
         ]
-        # Which one is missing where the counts differ cannot be told: then none is matched.
+        # Which one is missing where the counts differ is unknown: then none is matched.
         if len(both[0]) == len(both[1]):
             pairs += zip(*both, strict=True)
     return pd.DataFrame(pairs, columns=["recorded", "simulated"])

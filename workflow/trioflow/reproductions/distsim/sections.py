@@ -159,13 +159,12 @@ def render_summary(
         timestamps["experiment"] + ", rank " + timestamps["rank"].astype(str) + ", "
         + timestamps["phase"] + " " + timestamps["micro_batch"].astype(str)
     )  # fmt: skip
-    told = write_percent
     rows = [
         _summary("analytical model, step time", analytical["error"].abs(), analytical["experiment"],
-                 f"mean {told(ANALYTICAL_MEAN)}, worst {told(ANALYTICAL_WORST)}"),
-        _summary("step time", steps["step_error"].abs(), steps["experiment"], f"worst {told(STEP_ERROR, 2)}"),
-        _summary("activity of a rank", activity["activity_error"], own, f"worst {told(ACTIVITY_ERROR, 2)}"),
-        _summary("timestamps, medians over rounds", errors, marks, f"worst {told(TIMESTAMP_ERROR, 2)}"),
+                 f"mean {write_percent(ANALYTICAL_MEAN)}, worst {write_percent(ANALYTICAL_WORST)}"),
+        _summary("step time", steps["step_error"].abs(), steps["experiment"], f"worst {write_percent(STEP_ERROR, 2)}"),
+        _summary("activity of a rank", activity["activity_error"], own, f"worst {write_percent(ACTIVITY_ERROR, 2)}"),
+        _summary("timestamps, medians over rounds", errors, marks, f"worst {write_percent(TIMESTAMP_ERROR, 2)}"),
         _summary("measured rounds against their own median", activity["rank_spread"], own, NOTHING),
     ]  # fmt: skip
     return render_table(columns, rows, "Errors of this run, relative to the measured step")

@@ -118,14 +118,15 @@ def _build_evidence(
             label=figure.label,
             series=figure.series,
         )
-    told = [{"figure": figure.name, **row} for row in rows]
+    named = [{"figure": figure.name, **row} for row in rows]
     # Beside what was only simulated they are drawn where the figure measures nothing.
     measured = {row["evidence"] for row in rows} - {ONLY_SIMULATED}
     drawn = measured or {ONLY_SIMULATED}
-    told = [
-        {**row, "paper": describe_averages(row) if row["evidence"] in drawn else ""} for row in told
+    named = [
+        {**row, "paper": describe_averages(row) if row["evidence"] in drawn else ""}
+        for row in named
     ]
-    return pd.DataFrame(told, columns=EVIDENCE.names)
+    return pd.DataFrame(named, columns=EVIDENCE.names)
 
 
 def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
@@ -167,7 +168,7 @@ def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _describe_plan(row: Mapping[str, Any]) -> str:
-    """Return a public case's kind of plan, as ``families.name_plan`` tells a live one's."""
+    """Return a public case's kind of plan, as ``catalogue.name_plan`` names a live one's."""
     chunks = row["micro_batches"]
     return (
         f"{row['family']}, {chunks} chunk{'s' if chunks > 1 else ''}" if chunks else row["family"]
@@ -235,7 +236,7 @@ def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFra
     Raises
     ------
     InputError
-        When the description is none, or a file that it names is missing.
+        When the description is wrong, or a file that it names is missing.
     """
     sweep = load_sweep(description)
     workshop = _make_workshop(sweep)
@@ -252,7 +253,7 @@ def _make_workshop(sweep: Sweep) -> Workshop:
 
 
 REPEATS = 5
-"""Runs whose median is told; one more goes before them, which loads what is loaded once."""
+"""Runs whose median is taken; one more goes before them, which loads what is loaded once."""
 
 
 def time_simulations(
@@ -271,7 +272,7 @@ def time_simulations(
     Notes
     -----
     In one warm process: start of the interpreter, loading of the trace and
-    of the cost model are not in the times; extrapolation is told apart.
+    of the cost model are not in the times; extrapolation is timed apart.
     """
     sweep = load_sweep(description)
     workshop = _make_workshop(sweep)

@@ -54,7 +54,7 @@ def read_short_plan(text: str) -> tuple[str, int]:
 
 
 def name_plan(plan: Plan) -> str:
-    """Return the kind of a plan with what tells it from others of that kind."""
+    """Return the kind of a plan with what distinguishes it from others of that kind."""
     family = find_family(plan)
     if family == PIPELINE:
         chunks = f"{plan.micro_batches} chunk{'s' if plan.micro_batches > 1 else ''}"
@@ -62,7 +62,7 @@ def name_plan(plan: Plan) -> str:
     return plan.sharding.upper() if family == SHARDED else family
 
 
-SOURCE = "TrioSim (ISCA 2025), the averages told with its figures 6 to 11"
+SOURCE = "TrioSim (ISCA 2025), the averages reported with its figures 6 to 11"
 PAPER = "paper, other cases"
 """How every reference line is marked."""
 
@@ -79,7 +79,7 @@ class _PaperAverage:
     # Ranks, and chunks of the pipeline; 0 where they do not matter.
     ranks: int = 0
     chunks: int = 0
-    # Whether traces of other GPUs were carried over; None where they were not told apart.
+    # Whether traces of other GPUs were carried over; None where they were not separated.
     carried: bool | None = None
 
 
@@ -169,7 +169,7 @@ class Figure:
     # What a line of measured experiments, and a line and a colour of predictions, is called.
     live_label: str = "{workload}"
     label: str = "{trace}"
-    series: str = "{told}"
+    series: str = "{kind}"
     study: str = ""  # table of a case study under ``studies``; empty for none
 
 
@@ -196,7 +196,7 @@ FIGURES: dict[str, Figure] = {
             "fig09", "Tensor parallelism, in busy time", "tensor parallelism on P1 and P2, counting only time in which a GPU is "
             "busy or data moves",
             "The measured busy time is the measured step times the busy share of one profiled step; public cases are "
-            "whole steps, whose idle time is not told.",
+            "whole steps, whose idle time is not published.",
             families=(TENSOR,), live=True, profiles=True, scenarios="fig09", published=True, busy=True,
             series="{gpus}",
         ),

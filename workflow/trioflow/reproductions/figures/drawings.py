@@ -228,7 +228,7 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
             width = 100 * row[name]
             axes.barh(place, width, left=left, height=0.78, color=colour, linewidth=0)
             left += width
-        if row["told_by"] == MEASURED:
+        if row["origin"] == MEASURED:
             axes.barh(
                 place, 100, height=0.78, fill=False, edgecolor=style.INK, linewidth=0.7, zorder=3
             )
@@ -305,9 +305,9 @@ def _list_wafer_points(rows: pd.DataFrame) -> list[Point]:
     middle = _find_middle_bandwidth(rows)
     mesh_name = f"mesh of {middle / 1e9:g} GB/s a link"
     widest = rows["ports_per_circuit"].max()
-    told = rows.assign(slower=rows["step_s"] / rows["ideal_s"])
+    steps = rows.assign(slower=rows["step_s"] / rows["ideal_s"])
     points = []
-    for keys, case in told.groupby(["workload", "plan", "samples_per_replica"], sort=False):
+    for keys, case in steps.groupby(["workload", "plan", "samples_per_replica"], sort=False):
         workload, plan, samples = keys
         label = f"{workload}, {samples}\n{plan}"
         mesh = case[case["sweep"] == "link"]

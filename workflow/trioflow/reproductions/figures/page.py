@@ -58,7 +58,7 @@ _PICTURE_WIDTH_PX = 540
 def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
     """Write the page.
 
-    ``files``: pictures and tables of every figure, as ``job.make_figure`` writes them. ``page``:
+    ``files``: pictures and tables of every figure, as ``build.make_figure`` writes them. ``page``:
     target; pictures are addressed from where it lies.
 
     Raises
@@ -102,18 +102,18 @@ _NO_AVERAGES = "the paper reports no average for this figure, or none is at hand
 def _describe_basis(figure: Figure, rows: pd.DataFrame) -> list[tuple[str, str]]:
     """Return the figure's three labels, and the paper's averages, each with what it holds."""
     if figure.form in (catalogue.WAFER, catalogue.HOP):
-        told = {
+        found = {
             ONLY_SIMULATED: f"everything: {len(rows)} runs of the study, {_describe_study(figure, rows)}"
         }
     elif figure.form == catalogue.SPEED:
-        told = {
+        found = {
             MEASURED_HERE: f"the simulator's own time on {len(rows)} steps, whose lengths are only simulated"
         }
     elif figure.form == catalogue.SHARES:
-        told = _describe_shares(rows)
+        found = _describe_shares(rows)
     else:
-        told = _describe_evidence(figure, rows)
-    basis = [(kind, told.get(kind, "nothing")) for kind in EVIDENCE_KINDS]
+        found = _describe_evidence(figure, rows)
+    basis = [(kind, found.get(kind, "nothing")) for kind in EVIDENCE_KINDS]
     return [*basis, ("paper, other cases", _describe_paper(figure, rows))]
 
 
@@ -124,7 +124,7 @@ def _describe_study(figure: Figure, rows: pd.DataFrame) -> str:
 
 
 def _describe_shares(rows: pd.DataFrame) -> dict[str, str]:
-    measured = int((rows["told_by"] == MEASURED).sum())
+    measured = int((rows["origin"] == MEASURED).sum())
     simulated = int((rows["evidence"] == ONLY_SIMULATED).sum())
     return {
         MEASURED_HERE: f"profiles of {measured} steps, each above its prediction",
@@ -133,7 +133,7 @@ def _describe_shares(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def _describe_evidence(figure: Figure, rows: pd.DataFrame) -> dict[str, str]:
-    told = {}
+    found = {}
     for kind in (MEASURED_HERE, MEASURED_PUBLIC):
         mine = records(rows[rows["evidence"] == kind])
         if not mine:
@@ -142,18 +142,18 @@ def _describe_evidence(figure: Figure, rows: pd.DataFrame) -> dict[str, str]:
         means = ", ".join(
             f"{write_percent(mean)} ({what})" for what, mean in find_mean_errors(mine).items()
         )
-        told[kind] = (
+        found[kind] = (
             f"{len(mine)} predictions of measured times: mean absolute error {means}, "
             f"worst {write_percent(worst)}"
         )
         if figure.form == catalogue.ORDER:
             right, pairs = count_right_pairs(mine)
-            told[kind] += f"; {right} of {pairs} pairs of plans in the right order"
+            found[kind] += f"; {right} of {pairs} pairs of plans in the right order"
     simulated = rows[rows["evidence"] == ONLY_SIMULATED]
     if len(simulated):
         without = int((simulated["status"] != OK).sum())
-        told[ONLY_SIMULATED] = f"{len(simulated)} scenarios, {without} of them without a step"
-    return told
+        found[ONLY_SIMULATED] = f"{len(simulated)} scenarios, {without} of them without a step"
+    return found
 
 
 def _describe_paper(figure: Figure, rows: pd.DataFrame) -> str:

@@ -36,7 +36,7 @@ HOST = "host"
 def read_live_errors(
     file: str | Path, plans: Sequence[Mapping[str, Any]], families: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the experiments of some kinds of plans, with their plan as ``family`` and ``told``.
+    """Return the experiments of some kinds of plans, with their plan as ``family`` and ``kind``.
 
     ``file``: Parquet file of ``tables.ERRORS``; ``plans``: rows of ``plans.tsv``.
 
@@ -55,7 +55,7 @@ def read_live_errors(
         )  # fmt: skip
     errors = errors.assign(
         family=[find_family(known[name]) for name in errors["plan"]],
-        told=[name_plan(known[name]) for name in errors["plan"]],
+        kind=[name_plan(known[name]) for name in errors["plan"]],
         micro_batches=[
             known[n].micro_batches if known[n].pipeline > 1 else 0 for n in errors["plan"]
         ],
@@ -70,18 +70,18 @@ def read_live_errors(
 
 
 def list_live_rows(
-    errors: pd.DataFrame, panel: str, label: str = "{workload}, {told}, {batch}"
+    errors: pd.DataFrame, panel: str, label: str = "{workload}, {kind}, {batch}"
 ) -> list[dict[str, Any]]:
     """Return rows of ``reproductions.tables.EVIDENCE``, without the figure's name and the paper's averages.
 
     ``errors``: from :func:`read_live_errors`; ``label``: what a line is called, with columns of
     ``errors`` in braces.
     """
-    several = errors["told"].nunique() > 1
+    several = errors["kind"].nunique() > 1
     return [
         {
             "evidence": MEASURED_HERE, "panel": panel, "label": label.format(**row),
-            "series": row["told"] if several else "",
+            "series": row["kind"] if several else "",
             "case": row["experiment"], "workload": row["workload"], "source_gpu": "", "device": "",
             "family": row["family"], "plan": row["plan"], "ranks": row["ranks"],
             "micro_batches": row["micro_batches"], "batch": row["batch"], "quantity": "step time",
@@ -162,7 +162,7 @@ def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]
     """Return whole training steps of one GPU from a set of the validation, as ``EVIDENCE`` rows.
 
     ``file``: Parquet file of ``tables.VALIDATION``; ``set_name``: its set: a key of
-    ``validation_aims.SETS``.
+    ``aims.SETS``.
 
     Raises
     ------
@@ -249,13 +249,13 @@ def read_plan(row: dict[str, Any]) -> Plan:
 
 def list_predicted_rows(
     files: Sequence[str | Path], *, quantity: str = STEP, label: str = "{trace}",
-    series: str = "{told}",
+    series: str = "{kind}",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return predictions without any measurement as ``reproductions.tables.EVIDENCE`` rows.
 
     ``files``: Parquet files of ``tables.SWEEP_RESULTS``; ``quantity``: ``STEP`` or ``BUSY``: busy
     times have the step's interval in proportion; ``label``, ``series``: what a line is called and
-    what its colour says: columns of the table, ``told`` (the plan), ``gpu`` and ``gpus`` (with
+    what its colour says: columns of the table, ``kind`` (the plan), ``gpu`` and ``gpus`` (with
     their number) in braces.
 
     Raises
@@ -266,8 +266,8 @@ def list_predicted_rows(
     frames = [tables.read_table(file, "sweep_results") for file in files]
     found = [row for frame in frames for row in records(frame)]
     if not found:
-        told = ", ".join(str(file) for file in files) or "no file at all"
-        raise InputError(f"no predicted scenario in {told}", fix="mend config/figures")
+        names = ", ".join(str(file) for file in files) or "no file at all"
+        raise InputError(f"no predicted scenario in {names}", fix="mend config/figures")
     return [_describe_prediction(row, quantity, label, series) for row in found]
 
 
@@ -277,7 +277,7 @@ def _describe_prediction(
     plan = read_plan(row)
     device = row["device_name"] or row["platform"]
     gpu = shorten_device(device)
-    words = {**row, "told": name_plan(plan), "gpu": gpu, "gpus": f"{plan.ranks} {gpu}"}
+    words = {**row, "kind": name_plan(plan), "gpu": gpu, "gpus": f"{plan.ranks} {gpu}"}
     ratio = 1.0
     if quantity == BUSY and row["step_time_s"]:
         ratio = row["busy_s"] / row["step_time_s"]
@@ -286,7 +286,7 @@ def _describe_prediction(
     return {
         "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": label.format(**words),
         "series": series.format(**words), "case": row["trace"], "workload": row["workload"],
-        "source_gpu": "", "device": device, "family": family, "plan": words["told"],
+        "source_gpu": "", "device": device, "family": family, "plan": words["kind"],
         "ranks": plan.ranks, "micro_batches": plan.micro_batches if family == PIPELINE else 0,
         "batch": row["batch"], "quantity": quantity, "measured_s": None,
         **{name: None if value is None else value * ratio for name, value in times.items()},
@@ -305,7 +305,7 @@ COMPUTE = "compute"
 def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[str, Any]]:
     """Return ``reproductions.tables.SHARES`` rows of measured experiments: profile and prediction of each.
 
-    ``errors``: from ``live_rows.read_live_errors``; ``profiles``: columns of
+    ``errors``: from ``read_live_errors``; ``profiles``: columns of
     ``tables.RANK_TIMELINES``.
 
     Raises
@@ -320,15 +320,15 @@ def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[
             raise InputError(
                 f"no profile of a real step of {row['experiment']}", fix="measure it again"
             )
-        told = {
-            "evidence": MEASURED_HERE, "panel": "2 ranks and more", "label": f"{row['workload']}, {row['told']}",
+        shared = {
+            "evidence": MEASURED_HERE, "panel": "2 ranks and more", "label": f"{row['workload']}, {row['kind']}",
             "case": row["experiment"], "plan": row["plan"],
         }  # fmt: skip
         compute_s, exposed_s = row["compute_s"], row["exposed_communication_s"]
         predicted = _divide(compute_s, exposed_s, row["simulated_s"])
         measured = measure_shares(profile)
-        rows.append({**told, "told_by": MEASURED, **measured, "source": "profile of a real step"})
-        rows.append({**told, "told_by": PREDICTED, **predicted, "source": "error.parquet"})
+        rows.append({**shared, "origin": MEASURED, **measured, "source": "profile of a real step"})
+        rows.append({**shared, "origin": PREDICTED, **predicted, "source": "error.parquet"})
     return rows
 
 
@@ -359,16 +359,16 @@ def list_predicted_shares(files: Sequence[str | Path]) -> list[dict[str, Any]]:
         for row in records(tables.read_table(file, "sweep_results")):
             if row["status"] != OK:
                 continue
-            told = name_plan(read_plan(row))
+            plan = name_plan(read_plan(row))
             shares = _divide(row["compute_s"], row["exposed_communication_s"], row["step_time_s"])
             rows.append({
-                "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": f"{row['trace']}, {told}",
-                "case": row["trace"], "plan": told, "told_by": PREDICTED, **shares,
+                "evidence": ONLY_SIMULATED, "panel": "no public measurement", "label": f"{row['trace']}, {plan}",
+                "case": row["trace"], "plan": plan, "origin": PREDICTED, **shares,
                 "source": f"trace {row['trace']}, platform {row['platform']}",
             })  # fmt: skip
     if not rows:
-        told = ", ".join(str(file) for file in files) or "no file at all"
-        raise InputError(f"no predicted step in {told}", fix="mend config/figures")
+        names = ", ".join(str(file) for file in files) or "no file at all"
+        raise InputError(f"no predicted step in {names}", fix="mend config/figures")
     return rows
 
 

@@ -1,6 +1,6 @@
 """Baselines of public cases: TrioSim's public rules and an analytical model.
 
-What its public code (commit 3fb3c06) does, told from what it printed for its
+What its public code (commit 3fb3c06) does, read off what it printed for its
 VGG-13 trace: times and tensors are proportional to the batch, parameters too;
 the optimizer of a replica never waits for communication; any all-reduce takes
 its bytes over one bandwidth, whatever the ranks.
@@ -40,7 +40,7 @@ from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
 _DEFAULT_BANDWIDTH_BYTES_PER_S = 65.0e9
-"""What the code takes unless told: bytes of an all-reduce or a message over this are its time."""
+"""What the code takes by default: bytes of an all-reduce or a message over this are its time."""
 _TAGGED = ("gemm", "convolution", "convolution_backward")
 
 

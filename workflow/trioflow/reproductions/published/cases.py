@@ -80,8 +80,8 @@ def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
     Raises
     ------
     TableError
-        When the table is missing, a column is unknown or missing, a name stands twice, a number is
-        none, or a plan does not fit its ranks.
+        When the table is missing, a column is unknown or missing, a name stands twice, a cell is
+        not a number, or a plan does not fit its ranks.
     """
     file = Path(path)
     rows = [_read_row(cells, file, place) for place, cells in read_cells(file, _COLUMNS, {})]
@@ -172,7 +172,7 @@ SETS: Mapping[str, _PublishedSet] = {
         "Megatron-LM through Accelerate, global batch 4, pipeline with one micro-batch), from its tables "
         "of operators on one H100. A name with 'from' starts from the table of another batch alone; all measured "
         "values that the source holds are here.",
-        "Five measured values, each told once by the source, without repeats: a spread is not known. The "
+        "Five measured values, each given once by the source, without repeats: a spread is not known. The "
         "measured runs used other code (Megatron-LM) than the traces (transformers). Operators were timed "
         "alone, each with the timer's own time; the measured step of one GPU tells how much of it to take off (see the "
         "section on anchors). That way was settled on single-GPU steps, after a first run of these cases with one factor, "

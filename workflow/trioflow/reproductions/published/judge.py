@@ -51,7 +51,7 @@ ANCHORS = pa.schema([
     column("measured_s", FLOAT, "the target's measured step", "s"),
     *(column(f"{way}_s", FLOAT, f"the step by the anchor {way}, from the source's operators", "s") for way in WAYS),
 ])  # fmt: skip
-"""Single-GPU steps told by operators of another batch, by each way to anchor; never the judged rows."""
+"""Single-GPU steps predicted from operators of another batch, by each way to anchor; never the judged rows."""
 
 MISSED = 0.2
 """Share of cases that an interval leaves outside."""
@@ -78,20 +78,20 @@ def judge_anchored_steps(
         for one, other in list_anchored_pairs(device):
             model = source.fit_without(device.name, one.facts.workload)
             factor = other.facts.batch / one.facts.batch
-            told = judge_anchors(one, other, model, resize_batch(one.operators, factor))
+            judged = judge_anchors(one, other, model, resize_batch(one.operators, factor))
             rows.append(
                 {
                     "device": device.name, "workload": one.facts.workload,
                     "mode": str(one.facts.mode), "source_batch": one.facts.batch,
-                    "target_batch": other.facts.batch, "measured_s": told["measured_s"],
-                    **{f"{way}_s": told[way] for way in WAYS},
+                    "target_batch": other.facts.batch, "measured_s": judged["measured_s"],
+                    **{f"{way}_s": judged[way] for way in WAYS},
                 }
             )  # fmt: skip
     return pd.DataFrame(rows, columns=ANCHORS.names)
 
 
 def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
-    """Return the 80 % interval of a whole step told by its operators, relative to the prediction.
+    """Return the 80 % interval of a whole step predicted from its operators, relative to the prediction.
 
     ``anchors``: columns ``ANCHORS``; ``workload``: left out; ``way``: one of ``step_anchor.WAYS``.
 
@@ -122,11 +122,11 @@ def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResid
     """
     found = []
     for row in anchors.to_dict("records"):
-        told = f"{row['device']}, {row['mode']}, {row['source_batch']} to {row['target_batch']}"
+        name = f"{row['device']}, {row['mode']}, {row['source_batch']} to {row['target_batch']}"
         for way, anchor in ((BATCH, TIMER), (ALONE, NONE)):
             error = row[f"{anchor}_s"] / row["measured_s"] - 1
             workload = spell_workload(row["workload"])
-            found.append(StepResidual(way, "cuda", workload, told, 1, error))
+            found.append(StepResidual(way, "cuda", workload, name, 1, error))
     scaled = list_scaling(cases)
     errors = dict(zip(scaled["case"], 1 / (1 + scaled["error"]) - 1, strict=True))
     for row in cases[(cases["ranks"] > 1) & (cases["source_gpu"] != "")].to_dict("records"):
@@ -175,7 +175,7 @@ def _judge(
     case: PreparedCase, source: PublishedSource, siblings: Sequence[PreparedCase]
 ) -> dict[str, Any]:
     """Return the row of one case."""
-    row, told = case.row, case.predict()
+    row, prediction = case.row, case.predict()
     measured = read_measured(row, source.data_folder)
     gpu = find_device(source.read_trace(row.traces[0]).facts.device_name)
     return {
@@ -183,8 +183,8 @@ def _judge(
         "platform": f"{case.platform.name}, {case.platform.device.name}", "ranks": row.ranks,
         "plan": row.plan_name, "batch": row.batch, "mode": row.mode,
         "measured_s": measured.time_s, "source": measured.source, "spread": measured.spread,
-        "predicted_s": told.step_time_s, "low_s": told.low_s, "high_s": told.high_s,
-        "confidence": told.confidence, "oracle_s": _predict_oracle(case, source, siblings),
+        "predicted_s": prediction.step_time_s, "low_s": prediction.low_s, "high_s": prediction.high_s,
+        "confidence": prediction.confidence, "oracle_s": _predict_oracle(case, source, siblings),
         "triosim_s": case.predict_like_triosim(), "analytical_s": case.predict_analytically(),
         "regression_s": None, "learned_from": describe_learning(case), "changes": row.changes,
     }  # fmt: skip
@@ -308,7 +308,7 @@ def explain_growth(cases: Sequence[PreparedCase]) -> pd.DataFrame:
     """Return each class's time at the measured batch, in proportion to the batch and as predicted.
 
     ``cases``: those whose ranks compute whole steps, at another batch than their trace's and
-    without an anchor, are told of; others are left out.
+    without an anchor; others are left out.
 
     Columns ``causes.CAUSES``, role ``causes.GROWTH``: two rows for each phase and class of
     operators of a case, on rank 0.
@@ -334,7 +334,7 @@ def _measure_growth(case: PreparedCase) -> pd.DataFrame:
     operators = case.reference.operators
     tasks = case.task_graph.tasks
     mine = tasks[(tasks["rank"] == 0) & tasks["op_id"].notna()]
-    told_s = mine.groupby(mine["op_id"].astype(np.int64))["duration_s"].sum()
+    times_s = mine.groupby(mine["op_id"].astype(np.int64))["duration_s"].sum()
     recorded_s = operators["device_ns"].to_numpy(np.float64) * 1e-9
     factor = case.rank_batch / case.reference.facts.batch
     names = [
@@ -343,7 +343,7 @@ def _measure_growth(case: PreparedCase) -> pd.DataFrame:
     ]
     frame = pd.DataFrame({
         "class": names, PROPORTIONAL: factor * recorded_s,
-        RESCALED: told_s.reindex(range(len(operators))).fillna(0.0).to_numpy(),
+        RESCALED: times_s.reindex(range(len(operators))).fillna(0.0).to_numpy(),
     })  # fmt: skip
     found = frame.groupby("class")[[PROPORTIONAL, RESCALED]].sum()
     return found.sort_values(PROPORTIONAL, ascending=False, kind="stable")

@@ -100,13 +100,13 @@ def _draw_list(rows: pd.DataFrame, name: str) -> Figure:
 def _draw_papers(axes: Any, rows: pd.DataFrame, name: str) -> bool:
     """Draw what papers report for such plans on other cases; return whether anything was drawn."""
     found = False
-    for told in PUBLISHED:
-        if told.set != name or not told.plans:
+    for paper in PUBLISHED:
+        if paper.set != name or not paper.plans:
             continue
         for place, plan in enumerate(rows["plan"]):
-            if str(plan).startswith(told.plans):
+            if str(plan).startswith(paper.plans):
                 axes.vlines(
-                    [-100 * told.error, 100 * told.error], place - 0.36, place + 0.36,
+                    [-100 * paper.error, 100 * paper.error], place - 0.36, place + 0.36,
                     color=style.GREY, linestyle=(0, (2, 1)), linewidth=1.4, zorder=2,
                 )  # fmt: skip
                 found = True

@@ -167,8 +167,7 @@ class PublishedSource:
 
 def published_name(trace: Trace) -> str:
     """Return the workload's name in the published data: what a fit leaves out."""
-    told = str(trace.facts.model or "")
-    return told or trace.facts.workload
+    return str(trace.facts.model or "") or trace.facts.workload
 
 
 def list_anchored_pairs(device: PublishedDevice) -> list[tuple[Trace, Trace]]:
@@ -212,7 +211,7 @@ class PreparedCase:
     times: DeviceTimes
     platform: Platform
     collectives: Collectives | None
-    # Interval of a whole step told by its operators, relative to the step.
+    # Interval of a whole step predicted from its operators, relative to the step.
     band: tuple[float, float] = (1.0, 1.0)
     _steps: dict[tuple[str, float, bool], Step] = field(default_factory=dict, repr=False)
 
@@ -309,10 +308,10 @@ class PreparedCase:
         if self.collectives is None or self.row.ranks == 1:
             return float(min(link.bandwidth_bytes_per_s for link in self.platform.links))
         sends = self.row.made_plan.pipeline > 1
-        told = self.collectives.time_s(
+        estimate = self.collectives.time_s(
             "send" if sends else "all_reduce", self.row.ranks, LARGE_BYTES
         )
-        return LARGE_BYTES / told.time_s
+        return LARGE_BYTES / estimate.time_s
 
     def _collectives(self, chosen: Settings) -> Any:
         found = self.collectives
@@ -334,8 +333,8 @@ def prepare_case(
 ) -> PreparedCase:
     """Read what a row's prediction starts from.
 
-    ``traces``: other traces than the row's: the oracle's; ``band``: interval of a whole step told
-    by its operators, relative to the step.
+    ``traces``: other traces than the row's: the oracle's; ``band``: interval of a whole step predicted
+    from its operators, relative to the step.
     """
     given = source.traces_of(row, traces)
     platform, collectives = source.load_machine(row)

@@ -306,14 +306,14 @@ def sum_growth(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> pd.DataF
     mine = causes[(causes["set"] == name) & (causes["role"] == GROWTH)]
     rows: dict[str, dict[str, Any]] = {}
     for case in cases[cases["set"] == name].to_dict("records"):
-        told = mine[mine["case"] == case["case"]].groupby("setting")["time_s"].sum()
-        if told.empty:
+        sums = mine[mine["case"] == case["case"]].groupby("setting")["time_s"].sum()
+        if sums.empty:
             continue
         measured, predicted = float(case["measured_s"]), float(case["predicted_s"])
         rows[str(case["case"])] = {
-            "growth": (told[RESCALED] - told[PROPORTIONAL]) / measured,
-            "plan": (predicted - told[RESCALED]) / measured,
-            "rest": (told[PROPORTIONAL] - measured) / measured,
+            "growth": (sums[RESCALED] - sums[PROPORTIONAL]) / measured,
+            "plan": (predicted - sums[RESCALED]) / measured,
+            "rest": (sums[PROPORTIONAL] - measured) / measured,
             "error": predicted / measured - 1.0,
             "inside": bool(case["low_s"] <= measured <= case["high_s"]),
         }

@@ -36,7 +36,7 @@ _CIRCUITS = {
 def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
     """Return what the wafer study asks; then its tables, and what it swept and assumed.
 
-    ``rows``: columns of ``study_tables.WAFER``.
+    ``rows``: columns of ``reproductions.tables.WAFER``.
     """
     circuit = CircuitSettings()
     words = (
@@ -148,8 +148,8 @@ def _render_wafer_cases(rows: pd.DataFrame) -> str:
             best = circuits.sort_values(["step_s", "ports_per_circuit"]).iloc[0]
             cells.append(_number(best["step_s"] / best["ideal_s"], str(best["ports_per_circuit"])))
         later = case[case["variant"] == "later step"].sort_values("ports_per_circuit")
-        told = [f"{row['established']}" for row in records(later)]
-        lines.append([*cells, Cell(" / ".join(told), float(later["established"].max()))])
+        counts = [f"{row['established']}" for row in records(later)]
+        lines.append([*cells, Cell(" / ".join(counts), float(later["established"].max()))])
     caption = (
         "Every case: steps over those without network; ring along the mesh, best number of ports"
     )
@@ -159,7 +159,7 @@ def _render_wafer_cases(rows: pd.DataFrame) -> str:
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
     """Return what the Hop study asks; then its tables, and what it swept and assumed.
 
-    ``rows``: columns of ``study_tables.HOP``.
+    ``rows``: columns of ``reproductions.tables.HOP``.
     """
     words = (
         f"{hop.WORKERS} workers train {hop.TRACE.partition('-')[0].upper()} and exchange updates with their neighbours only. Rules "
@@ -346,7 +346,7 @@ def _number(value: float, detail: str = "") -> Cell:
 
 
 def _range(shares: Iterable[float]) -> str:
-    """Write a range of shares with as many digits as tell them from all."""
+    """Write a range of shares with as many digits as separate them from all."""
     found = sorted(shares)
     digits = 2 if found[0] > 0.999 else 1
     low, high = (write_percent(share, digits) for share in (found[0], found[-1]))

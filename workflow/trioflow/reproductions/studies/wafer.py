@@ -66,7 +66,7 @@ _HALVINGS = 60
 class WaferCase:
     """A workload, a plan and a batch."""
 
-    trace: str  # folder in ``traced_step.TRACES``
+    trace: str  # folder in ``contraction.TRACES``
     samples_per_replica: int
     data: int = GPUS
     tensor: int = 1

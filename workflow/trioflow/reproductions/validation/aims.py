@@ -151,7 +151,7 @@ _WEIGHTS = {
 def reach_aims(summary: pd.DataFrame) -> list[dict[str, Any]]:
     """Set what was reached beside every aim.
 
-    ``summary``: columns of ``validation_tables.SUMMARY``.
+    ``summary``: columns of ``reproductions.tables.SUMMARY``.
 
     For every aim that has cases: ``aim``, ``ours`` and ``best`` (the model, and pooled
     scores of ``SCORES`` that are means or counts; of all other models the one with the smallest
@@ -309,8 +309,8 @@ def measure_bus_bandwidths(cases: pd.DataFrame) -> pd.DataFrame:
     aim = Aim(SET, QUANTITY, "", tuple(sorted(set(cases.loc[cases["set"] == SET, "group"]))))
     rows = select_cases(cases, aim)
     messages = [parse_case(str(case)) for case in rows["case"]]
-    told = pd.DataFrame(messages, columns=["collective", "ranks", "nodes", "message_bytes"])
-    rows = pd.concat([rows[["part", "measured_s"]], told], axis=1)
+    sent = pd.DataFrame(messages, columns=["collective", "ranks", "nodes", "message_bytes"])
+    rows = pd.concat([rows[["part", "measured_s"]], sent], axis=1)
     rows = rows[(rows["nodes"] == 1) & (rows["collective"] != "send")]
     keys = ["part", "collective", "message_bytes"]
     times = rows.groupby([*keys, "ranks"], sort=True)["measured_s"].median().unstack()

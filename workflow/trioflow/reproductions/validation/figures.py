@@ -28,7 +28,7 @@ _RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 def draw_set(summary: pd.DataFrame, name: str) -> Figure:
     """Draw the mean absolute error of every model in every group of a set.
 
-    ``summary``: columns of ``validation_tables.SUMMARY``.
+    ``summary``: columns of ``reproductions.tables.SUMMARY``.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
 def draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
     """Draw what the largest classes of a GPU's operators miss when their workload is left out.
 
-    ``operators``, ``classes``: columns of ``validation_tables.OPERATORS`` and ``CLASSES``;
+    ``operators``, ``classes``: columns of ``reproductions.tables.OPERATORS`` and ``CLASSES``;
     ``device``: as its driver names it.
 
     Two panels a class: the held-out prediction over the measured time [s], and its relative
@@ -240,6 +240,6 @@ def _set_residuals(axes: Any, rows: pd.DataFrame, driver: str) -> None:
 
 
 def _describe_class(row: dict[Any, Any]) -> str:
-    told = "" if pd.isna(row["r_squared"]) else f", R\u00b2 {row['r_squared']:.3f}"
+    fit_text = "" if pd.isna(row["r_squared"]) else f", R\u00b2 {row['r_squared']:.3f}"
     name = f"{row['operator_class']}, {row['phase']}"
-    return f"{name}\nn {row['operators']}{told}"
+    return f"{name}\nn {row['operators']}{fit_text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,8 @@ def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         Column("width", "of the interval", SCORES["mean_relative_width"]),
     ]  # fmt: skip
     rows = [_aim_cells(entry) for entry in reach_aims(summary)]
-    told = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
-    return render_table(columns, rows, "Aims and what was reached") + render_list(told)
+    asked = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
+    return render_table(columns, rows, "Aims and what was reached") + render_list(asked)
 
 
 def write_aim(entry: Mapping[str, Any]) -> str:
@@ -117,8 +118,8 @@ def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, 
     }
     ours = SETS[name].ours
     order = [ours, *sorted(set(found) - {ours})]
-    told = ", ".join(f"{model} {write_signed_percent(found[model])}" for model in order)
-    return f"{title}: measured {write_time(float(rows['measured_s'].iloc[0]))}; {told}."
+    errors = ", ".join(f"{model} {write_signed_percent(found[model])}" for model in order)
+    return f"{title}: measured {write_time(float(rows['measured_s'].iloc[0]))}; {errors}."
 
 
 def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
@@ -131,8 +132,8 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
         error = write_percent(entry["ours"]["mean_absolute_error"])
         title = f"{entry['aim'].title}: {error}, aim {write_aim(entry)}"
         split = split_error(rows)
-        told = render_paragraph(_describe_split(split, entry["ours"]))
-        parts += [f"<h3>{escape_text(title)}</h3>", told, _render_split(split)]
+        summary_text = render_paragraph(_describe_split(split, entry["ours"]))
+        parts += [f"<h3>{escape_text(title)}</h3>", summary_text, _render_split(split)]
         worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
         for row in worst.head(WORST).to_dict("records"):
             parts.append(_render_case_split(split_case(cases, row), row))
@@ -204,13 +205,13 @@ def _render_bandwidths(table: pd.DataFrame) -> str:
                 lambda size: Cell(format_bytes(int(size)), size), "message_bytes"),
         *(
             numbers(f"{n} ranks", "GB/s", "bus bandwidth: bytes that each link carries, over the time", bandwidth_cell,
-                    lambda row, n=n: row[n])
+                    itemgetter(n))
             for n in ranks
         ),
     ]  # fmt: skip
     text = (
         "A number of ranks is predicted from others; where the measured bandwidth jumps from one to the "
-        "next, the others do not tell it."
+        "next, the others do not predict it."
     )
     title = "<h3>Bus bandwidth by number of ranks, as measured</h3>"
     caption = "Largest message that every number of ranks sent"
@@ -303,12 +304,12 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
     others = wide[rivals].to_numpy(dtype=float)
     for place, row, told_by in zip(wide.index, mine.to_dict("records"), others, strict=True):
         quantity, group, case, device, source = map(str, place)
-        told = f"{_WORDS[quantity]}, {group}"
+        detail = f"{_WORDS[quantity]}, {group}"
         low, high, measured = (float(row[k]) for k in ("low_s", "high_s", "measured_s"))
         oracle = float(row["oracle_s"]) / measured - 1.0
         shown = abs(oracle) > 0 and not math.isnan(oracle)
         lines.append([
-            Cell(case, None, told), Cell(device, None, source),
+            Cell(case, None, detail), Cell(device, None, source),
             Cell(write_time(measured), measured, write_signed_percent(oracle) if shown else ""),
             Cell(write_signed_percent(row["error"]), row["error"], write_range(low, high)),
             Cell("yes" if low <= measured <= high else "no"),

@@ -164,7 +164,7 @@ _ALL_BUT = {
 def check_composition(rows: pd.DataFrame, reduces: AllReduceCurves) -> pd.DataFrame:
     """Test relations between rows.
 
-    ``rows``: as ``vtrain_data.read_iteration_times`` returns them; ``reduces``: all-reduces in
+    ``rows``: as ``data.read_iteration_times`` returns them; ``reduces``: all-reduces in
     place: what a table look-up would read.
 
     Columns of ``CHECKS``.

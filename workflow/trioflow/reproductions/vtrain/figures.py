@@ -1,4 +1,4 @@
-"""Figures of vTrain's iteration times: predicted over told times, errors by degree, times of a block."""
+"""Figures of vTrain's iteration times: predictions over the file's times, errors by degree, times of a block."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
 
     ``cases``: one set, columns of :func:`read_sizes`.
 
-    Columns ``hidden``, ``tensor``, ``micro_batch``, ``told_s`` and ``predicted_s``: between the
+    Columns ``hidden``, ``tensor``, ``micro_batch``, ``file_s`` and ``predicted_s``: between the
     fewest and the most layers, without a pipeline, at the most micro-batches and fewest replicas
     there are [s].
     """
@@ -163,7 +163,7 @@ def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
                 float(last[name] - first[name]) / blocks for name in ("measured_s", "predicted_s")
             ))
         )  # fmt: skip
-    names = ["hidden", "tensor", "micro_batch", "told_s", "predicted_s"]
+    names = ["hidden", "tensor", "micro_batch", "file_s", "predicted_s"]
     return pd.DataFrame(found, columns=names)
 
 
@@ -187,7 +187,7 @@ def draw_blocks(blocks: pd.DataFrame) -> Figure:
                 rows = blocks[(blocks["hidden"] == size) & (blocks["tensor"] == tensor)]
                 colour = style.SERIES_COLOURS[number % len(style.SERIES_COLOURS)]
                 axes.plot(
-                    rows["micro_batch"], rows["told_s"], color=colour, linestyle="none",
+                    rows["micro_batch"], rows["file_s"], color=colour, linestyle="none",
                     marker=style.MARKERS[number % len(style.MARKERS)], markersize=6, label=f"tensor {tensor}",
                 )  # fmt: skip
                 axes.plot(rows["micro_batch"], rows["predicted_s"], color=colour, linewidth=1.4)
@@ -195,7 +195,7 @@ def draw_blocks(blocks: pd.DataFrame) -> Figure:
             axes.xaxis.set_major_locator(FixedLocator(sorted(blocks["micro_batch"].unique())))
             axes.xaxis.set_major_formatter(ScalarFormatter())
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_ylim(0.0, 1.08 * float(blocks[["told_s", "predicted_s"]].to_numpy().max()))
+            axes.set_ylim(0.0, 1.08 * float(blocks[["file_s", "predicted_s"]].to_numpy().max()))
             style.show_seconds(axes.yaxis)
             axes.set_xlabel("micro-batch [samples]")
             axes.set_title(f"hidden size {size}")

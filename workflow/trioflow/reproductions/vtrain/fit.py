@@ -43,7 +43,7 @@ _INNER_FOLDS = 3
 class Calibration:
     """What was fitted on some rows."""
 
-    values: Floats  # parameters, in the order of ``vtrain_model.NAMES``
+    values: Floats  # parameters, in the order of ``model.NAMES``
     form: Form
     training_error: float  # mean absolute logarithmic error on them
 
@@ -95,21 +95,21 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
 
     logs = np.clip(start if given is None else np.log(given), low + STEP, high - STEP)
     # What no known row depends on stays where it starts.
-    told = np.flatnonzero((slopes(logs) != 0).any(axis=0))
+    active = np.flatnonzero((slopes(logs) != 0).any(axis=0))
 
     def fill(some: Floats) -> Floats:
         whole = logs.copy()
-        whole[told] = some
+        whole[active] = some
         return np.asarray(whole, np.float64)
 
     def residuals_of(some: Floats) -> Floats:
         return residuals(fill(some))
 
     def slopes_of(some: Floats) -> Floats:
-        return slopes(fill(some))[:, told]
+        return slopes(fill(some))[:, active]
 
     fitted = least_squares(
-        residuals_of, logs[told], slopes_of, bounds=(low[told], high[told]), loss="soft_l1",
+        residuals_of, logs[active], slopes_of, bounds=(low[active], high[active]), loss="soft_l1",
         f_scale=_SOFT, max_nfev=MOST_ROUNDS, ftol=PRECISION, xtol=PRECISION,
     )  # fmt: skip
     found = fill(fitted.x)
@@ -188,7 +188,7 @@ _FIRST_DOUBLING, _LAST_DOUBLING, _PER_DOUBLING = 14, 34, 4
 def predict_ridge(rows: pd.DataFrame, known: Places) -> Floats:
     """Return the step of every row by a quadratic ridge regression on some of them [s].
 
-    ``rows``: as ``vtrain_data.read_iteration_times`` returns them.
+    ``rows``: as ``data.read_iteration_times`` returns them.
 
     Notes
     -----
@@ -216,7 +216,7 @@ def leave_out_ridge(rows: pd.DataFrame, groups: Places) -> Floats:
 
 
 def sample_collectives(platform: PlatformCollectives, ranks: list[int]) -> AllReduceCurves:
-    """Return a fitted platform's all-reduces as curves: many sizes, each as the platform tells it."""
+    """Return a fitted platform's all-reduces as curves: many sizes, each as the platform gives it."""
     doublings = np.arange(_FIRST_DOUBLING * _PER_DOUBLING, _LAST_DOUBLING * _PER_DOUBLING + 1)
     sizes = 2.0 ** (doublings / _PER_DOUBLING)
     several = [count for count in ranks if count > 1]

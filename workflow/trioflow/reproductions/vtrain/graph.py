@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +66,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     """Return the task graph of all ranks of a step.
 
     ``times``: of the stages. Tensor-parallel all-reduces are part of their operators: what of them
-    hides behind launches cannot be told apart.
+    hides behind launches cannot be separated.
 
     Notes
     -----
@@ -143,7 +144,7 @@ def formula_of(pipeline: int, micro_batches: int) -> StepFormula:
     phases = ("forward", "backward", "update")
     columns = (*(f"{phase}{stage}" for stage in range(pipeline) for phase in phases), MESSAGE)
     node_of, waits, column_of = _merge_ends(graph, columns)
-    order = _sort(waits)
+    order = list(TopologicalSorter(dict(enumerate(waits))).static_order())
     rank = {node: number for number, node in enumerate(order)}
     nodes = tuple(
         (column_of[node], tuple(sorted(rank[other] for other in waits[node]))) for node in order
@@ -181,20 +182,3 @@ def _merge_ends(
     for node, others in enumerate(waits):
         others.discard(node)
     return node_of, waits, column_of
-
-
-def _sort(waits: Sequence[set[int]]) -> list[int]:
-    """Return nodes so that each comes after those that it waits for."""
-    left = [len(others) for others in waits]
-    followers: list[list[int]] = [[] for _ in waits]
-    for node, others in enumerate(waits):
-        for other in others:
-            followers[other].append(node)
-    order = [node for node, count in enumerate(left) if not count]
-    for node in order:
-        for follower in followers[node]:
-            left[follower] -= 1
-            if not left[follower]:
-                order.append(follower)
-    assert len(order) == len(waits), "the schedule has no circle"
-    return order

@@ -194,7 +194,7 @@ def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
     rows = model.rows
     measured = rows["measured_s"].to_numpy(np.float64)
     shuffles = [np.random.default_rng(seed).permutation(len(rows)) for seed in range(draws)]
-    told: dict[str, list[tuple[float, float, int]]] = {"trioflow": [], "regression": []}
+    scored: dict[str, list[tuple[float, float, int]]] = {"trioflow": [], "regression": []}
     for order in shuffles:
         known, left = np.sort(order[: len(rows) // _TENTH]), np.sort(order[len(rows) // _TENTH :])
         fitted = calibrate(model, known)
@@ -202,10 +202,10 @@ def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
             ("trioflow", model.predict(fitted.values, fitted.form)),
             ("regression", predict_ridge(rows, known)),
         ):
-            told[who].append((*_score(rows.iloc[left], times[left]), len(left)))
+            scored[who].append((*_score(rows.iloc[left], times[left]), len(left)))
     trials: list[tuple[Any, ...]] = [
         ("a random tenth, judged on the rest", who, draws, scores[0][2], *np.mean(scores, axis=0)[:2])
-        for who, scores in told.items() if scores
+        for who, scores in scored.items() if scores
     ]  # fmt: skip
     judged, numbers = _leave_out(model, _WHOLE_HIDDEN)
     other = Form(recompute=not _DOCUMENTED.recompute)
@@ -233,13 +233,13 @@ def count_ordered(rows: pd.DataFrame, times: Floats, apart: float = 0.05) -> flo
     ``apart`` of the faster one.
     """
     right = pairs = 0
-    frame = rows.assign(told=times)
+    frame = rows.assign(predicted=times)
     for _, group in frame.groupby(["gpus", "batch", "hidden", "layers"]):
-        measured, told = group["measured_s"].to_numpy(), group["told"].to_numpy()
+        measured, predicted = group["measured_s"].to_numpy(), group["predicted"].to_numpy()
         one, other = np.triu_indices(len(group), 1)
         far = np.abs(measured[one] - measured[other]) > apart * np.minimum(
             measured[one], measured[other]
         )
-        agree = (measured[one] - measured[other]) * (told[one] - told[other]) > 0
+        agree = (measured[one] - measured[other]) * (predicted[one] - predicted[other]) > 0
         right, pairs = right + int((far & agree).sum()), pairs + int(far.sum())
     return right / pairs if pairs else float("nan")

@@ -101,7 +101,7 @@ FORMS = tuple(Form(wait=wait) for wait in WAITS)
 class StepModel:
     """Everything of some rows that does not depend on the parameters."""
 
-    rows: pd.DataFrame  # as ``vtrain_data.read_iteration_times`` returns them
+    rows: pd.DataFrame  # as ``data.read_iteration_times`` returns them
     work: WorkTable
     shape_of: Any
     reduce_s: Floats  # tensor-parallel all-reduce of each shape's activations [s]
@@ -209,7 +209,7 @@ class StepModel:
         return found if np.ndim(values) == 2 else found[0]
 
     def stage_times(self, row: int, values: Mapping[str, float], form: Form) -> StageTimes:
-        """Return one row's stages for ``vtrain_graph.build_step``: the twin of ``predict``."""
+        """Return one row's stages for ``graph.build_step``: the twin of ``predict``."""
         vector = np.array([[values[name] for name in NAMES]])
         parts = dict(zip(PARTS, self.time_parts(vector, form)[0, self.shape_of[row]], strict=True))
         pipeline = int(self.rows["pipeline"].iloc[row])

@@ -91,7 +91,7 @@ def render_summary(scores: pd.DataFrame, checks: pd.DataFrame) -> str:
         "an A100's machine holds, set the pace of small micro-batches.",
     ]  # fmt: skip
     if is_composed(checks):
-        own = next(told for told in PUBLISHED if told.set == GROUPS)
+        own = next(paper for paper in PUBLISHED if paper.set == GROUPS)
         lines.append(
             "Upstream names the file ground truth. Its numbers hold what no runs do (next section): they are sums of parts that were timed once. So these are "
             "errors against a composition of timed parts on A100s, most likely a simulator's own, and not against runs; the published "
@@ -269,10 +269,10 @@ FIGURES = "published_vtrain"
 """Folder of the figures beside the page."""
 _FIGURE_WORDS = {
     "predictions": (
-        "Left: predicted over told times, each predicted by parameters fitted without its hidden size and depth. Right: "
+        "Left: predicted over the file's times, each predicted by parameters fitted without its hidden size and depth. Right: "
         "their errors. A point is a row of the file; sideways spread has no meaning. Limit: 1,440 rows hold 32 different blocks, so "
         "errors come in clusters.",
-        "Predicted over told times and errors by tensor degree.",
+        "Predicted over the file's times and errors by tensor degree.",
     ),
     "degrees": (
         "Mean absolute error by degree and micro-batch, whole (hidden size, layers) left out. Anchored: the same with each "

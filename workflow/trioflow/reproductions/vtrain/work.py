@@ -62,7 +62,7 @@ class _PartWork:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of what a rank computes; see ``vtrain_data.SHAPE``."""
+    """Sizes of what a rank computes; see ``data.SHAPE``."""
 
     hidden: int
     heads: int
