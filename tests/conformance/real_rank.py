@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from real_distributed import make_distributed_step
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from trioflow.measure.parallel_steps import make_parallel_step
@@ -106,7 +107,10 @@ def main() -> None:
     workload = build_workload(job["row"])
     result = {}
     for plan, batch in job["plans"]:
-        step = make_parallel_step(workload, plan, batch, job["stages"], torch.device("cpu"), 0)
+        if plan["sharding"] == "distributed":
+            step = make_distributed_step(workload, plan, batch, job["stages"])
+        else:
+            step = make_parallel_step(workload, plan, batch, job["stages"], torch.device("cpu"), 0)
         messages, groups = record_step(step, folder, rank), Groups()
         dist.barrier()
         if job["groups"]:

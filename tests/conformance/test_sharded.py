@@ -1,7 +1,8 @@
 """Sharded data parallelism: the generated graph's collectives are those of the real run.
 
-Number, order, kind, bytes and group of ``fully_shard`` (FSDP2) and
-``ZeroRedundancyOptimizer``, and of accumulated micro-steps, on gloo.
+Number, order, kind, bytes and group of ``fully_shard`` (FSDP2), also in the stages of a pipeline,
+``ZeroRedundancyOptimizer``, a distributed optimizer beside tensor and pipeline parallelism, and of
+accumulated micro-steps, on gloo.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from trioflow.tables import records
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 
 SUM = {"accumulate": 2}
+ONE_BLOCK = [["embedding", "blocks.0"], ["blocks.1", "head"]]
+SMALL = {"first_bucket_bytes": 2**14, "bucket_bytes": 2**14}
 RUNS = {
     "cnn-2": (CNN, [
         named_plan("fsdp", 2), named_plan("zero1", 2), make_plan(data=2, **SUM),
@@ -31,6 +34,24 @@ RUNS = {
     "transformer-4": (TRANSFORMER, [
         make_plan(data=4, sharding="hsdp", shard=2), make_plan(data=2, tensor=2, sharding="fsdp"),
     ]),
+    "transformer-pipeline": (TRANSFORMER, [
+        *(
+            replace(make_plan(2, 1, 2, name, 4, sharding=sharding), plan=f"{sharding}-{name}")
+            for sharding in ("fsdp", "zero2") for name in ("gpipe", "1f1b")
+        ),
+    ]),
+    # Small buckets, so that there are several.
+    "transformer-distributed": (TRANSFORMER, [
+        replace(make_plan(2, 2, sharding="distributed"), **SMALL),
+    ]),
+    "transformer-staged": (TRANSFORMER, [
+        replace(
+            make_plan(2, 1, 2, name, 4, sharding="distributed"), plan=f"distributed-{name}", **SMALL
+        )
+        for name in ("gpipe", "1f1b")
+    ]),
+    # A mesh of three dimensions: groups of shards, their replicas, and shards of layers.
+    "transformer-8": (TRANSFORMER, [make_plan(data=4, tensor=2, sharding="hsdp", shard=2)]),
 }  # fmt: skip
 
 
@@ -39,14 +60,19 @@ def real(tmp_path_factory):
     """What the ranks of a run recorded; each run takes place once."""
     known = {}
 
-    def find(name):
+    def find(name, stages):
         if name not in known:
             row, plans = RUNS[name]
             sized = [(plan, BATCH * plan.data) for plan in plans]
-            known[name] = run_plans(row, sized, None, tmp_path_factory.mktemp(name), groups=True)
+            known[name] = run_plans(row, sized, stages, tmp_path_factory.mktemp(name), groups=True)
         return known[name]
 
     return find
+
+
+def drop_messages(recorded):
+    """Leave out what goes between stages, which ``test_messages`` compares."""
+    return [entry for entry in recorded if not entry[0].startswith(("send", "recv"))]
 
 
 @pytest.mark.parametrize(
@@ -55,16 +81,22 @@ def real(tmp_path_factory):
 )  # fmt: skip
 def test_collectives_are_those_of_the_real_run(name, plan, real, request, compare):
     trace = request.getfixturevalue("cnn_trace" if name.startswith("cnn") else "transformer_trace")
-    graph = extrapolate(trace, plan, Same(), batch=BATCH * plan.data)
-    found = real(name)
+    stages = ONE_BLOCK if plan.pipeline > 1 else None
+    graph = extrapolate(trace, plan, Same(), batch=BATCH * plan.data, stages=stages)
+    found = real(name, graph.metadata.stages)
     about = {"plan": plan, "batch": BATCH * plan.data, "row": RUNS[name][0], "ranks": plan.ranks}
     for rank in range(plan.ranks):
         tasks = records(graph.tasks[graph.tasks["rank"] == rank])
         asked = [task for task in tasks if task["kind"] == "collective"]
         assert asked, "the graph asks for nothing"
         sizes = [[t["name"], t["message_bytes"]] for t in asked]
-        compare("collectives and bytes", sizes, found[rank][plan.plan]["messages"], **about)
+        recorded = found[rank][plan.plan]
+        messages = drop_messages(recorded["messages"])
+        compare("collectives and bytes", sizes, messages, **about)
         told = [[t["name"], [int(r) for r in t["group"].split(",")]] for t in asked]
-        if plan.tensor > 1:  # tensor parallelism asks for its all-reduces below the dispatcher
-            told = [entry for entry in told if entry[0] != "all_reduce"]
-        compare("collectives and groups", told, found[rank][plan.plan]["groups"], **about)
+        groups = drop_messages(recorded["groups"])
+        if plan.tensor > 1:  # DTensor asks for its all-reduces below the dispatcher
+            first = rank - rank % plan.tensor
+            sums = ["all_reduce", list(range(first, first + plan.tensor))]
+            told, groups = ([entry for entry in side if entry != sums] for side in (told, groups))
+        compare("collectives and groups", told, groups, **about)

@@ -5,7 +5,8 @@ its *recipe* says besides what lies in memory and what goes over the network.
 
 References
 ----------
-PyTorch ``torch.autocast``; ``torch.distributed.fsdp.MixedPrecisionPolicy``;
+PyTorch ``torch.autocast``; ``torch.distributed.fsdp.MixedPrecisionPolicy`` (``fsdp2-mixed`` has
+``reduce_dtype`` fp32, ``fsdp2-bf16-reduce`` bf16 or none, which is the same);
 Megatron Core, "Distributed Optimizer" (bf16 weights with fp32 gradients: 18
 bytes a parameter, 6 + 12/d distributed).
 """
@@ -13,6 +14,7 @@ bytes a parameter, 6 + 12/d distributed).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from trioflow.errors import InputError
 
@@ -37,11 +39,12 @@ class PrecisionRecipe:
     # gradient only afterwards; 0 where products add to the main gradient themselves (Megatron-LM's
     # gradient accumulation fusion).
     made_bytes: int = 0
+    shards_main: bool = False
 
     @property
     def keeps_main_gradients(self) -> bool:
         """Whether gradients lie in buffers that are always there, as Megatron-LM's and nanotron's do."""
-        return bool(self.main_parameter_bytes) and self.name != "fsdp2-mixed"
+        return bool(self.main_parameter_bytes) and not self.shards_main
 
     @property
     def casts_model(self) -> bool:
@@ -60,16 +63,19 @@ class PrecisionRecipe:
             weights += f" and {size[self.main_parameter_bytes]} main weights"
         kept = size[self.gradient_bytes].replace("half", self.arithmetic)
         state = size[self.state_bytes].replace("half", self.arithmetic)
+        if self.shards_main and self.reduce_bytes != self.gradient_bytes:
+            kept += f" (reduced in {size[self.reduce_bytes].replace('half', self.arithmetic)})"
         return f"{self.name}: {weights}, {kept} gradients, {state} optimizer state"
 
 
 _PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", "fp16"))
-_MAIN = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
+_MAIN: dict[str, Any] = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         *_PLAIN,
-        PrecisionRecipe("fsdp2-mixed", "bf16", **_MAIN),
+        PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
+        PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
         PrecisionRecipe("megatron-bf16", "bf16", **_MAIN),
         PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, **_MAIN),
         PrecisionRecipe(

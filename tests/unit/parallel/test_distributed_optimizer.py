@@ -98,7 +98,7 @@ def test_replicas_stay_one_class_whatever_their_number(transformer_trace):
 def test_offload_and_other_shardings_say_what_goes_with_a_pipeline():
     with pytest.raises(PlanError, match="whose ranks share the optimizer themselves"):
         make_plan(2, sharding="distributed", offload="optimizer")
-    with pytest.raises(PlanError, match="use sharding distributed or none with a pipeline"):
+    with pytest.raises(PlanError, match="use sharding distributed, fsdp or none with a pipeline"):
         make_plan(2, 1, 2, sharding="zero1")
     with pytest.raises(PlanError, match="use distributed, or fsdp"):
         make_plan(2, 2, sharding="zero1")
@@ -118,6 +118,21 @@ def test_main_gradients_stand_all_the_time_and_buckets_hold_what_backward_makes(
     assert plain["bucket"] == whole and "bucket" not in megatron
     assert nanotron["bucket"] == whole * RECIPES["nanotron-bf16"].made_bytes // 4
     assert "bucket" not in held_by(transformer_trace, "nanotron-bf16", "distributed")
+
+
+def test_gradients_reduced_in_bf16_are_half_until_they_are_reduced(transformer_trace):
+    """As FSDP2 does without a ``reduce_dtype``: the shard that the optimizer reads is fp32 again."""
+    graphs = {
+        name: build(with_recipe(transformer_trace, name), 2, 1, 1, "fsdp", 1)
+        for name in ("fsdp2-mixed", "fsdp2-bf16-reduce")
+    }
+    scattered = {
+        name: graph.tasks.loc[graph.tasks["name"] == "reduce_scatter", "message_bytes"].sum()
+        for name, graph in graphs.items()
+    }
+    assert scattered["fsdp2-mixed"] == 2 * scattered["fsdp2-bf16-reduce"] > 0
+    peaks = {name: graph.metadata.peak_memory_bytes for name, graph in graphs.items()}
+    assert peaks["fsdp2-bf16-reduce"] < peaks["fsdp2-mixed"]
 
 
 def test_one_kernel_updates_where_there_are_main_weights(transformer_trace):

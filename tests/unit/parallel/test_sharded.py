@@ -206,7 +206,9 @@ def test_sharding_saves_memory(transformer_trace):
     [
         ({"data": 2, "sharding": "zero4"}, "unknown sharding 'zero4'; use one of none, zero1"),
         ({"sharding": "fsdp"}, "fsdp on one rank; give a data degree"),
-        ({"data": 2, "pipeline": 2, "sharding": "fsdp"}, "fsdp in a pipeline of 2 is not simulated"),
+        ({"data": 2, "pipeline": 2, "sharding": "zero1"}, "zero1 in a pipeline of 2 is not simulated"),
+        ({"data": 2, "pipeline": 2, "sharding": "fsdp", "schedule": "gpipe-recompute"},
+         "fsdp with gpipe-recompute, whose stages are one process's; use gpipe"),
         ({"data": 4, "sharding": "hsdp"}, "4 data-parallel ranks do not make several groups of 1"),
         ({"data": 4, "sharding": "hsdp", "shard": 3}, "groups of 3; use a divisor of 4 between 1 and 4"),
         ({"data": 4, "sharding": "hsdp", "shard": 4}, "several groups of 4"),
@@ -219,6 +221,77 @@ def test_sharding_saves_memory(transformer_trace):
 def test_shardings_that_cannot_be_are_refused(degrees, words):
     with pytest.raises(PlanError, match=words):
         make_plan(**degrees)
+
+
+STAGED = {"data": 2, "pipeline": 2, "micro_batches": 4}
+ONE_BLOCK = [["embedding", "blocks.0"], ["blocks.1", "head"]]
+
+
+def of_stage(graph, rank):
+    return [row for row in records(graph.tasks) if row["rank"] == rank]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "schedule", "gathers"),
+    # Stages of one block each. GPipe: four forwards, then the first backward; after it units stay.
+    # 1F1B on the first rank: F F B F B F B B; a forward behind a backward finds its unit there, and
+    # gives it up, so that the next backward gathers it.
+    [("fsdp", "gpipe", 5), ("fsdp", "1f1b", 5), ("zero2", "gpipe", 1), ("zero2", "1f1b", 1)],
+)
+def test_units_of_a_stage_are_gathered_when_they_are_not_there(
+    gpu_trace, sharding, schedule, gathers
+):
+    plan = make_plan(**STAGED, sharding=sharding, schedule=schedule)
+    graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH, stages=ONE_BLOCK)
+    rows = of_stage(graph, 0)
+    sizes = [row["message_bytes"] for row in named(rows, "all_gather")]
+    root = max(sizes, key=lambda size: sizes.count(size) == 1)
+    block = build_units(gpu_trace)[0].gathered_bytes(2)
+    assert sizes.count(block) == gathers
+    assert len(sizes) == gathers + 1 and root != block  # and the root's once: the embedding
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+def test_a_stage_reduces_behind_its_last_micro_batch_and_then_divides(gpu_trace, schedule):
+    plan = make_plan(**STAGED, sharding="fsdp", schedule=schedule, stages_per_rank=1)
+    graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH, stages=ONE_BLOCK)
+    for rank in range(plan.ranks):
+        rows = of_stage(graph, rank)
+        names = [row["name"] for row in rows]
+        first = names.index("copy into reduce-scatter")
+        scaling = names.index("gradient scaling")
+        assert first < scaling and names.count("reduce_scatter") == 2
+        last = max(
+            i
+            for i, row in enumerate(rows)
+            if row["phase"] == "backward" and row["op_id"] is not None
+        )
+        assert last < first
+
+
+def test_stages_hold_shards_and_whole_gradients_until_they_are_reduced(gpu_trace):
+    """Of a stage with n bytes: n / 2 of weights and of optimizer state each, n gathered, n of gradients."""
+
+    def held(**columns):
+        plan = make_plan(**STAGED, schedule="1f1b", **columns)
+        graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH, stages=ONE_BLOCK)
+        return graph.metadata.memory
+
+    whole, kept = held(), held(sharding="zero2")
+    for plain, zero2 in zip(whole, kept, strict=True):
+        of, mine = plain["categories"], zero2["categories"]
+        for category in ("parameter", "optimizer_state"):
+            assert mine[category] == pytest.approx(of[category] / 2, rel=0.02)
+        assert mine["gathered"] >= of["parameter"]
+
+
+def test_the_runtime_of_several_stages_asks_for_all_of_a_stage_at_once(gpu_trace):
+    plan = make_plan(2, 1, 2, "interleaved", 2, sharding="zero2")
+    assert plan.stages_per_rank == 2
+    rows = of_stage(extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH), 0)
+    computes = [i for i, row in enumerate(rows) if row["op_id"] is not None]
+    gathers = [i for i, row in enumerate(rows) if row["name"] == "all_gather"]
+    assert gathers and max(gathers) < min(computes)
 
 
 def test_plans_with_sharding_have_names_and_say_what_they_do():

@@ -12,6 +12,7 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.checks import measure_held
+from trioflow.prediction.assembly import load_traces
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_messages import MessageTimes, list_groups
@@ -26,6 +27,9 @@ PLANS = [
     make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero2"), make_plan(4, sharding="zero1"),
     make_plan(4, recompute="full"), make_plan(4, recompute="selective"),
     make_plan(1, 1, 4, "1f1b", 8, recompute="full"),
+    make_plan(8, sharding="fsdp", accumulate=4), make_plan(4, 2, sharding="zero2", accumulate=4),
+    make_plan(2, 1, 4, "1f1b", 8, sharding="fsdp"), make_plan(2, 1, 4, "gpipe", 8, sharding="fsdp"),
+    make_plan(2, 1, 2, "interleaved", 4, sharding="zero2"),
 ]  # fmt: skip
 
 
@@ -172,3 +176,29 @@ def test_what_a_rank_holds_is_what_the_schedule_keeps(name: str) -> None:
     for rank, counts in enumerate(_count_held(schedule)):
         mine = [sizes[stage] for stage in schedule.stages_of_rank(rank)]
         assert (counts @ mine).max() == expected[rank]
+
+
+SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": True}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        make_plan(16, 4, **SHARED, accumulate=8), make_plan(32, 2, **SHARED, accumulate=4),
+        make_plan(64, sharding="fsdp"), make_plan(8, 1, 8, "1f1b", 16, sharding="fsdp"),
+        make_plan(8, 1, 8, "1f1b", 16, sharding="zero2"),
+    ],
+    ids=lambda plan: f"{plan.plan}-{plan.pieces}",
+)  # fmt: skip
+def test_gathers_that_computing_cannot_hide_are_in_the_outline(plan: Plan) -> None:
+    """Llama 8 B between nodes, where a unit's parameters arrive later than it could run."""
+    pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+    step = {"sequence": 8192, "precision": "fsdp2-mixed"}
+    workshop = Workshop({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
+    machine = workshop.load_platform("dgx-h100", plan.ranks)
+    times = workshop.time_operators("trace", machine.device.name)
+    outlined = outline_step(Outline(times, machine, workshop.load_collectives(machine)), plan, 128)
+    _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 128, machine)
+    told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
+    assert outlined.time_s == pytest.approx(told.step_time_s, rel=0.07)
+    assert 0 < outlined.least_bytes <= graph.metadata.peak_memory_bytes

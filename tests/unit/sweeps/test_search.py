@@ -18,16 +18,16 @@ from trioflow.sweeps.search import (
     Candidate,
     Variants,
     _simulate_best,
-    add_costs,
-    mark_front,
     search_plans,
 )
 from trioflow.sweeps.search_space import (
     Refusals,
     Space,
+    add_costs,
     enumerate_plans,
     list_degrees,
     list_divisors,
+    mark_front,
 )
 from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace

@@ -21,7 +21,7 @@ from trioflow.errors import MeasurementError
 from trioflow.experiments import UNIT_SHARDINGS
 from trioflow.measure.records import Mark, StepMarks
 from trioflow.trace.capture.training_step import TrainingStep, call_model
-from trioflow.trace.workloads.build import Workload
+from trioflow.trace.workloads.build import Workload, build_workload
 
 Step = Callable[[], None]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -50,8 +50,8 @@ def make_parallel_step(
     """Return one rank's training step under a plan.
 
     ``workload``: model on this rank's device; data and tensor parallelism copy it, a pipeline stage
-    shares its weights. ``plan``: row of ``plans.tsv``; one degree above 1, or data and tensor with
-    a sharding of units. ``batch``: samples of the whole step. ``stages``: units of each pipeline
+    shares its weights. ``plan``: row of ``plans.tsv``; one degree above 1, or data with tensor or
+    pipeline and a sharding of units. ``batch``: samples of the whole step. ``stages``: units of each pipeline
     stage. ``device``: this rank's device. ``seed``: seed of the data.
 
     Raises
@@ -61,9 +61,10 @@ def make_parallel_step(
     """
     sharding = str(plan.get("sharding", "none"))
     degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]
-    if sharding in UNIT_SHARDINGS and degrees in (["data"], ["data", "tensor"]):
+    shares = sharding in UNIT_SHARDINGS
+    if shares and degrees in (["data"], ["data", "tensor"]):
         return _make_sharded_step(workload, plan, batch, device, seed)
-    if len(degrees) > 1:
+    if len(degrees) > 1 and not (shares and degrees == ["data", "pipeline"]):
         raise MeasurementError(
             f"plan {plan['plan']}: {' x '.join(degrees)} together is not measured yet"
         )
@@ -71,7 +72,7 @@ def make_parallel_step(
         return _make_data_parallel_step(workload, plan, batch, device, seed)
     if degrees == ["tensor"]:
         return _make_tensor_parallel_step(workload, int(plan["tensor"]), batch, device, seed)
-    if degrees == ["pipeline"]:
+    if "pipeline" in degrees:
         if stages is None:
             raise MeasurementError(f"plan {plan['plan']}: the stages of the pipeline are not given")
         return _make_pipeline_step(workload, plan, batch, stages, device, seed)
@@ -109,21 +110,35 @@ def _make_sharded_step(
     workload: Workload, plan: Mapping[str, Any], batch: int, device: torch.device, seed: int
 ) -> Step:
     data, tensor = int(plan["data"]), int(plan["tensor"])
-    shards = int(plan["shard"]) if plan["sharding"] == "hsdp" else data
-    sizes = {"replicate": data // shards, "shard": shards, "tensor": tensor}
-    names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
-    mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    mesh, sharing = _make_mesh(plan, device)
     model = copy.deepcopy(workload.model)
     if tensor > 1:
         _split_layers(workload, model, mesh["tensor"])
-    sharing = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+    _shard_units(model, _choose_units(workload, model), plan, sharing)
+    rank = dist.get_rank() // tensor
+    return _make_step(workload, model, plan, batch // data, device, seed + rank)
+
+
+def _make_mesh(plan: Mapping[str, Any], device: torch.device) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return all ranks, the pipeline's stages slowest and shards of layers fastest, and those that share units."""
+    data, tensor, pipeline = (int(plan[name]) for name in ("data", "tensor", "pipeline"))
+    shards = int(plan["shard"]) if plan["sharding"] == "hsdp" else data
+    sizes = {"pipeline": pipeline, "replicate": data // shards, "shard": shards, "tensor": tensor}
+    names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
+    mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    return mesh, mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+
+
+def _shard_units(
+    model: torch.nn.Module, units: Sequence[list[torch.nn.Module]], plan: Mapping[str, Any],
+    sharing: DeviceMesh,
+) -> None:  # fmt: skip
+    """Apply ``fully_shard`` to units, and to the model or stage for what they leave."""
     options = {"mesh": sharing, "reshard_after_forward": plan["sharding"] != "zero2"}
-    for modules in _choose_units(workload, model):
+    for modules in units:
         fully_shard(modules if len(modules) > 1 else modules[0], **options)
     # PyTorch chooses for the root, which the next step of forward would gather again.
     fully_shard(model, mesh=sharing)
-    rank = dist.get_rank() // tensor
-    return _make_step(workload, model, plan, batch // data, device, seed + rank)
 
 
 def _choose_units(workload: Workload, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
@@ -172,11 +187,22 @@ def _make_pipeline_step(
     device: torch.device,
     seed: int,
 ) -> Step:
-    rank, count = dist.get_rank(), len(stages)
-    module = workload.make_stage(stages[rank])
-    inputs, targets = workload.make_batch(batch, seed, str(device))
+    data, count = int(plan["data"]), len(stages)
+    rank, replica = divmod(dist.get_rank(), data)
+    group = None
+    if data == 1:
+        module = workload.make_stage(stages[rank])
+    else:
+        mesh, sharing = _make_mesh(plan, device)
+        group = mesh["pipeline"].get_group()
+        workload = build_workload(workload.row, device=str(device))
+        module = workload.make_stage(stages[rank])
+        here = set(module.modules())
+        units = [unit for unit in _choose_units(workload, workload.model) if here.issuperset(unit)]
+        _shard_units(module, units, plan, sharing)
+    inputs, targets = workload.make_batch(batch // data, seed + replica, str(device))
     optimizer = workload.make_optimizer(module.parameters())
-    stage = PipelineStage(module, rank, count, device)
+    stage = PipelineStage(module, rank, count, device, group=group)
     kind = SCHEDULES[str(plan["schedule"])]
     marks = StepMarks()
     # The schedule calls these two for each micro-batch, after what it waits for has come.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -51,34 +51,12 @@ from trioflow.parallel.splits.updates import (
 )
 from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_messages import MessageTimes
-from trioflow.sweeps.outline_units import Floats, UnitState, UnitUpkeep, UnitWork
+from trioflow.sweeps.outline_units import Floats, OperatorWork, UnitState, UnitUpkeep, UnitWork
 from trioflow.trace.store import Trace, pipeline_units
 
 Made = TypeVar("Made")
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
 _PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
-
-
-@dataclass(frozen=True)
-class _OperatorWork:
-    """One rank's operators for one micro-batch of some samples.
-
-    Attributes
-    ----------
-    trace : Trace
-        The one that they are of.
-    factor : float
-        Samples over the traced ones.
-    alone_s : ndarray
-        Time of each operator by itself [operators] [s].
-    spent_s : ndarray
-        Time of each unit's phases [units, phases] [s].
-    """
-
-    trace: Trace
-    factor: float
-    alone_s: Floats
-    spent_s: Floats
 
 
 class Outline:
@@ -157,22 +135,24 @@ class Outline:
         sizes = [len(stage) for stage in partition(self.traces[0], stages)]
         return [0, *np.cumsum(sizes).tolist()]
 
-    def _units_of(self, trace: Trace) -> NDArray[np.int64]:
+    def units_of(self, trace: Trace) -> NDArray[np.int64]:
+        """Return the unit of each operator; the first of a model that names none."""
         if not pipeline_units(trace):
             return np.zeros(len(trace.operators), dtype=np.int64)
         return self.keep(("units", id(trace)), assign_units, trace)
 
     def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
         key = ("split", id(trace), *_style_of(plan))
-        return self.keep(key, lambda: split_for_plan(self._prepare(trace, plan), plan))
+        return self.keep(key, lambda: split_for_plan(self.prepared(trace, plan), plan))
 
-    def _prepare(self, trace: Trace, plan: Plan) -> Trace:
+    def prepared(self, trace: Trace, plan: Plan) -> Trace:
+        """Return a trace with the rules by which a plan cuts its layers."""
         return self.keep(("prepared", id(trace), *_style_of(plan)), prepare_split, trace, plan)
 
     def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
         done = self._work_of_operators(plan, samples)
-        split, unit_of = self._split(done.trace, plan), self._units_of(done.trace)
+        split, unit_of = self._split(done.trace, plan), self.units_of(done.trace)
         again = self._list_recomputed(done.trace, plan)
         spent_s = done.spent_s.copy()
         spent_s[:, 1] += _sum(unit_of[again], done.alone_s[again], self.units)
@@ -193,7 +173,7 @@ class Outline:
             self._list_sends(done.trace) * done.factor,
         )  # fmt: skip
 
-    def _work_of_operators(self, plan: Plan, samples: int) -> _OperatorWork:
+    def _work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
         key = ("operators", *_style_of(plan), samples)
         return self.keep(key, self._sum_operators, plan, samples)
 
@@ -213,13 +193,13 @@ class Outline:
 
         return self.keep(("recomputed", id(trace), plan.recompute), make)
 
-    def _sum_operators(self, plan: Plan, samples: int) -> _OperatorWork:
+    def _sum_operators(self, plan: Plan, samples: int) -> OperatorWork:
         reference = self._reference(samples)
         trace = reference.trace
         factor = samples / trace.facts.batch
         device_s = self._device_s(plan, samples)
         host_s = host_times(trace, reference.operators, self.platform.host.get("launch_s", 0.0))
-        units = self._units_of(trace)
+        units = self.units_of(trace)
         operator, unit, share = self.keep(("spread", id(trace)), spread_updates, trace, units)
         place = unit * 3 + self._phases_of(trace)[operator]
         device, host = (
@@ -229,7 +209,7 @@ class Outline:
         # A GPU's host runs ahead of it, and the slower of the two decides; a CPU does both itself.
         beside = trace.facts.device == "cuda"
         spent_s = np.maximum(device, host) if beside else device + host
-        return _OperatorWork(trace, factor, device_s if beside else device_s + host_s, spent_s)
+        return OperatorWork(trace, factor, device_s if beside else device_s + host_s, spent_s)
 
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
         """Predict the operators of many plans together.
@@ -299,7 +279,7 @@ class Outline:
         """Return what the traced batch sends from each unit to the next [units] [bytes]."""
 
         def make() -> Floats:
-            unit_of = self._units_of(trace)
+            unit_of = self.units_of(trace)
             sizes = [boundary_bytes(trace, unit_of, cut) for cut in range(1, self.units)]
             return np.array([*sizes, 0.0])
 
@@ -310,7 +290,7 @@ class Outline:
 
         def make() -> _Allocations:
             # Of one tensor-parallel rank: what replicas share is taken from the sums.
-            shares = share_storages(self._prepare(trace, plan), replace(plan, sharding="none"))
+            shares = share_storages(self.prepared(trace, plan), replace(plan, sharding="none"))
             table = build_storage_table(trace, split.operators, shares.get)
             begins, storages, _ = table.uses
             counts = np.diff(begins)
@@ -329,14 +309,14 @@ class Outline:
     ) -> Floats:
         """Return what each unit keeps for backward, without what is computed again [units] [bytes]."""
         table, first, kept = self._table(trace, plan, split)
-        unit, kept = self._units_of(trace)[first], kept & ~np.isin(first, again)
+        unit, kept = self.units_of(trace)[first], kept & ~np.isin(first, again)
         sizes = table.bytes * (1 - table.growing + table.growing * factor)
         return _sum(unit[kept], sizes[kept], self.units)
 
     def _sum_state(self, plan: Plan) -> UnitState:
         trace = self.traces[0]
         table, first, _ = self._table(trace, plan, self._split(trace, plan))
-        unit = self._units_of(trace)[first]
+        unit = self.units_of(trace)[first]
         # One operator may update parameters of many units; state lies where its parameter does.
         owners, unit_of = (
             find_owners(trace).of_storage,
@@ -365,13 +345,13 @@ class Outline:
             if not sizes:
                 return np.zeros(self.units)
             found = predict_elementwise(self.model, name, sizes, 2, upkeep_phase(trace))
-            return _sum(self._units_of(trace)[ready], found["time_s"].to_numpy(), self.units)
+            return _sum(self.units_of(trace)[ready], found["time_s"].to_numpy(), self.units)
 
         return UnitUpkeep(make("aten::mul"), make("aten::copy_"), make("aten::add_"))
 
     def _time_sharded_update(self, plan: Plan) -> float:
         trace = self.traces[0]
-        split = split_updates(self._prepare(trace, plan), plan, self._split(trace, plan))
+        split = split_updates(self.prepared(trace, plan), plan, self._split(trace, plan))
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
         recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
         device_s, _ = predict_operator_times(recorded, target, self._asked_model)

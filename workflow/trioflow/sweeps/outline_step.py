@@ -20,6 +20,7 @@ from trioflow.parallel.schedules.table import (
     recomputed_pairs,
 )
 from trioflow.sweeps.outline import Outline, sum_stages
+from trioflow.sweeps.outline_sharded import time_accumulated, time_stages
 from trioflow.sweeps.outline_units import Floats, UnitWork
 
 _INPUT_SHARE = 0.5
@@ -64,8 +65,8 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     work = outline.work_of(plan, samples)
     begins = outline.cut(plan.stages)
     schedule = plan_schedule(plan)
-    if plan.shards_units:
-        time_s = _time_sharded_units(outline, plan, work)
+    if plan.shards_units and plan.pipeline == 1:
+        time_s = time_accumulated(outline, plan, work) + outline.sharded_update_s(plan)
     else:
         time_s = _time_stages(outline, plan, work, begins, schedule)
         if plan.sharding == "zero1":
@@ -78,12 +79,17 @@ def _time_stages(
 ) -> float:
     """Return the time of the schedule, the buckets, and the optimizer unless replicas share it [s]."""
     upkeep = outline.upkeep_of(plan)
-    copied = plan.data > 1 and not outline.lies_in_buckets(plan)
+    copied = plan.data > 1 and not (plan.shards_units or outline.lies_in_buckets(plan))
     copy_s, return_s = (sum_stages(one * copied, begins) for one in (upkeep.copy_s, upkeep.return_s))  # fmt: skip
     # Gradients are added up after every micro-batch but the first.
     add_s = upkeep.add_s * (1 - 1 / schedule.micro_batches)
     forward_s = sum_stages(work.forward_s, begins)
     backward_s = sum_stages(work.backward_s + add_s, begins)
+    sharded = time_stages(outline, plan, work, begins) if plan.shards_units else None
+    if sharded:
+        added_s = sum_stages(add_s, begins)
+        forward_s = sharded.forward_s
+        backward_s = [a + b for a, b in zip(sharded.backward_s, added_s, strict=True)]
     send_s = [
         outline.messages.send_s(plan, round(float(work.send_bytes[end - 1])))
         for end in begins[1:-1]
@@ -91,7 +97,13 @@ def _time_stages(
     turns = outline.keep(("turns", *_schedule_of(plan)), _order, schedule)
     busy_until, last_backward = _play(schedule.ranks, turns, forward_s, backward_s, send_s)
     mine = {"zero1": 0.0, "distributed": 1 / plan.data}.get(plan.sharding, 1.0)
+    mine = 1 / plan.shards if sharded else mine
     update_s = sum_stages(work.update_s * mine, begins)
+    if sharded:
+        return sharded.first_s + max(
+            played_s + sum(sharded.behind_s[s] + update_s[s] for s in schedule.stages_of_rank(rank))
+            for rank, played_s in enumerate(busy_until)
+        )
     state = outline.state_of(plan)
     gradient_bytes, parameter_bytes = (
         sum_stages(one, begins) for one in (state.gradient_bytes, state.parameter_bytes)
@@ -156,35 +168,6 @@ def _sum_buckets(outline: Outline, plan: Plan, gradients_bytes: Sequence[float])
         for gradient_bytes in gradients_bytes
         for size in _list_buckets(plan, gradient_bytes)
     )
-
-
-def _time_sharded_units(outline: Outline, plan: Plan, work: UnitWork) -> float:
-    """Return the step under ``fully_shard``: units gathered one ahead, gradients scattered behind [s]."""
-    state = outline.state_of(plan)
-    gather_s = [
-        outline.messages.data_s(plan, "all_gather", round(size)) for size in state.parameter_bytes
-    ]
-    scatter_s = [
-        outline.messages.data_s(plan, "reduce_scatter", round(size))
-        for size in state.gradient_bytes
-    ]
-    forward_s = work.forward_s.tolist()
-    backward_s = work.backward_s.tolist()
-    again = plan.sharding != "zero2"
-    compute_s = network_s = 0.0
-    for number in range(plan.accumulate):
-        last = number == plan.accumulate - 1
-        gathers = gather_s if again or number == 0 else [0.0] * len(gather_s)
-        for gathered, takes in zip(gathers, forward_s, strict=True):
-            network_s += gathered
-            compute_s = max(compute_s, network_s) + takes
-            network_s = max(network_s, compute_s - takes)
-        for unit in reversed(range(len(backward_s))):
-            network_s += gather_s[unit] if again else 0.0
-            compute_s = max(compute_s, network_s) + backward_s[unit]
-            network_s = max(network_s, compute_s - backward_s[unit])
-            network_s += scatter_s[unit] if last else 0.0
-    return max(compute_s, network_s) + outline.sharded_update_s(plan)
 
 
 def _play(

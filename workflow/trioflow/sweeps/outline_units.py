@@ -7,7 +7,31 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.trace.store import Trace
+
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class OperatorWork:
+    """One rank's operators for one micro-batch of some samples.
+
+    Attributes
+    ----------
+    trace : Trace
+        The one that they are of.
+    factor : float
+        Samples over the traced ones.
+    alone_s : ndarray
+        Time of each operator by itself [operators] [s].
+    spent_s : ndarray
+        Time of each unit's phases [units, phases] [s].
+    """
+
+    trace: Trace
+    factor: float
+    alone_s: Floats
+    spent_s: Floats
 
 
 @dataclass(frozen=True)

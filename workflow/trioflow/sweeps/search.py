@@ -14,7 +14,7 @@ from trioflow.experiments import Plan
 from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
-from trioflow.prediction.language_answer import HOUR_S, describe_rates, describe_run
+from trioflow.prediction.language_answer import describe_rates, describe_run
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
 from trioflow.sweeps.parameters import PLAN_COLUMNS
@@ -23,9 +23,10 @@ from trioflow.sweeps.search_space import (
     Prediction,
     Refusals,
     Space,
+    add_costs,
     choose_space,
     enumerate_plans,
-    find_front,
+    mark_front,
     probability_faster,
 )
 from trioflow.sweeps.workshop import Workshop
@@ -373,36 +374,3 @@ def _describe_way(plan: Plan, batch: int) -> str:
     if plan.recompute != "none" and "recompute" not in text:
         text += f", recompute {plan.recompute}"
     return text
-
-
-def add_costs(
-    rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None
-) -> list[str]:
-    """Add what a step costs to each row, and return the columns to compare plans by.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        Simulated plans; ``cost_per_step`` (in the price's currency) and
-        ``energy_j`` [J] are added where a price or a power is given.
-    price_per_gpu_hour : float, optional
-        Price of a device [1/h].
-    power_w : float, optional
-        Power of a device while a step runs [W].
-    """
-    columns = ["step_time_s", "peak_memory_bytes"]
-    for row in rows:
-        device_s = row["ranks"] * row["step_time_s"]
-        if price_per_gpu_hour is not None:
-            row["cost_per_step"] = device_s * price_per_gpu_hour / HOUR_S
-        if power_w is not None:
-            row["energy_j"] = device_s * power_w
-    columns += ["cost_per_step"] if price_per_gpu_hour is not None else []
-    return columns + (["energy_j"] if power_w is not None else [])
-
-
-def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """Say of each row whether no other one beats it in all columns: ``pareto``."""
-    front = set(find_front(rows, columns))
-    for place, row in enumerate(rows):
-        row["pareto"] = place in front

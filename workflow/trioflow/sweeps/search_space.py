@@ -16,6 +16,7 @@ from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan
 from trioflow.plan_row import BUCKETED, RECOMPUTATIONS
+from trioflow.prediction.language_answer import HOUR_S
 from trioflow.sweeps.parameters import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
@@ -215,3 +216,36 @@ def find_front(rows: Sequence[Mapping[str, float]], columns: Sequence[str]) -> l
         if not beaten:
             found.append(place)
     return sorted(found)
+
+
+def add_costs(
+    rows: Sequence[dict[str, Any]], price_per_gpu_hour: float | None, power_w: float | None
+) -> list[str]:
+    """Add what a step costs to each row, and return the columns to compare plans by.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Simulated plans; ``cost_per_step`` (in the price's currency) and
+        ``energy_j`` [J] are added where a price or a power is given.
+    price_per_gpu_hour : float, optional
+        Price of a device [1/h].
+    power_w : float, optional
+        Power of a device while a step runs [W].
+    """
+    columns = ["step_time_s", "peak_memory_bytes"]
+    for row in rows:
+        device_s = row["ranks"] * row["step_time_s"]
+        if price_per_gpu_hour is not None:
+            row["cost_per_step"] = device_s * price_per_gpu_hour / HOUR_S
+        if power_w is not None:
+            row["energy_j"] = device_s * power_w
+    columns += ["cost_per_step"] if price_per_gpu_hour is not None else []
+    return columns + (["energy_j"] if power_w is not None else [])
+
+
+def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Say of each row whether no other one beats it in all columns: ``pareto``."""
+    front = set(find_front(rows, columns))
+    for place, row in enumerate(rows):
+        row["pareto"] = place in front

@@ -159,9 +159,17 @@ class Facts:
     @property
     def reduced_width(self) -> float:
         """Bytes of a gradient as it is exchanged, over those of its weight in the trace."""
+        return self._width_of(self.recipe.reduce_bytes)
+
+    @property
+    def kept_width(self) -> float:
+        """Bytes of a gradient as the optimizer reads it, over those of its weight in the trace."""
+        return self._width_of(self.recipe.gradient_bytes)
+
+    def _width_of(self, elem_bytes: int) -> float:
         held = {int(entry.get("elem_bytes", 4)) for entry in self.parameters or []}
         casts = self.recipe.casts_model and len(held) == 1
-        return self.recipe.reduce_bytes / held.pop() if casts else 1.0
+        return elem_bytes / held.pop() if casts else 1.0
 
     def warn(self, *sentences: str) -> list[str]:
         """Return the warnings with some more."""

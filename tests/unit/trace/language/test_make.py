@@ -71,7 +71,9 @@ def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
     )
 
 
-@pytest.mark.parametrize("name", ["bf16", "fsdp2-mixed", "megatron-bf16", "pure-bf16"])
+@pytest.mark.parametrize(
+    "name", ["bf16", "fsdp2-mixed", "fsdp2-bf16-reduce", "megatron-bf16", "pure-bf16"]
+)
 def test_a_recipe_decides_the_formats_of_what_is_held(name):
     trace, recipe = make.make_trace(SMALL, replace(STEP, precision=name)), RECIPES[name]
     held, count = category_bytes(trace), SMALL.parameters

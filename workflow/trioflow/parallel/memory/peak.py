@@ -155,10 +155,12 @@ def _lifetimes_of(
             sent |= set(crossing_storages(trace, stage_of, stage))
         returned = _outputs_of_model(trace)
     main = recipe.keeps_main_gradients and program.mode == TRAIN and program.plan.offload == "none"
-    made = recipe.made_bytes / recipe.gradient_bytes
+    made = recipe.made_bytes * main / recipe.gradient_bytes
+    if program.plan.shards_units and not main:
+        made = recipe.reduce_bytes / recipe.gradient_bytes
     return lambda table: Lifetimes(
         table.find(sent), table.find(returned), buffered=not drops, gradients_stay=main,
-        made_share=made * main, fused_update=main,
+        made_share=made, fused_update=main,
     )  # fmt: skip
 
 

@@ -21,10 +21,19 @@ PyTorch's:
 - Under fp16 one all-reduce of four bytes follows the check for overflows.
 - Between groups (hybrid sharding) an all-reduce follows each reduce-scatter,
   in a stream and a communicator of its own.
+- Each stage of a pipeline is sharded by itself. Every micro-batch's forward gathers and gives up its
+  units (``fsdp``) or finds them there (``zero2``, ``reshard_after_forward=False``, torchtitan's
+  default in pipelines); after a backward they stay, and gradients are kept whole and added up. Behind
+  the last backward of a stage they are reduced, the root's first, and then divided. The runtime of
+  several stages a rank asks for all of a stage's units before it computes (UNSHARD), and keeps three
+  stages at most.
 
 References
 ----------
-PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py``.
+PyTorch 2.13 ``torch/distributed/fsdp/_fully_shard/{_fsdp_state,_fsdp_param_group,_fsdp_collectives}.py``;
+``torch/distributed/pipelining/stage.py`` (``backward_maybe_with_nosync``, ``perform_reduce_grad``) and
+``schedules.py`` (``_add_unshard_reshard``); torchtitan ``models/llama3/infra/parallelize.py``
+(``reshard_after_forward_policy``).
 """
 
 from __future__ import annotations
@@ -64,7 +73,7 @@ def cost_units(
         further = micro_steps > 1
         found.append(
             UnitWork(
-                unit, gathered, reduced,
+                unit, gathered, reduced, unit.kept_bytes(shards),
                 elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
                 elementwise("aten::copy_", [gathered] if gathered else [], 2),
                 elementwise("aten::copy_", [reduced] if reduced else [], 2),
@@ -79,6 +88,8 @@ class UnitRank(StagedRank):
 
     Attributes
     ----------
+    units : list of UnitWork
+        Those of all its stages; ``of_stage`` are the places of each stage's, its root the last.
     whole : set of int
         Units whose parameters are gathered, or on their way.
     arriving : dict of int to int
@@ -91,10 +102,14 @@ class UnitRank(StagedRank):
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
-        work = self.work.sharded
-        assert work is not None
-        self.sharding, self.units = work, work.units
-        self.root = len(self.units) - 1
+        self.units: list[UnitWork] = []
+        self.of_stage: dict[int, range] = {}
+        works = [(stage, self.program.stages[stage].sharded) for stage in self.stages]
+        for stage, work in works:
+            assert work is not None
+            self.of_stage[stage] = range(len(self.units), len(self.units) + len(work.units))
+            self.units += work.units
+            self.sharding = work
         self.whole: set[int] = set()
         self.arriving: dict[int, int] = {}
         self.fence: list[int] = []
@@ -104,15 +119,22 @@ class UnitRank(StagedRank):
         )
         self.scattering = 0  # input of the last reduce-scatter, kept until the next
         self.collectives = 0
-        first = self.data - self.data % work.shards
-        self.shard_group = self._ranks(range(first, first + work.shards))
-        self.replicas = self._ranks(
-            range(self.data % work.shards, len(self.data_group), work.shards)
-        )
-        self.begins = {u.unit.first_forward: i for i, u in enumerate(self.units[: self.root])}
-        self.ends = {u.unit.last_forward: i for i, u in enumerate(self.units[: self.root])}
-        self.returns = {u.unit.first_backward: i for i, u in enumerate(self.units)}
+        shards = self.sharding.shards
+        first = self.data - self.data % shards
+        self.shard_group = self._ranks(range(first, first + shards))
+        self.replicas = self._ranks(range(self.data % shards, len(self.data_group), shards))
+        self.inner = [i for places in self.of_stage.values() for i in places[:-1]]
+        self.begins = {self.units[i].unit.first_forward: i for i in self.inner}
+        self.ends = {self.units[i].unit.last_forward: i for i in self.inner}
+        self.returns: dict[int, list[int]] = {}
+        for index in reversed(range(len(self.units))):  # a root before its last unit
+            self.returns.setdefault(self.units[index].unit.first_backward, []).append(index)
         self.leaves = {u.unit.last_backward: i for i, u in enumerate(self.units) if u.unit.in_graph}
+
+    @property
+    def root(self) -> int:
+        """Place of the root of the stage whose action runs."""
+        return self.of_stage[self.stage][-1]
 
     def _ranks(self, replicas: range) -> list[int]:
         return [self.program.rank_of(d, self.pipeline, self.tensor) for d in replicas]
@@ -120,7 +142,32 @@ class UnitRank(StagedRank):
     def broadcast_buffers(self) -> None:
         """Each rank keeps buffers of its own."""
 
+    def unshard(self) -> None:
+        """Ask for all parameters of a stage; who computes next waits for all of them."""
+        for index in (self.root, *self.of_stage[self.stage][:-1]):
+            self._gather(index, "forward")
+
+    def reshard(self) -> None:
+        """Give all parameters of a stage up."""
+        for index in self.of_stage[self.stage]:
+            self._give_up(index)
+
+    def reduce_stage(self) -> None:
+        """Reduce a stage's gradients behind its last micro-batch."""
+        if self.one_stage or self.backwards[self.stage] < self.schedule.micro_batches:
+            return
+        places = self.of_stage[self.stage]
+        for index in (self.root, *places[:-1]):
+            self._give_up(index)
+            if self.units[index].reduced_bytes:
+                self._scatter(index)
+        self.waits += self.reduced
+        self.reduced = []
+        self._hold("gathered", -self.scattering)
+        self.scattering = 0
+
     def _run_forward(self, micro_batch: int, again: bool) -> None:
+        self._await_stage("forward")
         self.fence += [] if self.last is None else [self.last]
         self._hooks("forward")
         self._gather(self.root, "forward")
@@ -130,10 +177,19 @@ class UnitRank(StagedRank):
         self._hold("gathered", -self.gathering)
         self.gathering = 0
 
+    def _await_stage(self, phase: str) -> None:
+        """Wait for all parameters of a stage that the pipeline's runtime has asked for."""
+        if not self.one_stage:
+            for index in self.of_stage[self.stage]:
+                self._await(index, phase)
+
     def _run_backward(self, kind: str, micro_batch: int) -> None:
+        self._await_stage("backward")
         super()._run_backward(kind, micro_batch)
+        if not self.one_stage:
+            return
         # Autograd does not come back to these: PyTorch's last callback of backward sees to them.
-        late = [i for i in range(self.root) if not self.units[i].unit.in_graph]
+        late = [i for i in self.inner if not self.units[i].unit.in_graph]
         for index in (self.root, *late):
             self._reduce(index, self.backwards[self.stage] - 1)
         if self.backwards[self.stage] == self.schedule.micro_batches:
@@ -149,12 +205,12 @@ class UnitRank(StagedRank):
         super()._run(op_id, micro_batch, phase, *rest, **options)
         if forward and op_id in self.ends and self.sharding.reshards:
             self._give_up(self.ends[op_id])
-        elif backward and op_id in self.leaves:
+        elif backward and op_id in self.leaves and self.one_stage:
             self._reduce(self.leaves[op_id], self.backwards[self.stage])
 
     def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
-        if op_id in self.returns:
-            self._enter_backward(self.returns[op_id])
+        for index in self.returns.get(op_id, ()):
+            self._enter_backward(index)
         super()._prepare_backward(op_id, micro_batch)
 
     def operator(self, op_id: int, micro_batch: int | None, *rest: Any, **options: Any) -> None:
@@ -179,7 +235,7 @@ class UnitRank(StagedRank):
         self._hooks("backward")
         self._gather(index, "backward")
         self._await(index, "backward")
-        if index:
+        if index > self.of_stage[self.stage][0]:
             self._gather(index - 1, "backward")
 
     def _hooks(self, phase: str) -> None:
@@ -269,15 +325,19 @@ class UnitRank(StagedRank):
         self._hooks("backward")
         if micro_step and unit.accumulate_s:
             self.compute("gradient accumulation", unit.accumulate_s, phase="backward")
-        if micro_step < self.schedule.micro_batches - 1:
-            return
+        if micro_step == self.schedule.micro_batches - 1:
+            self._scatter(index)
+
+    def _scatter(self, index: int) -> None:
+        """Reduce a unit's gradients and leave this rank its shard."""
+        unit = self.units[index]
         self.waits += self.reduced[:1]
         self._hold("gathered", unit.reduced_bytes - self.scattering)
         self.scattering = unit.reduced_bytes
         self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
         made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
         self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
-        self._hold("gradient", unit.reduced_bytes / self.sharding.shards)
+        self._hold("gradient", unit.kept_bytes)
         scattered = self._add_collective(
             "communication", "reduce_scatter", self.last, unit.reduced_bytes, self.shard_group,
             "backward",
@@ -291,9 +351,8 @@ class UnitRank(StagedRank):
                 )
             )
         if self.host_optimizer:
-            mine = unit.reduced_bytes / self.sharding.shards
-            self.host_optimizer.send(self.reduced[-1], mine, frozenset())
-            self._hold("gradient", -mine)
+            self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
+            self._hold("gradient", -unit.kept_bytes)
 
 
 class PartitionedRank(StagedRank):

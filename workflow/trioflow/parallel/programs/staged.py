@@ -20,9 +20,11 @@ from trioflow.parallel.schedules.table import (
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
+    RESHARD,
     SEND_B,
     SEND_F,
     TRAIN,
+    UNSHARD,
     Action,
     leaves,
 )
@@ -85,12 +87,26 @@ class StagedRank(RankProgram):
                 self.received[action] = self._message("recv", action)
             elif action.kind in (SEND_F, SEND_B):
                 self.unawaited.append(self._message("send", action))
+            elif action.kind == UNSHARD:
+                self.unshard()
+            elif action.kind == RESHARD:
+                self.reshard()
             elif action.kind == REDUCE_GRAD:
                 if self.schedule.name in _WAITS_AT_TURNS:
                     self._await_all_sends()
+                self.reduce_stage()
                 if self.work.scale_s:
                     self.compute("gradient scaling", self.work.scale_s, phase="backward")
         self.finish()
+
+    def unshard(self) -> None:
+        """Gather a stage's parameters, where they are shared."""
+
+    def reshard(self) -> None:
+        """Give a stage's gathered parameters up."""
+
+    def reduce_stage(self) -> None:
+        """Reduce what a stage has kept back until its last micro-batch."""
 
     def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
         """Add one task to the compute stream; it waits for what was handed to `waits`."""

@@ -43,7 +43,7 @@ from trioflow.parallel.splits.pipeline import (
     find_tied,
     loss_operators,
 )
-from trioflow.parallel.splits.sharding import build_units
+from trioflow.parallel.splits.sharding import build_stage_units, build_units
 from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
     find_owners,
@@ -117,7 +117,7 @@ class StageWorks:
             if repeats:
                 work.recomputed = [op for op in work.forward.tolist() if op not in loss]
             work.regions = [r for r in regions if in_stage.issuperset(r.operators)]
-            self._add_gradients(work, in_stage, stage)
+            self._add_gradients(work, in_stage, stage_of, stage)
             if self.mode != FORWARD_ONLY:
                 self._add_partial(work, in_stage, split.partial_gradients)
             if stage < len(cut) - 1:
@@ -142,7 +142,10 @@ class StageWorks:
         """Return the tied parameters whose stages lie on several ranks, sized for one shard."""
         place = self.schedule.rank_of_stage
         return [
-            tied.shard(self.plan.tensor if is_sharded(tied.gradient, self._rules()) else 1)
+            tied.shard(
+                (self.plan.tensor if is_sharded(tied.gradient, self._rules()) else 1)
+                * (self.plan.shards if self.plan.shards_units else 1)
+            )
             for tied in find_tied(self.trace, stage_of)
             if len({place[stage] for stage in tied.stages}) > 1
         ]
@@ -212,11 +215,15 @@ class StageWorks:
                 gradients.append({**tied.gradient, **copy})
         return sorted(gradients, key=lambda g: int(g["ready_after_op_id"])) if shared else gradients
 
-    def _add_gradients(self, work: StageWork, in_stage: set[int], stage: int) -> None:
+    def _add_gradients(
+        self, work: StageWork, in_stage: set[int], stage_of: NDArray[np.int64], stage: int
+    ) -> None:
         """Give a stage its buckets, and the upkeep of its gradients under micro-batches."""
         plan = self.plan
         if plan.shards_units:
-            work.sharded = self._shard_units()
+            work.sharded = self._shard_units(stage_of, stage)
+            if plan.pipeline > 1 and self.mode != FORWARD_ONLY:
+                self._add_stage_upkeep(work, work.sharded)
             return
         if self.mode == FORWARD_ONLY:
             # DDP sends its buffers in every forward.
@@ -304,14 +311,24 @@ class StageWorks:
                 "aten::copy_", [size // shards for size in sizes], 2, times=2
             )
 
-    def _shard_units(self) -> ShardedWork:
-        """Return the units of ``fully_shard`` and what they cost."""
+    def _shard_units(self, stage_of: NDArray[np.int64], stage: int) -> ShardedWork:
+        """Return the units of ``fully_shard`` in a stage and what they cost."""
         plan, steps = self.plan, self.schedule.micro_batches
-        units = build_units(self.trace, plan.tensor)
+        if plan.pipeline == 1:
+            units = build_units(self.trace, plan.tensor)
+        else:
+            units = build_stage_units(self.trace, plan.tensor, self.placed, stage_of, stage)
         costs = cost_units(units, plan.shards, steps, self._elementwise_s)
         # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
         beside = self.trace.facts.device != "cpu"
         return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)
+
+    def _add_stage_upkeep(self, work: StageWork, sharded: ShardedWork) -> None:
+        """Let a stage add whole gradients up, and divide the shards once they are reduced."""
+        work.accumulate_s = sum(unit.accumulate_s for unit in sharded.units)
+        sizes = [unit.kept_bytes for unit in sharded.units if unit.kept_bytes]
+        if self.schedule.micro_batches > 1:
+            work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 
     def _elementwise_s(self, name: str, sizes: Sequence[int], reads: int, times: int = 1) -> float:
         """Predict one upkeep of gradients, and remember how sure that is."""

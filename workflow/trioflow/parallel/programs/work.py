@@ -90,9 +90,10 @@ class UnitWork:
     """What one unit costs a rank."""
 
     unit: ShardedUnit  # its operators and parameters
-    # Result of its all-gather, input of its reduce-scatter [bytes]
+    # Result of its all-gather, input of its reduce-scatter, gradients kept of that [bytes]
     gathered_bytes: int
     reduced_bytes: int
+    kept_bytes: int
     # Copies of its shards into, and of the whole out of, an all-gather [s]
     copy_in_s: float
     copy_out_s: float

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow.errors import PlanError
 from trioflow.parallel.remembered import remembered
@@ -51,6 +52,7 @@ class ShardedUnit:
     # are reduced at the end of backward.
     in_graph: bool
     reduced_width: float = 1.0  # bytes of a gradient as it is reduced, over those of its parameter
+    kept_width: float = 1.0  # the same of the shard that is kept
 
     def gathered_bytes(self, shards: int) -> int:
         """Return the result of its all-gather [bytes]."""
@@ -58,8 +60,14 @@ class ShardedUnit:
 
     def reduced_bytes(self, shards: int) -> int:
         """Return the input of its reduce-scatter [bytes]."""
-        held = sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
-        return round(held * self.reduced_width)
+        return round(self._trained_bytes(shards) * self.reduced_width)
+
+    def kept_bytes(self, shards: int) -> int:
+        """Return the gradients that one rank keeps of its reduce-scatter [bytes]."""
+        return round(self._trained_bytes(shards) * self.kept_width / shards)
+
+    def _trained_bytes(self, shards: int) -> int:
+        return sum(p.padded_bytes(shards) for p in self.parameters if p.trained)
 
 
 @remembered
@@ -99,9 +107,47 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
         for unit, index in zip(made, inner, strict=True)
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
-    width = trace.facts.reduced_width
-    units_made = [*_in_order(made), _place_root(trace, rest)]
-    return [replace(unit, reduced_width=width) for unit in units_made]
+    facts = trace.facts
+    return [
+        replace(unit, reduced_width=facts.reduced_width, kept_width=facts.kept_width)
+        for unit in (*_in_order(made), _place_root(trace, rest))
+    ]
+
+
+def build_stage_units(
+    trace: Trace, tensor: int, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
+) -> list[ShardedUnit]:  # fmt: skip
+    """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
+
+    Parameters
+    ----------
+    trace, tensor
+        As in `build_units`.
+    placed : sequence of frozenset of int
+        Stages that update each parameter.
+    stage_of : array [operators]
+        Stage of each operator.
+    stage : int
+        The stage.
+
+    Notes
+    -----
+    The model's inner units stay what they are. The root of a stage keeps the
+    rest of its parameters: of the first and the last stage embedding and head,
+    of those between them none.
+    """
+    *inner, root = build_units(trace, tensor)
+    here = set(np.flatnonzero(stage_of == stage).tolist())
+    mine = [unit for unit in inner if unit.first_forward in here]
+    if stage:  # what another rank sends has a gradient
+        mine = [replace(unit, in_graph=True) for unit in mine]
+    names = {
+        p.name for p, stages in zip(list_parameters(trace, tensor), placed, strict=True)
+        if stage in stages or not (stages or stage)
+    }  # fmt: skip
+    rest = tuple(p for p in root.parameters if p.name in names)
+    own = _place_root(trace, rest, here)
+    return [*mine, replace(own, reduced_width=root.reduced_width, kept_width=root.kept_width)]
 
 
 @remembered
@@ -187,17 +233,22 @@ def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
     ]
 
 
-def _place_root(trace: Trace, parameters: tuple[Parameter, ...]) -> ShardedUnit:
-    """Return the root: its backward begins behind the loss, which is no part of the model."""
+def _place_root(
+    trace: Trace, parameters: tuple[Parameter, ...], here: Container[int] | None = None
+) -> ShardedUnit:
+    """Return the root of some operators: its backward begins behind the loss, which is no part of the model."""
     phases = trace.operators["phase"].to_numpy()
-    forward, backward = (np.flatnonzero(phases == phase) for phase in ("forward", "backward"))
+    forward, backward = (
+        [int(op) for op in np.flatnonzero(phases == phase) if here is None or op in here]
+        for phase in ("forward", "backward")
+    )
     loss = loss_operators(trace)
     of = trace.operators["forward_op_id"]
-    behind = [int(op) for op in backward if not pd.isna(of[op]) and int(of[op]) not in loss]
-    if not len(forward) or not behind:
+    behind = [op for op in backward if not pd.isna(of[op]) and int(of[op]) not in loss]
+    if not forward or not behind:
         raise PlanError("the trace has no forward and backward to shard", fix="trace a whole step")
     return ShardedUnit(
-        "", parameters, int(forward[0]), int(forward[-1]), behind[0], behind[-1], in_graph=False
+        "", parameters, forward[0], forward[-1], behind[0], behind[-1], in_graph=False
     )
 
 
