@@ -42,6 +42,7 @@ PUBLISHED_SETS = list_published_sets(config["tables"]["published"])
 VTRAIN_SETS = ["vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"]
 PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
 CLUSTER_RUNS = "nanotron/runs-h100"
+MEGATRON_PEAKS = "megatron/peaks"
 VTRAIN_DATASETS = ["vtrain/iteration-times-a100", "vtrain/all-reduce-a100"]
 
 
@@ -263,6 +264,12 @@ def sweep_plan(wildcards):
     from trioflow.sweeps.chunks import plan_sweep
 
     return plan_sweep(SWEEPS[wildcards.sweep], config["sweeps"]["chunk"])
+
+
+def megatron_files(wildcards):
+    """Arguments and logged peaks of Megatron-LM's tests."""
+    files = find_catalogue().select_files([MEGATRON_PEAKS])
+    return [f"<results>/data/{file.key}" for file in files]
 
 
 def sweep_chunks(wildcards):

@@ -1,7 +1,8 @@
-"""Write the page of nanotron's runs."""
+"""Write the page of nanotron's runs and Megatron-LM's peaks."""
 
 from trioflow.job_log import log_job
 from trioflow.reproductions.clusters.page import build_clusters_page
 
 with log_job(snakemake.log[0]):
-    build_clusters_page(snakemake.input.memory, snakemake.input.steps, snakemake.output.page)
+    given = snakemake.input
+    build_clusters_page(given.memory, given.steps, given.peaks, snakemake.output.page)

@@ -1,6 +1,7 @@
-# Purpose: predict memory and steps of nanotron's runs on 8 to 512 H100; hours, so no part of another target.
+# Purpose: predict memory and steps of nanotron's runs on 8 to 512 H100, and the peaks of Megatron-LM's tests; hours,
+#          so no part of another target.
 # Inputs:  public data (results/data/); torch, for the models' traces
-# Outputs: results/clusters/memory.parquet, steps.parquet; results/report/clusters.html
+# Outputs: results/clusters/memory.parquet, steps.parquet, peaks.parquet; results/report/clusters.html
 
 
 rule clusters:
@@ -55,10 +56,33 @@ rule judge_cluster_steps:
         "../../scripts/judge_cluster_steps.py"
 
 
+rule judge_cluster_peaks:
+    input:
+        megatron_files,
+    output:
+        table="<results>/clusters/peaks.parquet",
+    log:
+        "<logs>/judge_cluster_peaks.log",
+    benchmark:
+        "<benchmarks>/judge_cluster_peaks.tsv"
+    conda:
+        "../../envs/capture.yaml"
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    params:
+        library=library_digest("judge_cluster_peaks"),
+    message:
+        "predict the peaks of Megatron-LM's tests"
+    script:
+        "../../scripts/judge_cluster_peaks.py"
+
+
 rule describe_clusters:
     input:
         memory="<results>/clusters/memory.parquet",
         steps="<results>/clusters/steps.parquet",
+        peaks="<results>/clusters/peaks.parquet",
     output:
         page="<results>/report/clusters.html",
     log:

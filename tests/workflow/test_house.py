@@ -20,7 +20,7 @@ from trioflow.reproductions.vtrain.data import SETS
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 MEASURING = {"capture", "measure"}
-WITH_TORCH = MEASURING | {"judge_clusters", "judge_cluster_steps"}
+WITH_TORCH = MEASURING | {"judge_clusters", "judge_cluster_steps", "judge_cluster_peaks"}
 
 
 def read_rules() -> dict[str, str]:

@@ -40,6 +40,12 @@ class PrecisionRecipe:
     # gradient accumulation fusion).
     made_bytes: int = 0
     shards_main: bool = False
+    # Tensors as large as the scores, in fp32, that the loss has at one time: Megatron-LM's works in the
+    # one that the scores are cast to, nanotron's in a second one; 0 where PyTorch's cross-entropy runs.
+    loss_copies: int = 0
+    # Buffers that are always there for what sequence parallelism gathers: Megatron-LM has one, nanotron
+    # one for activations and one for gradients.
+    gather_buffers: int = 0
 
     @property
     def keeps_main_gradients(self) -> bool:
@@ -76,8 +82,8 @@ RECIPES = {
         *_PLAIN,
         PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
-        PrecisionRecipe("megatron-bf16", "bf16", **_MAIN),
-        PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, **_MAIN),
+        PrecisionRecipe("megatron-bf16", "bf16", loss_copies=1, gather_buffers=1, **_MAIN),
+        PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, **_MAIN),
         PrecisionRecipe(
             "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,
             gather_bytes=2, reduce_bytes=2,

@@ -9,6 +9,7 @@ from __future__ import annotations
 NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
+BYTES_PER_KIB = 1 << 10
 BYTES_PER_MIB = 1 << 20
 BYTES_PER_GIB = 1 << 30
 """Binary mebibyte: PyTorch states its bucket limits in it."""

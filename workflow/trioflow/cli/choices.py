@@ -183,6 +183,9 @@ def apply_configuration(options: argparse.Namespace) -> None:
         argument = column if column in vars(options) else f"{column}_parallel"
         if argument != "data_parallel" and vars(options)[argument] in (None, False):
             setattr(options, argument, value if value not in ("none", 0) else None)
+    stages = (options.pipeline_parallel or 1) * (options.stages_per_rank or 1)
+    if options.stages is None and stages == len(found.stages):
+        options.stages = found.name_stages()
     _share_ranks(options, found)
 
 

@@ -274,6 +274,7 @@ CLUSTER_MEMORY = pa.schema([
     *_CLUSTER_RUN,
     column("measured_bytes", FLOAT, "memory of rank 0 as the file gives it; null for most that failed", "bytes", null=True),
     column("allocated_bytes", INT, "predicted peak of what rank 0's allocator hands out", "bytes"),
+    column("passing_bytes", INT, "of that what comes and goes in a step: activations, temporaries, inputs", "bytes"),
     column("reserved_bytes", INT, "predicted peak of what rank 0's allocator holds", "bytes"),
     column("fullest_bytes", INT, "predicted peak handed out on the fullest rank", "bytes"),
     column("fullest_reserved_bytes", INT, "predicted peak held on the fullest rank", "bytes"),
@@ -288,6 +289,21 @@ CLUSTER_STEPS = pa.schema([
     column("low_s", FLOAT, "lower end of its 80 % interval", "s", null=True),
     column("high_s", FLOAT, "upper end of its 80 % interval", "s", null=True),
     column("refused", TEXT, "why the plan is refused; empty elsewhere"),
+])  # fmt: skip
+CLUSTER_PEAKS = pa.schema([
+    column("suite", TEXT, "gpt, moe, bert or t5: which of Megatron-LM's test suites"),
+    column("case", TEXT, "the test's name"),
+    column("device", TEXT, "a100 or h100: eight of them ran it"),
+    column("measured_bytes", FLOAT, "highest peak that the last rank's allocator handed out, as logged", "bytes"),
+    column("kept_bytes", FLOAT, "what lay there between steps at the end", "bytes"),
+    column("data", INT, "data-parallel degree; null where the arguments are refused", null=True),
+    column("tensor", INT, "tensor-parallel degree", null=True),
+    column("pipeline", INT, "pipeline degree", null=True),
+    column("attention", TEXT, "flash, fused-softmax or eager; empty where refused"),
+    column("workspace_bytes", INT, "of the prediction what libraries keep for their products", "bytes", null=True),
+    column("predicted_bytes", INT, "predicted peak of the last rank, workspaces included", "bytes", null=True),
+    column("not_followed", TEXT, "arguments that change work or memory and are not followed, as simulate warns of them"),
+    column("refused", TEXT, "why the arguments are refused; empty elsewhere"),
 ])  # fmt: skip
 
 ANALYTICAL = pa.schema([

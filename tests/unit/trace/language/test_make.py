@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from same_step import assert_same_step, category_bytes
@@ -88,10 +89,22 @@ def test_a_recipe_decides_the_formats_of_what_is_held(name):
 def test_flash_attention_keeps_no_scores_and_eager_does():
     kept = {
         kind: category_bytes(make.make_trace(SMALL, replace(STEP, attention=kind)))["activation"]
-        for kind in ("flash", "eager")
+        for kind in ("flash", "fused-softmax", "eager")
     }
     scores = STEP.batch * SMALL.heads * STEP.sequence**2
     assert kept["eager"] - kept["flash"] >= SMALL.layers * scores * (4 + 2)
+    # One kernel from the products to the probabilities, all in half precision.
+    assert kept["eager"] - kept["fused-softmax"] >= SMALL.layers * scores * 4
+
+
+def test_what_is_dropped_is_remembered_in_a_byte_an_element():
+    trace = make.make_trace(replace(GPT, attention_dropout=0.1), replace(STEP, attention="fused-softmax"))  # fmt: skip
+    masks = trace.tensors[trace.tensors["dtype"] == "bool"]
+    tokens, scores = STEP.batch * STEP.sequence, STEP.batch * GPT.heads * STEP.sequence**2
+    # Behind the embedding, and twice in each block; attention's weights once.
+    elements = (2 * GPT.layers + 1) * tokens * GPT.hidden + GPT.layers * scores
+    assert sum(prod(shape) for shape in masks["shape"]) == elements
+    assert set(masks["elem_bytes"]) == {1}
 
 
 def test_a_trace_is_kept_and_a_damaged_one_made_again():

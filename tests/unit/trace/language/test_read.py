@@ -118,7 +118,7 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     assert (model.vocabulary, model.tied, model.longest) == (50432, True, 1024)
     assert model.feed_forward == 2048
     assert found.step == {
-        "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "eager",
+        "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "fused-softmax",
     }  # fmt: skip
     assert found.global_batch == 32
     assert found.degrees == {
@@ -126,6 +126,45 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
         "schedule": "interleaved", "stages_per_rank": 2, "sharding": "distributed", "recompute": "selective",
     }  # fmt: skip
     assert "fp8-format" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stages"),
+    [
+        ("", (3, 3, 3, 3)),
+        ("--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3 --pipeline-model-parallel-size 2", (2,) * 6),
+        ("--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2 --pipeline-model-parallel-size 4", (2, 4, 4, 2)),
+        (
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
+            "--num-layers 10 --pipeline-model-parallel-size 4",
+            (2, 3, 3, 2),
+        ),
+        ("--pipeline-model-parallel-size 1", ()),
+    ],
+)  # fmt: skip
+def test_stages_are_cut_as_megatron_cuts_them(arguments, stages, tmp_path):
+    line = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --pipeline-model-parallel-size 4 "
+    found = find_configuration(write(tmp_path, "run.sh", line + arguments))
+    assert found.stages == stages
+    named = found.name_stages()
+    assert named is None if not stages else list(map(len, named)) == [
+        n + (i == 0) + (i == len(stages) - 1) for i, n in enumerate(stages)
+    ]  # fmt: skip
+
+
+def test_blocks_that_cannot_be_cut_as_asked_are_refused(tmp_path):
+    line = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --pipeline-model-parallel-size 5"
+    with pytest.raises(InputError, match=r"12 layers cannot be cut into 5 x 1 stages"):
+        find_configuration(write(tmp_path, "run.sh", line))
+
+
+def test_a_bare_yes_refuses_what_is_not_built(tmp_path):
+    line = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --multi-latent-attention"
+    with pytest.raises(InputError, match="latent attention"):
+        find_configuration(write(tmp_path, "run.sh", line))
+    other = line.replace("--multi-latent-attention", "--use-megatron-fsdp true")
+    with pytest.raises(InputError, match="Megatron-FSDP"):
+        find_configuration(write(tmp_path, "run.sh", other))
 
 
 def test_a_megatron_command_line_is_read_from_a_script(tmp_path):

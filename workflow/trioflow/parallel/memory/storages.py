@@ -15,9 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
+FP32_BYTES = 4
 TEMPORARY = "temporary"
 """Category of what backward and optimizer make and drop."""
 
@@ -72,8 +74,9 @@ def build_storage_table(
     batch.
     """
     tensors = trace.tensors
+    storages = _join_loss(trace)
     frame = pd.DataFrame({
-        "storage": tensors["storage_id"].astype("int64"),
+        "storage": storages,
         "category": tensors["category"],
         "bytes": np.array(tensor_bytes(trace), dtype=float),
         "producer": tensors["producer_op_id"].astype("Int64"),
@@ -83,12 +86,15 @@ def build_storage_table(
     table = grouped.first().sort_index()
     producer = table["producer"].fillna(-1).to_numpy(dtype=np.int64)
     phase = np.append(trace.operators["phase"].to_numpy(dtype=str), "")[producer]
-    uses = _list_uses(trace, table.index.to_numpy(), producer)
+    uses = _list_uses(trace, storages, table.index.to_numpy(), producer)
     category = _name_categories(table["category"].to_numpy(dtype=str), phase, producer >= 0)
-    share = _shares(trace, operators, category, producer, uses, table.index.tolist(), share_of)
+    sizes = table["bytes"].to_numpy(dtype=float)
+    share = _shares(
+        trace, operators, category, producer, uses, table.index.tolist(), share_of, sizes
+    )
     return StorageTable(
         table.index.to_numpy(dtype=np.int64), category,
-        table["bytes"].to_numpy(dtype=float) * share,
+        sizes * share,
         _growth(trace, table["tensor"].to_numpy(), category, producer),
         producer >= 0, uses,
     )  # fmt: skip
@@ -104,12 +110,38 @@ def _name_categories(
 
 
 @remembered
+def _join_loss(trace: Trace) -> NDArray[np.int64]:
+    """Return each tensor's storage, what a loss that works in place writes over as one.
+
+    Such a loss (``PrecisionRecipe.loss_copies``) takes the scores in fp32, makes their exponentials, the
+    probabilities and in backward the gradient of one of them out of the other, in the memory of the scores or of
+    one copy of them (Megatron-LM's ``VocabParallelCrossEntropy``, nanotron's ``_ShardedCrossEntropy``).
+    """
+    storage = trace.tensors["storage_id"].to_numpy(dtype=np.int64)
+    copies = trace.facts.recipe.loss_copies
+    if not copies:
+        return storage
+    forward = trace.operators["op_id"].isin(loss_operators(trace))
+    backward = trace.operators["forward_op_id"].isin(trace.operators.loc[forward, "op_id"])
+    loss = trace.operators.loc[forward | backward, "op_id"]
+    size = np.array(tensor_bytes(trace), dtype=float)
+    made = trace.tensors["producer_op_id"].isin(loss).to_numpy(dtype=bool) & (size > 0)
+    large = made & (size == size[made].max(initial=0.0))
+    single = large & (trace.tensors["elem_bytes"].to_numpy() == FP32_BYTES)
+    found = list(dict.fromkeys(storage[single].tolist()))[copies - 1 :]
+    return np.where(np.isin(storage, found), found[0] if found else -1, storage)
+
+
+@remembered
 def _list_uses(
-    trace: Trace, storages: NDArray[np.int64], producer: NDArray[np.int64]
+    trace: Trace,
+    storage_of: NDArray[np.int64],
+    storages: NDArray[np.int64],
+    producer: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return each operator's storages, those of results that it does not return included."""
     index_of = {int(storage): index for index, storage in enumerate(storages)}
-    of_tensor = [index_of[int(storage)] for storage in trace.tensors["storage_id"]]
+    of_tensor = [index_of[int(storage)] for storage in storage_of]
     made: list[set[int]] = [set() for _ in range(len(trace.operators))]
     for index, maker in enumerate(producer.tolist()):
         if maker >= 0:
@@ -128,14 +160,24 @@ def _list_uses(
 def _shares(
     trace: Trace, operators: pd.DataFrame, category: NDArray[np.str_], producer: NDArray[np.int64],
     uses: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], storages: list[int],
-    share_of: Callable[[int], float | None],
+    share_of: Callable[[int], float | None], sizes: NDArray[np.float64],
 ) -> NDArray[np.float64]:  # fmt: skip
+    """Return the part of each storage that one rank holds.
+
+    As much of it as its operator writes of what it wrote; as much as it reads
+    where that is more than the operator returns, such as the probabilities
+    that a loss keeps beside the one number that it returns.
+    """
     read, written = (
         _ratio(operators[column].to_numpy(dtype=float), trace.operators[column].to_numpy(dtype=float))
         for column in ("read_bytes", "write_bytes")
     )  # fmt: skip
+    returned = np.append(trace.operators["write_bytes"].to_numpy(dtype=float), 0.0)[producer]
     by_op = np.where(trace.operators["write_bytes"].to_numpy() > 0, written, read)
-    share = np.where(producer >= 0, np.append(by_op, 1.0)[producer], 1.0)
+    of_maker = np.where(
+        sizes > returned, np.append(read, 1.0)[producer], np.append(by_op, 1.0)[producer]
+    )
+    share = np.where(producer >= 0, of_maker, 1.0)
     # Where no parameter is known, its state is as much of it as the operators that update it.
     owner = np.repeat(np.arange(len(by_op)), np.diff(uses[0]))
     updates = trace.operators["phase"].to_numpy(dtype=str)[owner] == "optimizer"

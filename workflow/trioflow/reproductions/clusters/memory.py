@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.parallel.memory.peak import PASSING
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.prediction.options import Options
@@ -62,7 +63,7 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
             trace = trace_run(run)
             times = time_operators(trace, DEVICE)
         assert times is not None
-        stages = cut_stages(trace, run)
+        stages = keep_depth(cut_stages(trace, run), run.pipeline)
         pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
         data = run.data if run.zero else min(run.data, 2)
         key = (len(stages), run.pipeline, run.tensor, run.micro_batch, pieces, data, run.zero)
@@ -71,14 +72,32 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
             options = Options(stages=stages if len(stages) > 1 else None)
             graph = build_graph(times, plan, batch=data * pieces * run.micro_batch, options=options)
             memory = graph.metadata.memory
+            mine = next(entry for entry in memory if 0 in entry["ranks"])
             known[key] = {
-                "allocated_bytes": next(e for e in memory if 0 in e["ranks"])["peak_bytes"],
-                "reserved_bytes": next(e for e in memory if 0 in e["ranks"])["reserved_bytes"],
+                "allocated_bytes": mine["peak_bytes"],
+                "passing_bytes": sum(mine["categories"].get(name, 0) for name in PASSING),
+                "reserved_bytes": mine["reserved_bytes"],
                 "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
                 "fullest_reserved_bytes": max(entry["reserved_bytes"] for entry in memory),
             }
         rows.append(_describe(run, known[key]))
     return rows
+
+
+def keep_depth(stages: Sequence[Sequence[str]], pipeline: int) -> list[list[str]]:
+    """Return as many stages as the run has, whatever lies on the last ones.
+
+    Where the head ends nanotron's last but one stage the loss alone is left for
+    the last one, and rank 0 holds a micro-batch for that one too. Such stages
+    get the last unit of a later stage that has several: rank 0 keeps its own.
+    """
+    deep = [list(stage) for stage in stages]
+    while len(deep) < pipeline:
+        several = [i for i, stage in enumerate(deep) if i and len(stage) > 1]
+        if not several:
+            break
+        deep.insert(several[-1] + 1, [deep[several[-1]].pop()])
+    return deep
 
 
 def _describe(run: Run, found: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trioflow.report.html import (
 )
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.wording import write_percent
+from trioflow.reproductions.clusters.peaks import peaks_section
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     OTHER,
@@ -30,7 +31,7 @@ from trioflow.reproductions.clusters.scores import (
     score_memory,
     score_steps,
 )
-from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
+from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 TITLE = "trioflow: nanotron's runs on 8 to 512 H100"
 MEDIAN_AIM, AIM_90 = 0.05, 0.10
@@ -42,23 +43,26 @@ _STEPS = (
     "several nodes are the same publication's, measured apart from the steps."
 )
 _WORDS = {
-    "held": "what the allocator holds: what it hands out, a share of that for fragmentation, and without a pipeline the inputs of a micro-batch's reduce-scatters",
+    "held": "what the allocator holds: what it hands out, for fragmentation a share of what of it comes and goes in a step, and without a pipeline the inputs of a micro-batch's reduce-scatters",
     "handed out": "the peak of what the allocator hands out, with nothing fitted",
 }
 
 
-def build_clusters_page(memory: str | Path, steps: str | Path, page: str | Path) -> None:
+def build_clusters_page(
+    memory: str | Path, steps: str | Path, peaks: str | Path, page: str | Path
+) -> None:
     """Write the page.
 
     Parameters
     ----------
-    memory, steps : path
-        Parquet files of ``reproductions.tables.CLUSTER_MEMORY`` and ``CLUSTER_STEPS``.
+    memory, steps, peaks : path
+        Parquet files of ``reproductions.tables.CLUSTER_MEMORY``, ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``.
     page : path
         HTML page to write.
     """
     cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
     timed = tables.read_table(steps, "cluster_steps", CLUSTER_STEPS)
+    tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
     scores = score_memory(cases)
     content = [
         Section(
@@ -70,10 +74,16 @@ def build_clusters_page(memory: str | Path, steps: str | Path, page: str | Path)
         Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
         Section("degrees", "Memory by degrees", [render_degrees(cases)]),
         Section("failed", "Those that failed", [render_failed(cases)]),
+        peaks_section(tests),
         glossary_section(
-            _WORDS, {"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS}
+            _WORDS,
+            {
+                "cluster_memory": CLUSTER_MEMORY,
+                "cluster_steps": CLUSTER_STEPS,
+                "cluster_peaks": CLUSTER_PEAKS,
+            },
         ),
-        provenance_section([memory, steps]),
+        provenance_section([memory, steps, peaks]),
     ]
     write_page(page, Page(TITLE, content, made_from=" from nanotron's own table of runs"))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from trioflow.errors import InputError
-from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Configuration:
         Samples of the whole step.
     accumulate : int, optional
         Micro-batches of a replica, where the file counts them instead.
+    stages : tuple of int
+        Blocks of each pipeline stage as the framework cuts them; empty where trioflow is to balance them.
     notes : tuple of str
         What changes work and is not followed.
     """
@@ -36,7 +39,24 @@ class Configuration:
     degrees: Mapping[str, Any] = field(default_factory=dict)
     global_batch: int | None = None
     accumulate: int | None = None
+    stages: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def name_stages(self) -> list[list[str]] | None:
+        """Return the units of each pipeline stage; None where trioflow is to balance them.
+
+        The embedding goes to the first stage, the head to the last.
+        """
+        if not self.stages:
+            return None
+        ends = list(accumulate(self.stages))
+        named = [
+            [f"{BLOCKS}.{i}" for i in range(end - size, end)]
+            for size, end in zip(self.stages, ends, strict=True)
+        ]
+        named[0].insert(0, EMBEDDING)
+        named[-1].append(HEAD)
+        return named
 
 
 class Fields:
@@ -127,7 +147,7 @@ class Fields:
         """
         for name in names:
             value = self.take(name)
-            if value not in (None, False, 0, 1, "0", "1", "false", ""):
+            if value is True or value not in (None, False, 0, 1, "0", "1", "false", ""):
                 raise InputError(f"{name} {value!r:.40}: {why}", file=self.file, place=name)
 
     def list_unknown(self, harmless: frozenset[str], prefixes: tuple[str, ...] = ()) -> list[str]:

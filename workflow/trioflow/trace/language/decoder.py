@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, LanguageModel
 from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
 
-FLASH, EAGER = "flash", "eager"
+FLASH, SOFTMAX, EAGER = "flash", "fused-softmax", "eager"
 
 
 def _squared_relu(x: Tensor) -> Tensor:
@@ -39,12 +39,20 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _drop(x: Tensor, share: float) -> Tensor:
+    """Drop a share of x as a GPU does, which keeps a byte an element; `F.dropout` elsewhere keeps a number."""
+    return torch.native_dropout(x, share, True)[0] if share else x
+
+
 def _make_norm(sizes: LanguageModel, width: int) -> nn.Module:
     return nn.LayerNorm(width, bias=sizes.norm == "layer")
 
 
 class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
-    """Causal attention; flash keeps no scores, eager computes them in fp32 as transformers does."""
+    """Causal attention; flash keeps no scores, eager computes them in fp32 as transformers does.
+
+    With fused-softmax one kernel scales, masks and normalises the scores in the model's own format.
+    """
 
     def __init__(self, sizes: LanguageModel, kind: str, rotation: Tensor | None) -> None:
         super().__init__()
@@ -83,10 +91,14 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
             )
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        scores = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(self.sizes.head_size)
-        scores = scores + scores.new_empty(scores.shape[-2:])
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-        return torch.matmul(F.dropout(weights, dropped) if dropped else weights, value)
+        scores = torch.matmul(query, key.transpose(2, 3))
+        if self.kind == SOFTMAX:
+            weights = F.softmax(scores, dim=-1)
+        else:
+            scores = scores / math.sqrt(self.sizes.head_size)
+            scores = scores + scores.new_empty(scores.shape[-2:])
+            weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        return torch.matmul(_drop(weights, dropped), value)
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -124,11 +136,8 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform activations [batch, sequence, hidden]."""
-        x = x + self._drop(self.self_attn(self.input_layernorm(x)))
-        return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout) if self.dropout else x
+        x = x + _drop(self.self_attn(self.input_layernorm(x)), self.dropout)
+        return x + _drop(self.mlp(self.post_attention_layernorm(x)), self.dropout)
 
 
 class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -151,7 +160,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         x = self.embed_tokens(tokens)
         if hasattr(self, "embed_positions"):
             x = x + self.embed_positions(torch.arange(tokens.shape[1], device=tokens.device))
-        x = F.dropout(x, self.dropout) if self.dropout else x
+        x = _drop(x, self.dropout)
         for layer in self.layers:
             x = layer(x)
         out: Tensor = self.norm(x)
@@ -198,7 +207,7 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     ----------
     row : mapping
         ``language_model`` (a `LanguageModel`'s fields as JSON), ``sequence`` [tokens],
-        ``attention`` (flash or eager) and ``layers``, the depth to build.
+        ``attention`` (flash, fused-softmax or eager) and ``layers``, the depth to build.
     """
     layers = need_size(row, "layers")
     sizes = LanguageModel(**json.loads(str(row["language_model"])) | {"layers": layers})
@@ -206,9 +215,9 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     embedding = ["model.embed_tokens"]
     if sizes.positions == "learned":
         embedding.append("model.embed_positions")
-    units = {"embedding": embedding}
-    units |= {f"model.layers.{i}": [f"model.layers.{i}"] for i in range(layers)}
-    units["head"] = ["model.norm", "lm_head"]
+    units = {EMBEDDING: embedding}
+    units |= {f"{BLOCKS}.{i}": [f"{BLOCKS}.{i}"] for i in range(layers)}
+    units[HEAD] = ["model.norm", "lm_head"]
 
     def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
         return make_tokens(batch, sequence, sizes.vocabulary, seed, device)

@@ -24,11 +24,12 @@ _REFUSED = {
     "is-hybrid-model": "hybrid models are not built from a configuration",
     "hybrid-override-pattern": "hybrid models are not built from a configuration",
     "experimental-attention-variant": "it is another attention, which is not built",
+    "use-megatron-fsdp": "Megatron-FSDP is not read from a configuration: give --plan fsdp",
 }
 _FOLLOWED = (
     "fp8", "recompute", "overlap", "cuda-graph", "enable-cuda-graph", "tp-comm", "fine-grained",
     "use-megatron-fsdp", "use-torch-fsdp2", "data-parallel-sharding", "attention-output-gate",
-    "account-for", "decoder-first", "decoder-last", "pipeline-model-parallel-layout", "moe", "window",
+    "pipeline-model-parallel-layout", "moe", "window",
     "optimizer", "cpu-offload", "offload", "linear", "cross-entropy", "rotary-percent", "apply-query",
 )  # fmt: skip
 """Arguments that begin so may change work; the others that nobody reads are about data, checkpoints and logs."""
@@ -94,9 +95,10 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     unfused = backend in _UNFUSED or (
         found.take("transformer-impl") == "local" and not found.flag("use-flash-attn")
     )
+    softmax = "eager" if found.flag("no-masked-softmax-fusion") else "fused-softmax"
     step = {
         "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": _find_precision(found),
-        "attention": "eager" if unfused else "flash",
+        "attention": softmax if unfused else "flash",
     }  # fmt: skip
     degrees = _read_degrees(found, model, file)
     total = found.take("global-batch-size")
@@ -104,6 +106,7 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     return Configuration(
         model.check(file), step, degrees,
         global_batch=None if total is None else found.size("global-batch-size"),
+        stages=_cut_stages(found, model.layers, degrees),
         notes=tuple(notes + note_unknown(unread)),
     )  # fmt: skip
 
@@ -193,3 +196,45 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
             "recompute-granularity", {"full": "full", "selective": "selective"}, ""
         )
     return degrees
+
+
+def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the blocks of each stage: equally many, embedding and loss counted where the arguments say so.
+
+    Stages of one rank are chunks of its blocks, which equal ones make.
+
+    Raises
+    ------
+    InputError
+        When the blocks cannot be cut so.
+    """
+    pipeline, several = degrees["pipeline"], degrees.get("stages_per_rank", 1)
+    embedding = found.flag("account-for-embedding-in-pipeline-split")
+    loss = found.flag("account-for-loss-in-pipeline-split")
+    first, last = (
+        None if found.take(f"decoder-{side}-pipeline-num-layers") is None
+        else found.size(f"decoder-{side}-pipeline-num-layers")
+        for side in ("first", "last")
+    )  # fmt: skip
+    if pipeline == 1 or found.take("pipeline-model-parallel-layout") is not None:
+        return ()
+    ends = {0: first, pipeline - 1: last}
+    told = {rank: size for rank, size in ends.items() if size is not None}
+    others = pipeline - len(told)
+    each, rest = divmod(
+        layers + embedding + loss - sum(told.values()), others * (1 if told else several)
+    )
+    if (
+        rest
+        or each < 1
+        or (told and several > 1 and any(n % several for n in (each, *told.values())))
+    ):
+        raise InputError(
+            f"{layers} layers cannot be cut into {pipeline} x {several} stages as the arguments say",
+            file=found.file, place="pipeline-model-parallel-size",
+        )  # fmt: skip
+    of_rank = [told.get(rank, each * (1 if told else several)) for rank in range(pipeline)]
+    stages = [of_rank[rank] // several for _ in range(several) for rank in range(pipeline)]
+    stages[0] -= embedding
+    stages[-1] -= loss
+    return tuple(stages)

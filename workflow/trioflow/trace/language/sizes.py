@@ -11,6 +11,8 @@ from trioflow.trace.facts import Facts
 NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
 POSITIONS = ("rotary", "learned", "none")
+EMBEDDING, BLOCKS, HEAD = "embedding", "model.layers", "head"
+"""A model's pipeline units: what is before its blocks, the blocks with their numbers, what is behind them."""
 
 
 @dataclass(frozen=True)

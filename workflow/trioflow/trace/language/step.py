@@ -8,8 +8,9 @@ from trioflow.errors import InputError
 from trioflow.precision_recipes import choose_recipe
 from trioflow.settings import OPTIMIZERS
 
-ATTENTIONS = ("flash", "eager")
-"""flash keeps no scores; eager computes them in memory, as transformers does without it."""
+ATTENTIONS = ("flash", "fused-softmax", "eager")
+"""flash keeps no scores; fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
+them, as Megatron-LM and Transformer Engine do without flash; eager keeps them in fp32, as transformers does."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,12 @@
+"""Predict the peaks of Megatron-LM's tests."""
+
+from trioflow.job_log import log_job
+from trioflow.provenance import stamp
+from trioflow.reproductions.clusters.megatron import judge_peaks, read_cases
+from trioflow.reproductions.tables import CLUSTER_PEAKS
+from trioflow.tables import write_table
+
+with log_job(snakemake.log[0]):
+    cases = judge_peaks(read_cases(snakemake.input))
+    facts = stamp(snakemake.input)
+    write_table(cases, "cluster_peaks", snakemake.output.table, facts, CLUSTER_PEAKS)

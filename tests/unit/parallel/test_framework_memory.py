@@ -1,0 +1,49 @@
+"""What Megatron-LM and nanotron hold of a language model's step, beside what PyTorch alone would."""
+
+from __future__ import annotations
+
+import pytest
+from trioflow.parallel.plan import make_plan
+from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.trace.language.make import make_trace
+from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.language.step import LanguageStep
+
+pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+
+WORDY = LanguageModel("wordy", 2, 64, 8, 8, 8, 96, 32768)
+"""Its scores are most of what it holds."""
+STEP = {"sequence": 64, "batch": 2}
+TOKENS = STEP["sequence"] * STEP["batch"]
+SCORES = TOKENS * WORDY.vocabulary
+
+
+def hold(precision, tensor=1):
+    """Return what fills rank 0 at its peak."""
+    trace = make_trace(WORDY, LanguageStep(**STEP, precision=precision))
+    split = tensor > 1
+    plan = make_plan(1, tensor, sequence_parallel=split, vocabulary_parallel=split)
+    times = time_operators(trace, "NVIDIA H100 80GB HBM3")
+    return build_graph(times, plan, batch=STEP["batch"]).metadata.memory[0]["categories"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_a_score"),
+    # In bf16 as they are made and in fp32; in fp32 twice; the probabilities and two gradients in fp32.
+    [("megatron-bf16", 2 + 4), ("nanotron-bf16", 4 + 4), ("pure-bf16", 4 + 4 + 4)],
+)
+@pytest.mark.parametrize("tensor", [1, 4, 8])
+def test_a_loss_that_works_in_place_holds_the_scores_that_it_works_in(
+    precision, bytes_a_score, tensor
+):
+    held = hold(precision, tensor)
+    passing = held.get("activation", 0) + held.get("temporary", 0)
+    assert passing == pytest.approx(bytes_a_score * SCORES / tensor, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("precision", "buffers"), [("megatron-bf16", 1), ("nanotron-bf16", 2), ("pure-bf16", 0)]
+)
+def test_what_sequence_parallelism_gathers_lies_in_buffers_that_stay(precision, buffers):
+    assert "gathered" not in hold(precision)
+    assert hold(precision, 2).get("gathered", 0) == buffers * TOKENS * WORDY.hidden * 2
