@@ -190,9 +190,11 @@ def test_micro_batches_beyond_a_full_pipeline_add_equal_times(runs: list[Run]) -
         if r.ran and r.parameters == 1.34 and r.nodes == 1 and r.tensor == 2 and r.pipeline == 2
     )  # fmt: skip
     run = replace(run, accumulate=10, measured_step_s=1.0)
-    times = time_operators(trace_run(run), load_platform(PLATFORM, 8).device.name)
-    whole = simulate_pieces(run, times, cut_stages(times.traces[0], run), run.accumulate)
-    assert predict_run(run, times) == pytest.approx(whole, rel=1e-3)
+    platform = load_platform(PLATFORM, 8)
+    times = time_operators(trace_run(run), platform.device.name)
+    stages = cut_stages(times.traces[0], run)
+    whole = simulate_pieces(run, times, platform, stages, run.accumulate)
+    assert predict_run(run, times, platform) == pytest.approx(whole, rel=1e-3)
 
 
 def test_scores_count_refused_plans_as_missed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.costmodel import products
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.products import PRODUCTS, product_columns, scale_products
 
@@ -71,6 +72,21 @@ def test_a_batch_scales_the_dimension_that_carries_it():
     )
     assert (expected[:, 0] > 0).sum() == 6
     np.testing.assert_array_equal(scaled, expected)
+
+
+def test_equal_layers_are_looked_at_once(monkeypatch):
+    asked = []
+    whole = products._scale_one
+    monkeypatch.setattr(products, "_scale_one", lambda *row: asked.append(row) or whole(*row))
+    before, after = make_step(512, 2), make_step(512, 7)
+    features = ["flop", "read_bytes", "write_bytes"]
+    known = product_columns(before, list(classify(before)))
+    sizes = before[features].to_numpy(float), after[features].to_numpy(float)
+    once = scale_products(known, *sizes)
+    count = len(asked)
+    layers = scale_products(np.tile(known, (80, 1)), *(np.tile(size, (80, 1)) for size in sizes))
+    assert len(asked) == 2 * count
+    np.testing.assert_array_equal(layers, np.tile(once, (80, 1)))
 
 
 def test_a_batch_of_convolutions_lengthens_m():

@@ -206,9 +206,15 @@ def scale_products(products: Floats, before: Floats, after: Floats) -> Floats:
     bytes best is scaled.
     """
     result = products.copy()
-    for row in np.flatnonzero((products[:, 0] > 0) & (before != after).any(axis=1)):
-        if before[row, 0] > 0 and after[row, 0] > 0:
-            result[row, :4] = _scale_one(products[row], before[row], after[row])
+    resized = (products[:, 0] > 0) & (before != after).any(axis=1)
+    at = np.flatnonzero(resized & (before[:, 0] > 0) & (after[:, 0] > 0))
+    # A model's layers are alike: each different row is looked at once.
+    rows = np.ascontiguousarray(np.hstack([products, before, after])[at])
+    known: dict[bytes, Floats] = {}
+    for row, key in zip(at.tolist(), map(bytes, rows), strict=True):
+        if key not in known:
+            known[key] = _scale_one(products[row], before[row], after[row])
+        result[row, :4] = known[key]
     return result
 
 

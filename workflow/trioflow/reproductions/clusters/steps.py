@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.errors import TrioflowError
+from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.options import Options
+from trioflow.reproductions.clusters.memory import DEVICE
 from trioflow.reproductions.clusters.nanotron import Run, cut_stages, plan_run, trace_run
 from trioflow.reproductions.clusters.scores import FITTED, RAN, is_fitted_on
 
@@ -36,19 +38,23 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
         A row a run; columns of ``reproductions.tables.CLUSTER_STEPS``. A plan
         that is refused has no prediction, and counts as missed.
     """
-    rows: list[dict[str, Any]] = []
-    ran = [run for run in runs if run.ran]
-    for parameters in dict.fromkeys(run.parameters for run in ran):
-        mine = [run for run in ran if run.parameters == parameters]
-        times = time_operators(trace_run(mine[0]), load_platform(PLATFORM, 8).device.name)
+    rows: dict[int, dict[str, Any]] = {}
+    ran = dict(enumerate(run for run in runs if run.ran))
+    for parameters in dict.fromkeys(run.parameters for run in ran.values()):
+        mine = [place for place, run in ran.items() if run.parameters == parameters]
+        # Runs that share split operators, then routes, then micro-batches, one after the other.
+        mine.sort(key=lambda place: (ran[place].tensor, ran[place].nodes, ran[place].micro_batch))
+        platforms = {n: load_platform(PLATFORM, 8 * n) for n in {ran[i].nodes for i in mine}}
+        times = time_operators(trace_run(ran[mine[0]]), DEVICE)
         with remembering(Memory()):
-            rows += [_judge(run, times) for run in mine]
-    return pd.DataFrame(rows)
+            for place in mine:
+                rows[place] = _judge(ran[place], times, platforms[ran[place].nodes])
+    return pd.DataFrame([rows[place] for place in ran])
 
 
-def _judge(run: Run, times: DeviceTimes) -> dict[str, Any]:
+def _judge(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
     try:
-        predicted_s, low_s, high_s = predict_run(run, times).tolist()
+        predicted_s, low_s, high_s = predict_run(run, times, platform).tolist()
         refused = ""
     except TrioflowError as error:
         predicted_s, low_s, high_s, refused = float("nan"), float("nan"), float("nan"), str(error)
@@ -61,7 +67,7 @@ def _judge(run: Run, times: DeviceTimes) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def predict_run(run: Run, times: DeviceTimes) -> NDArray[np.float64]:
+def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
     """Return a run's step and the ends of its 80 % interval [s].
 
     Notes
@@ -73,18 +79,18 @@ def predict_run(run: Run, times: DeviceTimes) -> NDArray[np.float64]:
     stages = cut_stages(times.traces[0], run)
     most = 2 * len(stages) + 2
     if run.accumulate <= most:
-        return simulate_pieces(run, times, stages, run.accumulate)
-    full = simulate_pieces(run, times, stages, most)
-    each = (full - simulate_pieces(run, times, stages, most - 2)) / 2
+        return simulate_pieces(run, times, platform, stages, run.accumulate)
+    full = simulate_pieces(run, times, platform, stages, most)
+    each = (full - simulate_pieces(run, times, platform, stages, most - 2)) / 2
     return full + each * (run.accumulate - most)
 
 
 def simulate_pieces(
-    run: Run, times: DeviceTimes, stages: Sequence[list[str]], pieces: int
+    run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int
 ) -> NDArray[np.float64]:
     """Return a run's step with so many micro-batches, and the ends of its 80 % interval [s]."""
     plan = plan_run(run, len(stages), pieces, run.data)
     options = Options(stages=list(stages) if len(stages) > 1 else None)
     batch = run.data * pieces * run.micro_batch
-    found = predict(times, plan, PLATFORM, batch=batch, options=options)
+    found = predict(times, plan, platform, batch=batch, options=options)
     return np.array([found.step_time_s, found.low_s, found.high_s])
