@@ -16,6 +16,7 @@ from trioflow import tables
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import FRAGMENTATION
 from trioflow.prediction.assembly import time_operators
+from trioflow.reproductions.clusters.baselines import choose_plans, predict_steps, score_ways
 from trioflow.reproductions.clusters.megatron import FOLDER, judge_peaks, read_cases
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import (
@@ -25,12 +26,13 @@ from trioflow.reproductions.clusters.nanotron import (
     read_runs,
     trace_run,
 )
-from trioflow.reproductions.clusters.page import build_clusters_page, render_gap
+from trioflow.reproductions.clusters.page import build_clusters_page, render_slow
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
     RAN,
-    choose_plans,
+    find_repeated,
+    find_slow,
     is_fitted_on,
     score_memory,
     score_steps,
@@ -179,8 +181,8 @@ def test_sampled_steps_keep_their_limits(steps) -> None:
     scores = score_steps(steps).set_index("group")
     assert scores.loc["all runs", "median_error"] < STEP_LIMIT
     assert (steps["low_s"] < steps["predicted_s"]).all()
-    cells = choose_plans(steps)
-    assert (cells["loss"] >= 0).all() and cells["runs"].sum() == len(steps)
+    cells = choose_plans(steps, predict_steps(steps))
+    assert (cells["trioflow"] >= 0).all() and cells["runs"].sum() == len(steps)
 
 
 def test_micro_batches_beyond_a_full_pipeline_add_equal_times(runs: list[Run]) -> None:
@@ -207,8 +209,60 @@ def test_scores_count_refused_plans_as_missed() -> None:
     found = score_steps(cases).iloc[0]
     assert found["runs"] == 3 and found["within_10"] == found["covered"] == pytest.approx(1 / 3)
     assert found["within_50"] == pytest.approx(1 / 3) and found["in_order"] == 0.0
-    assert render_gap(cases) == "", "one stage, one node"
-    slow = cases.head(2).assign(nodes=2, tensor=2, pipeline=2, accumulate=3, measured_s=[9.04, 8.9])
-    assert "(2 runs) took 2.00&nbsp;s more for each turn" in render_gap(slow)
-    cell = choose_plans(cases).iloc[0]
-    assert cell["loss"] == 0.5 and cell["rule_loss"] == 0.0
+    assert render_slow(cases.assign(data=1, accumulate=4, zero=0)) == "", "one stage, one node"
+
+
+def make_cases(runs: list[Run]) -> pd.DataFrame:
+    """All runs, with predictions of 0.4 MFU and 0.1 s that nothing was simulated for."""
+    ran = [run for run in runs if run.ran]
+    rows = [
+        {"set": FITTED if is_fitted_on(r.parameters, r.nodes) else RAN, "predicted_s":
+         r.measured_step_s * r.mfu / 0.4 + 0.1, **vars(r), "measured_s": r.measured_step_s}
+        for r in ran
+    ]  # fmt: skip
+    return pd.DataFrame(rows).assign(low_s=0.0, high_s=0.0)
+
+
+def test_ways_that_simulate_nothing_are_beside_the_prediction(runs: list[Run]) -> None:
+    cases = make_cases(runs)
+    steps = predict_steps(cases)
+    assert all(len(step_s) == 1728 for step_s in steps.values())
+    fitted = cases[cases["set"] == FITTED]
+    middle = np.median(steps["constant MFU"][fitted.index] / fitted["measured_s"])
+    assert middle == pytest.approx(1.0, rel=1e-6)
+    scores = score_ways(cases, steps).set_index("way")
+    assert scores.loc["boosted trees", "median_error"] < scores.loc["constant MFU", "median_error"]
+    assert predict_steps(cases)["boosted trees"].tolist() == steps["boosted trees"].tolist()
+    cells = choose_plans(cases, steps)
+    assert len(cells) == 26 and cells["runs"].sum() == 1728
+    assert (cells["chosen_tokens_per_s"] <= cells["best_tokens_per_s"]).all()
+    loss = 1 - cells["chosen_tokens_per_s"] / cells["best_tokens_per_s"]
+    assert loss.tolist() == pytest.approx(cells["trioflow"].tolist())
+
+
+def test_plans_without_any_prediction_lose_all() -> None:
+    cases = pd.DataFrame(
+        {"parameters": 1.34, "nodes": 1, "tensor": [1, 2], "pipeline": 1, "data": [8, 4], "zero": 0,
+         "micro_batch": 1, "accumulate": 4, "measured_s": [1.0, 2.0]}
+    )  # fmt: skip
+    cell = choose_plans(cases, {"trioflow": np.array([np.nan, 0.9])}).iloc[0]
+    assert (cell["trioflow"], cell["rule"], cell["constant MFU"]) == (0.5, 0.0, 0.25)
+    assert cell["best"] == "1 x 1 x 8, micro-batch 1, ZeRO 0"
+    cell = choose_plans(cases, {"trioflow": np.array([np.nan, np.nan])}).iloc[0]
+    assert cell["trioflow"] == 1.0 and cell["chosen"] == "all refused"
+
+
+def test_slow_pipelines_are_told_by_what_a_micro_batch_takes() -> None:
+    cases = pd.DataFrame(
+        {"parameters": 1.34, "nodes": 2, "tensor": [2, 2, 16, 1], "pipeline": [2, 2, 2, 1],
+         "data": 4, "zero": 1, "micro_batch": [2, 1, 1, 1], "accumulate": [4, 8, 8, 8],
+         "measured_s": [2.0, 12.0, 9.0, 9.0], "predicted_s": [1.8, 2.4, 1.0, 1.0]}
+    )  # fmt: skip
+    rows = find_slow(cases)
+    assert rows["slow"].tolist() == [False, True] and rows["mixed"].all()
+    assert rows["excess_s"].tolist() == pytest.approx([0.05, 1.2])
+    text = render_slow(cases)
+    assert "Of 2 runs" in text and "1 took 1.20&nbsp;s more" in text and "1 plans have runs" in text
+    assert find_repeated(cases).empty
+    again = find_repeated(pd.concat([cases, cases.assign(measured_s=1.0)]))
+    assert again["slowest_s"].tolist() == [9.0, 12.0, 2.0, 9.0]

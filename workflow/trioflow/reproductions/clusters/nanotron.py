@@ -23,6 +23,7 @@ import numpy as np
 from trioflow.errors import TableError
 from trioflow.experiments import Plan
 from trioflow.parallel.plan import make_plan
+from trioflow.reproductions.clusters.scores import SEQUENCE
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
@@ -36,7 +37,6 @@ COLUMNS = (
     "mfu", "tokens_per_s_per_gpu", "tokens_per_s", "memory",
 )  # fmt: skip
 """Of the file's ``customdata``; the runs have two more, words for the chart."""
-SEQUENCE = 4096
 PRECISION = "nanotron-bf16"
 _VOCABULARY = 131072
 _SIZES = {

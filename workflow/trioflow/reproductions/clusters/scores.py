@@ -15,6 +15,8 @@ RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
 """Why a run may have failed: nanotron refuses fewer micro-batches than stages less one."""
 
+SEQUENCE = 4096
+"""Tokens of a sample."""
 FAST = 0.1
 """Model FLOPs utilisation above which a run is one that someone would repeat."""
 
@@ -84,7 +86,7 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     for nodes in sorted(cases["nodes"].unique().tolist()):
         word = "node" if nodes == 1 else "nodes"
         groups.append((f"{nodes} {word}", cases[cases["nodes"] == nodes]))
-    return pd.DataFrame([_score_group(name, rows) for name, rows in groups if len(rows)])
+    return pd.DataFrame([score_group(name, rows) for name, rows in groups if len(rows)])
 
 
 def is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
@@ -92,7 +94,8 @@ def is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
     return (cases["pipeline"] > 1) & (cases["tensor"] > 1) & (cases["nodes"] > 1)
 
 
-def _score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the errors of some runs: a row of :func:`score_steps`."""
     measured = rows["measured_s"].to_numpy()
     error = np.nan_to_num(np.abs(rows["predicted_s"].to_numpy() / measured - 1), nan=np.inf)
     inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())
@@ -117,29 +120,30 @@ def _count_order(rows: pd.DataFrame) -> float:
     return right / pairs if pairs else float("nan")
 
 
-def choose_plans(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return what it costs to take the plan that is predicted fastest, by model and nodes.
+SLOW_S = 0.5
+"""A micro-batch more than this beyond its prediction is one of the slow kind: few runs lie near it [s]."""
+_PLAN = ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
 
-    All runs of a model on as many nodes train on equally many samples a step.
+
+def find_slow(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return pipelines on several nodes whose stages lie in a node each, and which of them are slow.
 
     Returns
     -------
     DataFrame
-        ``parameters``, ``nodes``, ``runs``; ``loss`` of throughput beside the
-        best measured run, and ``rule_loss``, that of the smallest tensor, then
-        pipeline degree, and of those the largest micro-batch.
+        Rows of ``cases``; ``excess_s``, what each of a replica's micro-batches took beyond its
+        prediction [s]; ``slow``; ``mixed``, whether runs of the same plan but for the micro-batch
+        are of both kinds.
     """
-    rows = []
-    for (parameters, nodes), cell in cases.groupby(["parameters", "nodes"]):
-        best_s = cell["measured_s"].min()
-        known = cell.dropna(subset="predicted_s")
-        chosen_s = known.sort_values("predicted_s")["measured_s"].iloc[0] if len(known) else np.inf
-        order = ["tensor", "pipeline", "micro_batch"]
-        rule_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
-        rows.append(
-            {
-                "parameters": parameters, "nodes": nodes, "runs": len(cell),
-                "loss": 1 - best_s / chosen_s, "rule_loss": 1 - best_s / rule_s,
-            }
-        )  # fmt: skip
-    return pd.DataFrame(rows)
+    inside = (cases["pipeline"] > 1) & (cases["nodes"] > 1) & (cases["tensor"] <= 8)
+    rows = cases[inside].dropna(subset="predicted_s")
+    excess_s = (rows["measured_s"] - rows["predicted_s"]) / rows["accumulate"]
+    rows = rows.assign(excess_s=excess_s, slow=excess_s > SLOW_S)
+    return rows.assign(mixed=rows.groupby(_PLAN)["slow"].transform("nunique") > 1)
+
+
+def find_repeated(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return runs of one configuration that was measured several times: ``fastest_s``, ``slowest_s``."""
+    groups = cases.groupby([*_PLAN, "micro_batch", "accumulate"])["measured_s"]
+    found = groups.agg(runs="size", fastest_s="min", slowest_s="max").reset_index()
+    return found[found["runs"] > 1].reset_index(drop=True)
