@@ -18,10 +18,10 @@ from graphs import (
 )
 from peers import ASTRASIM_LAYERS, ASTRASIM_RING, TRIOSIM_RESNET50, TRIOSIM_VGG13
 from rows import Peer, Row, time_s
-from trioflow.costmodel.choices import SHIPPED_MODELS
-from trioflow.costmodel.collectives import load_collective_model
+from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.engine.result import Summary
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform

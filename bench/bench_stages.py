@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from bench_commands import TRACE
 from rows import Row, time_s
-from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.kineto import read_profile

@@ -195,7 +195,7 @@ def data_files(wildcards):
 
 def published_files(wildcards):
     """The public files that the platform's collectives are fitted from."""
-    from trioflow.costmodel.published_collectives import (
+    from trioflow.costmodel.collectives.published import (
         find_published,
         published_tables,
     )
@@ -206,7 +206,7 @@ def published_files(wildcards):
 
 def published_collectives(wildcards):
     """The collectives of every platform that ships."""
-    from trioflow.costmodel.published_collectives import PLATFORMS
+    from trioflow.costmodel.collectives.published import PLATFORMS
 
     return [
         f"<results>/cost_models/published/{platform}/collectives.json"
@@ -230,7 +230,7 @@ def published_gpu_files(wildcards):
 
 def published_collective_files(wildcards):
     """The public files that hold measured collectives."""
-    from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
+    from trioflow.costmodel.collectives.tables import PUBLIC_TABLES
 
     return [f"<results>/data/{table.key}" for table in PUBLIC_TABLES]
 

@@ -1,6 +1,6 @@
 """Read the collectives over many nodes that ship from a public figure."""
 
-from trioflow.costmodel.between_nodes import build_between_nodes
+from trioflow.costmodel.collectives.published import build_between_nodes
 from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):

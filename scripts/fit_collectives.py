@@ -1,7 +1,7 @@
 """Fit the collective cost model from every session's samples."""
 
 import pandas as pd
-from trioflow.costmodel.collectives import fit_collective_model
+from trioflow.costmodel.collectives.model import fit_collective_model
 from trioflow.job_log import log_job
 from trioflow.tables import read_table
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.new_gpu_model import fit_new_gpu_model
+from trioflow.costmodel.new_gpu.fit import fit_new_gpu_model
 from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):

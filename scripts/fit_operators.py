@@ -1,6 +1,6 @@
 """Fit the operator cost model from all captured traces."""
 
-from trioflow.costmodel.methods import fit_named_model
+from trioflow.costmodel.operators.methods import fit_named_model
 from trioflow.job_log import log_job
 from trioflow.provenance import stamp
 from trioflow.tables import write_table

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.published_collectives import fit_published
+from trioflow.costmodel.collectives.published import fit_published
 from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trioflow.costmodel.published_models import build_operator_models
+from trioflow.costmodel.operators.published import build_operator_models
 from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Fit the matrix products in half precision that ship from public tables."""
 
-from trioflow.costmodel.tensor_products import build_tensor_products
+from trioflow.costmodel.operators.half_tables import build_tensor_products
 from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):

@@ -20,7 +20,7 @@ import pytest
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topology import build_ring
+from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 GOLDEN = Path(__file__).with_name("small_step.timeline.csv")

@@ -9,7 +9,11 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 from trioflow import tables
-from trioflow.costmodel.collectives import COLLECTIVES, CollectiveCostModel, fit_collective_model
+from trioflow.costmodel.collectives.model import (
+    COLLECTIVES,
+    CollectiveCostModel,
+    fit_collective_model,
+)
 
 SIZES = st.integers(0, 1 << 34)
 CURVES = st.dictionaries(

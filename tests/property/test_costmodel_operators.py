@@ -14,7 +14,7 @@ from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
-from trioflow.costmodel.operators import (
+from trioflow.costmodel.operators.model import (
     METHODS,
     OperatorCostModel,
     fit_operator_model,

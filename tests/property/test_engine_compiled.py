@@ -32,7 +32,7 @@ from trioflow.engine.timeline import (
 )
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.message_planner import MessagePlanner

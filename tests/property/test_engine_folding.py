@@ -18,7 +18,7 @@ from trioflow.engine.simulate import simulate
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topologies.nodes import build_rail_optimised
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "gather")

@@ -10,12 +10,13 @@ import pytest
 from fuzz import SHARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trioflow.costmodel.choices import SHIPPED_MODELS, list_models
-from trioflow.costmodel.curves import FORMS, Curve
+from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.features import FEATURES
-from trioflow.costmodel.operators import OperatorCostModel, load_operator_model
-from trioflow.costmodel.resizing import Resizing, rescale_rows
+from trioflow.costmodel.operators.curves import FORMS, Curve
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.resizing import Resizing, rescale_rows
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.reference import resize_batch
 from trioflow.trace.store import load_trace

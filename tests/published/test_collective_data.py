@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.costmodel.choices import SHIPPED_MODELS
-from trioflow.costmodel.collective_methods import METHODS
-from trioflow.costmodel.collectives import wire_factor
-from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, read_public_samples
-from trioflow.costmodel.published_collectives import FILE, PLATFORMS, fit_published
+from trioflow.costmodel.collectives.methods import METHODS
+from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.published import FILE, PLATFORMS, fit_published
+from trioflow.costmodel.collectives.tables import PUBLIC_TABLES, read_public_samples
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.reproductions.validation.collectives import (
     describe_case,

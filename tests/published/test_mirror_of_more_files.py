@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trioflow.costmodel.new_gpu_data import load_cases, read_rows, read_tensor_products
-from trioflow.costmodel.published_data import load_published
+from trioflow.costmodel.new_gpu.data import load_cases, read_rows, read_tensor_products
+from trioflow.costmodel.operators.published import load_published
 from trioflow.datasets.catalogue import SINGLE_PRODUCTS, load_catalogue
 
 MODELS = ["neusight/labels-a100-pcie-80gb", "neusight/labels-v100-pcie-32gb"]

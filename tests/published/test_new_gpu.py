@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.costmodel.new_gpu import new_gpu_interval, retime_trace
-from trioflow.costmodel.new_gpu_model import fit_new_gpu_model, load_new_gpu_model
-from trioflow.costmodel.scores import score_cases
+from trioflow.costmodel.judging import score_cases
+from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
+from trioflow.costmodel.new_gpu.fit import fit_new_gpu_model
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.reproductions.validation.new_gpu import (

@@ -10,19 +10,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.costmodel.baselines import ProportionalModel
-from trioflow.costmodel.benchmarks import TEST, TRAIN, load_benchmarks
-from trioflow.costmodel.device_fit import DeviceData, fit_device_data
-from trioflow.costmodel.operator_cases import resize
-from trioflow.costmodel.operator_rows import sized_rows
-from trioflow.costmodel.operators import OperatorCostModel, load_operator_model
-from trioflow.costmodel.published_data import load_published
-from trioflow.costmodel.published_models import (
+from trioflow.costmodel.judging import resize, score_cases
+from trioflow.costmodel.operators.device_fit import DeviceData, fit_device_data
+from trioflow.costmodel.operators.methods import ProportionalModel
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
+from trioflow.costmodel.operators.published import (
+    TEST,
+    TRAIN,
     build_operator_models,
     largest_difference,
+    load_benchmarks,
+    load_published,
     shipped_operator_models,
 )
-from trioflow.costmodel.scores import score_cases
+from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.provenance import read_json
 from trioflow.reproductions.tables import read_validation_table, write_validation_table

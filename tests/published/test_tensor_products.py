@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from trioflow.costmodel.published_models import largest_difference
-from trioflow.costmodel.tensor_products import SHIPPED_FILE, build_tensor_products
+from trioflow.costmodel.operators.half_tables import SHIPPED_FILE, build_tensor_products
+from trioflow.costmodel.operators.published import largest_difference
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_PRODUCTS, load_catalogue
 from trioflow.provenance import read_json
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow import tables
-from trioflow.costmodel.collectives import fit_collective_model
+from trioflow.costmodel.collectives.model import fit_collective_model
 from trioflow.provenance import write_json
 from trioflow.report.attribution import ATTRIBUTION, PROFILE
 from trioflow.report.causes import CAUSES

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from trioflow.cli import main
 from trioflow.cli.capture import SHIPPED_WORKLOADS
-from trioflow.costmodel.choices import SHIPPED_MODELS
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.trace.store import save_trace, shipped_traces
 
 TRACE = "gpt2-tiny-b8"

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow.cli.main import build_parser
-from trioflow.costmodel.collective_methods import METHODS
-from trioflow.costmodel.collectives import COLLECTIVES
-from trioflow.costmodel.nccl_formula import NcclMachine
-from trioflow.costmodel.platform_collectives import fit_platform_collectives
+from trioflow.costmodel.collectives.methods import METHODS
+from trioflow.costmodel.collectives.model import COLLECTIVES
+from trioflow.costmodel.collectives.nccl import NcclMachine
+from trioflow.costmodel.collectives.platform import fit_platform_collectives
 from trioflow.errors import InputError
 
 

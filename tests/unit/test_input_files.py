@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from trioflow import tables
-from trioflow.costmodel.nccl_tests_log import import_nccl_tests
+from trioflow.costmodel.collectives.tests_log import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
 from trioflow.errors import InputError, TableError
 from trioflow.hardware.device_sheet import load_device

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from project_copy import ROOT, Project
-from trioflow.costmodel.nccl_tables import PUBLIC_TABLES
+from trioflow.costmodel.collectives.tables import PUBLIC_TABLES
 from trioflow.datasets.catalogue import load_catalogue
 
 STAGES = {

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from trioflow.costmodel.collective_methods import fit_alpha_beta
-from trioflow.costmodel.collective_points import thin
-from trioflow.costmodel.curves import FORMS, fit_curve
-from trioflow.costmodel.device_fit import fit_device_model
-from trioflow.costmodel.message_curve import fit_message_curve
-from trioflow.costmodel.new_gpu_data import pair_rows
-from trioflow.costmodel.new_gpu_fit import describe_pairs, fit_exponents
-from trioflow.costmodel.operators import METHODS, fit_operator_model
+from trioflow.costmodel.collectives.message_curve import fit_message_curve
+from trioflow.costmodel.collectives.methods import fit_alpha_beta, thin
+from trioflow.costmodel.new_gpu.data import pair_rows
+from trioflow.costmodel.new_gpu.fit import describe_pairs, fit_exponents
+from trioflow.costmodel.operators.curves import FORMS, fit_curve
+from trioflow.costmodel.operators.device_fit import fit_device_model
+from trioflow.costmodel.operators.model import METHODS, fit_operator_model
 
 from costmodel.gpu_synthetic import LIMITS, law_rows, make_gpu_traces
 

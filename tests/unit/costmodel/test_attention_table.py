@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.attention_table import (
+from trioflow.costmodel.choices import list_models
+from trioflow.costmodel.device_times import choose_operator_model, find_mask
+from trioflow.costmodel.operators.half_tables import (
     BACKWARD_FLOP,
     BACKWARD_SHARES,
     NEWER_SPEEDUP,
     SHAPE,
     attention_columns,
     fit_attention,
+    shipped_attention,
 )
-from trioflow.costmodel.choices import list_models
-from trioflow.costmodel.device_times import choose_operator_model, find_mask
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.tensor_products import shipped_attention
+from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.store import load_trace

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.costmodel.benchmarks import DATASET, load_benchmarks
-from trioflow.costmodel.operator_rows import sized_rows
+from trioflow.costmodel.operators.published import DATASET, load_benchmarks
+from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.errors import InputError
 
 DEVICE = "Tesla V100-PCIE-32GB"

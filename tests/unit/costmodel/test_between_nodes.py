@@ -8,16 +8,16 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from trioflow.costmodel.between_nodes import (
-    FILE,
-    PLATFORM,
-    SHIPPED_FOLDER,
+from trioflow.costmodel.collectives.platform import load_platform_collectives
+from trioflow.costmodel.collectives.published import (
+    NODES_FILE,
+    NODES_PLATFORM,
     NodeCurve,
     build_between_nodes,
     find_between_nodes,
     read_node_bandwidths,
 )
-from trioflow.costmodel.platform_collectives import load_platform_collectives
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
 from trioflow.errors import InputError
 from trioflow.hardware.platform import load_platform
@@ -31,8 +31,8 @@ def test_what_ships_is_what_the_figure_draws(tmp_path):
     told = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not told or not load_catalogue().held_files(told, NODE_BANDWIDTHS):
         pytest.skip("the public figure is not at hand")
-    built = build_between_nodes(told, tmp_path / FILE)
-    assert built.read_bytes() == (SHIPPED_FOLDER / PLATFORM / FILE).read_bytes()
+    built = build_between_nodes(told, tmp_path / NODES_FILE)
+    assert built.read_bytes() == (SHIPPED_MODELS / NODES_PLATFORM / NODES_FILE).read_bytes()
 
 
 def test_a_figure_is_read_as_bus_bandwidths_with_their_bands(tmp_path):
@@ -63,8 +63,8 @@ def test_a_figure_is_read_as_bus_bandwidths_with_their_bands(tmp_path):
 
 @cache
 def load_cluster():
-    platform = load_platform(PLATFORM, 512)
-    path = SHIPPED_FOLDER / str(platform.node_collectives) / "collectives.json"
+    platform = load_platform(NODES_PLATFORM, 512)
+    path = SHIPPED_MODELS / str(platform.node_collectives) / "collectives.json"
     return platform, load_platform_collectives(path), Router(platform.links)
 
 
@@ -79,7 +79,7 @@ def plan(collective, size, nodes, per_node=8, measured=None):
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_measured_node_counts_are_met_and_left_out_ones_held_by_the_band(collective):
-    measured = find_between_nodes(PLATFORM)
+    measured = find_between_nodes(NODES_PLATFORM)
     curve = measured.curves[collective]
     errors = []
     for place, nodes in enumerate(curve.nodes[1:], start=1):

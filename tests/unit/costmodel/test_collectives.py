@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.costmodel.collectives import (
+from trioflow.costmodel.collectives.message_curve import left_out_errors
+from trioflow.costmodel.collectives.model import (
     CollectiveCostModel,
     count_steps,
     fit_collective_model,
     load_collective_model,
     wire_factor,
 )
-from trioflow.costmodel.message_curve import left_out_errors
 from trioflow.errors import InputError, TableError
 
 # Medians of a gloo all_reduce over two ranks, with the knee that one line misses (FACTS 13).

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.class_curves import ANY, find_class, fit_class_curves, lookup_order
-from trioflow.costmodel.curves import FORMS, Curve, driver_of, fit_curve
 from trioflow.costmodel.intervals import (
     ASSUMED_FACTOR,
     LEFT_OUT_OPERATORS,
@@ -17,6 +15,13 @@ from trioflow.costmodel.intervals import (
     fit_bands,
     fit_step_band,
 )
+from trioflow.costmodel.operators.class_curves import (
+    ANY,
+    find_class,
+    fit_class_curves,
+    lookup_order,
+)
+from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
 from trioflow.errors import InputError
 
 RANDOM = np.random.default_rng(5)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.benchmarks import COLUMNS
-from trioflow.costmodel.class_curves import Recipe, fit_class_curves
-from trioflow.costmodel.device_fit import (
+from trioflow.costmodel.operators.class_curves import Recipe, fit_class_curves
+from trioflow.costmodel.operators.device_fit import (
     DEVICE_METHODS,
     DeviceData,
     fit_device_data,
     fit_device_model,
     make_recipe,
 )
-from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.published import COLUMNS
 from trioflow.errors import InputError
 from trioflow.reproductions.tables import OPERATORS
 from trioflow.reproductions.validation.operators import diagnose
@@ -126,7 +126,7 @@ def test_single_operators_shape_a_curve_and_leave_its_level():
     joined = rows.unique[(rows.unique["operator_class"] == "gemm").to_numpy()]
     forward = joined[(joined["phase"] == "forward").to_numpy()]
     curve = curves["gemm", "forward"].curve
-    from trioflow.costmodel.products import work_matrix
+    from trioflow.costmodel.operators.products import work_matrix
 
     guessed = curve.predict(work_matrix(forward)) @ forward["count"].to_numpy(float)
     known = (forward["time_s"] * forward["count"]).sum()

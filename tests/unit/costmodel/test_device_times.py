@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from trioflow.costmodel.device_fit import fit_device_model
 from trioflow.costmodel.device_times import (
     lend_recorded_times,
     nearest_model,
     prepare_device_times,
+    times_interval,
 )
-from trioflow.costmodel.new_gpu import new_gpu_interval
+from trioflow.costmodel.new_gpu.carry import new_gpu_interval
+from trioflow.costmodel.operators.device_fit import fit_device_model
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.costmodel.timed_trace import times_interval
 from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.facts import Facts

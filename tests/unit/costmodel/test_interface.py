@@ -6,13 +6,8 @@ from importlib import metadata
 
 import pytest
 from trioflow import plugins
-from trioflow.costmodel.interface import (
-    ENTRY_POINTS,
-    OperatorModel,
-    TraceLike,
-    find_operator_model,
-)
-from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.interface import ENTRY_POINTS, OperatorModel, TraceLike, find_operator_model
+from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.errors import InputError
 
 from costmodel.synthetic import make_traces

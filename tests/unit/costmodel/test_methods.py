@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from trioflow.costmodel.baselines import ProportionalModel, RecordedModel
-from trioflow.costmodel.methods import METHOD_NAMES, fit_named_model, make_unfitted_model
-from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.operators.methods import (
+    METHOD_NAMES,
+    ProportionalModel,
+    RecordedModel,
+    fit_named_model,
+    make_unfitted_model,
+)
+from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.errors import InputError, PlatformError
 
 from costmodel.gpu_synthetic import make_gpu_traces

@@ -8,19 +8,19 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.collective_bands import conformal_band
-from trioflow.costmodel.collective_methods import METHODS
-from trioflow.costmodel.collective_points import MAX_POINTS, median_points, thin
-from trioflow.costmodel.collectives import COLLECTIVES, wire_factor
-from trioflow.costmodel.nccl_calibration import calibrate, choose_rows
-from trioflow.costmodel.nccl_formula import (
+from trioflow.costmodel.collectives.bands import conformal_band
+from trioflow.costmodel.collectives.methods import MAX_POINTS, METHODS, median_points, thin
+from trioflow.costmodel.collectives.model import COLLECTIVES, wire_factor
+from trioflow.costmodel.collectives.nccl import (
     NcclMachine,
+    calibrate,
     choose,
+    choose_rows,
     load_constants,
     parse_version,
     recognise_device,
 )
-from trioflow.costmodel.platform_collectives import (
+from trioflow.costmodel.collectives.platform import (
     PlatformCollectives,
     fit_platform_collectives,
     load_platform_collectives,

@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow.cli.collectives import add_import_collectives
-from trioflow.costmodel.nccl_tables import (
+from trioflow.costmodel.collectives.platform import load_platform_collectives
+from trioflow.costmodel.collectives.tables import (
     COLUMNS,
     PUBLIC_TABLES,
     read_aiconfigurator,
@@ -18,8 +19,7 @@ from trioflow.costmodel.nccl_tables import (
     read_vidur_send,
     read_vtrain,
 )
-from trioflow.costmodel.nccl_tests_log import import_nccl_tests
-from trioflow.costmodel.platform_collectives import load_platform_collectives
+from trioflow.costmodel.collectives.tests_log import import_nccl_tests
 from trioflow.errors import InputError, TableError, TrioflowError
 
 LOG = """\
@@ -96,7 +96,7 @@ def test_newer_logs_tell_program_and_version_in_comments(tmp_path: Path) -> None
         ("   68.20   61.50", "     nan   61.50", "line 17, column in-place time"),
         ("68.80   60.96   91.45      0", "68.80   60.96   91.45      7", "line 17, column out-of-place #wrong: 7"),
         ("92.25      0", "", "line 17: 11 values where the header names 13"),
-        ("#  Rank ", "#  rang ", "line 13: the log does not tell the ranks"),
+        ("#  Rank ", "#  rang ", "line 13: the log does not give the number of ranks"),
         ("#       size", "#       bulk", "no line of measurements"),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_file_is_named_after_its_program_whatever_stands_around_it(
 def test_an_unnamed_operation_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     path.write_text(LOG)
-    with pytest.raises(InputError, match="does not tell the operation"):
+    with pytest.raises(InputError, match="does not name the operation"):
         import_nccl_tests([path], "box")
     assert set(import_nccl_tests([path], "box", collective="reduce")["collective"]) == {"reduce"}
 
@@ -204,7 +204,7 @@ def test_vtrain_holds_two_times_under_one_name(tmp_path: Path) -> None:
     )
     frame = read_vtrain(path, "a100-sxm", "some")
     assert frame[["ranks", "round", "time_ns"]].values.tolist() == [[3, 0, 63910], [3, 1, 63500]]
-    with pytest.raises(TableError, match="does not tell the ranks"):
+    with pytest.raises(TableError, match="does not give the ranks"):
         read_vtrain(path.rename(tmp_path / "table"), "a100-sxm", "some")
 
 

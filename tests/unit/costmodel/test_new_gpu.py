@@ -10,34 +10,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.new_gpu import (
+from trioflow.costmodel.new_gpu.carry import (
+    NewGpuBand,
+    NewGpuModel,
     label_new_gpu,
+    load_new_gpu_model,
     new_gpu_interval,
     retime_trace,
     scale_trace,
 )
-from trioflow.costmodel.new_gpu_data import BENCHMARKS, pair_rows
-from trioflow.costmodel.new_gpu_fit import (
+from trioflow.costmodel.new_gpu.data import BENCHMARKS, pair_rows
+from trioflow.costmodel.new_gpu.fit import (
     describe_pairs,
     fit_exponents,
     leave_out,
     predict_held_out,
-)
-from trioflow.costmodel.new_gpu_model import (
-    NewGpuBand,
-    NewGpuModel,
-    load_new_gpu_model,
     summarise_residuals,
 )
-from trioflow.costmodel.new_gpu_operators import derive_operator_model
-from trioflow.costmodel.new_gpu_rules import (
+from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
+from trioflow.costmodel.new_gpu.rules import (
     RULES,
     Exponents,
     find_exponents,
     reachable_share,
     wave_quantisation,
 )
-from trioflow.costmodel.operators import fit_operator_model
+from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
 from trioflow.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.hardware.device_sheet import load_device

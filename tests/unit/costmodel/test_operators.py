@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.costmodel.operator_rows import collect_rows, pair_rows
-from trioflow.costmodel.operators import (
+from trioflow.costmodel.operators.model import (
     METHODS,
     OperatorCostModel,
     fit_operator_model,
     load_operator_model,
 )
+from trioflow.costmodel.operators.rows import collect_rows, pair_rows
 from trioflow.errors import InputError, TableError
 
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces

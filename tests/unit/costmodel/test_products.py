@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel import products
 from trioflow.costmodel.features import classify
-from trioflow.costmodel.products import PRODUCTS, product_columns, scale_products
+from trioflow.costmodel.operators import products
+from trioflow.costmodel.operators.products import PRODUCTS, product_columns, scale_products
 
 from costmodel.gpu_synthetic import make_step
 

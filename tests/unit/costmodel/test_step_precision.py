@@ -9,28 +9,28 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel import tensor_products
 from trioflow.costmodel.choices import list_models
-from trioflow.costmodel.device_fit import fit_device_model
 from trioflow.costmodel.device_times import choose_operator_model
-from trioflow.costmodel.new_gpu_operators import derive_operator_model
-from trioflow.costmodel.operator_rows import sized_rows
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.products import PRODUCTS
-from trioflow.costmodel.rooflines import roofline_times
-from trioflow.costmodel.step_precision import (
-    PrecisionModel,
-    class_precision,
-    in_precision,
-    measured_convolutions,
-)
-from trioflow.costmodel.tensor_products import (
+from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
+from trioflow.costmodel.operators import half_tables
+from trioflow.costmodel.operators.device_fit import fit_device_model
+from trioflow.costmodel.operators.half_tables import (
     fit_tensor_products,
     load_tensor_products,
     nearest_table,
     save_tensor_products,
     shipped_tensor_products,
 )
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.precision import (
+    PrecisionModel,
+    class_precision,
+    in_precision,
+    measured_convolutions,
+)
+from trioflow.costmodel.operators.products import PRODUCTS
+from trioflow.costmodel.operators.resizing import roofline_times
+from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_sheet, load_device
@@ -74,7 +74,7 @@ def a100():
 def test_a_table_is_fitted_and_judged_on_left_out_shapes(tables):
     assert list(tables) == ["a100-sxm4-80gb"]
     table = tables["a100-sxm4-80gb"]
-    assert table.curve.form == tensor_products.FORM
+    assert table.curve.form == half_tables.FORM
     assert max(table.held_out_large_error, table.held_out_error) < 0.06
     assert abs(table.held_out_sum_error) < 0.06
     assert table.low_log <= 0 <= table.high_log
@@ -85,7 +85,7 @@ def test_a_table_survives_its_file(tables, tmp_path):
     save_tensor_products(tables, tmp_path / "model.json")
     assert load_tensor_products(tmp_path / "model.json") == tables
     (tmp_path / "other.json").write_text(json.dumps({"kind": "else"}))
-    with pytest.raises(InputError, match="no table of tensor products"):
+    with pytest.raises(InputError, match="not a table of tensor products"):
         load_tensor_products(tmp_path / "other.json")
     with pytest.raises(InputError, match="no table of single products"):
         fit_tensor_products(tmp_path / "nothing")
@@ -129,7 +129,9 @@ def test_shipped_tables_are_those_of_three_gpus():
 
 
 def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypatch):
-    monkeypatch.setattr("trioflow.costmodel.step_precision.shipped_tensor_products", lambda: tables)
+    monkeypatch.setattr(
+        "trioflow.costmodel.operators.precision.shipped_tensor_products", lambda: tables
+    )
     sheet = load_device("a100-sxm4-80gb")
     model = in_precision(a100, sheet, "bf16")
     assert isinstance(model, PrecisionModel)
@@ -150,7 +152,9 @@ def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypat
 
 
 def test_recorded_times_are_rescaled_with_the_tables_shape(a100, tables, monkeypatch):
-    monkeypatch.setattr("trioflow.costmodel.step_precision.shipped_tensor_products", lambda: tables)
+    monkeypatch.setattr(
+        "trioflow.costmodel.operators.precision.shipped_tensor_products", lambda: tables
+    )
     model = in_precision(a100, load_device("a100-sxm4-80gb"), "fp16")
     one, two = (make_step(1024, batch).assign(kind="compute") for batch in (4, 8))
     target = one.copy()

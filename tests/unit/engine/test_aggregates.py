@@ -14,7 +14,7 @@ from trioflow.engine.networks import NETWORKS
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 RANKS = 6

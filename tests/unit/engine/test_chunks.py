@@ -11,7 +11,7 @@ from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.plan import make_plan

@@ -13,7 +13,7 @@ from trioflow.engine.timeline import (
 )
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topology import build_ring
+from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 PLATFORM = Platform("ring", Device("chip", "gpu", 10**9, {}), 2, tuple(build_ring(2, 1e9, 0.0)))

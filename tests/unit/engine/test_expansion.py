@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from trioflow.costmodel.choices import SHIPPED_MODELS
-from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.engine.folding import fold as folding
 from trioflow.engine.folding.classes import find_fold
 from trioflow.engine.folding.fold import (

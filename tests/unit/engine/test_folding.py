@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trioflow.costmodel.choices import SHIPPED_MODELS
-from trioflow.costmodel.collectives import load_collective_model
+from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.engine.folding.links import divide
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import InputError, SimulationError

@@ -10,7 +10,7 @@ import pytest
 from trioflow.engine.simulate import simulate
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, Routing
-from trioflow.hardware.topology import build_ring
+from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 PLATFORM = Platform("ring", Device("chip", "gpu", 10**9, {}), 3, tuple(build_ring(3, 1e9, 0.0)))

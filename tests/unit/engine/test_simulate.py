@@ -11,7 +11,7 @@ from trioflow.engine.networks import NETWORKS
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 
@@ -317,8 +317,8 @@ def test_a_part_that_takes_little_of_the_step_is_named_but_decides_no_confidence
 
 
 def test_fitted_collective_model_fits_in(tmp_path: Path) -> None:
-    """The model of costmodel.collectives, not a stand-in: a measured size takes its median."""
-    from trioflow.costmodel.collectives import fit_collective_model
+    """The model of costmodel.collectives.model, not a stand-in: a measured size takes its median."""
+    from trioflow.costmodel.collectives.model import fit_collective_model
 
     samples = pd.DataFrame([
         {"platform": "p", "library": "l", "collective": "all_reduce", "ranks": 2,

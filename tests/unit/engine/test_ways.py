@@ -11,7 +11,7 @@ from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, Routing
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.task_graph import TaskGraphBuilder
 
 BANDWIDTH = 1e9

@@ -9,15 +9,16 @@ import pytest
 import yaml
 from trioflow.errors import PlatformError
 from trioflow.hardware import device_sheet
-from trioflow.hardware.device_names import is_processor, read_name
 from trioflow.hardware.device_sheet import (
     SCHEMA,
     SHIPPED,
     DeviceSheet,
     find_device,
     find_sheet,
+    is_processor,
     list_devices,
     load_device,
+    read_name,
 )
 from trioflow.hardware.platform import list_platforms, load_platform
 

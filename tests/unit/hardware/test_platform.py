@@ -10,10 +10,8 @@ import yaml
 from trioflow import provenance
 from trioflow.errors import PlatformError
 from trioflow.hardware.device_sheet import SHIPPED, load_device
+from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import (
-    Device,
-    Link,
-    Platform,
     describe_unmeasured,
     list_platforms,
     load_platform,
@@ -135,7 +133,7 @@ def test_any_number_of_ranks_where_the_file_says_so(tmp_path: Path) -> None:
     }  # fmt: skip
     path = write(tmp_path, content)
     assert len(load_platform(path, ranks=16).links) == 32
-    with pytest.raises(PlatformError, match="'any' is no number of ranks here"):
+    with pytest.raises(PlatformError, match="'any' is not a number of ranks here"):
         load_platform(path)
 
 
@@ -176,7 +174,7 @@ def set_key(content: dict[str, Any], place: str, value: object) -> None:
         ("links.0.to", "rank0", r"links\.0: joins rank0 to itself"),
         ("links.1", None, r"links\.1: None is not of the type object"),
         ("ranks", 3, r"no link reaches rank2; name the 3 ranks rank0 to rank2"),
-        ("ranks", 0, r"ranks: 0 is no number of ranks"),
+        ("ranks", 0, r"ranks: 0 is not a number of ranks"),
         ("topology", {}, "exactly one of the keys 'links' and 'topology' is due"),
         ("host", {"Cost": sourced(1)}, "host: unknown key 'Cost'"),
         ("host", {"pipeline_microbatch_s": sourced(1)}, "did you mean 'pipeline_micro_batch_s'"),
@@ -238,9 +236,9 @@ def test_only_the_tree_takes_bridges(tmp_path: Path) -> None:
         ({"builder": "mesh", **LINK, "rows": sourced(2), "columns": sourced(2)},
          r"topology\.rows: 2 rows x 2 columns make 4 places for 2 ranks"),
         ({"builder": "mesh", **LINK, "rows": sourced(1.5), "columns": sourced(2)},
-         r"topology\.rows: 1\.5 does not do"),
+         r"topology\.rows: 1\.5 is not possible here"),
         ({"builder": "ring", **LINK, "chords": sourced(1)},
-         r"topology\.chords: 1 does not do; write true or false"),
+         r"topology\.chords: 1 is not possible here; write true or false"),
         ({"builder": "edge_list", "edges_file": "x.csv"}, "x.csv have no source; add source"),
         ({"builder": "edge_list", "edges_file": "x.csv", "source": "s"}, r"x\.csv: no such file"),
         ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": NVSWITCH},
@@ -253,7 +251,7 @@ def test_only_the_tree_takes_bridges(tmp_path: Path) -> None:
           "attach_bandwidth_bytes_per_s": sourced(1)},
          r"topology\.between\.ranks: a cube mesh has 8 ranks, not 2"),
         ({"builder": "node_groups", "ranks_per_node": sourced(1), "inside": sourced(1),
-          "between": NVSWITCH}, r"topology\.inside: 1 does not do; write a topology"),
+          "between": NVSWITCH}, r"topology\.inside: 1 is not possible here; write a topology"),
     ],
 )  # fmt: skip
 def test_topologies_that_cannot_be_built_name_the_key(
@@ -421,7 +419,9 @@ def test_sheets_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_misnamed_ranks_and_one_way_streets_are_refused(tmp_path: Path) -> None:
     content = describe()
     content["links"][0]["to"] = "rank01"
-    with pytest.raises(PlatformError, match="links: 'rank01' is no name of a rank; write rank1"):
+    with pytest.raises(
+        PlatformError, match="links: 'rank01' is not the name of a rank; write rank1"
+    ):
         load_platform(write(tmp_path, content))
     content = describe()
     del content["links"][1]

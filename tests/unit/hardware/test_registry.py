@@ -103,12 +103,18 @@ def test_a_builder_without_types_takes_what_the_file_says(install: Install, tmp_
             {"skips": sourced(2)},
             "topology: the builder 'line' takes no 'skips'; did you mean 'skip'",
         ),
-        ({"skip": sourced(1.5)}, r"topology\.skip: 1\.5 does not do; write {value: a whole number"),
-        ({"skip": True}, r"topology\.skip: True does not do"),
-        ({"label": sourced(1)}, r"topology\.label: 1 does not do; write a text"),
-        ({"label": {"builder": "ring"}}, r"topology\.label: the topology 'ring' does not do"),
+        (
+            {"skip": sourced(1.5)},
+            r"topology\.skip: 1\.5 is not possible here; write {value: a whole number",
+        ),
+        ({"skip": True}, r"topology\.skip: True is not possible here"),
+        ({"label": sourced(1)}, r"topology\.label: 1 is not possible here; write a text"),
+        (
+            {"label": {"builder": "ring"}},
+            r"topology\.label: the topology 'ring' is not possible here",
+        ),
         ({"skip": 2}, r"topology\.skip: 2 has no source; write {value: 2, source"),
-        ({"skip": [2]}, r"topology\.skip: \[2\] is no parameter"),
+        ({"skip": [2]}, r"topology\.skip: \[2\] is not a parameter"),
     ],
 )
 def test_wrong_parameters_are_named(
@@ -130,7 +136,7 @@ def test_a_missing_parameter_is_named(install: Install, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("build_texts", r"topology\.builder: the builder returned 'rank0->rank1', no link"),
+        ("build_texts", r"topology\.builder: the builder returned 'rank0->rank1', not a link"),
         ("build_broken", r"topology: build_broken failed: KeyError: 'nothing'"),
         ("NUMBER", r"topology\.builder: the builder 'odd' \(oddkit_nets:NUMBER\) is no function"),
         ("absent", r"the builder 'odd' \(oddkit_nets:absent\) cannot be loaded"),

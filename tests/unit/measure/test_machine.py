@@ -3,7 +3,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.costmodel.collectives import fit_collective_model
+from trioflow.costmodel.collectives.model import fit_collective_model
 from trioflow.hardware.platform import load_platform
 from trioflow.measure.machine import describe_machine
 from trioflow.provenance import write_json

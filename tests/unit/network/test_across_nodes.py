@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from trioflow.costmodel.platform_collectives import load_platform_collectives
+from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.costmodel.collectives import COLLECTIVES as MEASURED
+from trioflow.costmodel.collectives.model import COLLECTIVES as MEASURED
 from trioflow.errors import InputError
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,

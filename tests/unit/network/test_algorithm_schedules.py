@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trioflow.costmodel.collectives import wire_factor
+from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule
 from trioflow.network.algorithms.pattern import WITH_BARRIER, Schedule, order_connections
 from trioflow.network.algorithms.ring import build_ring

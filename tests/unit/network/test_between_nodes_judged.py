@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trioflow.costmodel.platform_collectives import PlatformCollectives, load_platform_collectives
+from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups

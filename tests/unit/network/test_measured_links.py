@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from trioflow.costmodel.choices import find_collectives, load_collectives
-from trioflow.costmodel.collectives import wire_factor
+from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.hardware.machine import Platform, Routing
 from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
 from trioflow.network.measured_links import RelinkedCollectives, hold_to_links

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from trioflow.costmodel.collectives import count_steps
+from trioflow.costmodel.collectives.model import count_steps
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.collectives import (
     COLLECTIVES,
     CollectiveCost,

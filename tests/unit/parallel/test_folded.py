@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.choices import SHIPPED_MODELS
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph

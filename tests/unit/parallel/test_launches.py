@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow import load_trace, make_plan, predict
-from trioflow.costmodel.timed_trace import NO_HOST, host_times
+from trioflow.costmodel.device_times import NO_HOST, host_times
 from trioflow.hardware.platform import load_platform
 from trioflow.trace.store import Trace
 

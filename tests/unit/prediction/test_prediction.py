@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from trioflow import tables
 from trioflow.cli import main
-from trioflow.costmodel.choices import SHIPPED_MODELS, choose_times, load_named_platform
+from trioflow.costmodel.choices import choose_times, load_named_platform
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.errors import InputError
 from trioflow.export.step_files import simulate_experiment
 from trioflow.parallel.extrapolate import phase_times
@@ -78,7 +79,7 @@ def test_without_an_interval_the_ends_are_the_step():
 
 
 def test_options_that_make_no_sense_are_refused_before_anything_is_computed():
-    with pytest.raises(InputError, match="no way to anchor is called 'quiet'"):
+    with pytest.raises(InputError, match="unknown anchor 'quiet'"):
         Options(anchor="quiet")
     with pytest.raises(InputError, match="a session was given with the anchor 'timer'"):
         Options(session="session.json")

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from same_model import ProportionalModel
 from trioflow import tables
-from trioflow.costmodel.collectives import CollectiveTime, fit_collective_model
+from trioflow.costmodel.collectives.model import CollectiveTime, fit_collective_model
 from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from trioflow.costmodel.methods import UNFITTED
+from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.step_anchor import TIMER
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules.build import SCHEDULES

@@ -19,11 +19,11 @@ from trioflow.cli.network import (
     spell_network,
 )
 from trioflow.costmodel.choices import load_named_platform
-from trioflow.costmodel.collective_methods import METHODS
-from trioflow.costmodel.collectives import wire_factor
-from trioflow.costmodel.nccl_formula import NcclMachine, load_constants, recognise_device
-from trioflow.costmodel.nccl_tests_log import PROGRAMS, import_nccl_tests
-from trioflow.costmodel.platform_collectives import PlatformCollectives, fit_platform_collectives
+from trioflow.costmodel.collectives.methods import METHODS
+from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
+from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
+from trioflow.costmodel.collectives.tests_log import PROGRAMS, import_nccl_tests
 from trioflow.engine.planning import keep_planner
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval

@@ -9,7 +9,7 @@ from typing import Any
 from trioflow.cli.arguments import add_json_argument, add_model_arguments
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
-from trioflow.costmodel.methods import AUTO, METHOD_NAMES, fit_named_model
+from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.precision_recipes import choose_recipe
 from trioflow.tables import PHASES, records

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
-from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
-from trioflow.costmodel.interface import RowModel
-from trioflow.costmodel.methods import UNFITTED
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.overrides import load_overrides
-from trioflow.costmodel.platform_collectives import (
+from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
+from trioflow.costmodel.collectives.platform import (
     KIND,
     PlatformCollectives,
     load_platform_collectives,
 )
+from trioflow.costmodel.device_times import DeviceTimes, lend_recorded_times, prepare_device_times
+from trioflow.costmodel.interface import RowModel
+from trioflow.costmodel.operators.methods import UNFITTED
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.overrides import load_overrides
 from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.provenance import read_json
 from trioflow.trace.store import Trace
 
-SHIPPED_MODELS = Path(__file__).parent.parent / "data" / "cost_models"
 MEASURED = Path("results")
 """Where a workflow run in this folder leaves what it measured."""
 THIS_MACHINE = "this-machine"
@@ -30,14 +30,8 @@ THIS_MACHINE = "this-machine"
 Collectives = CollectiveCostModel | PlatformCollectives
 
 
-def find_platform(name: str) -> str | Path:
-    """Return what ``load_platform`` takes for a name; ``this-machine`` is the workflow's own.
-
-    Raises
-    ------
-    PlatformError
-        When this machine has not been measured in this folder.
-    """
+def _find_platform(name: str) -> str | Path:
+    """Return what ``load_platform`` takes; PlatformError for a ``this-machine`` never measured here."""
     if name != THIS_MACHINE:
         return name
     path = MEASURED / "platforms" / f"{THIS_MACHINE}.yaml"
@@ -50,26 +44,15 @@ def find_platform(name: str) -> str | Path:
 
 
 def load_named_platform(name: str, ranks: int) -> Platform:
-    """Return a platform by name or file; ``this-machine`` is the workflow's own.
-
-    Raises
-    ------
-    PlatformError
-        When there is none of that name, or it has too few ranks.
-    """
-    return load_platform(find_platform(name), ranks)
+    """Return a platform by name or file; ``this-machine`` is the workflow's own."""
+    return load_platform(_find_platform(name), ranks)
 
 
 def find_collectives(platform: Platform, named: str | None = None) -> Path | None:
     """Return the file of a platform's measured collectives, or None where there is none.
 
-    Parameters
-    ----------
-    platform : Platform
-        Takes what was measured inside such a node, where it says so; groups on
-        several nodes are then planned by ``network.across_nodes``.
-    named : str, optional
-        A file, or a folder of the shipped models, to take instead.
+    Groups on several nodes are planned from those inside a node by ``network.across_nodes``.
+    ``named``: a file, or a folder of the shipped models, to take instead.
     """
     if named:
         shipped = SHIPPED_MODELS / named / "collectives.json"
@@ -83,13 +66,7 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
 
 
 def load_collectives(path: Path, method: str | None = None) -> Collectives:
-    """Read either kind of model of collectives.
-
-    Raises
-    ------
-    InputError
-        When there is no such model, or it cannot predict by the method.
-    """
+    """Read either kind of collective model; InputError where it lacks the method."""
     content = read_json(path)
     if isinstance(content, dict) and content.get("kind") == KIND:
         model = load_platform_collectives(path)
@@ -110,23 +87,9 @@ def choose_times(
 ) -> DeviceTimes:
     """Return the traces with a device's times, and the operator model for it.
 
-    Parameters
-    ----------
-    traces : sequence of Trace
-        One workload at one or several batches.
-    device_name : str
-        Of the platform's device.
-    cost_model : str or path, optional
-        A file, a shipped model's name, or one of `methods.UNFITTED`; chosen
-        among the workflow's own in this folder and those that ship otherwise.
-    override : str or path, optional
-        A file of operator times from elsewhere.
-
-    Raises
-    ------
-    InputError, TraceError
-        As ``costmodel.device_times.prepare_device_times``, and when a file
-        holds no model or no times.
+    ``cost_model``: a file, a shipped model's name or one of ``methods.UNFITTED``; by default chosen
+    among this folder's own and those that ship. ``override``: a file of operator times. Raises as
+    ``prepare_device_times``, and InputError when a file holds no model or no times.
     """
     overrides = load_overrides(override) if override else None
     models: dict[str, RowModel]
@@ -141,20 +104,14 @@ def choose_times(
 
 
 def list_models() -> list[Path]:
-    """Return the operator models to choose from: the workflow's own in this folder, then those that ship."""
+    """Return the operator models to choose from: this folder's own, then those that ship."""
     here = MEASURED / "cost_models" / THIS_MACHINE / "operators.json"
     paths = [here, *sorted(SHIPPED_MODELS.glob("*/operators.json"))]
     return [path for path in paths if path.exists()]
 
 
 def find_model(name: str) -> Path:
-    """Return the file of an operator model: a path, or the name of a shipped one.
-
-    Raises
-    ------
-    InputError
-        When it is neither.
-    """
+    """Return the file of an operator model by path or shipped name; InputError when neither exists."""
     shipped = SHIPPED_MODELS / name / "operators.json"
     if "/" not in name and shipped.exists():
         return shipped

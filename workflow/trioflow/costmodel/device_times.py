@@ -4,49 +4,148 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, RowModel
-from trioflow.costmodel.methods import make_unfitted_model
-from trioflow.costmodel.new_gpu import retime_trace
-from trioflow.costmodel.new_gpu_operators import derive_operator_model
-from trioflow.costmodel.overrides import Overrides, override_trace
-from trioflow.costmodel.step_precision import class_precision, in_precision
-from trioflow.costmodel.timed_trace import time_trace
+from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
+from trioflow.costmodel.new_gpu.carry import new_gpu_interval, retime_trace
+from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
+from trioflow.costmodel.operators.methods import make_unfitted_model
+from trioflow.costmodel.operators.precision import class_precision, in_precision
+from trioflow.costmodel.overrides import Overrides, apply_overrides, override_trace
 from trioflow.errors import InputError
-from trioflow.hardware.device_names import is_processor
-from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet, find_device, find_sheet
-from trioflow.trace.facts import UNTIMED
+from trioflow.hardware.device_sheet import (
+    FALLBACK_PRECISION,
+    DeviceSheet,
+    find_device,
+    find_sheet,
+    is_processor,
+)
+from trioflow.trace.facts import UNTIMED, Facts
 from trioflow.trace.store import Trace
+from trioflow.units import ns_to_s, s_to_ns
+
+PREDICTED = "predicted"
+"""The fact ``step_time_source`` of a trace whose times a model gave."""
+NO_HOST = "; host time is not part of them"
+"""How the warning of such times ends where the platform does not say what a launch takes."""
+
+
+@dataclass(frozen=True)
+class TimedTrace:
+    """A trace with predicted times, and how sure they are."""
+
+    # ``device_ns`` of every operator is predicted, ``cpu_ns`` is 0; its step time is their sum.
+    trace: Trace
+    # ``time_s``, ``low_s``, ``high_s`` [s] and ``extrapolated`` of every operator.
+    times: pd.DataFrame
+    low_s: float  # 80 % interval of the sum [s]
+    high_s: float
+
+
+def time_trace(
+    trace: Trace,
+    model: OperatorModel,
+    *,
+    device_name: str | None = None,
+    overrides: Overrides | None = None,
+    device: str = "cuda",
+) -> TimedTrace:
+    """Predict the time of every operator of a trace; its own times, if any, are not read.
+
+    The interval of the sum is the held-out error of whole steps that the model predicted from
+    shapes alone, joined with that of the operators which nobody measured alike: those err together.
+    On a GPU, what moves no byte (a view, say) launches no kernel and takes no time. Host time is
+    not part of it: what the device computes is a lower bound where launches are slower. Raises
+    InputError when the model cannot predict, or an override fits no operator.
+    """
+    times = model.predict(trace.operators)
+    if device == "cuda":
+        work = trace.operators[["flop", "read_bytes", "write_bytes"]].to_numpy()
+        times.loc[(work == 0).all(axis=1), ["time_s", "low_s", "high_s"]] = 0.0
+    if overrides is not None:
+        times = apply_overrides(trace.operators, times, overrides)
+    total_s = float(times["time_s"].sum())
+    low, high = combine_intervals(model.step_interval("predict"), _beyond(times, total_s))
+    device_name = device_name or str(getattr(model, "device_name", "unknown"))
+    operators = trace.operators.copy()
+    nanoseconds = [s_to_ns(time_s) for time_s in times["time_s"]]
+    operators["device_ns"] = np.asarray(nanoseconds, dtype=np.int64)
+    operators["cpu_ns"] = np.int64(0)
+    ends = operators["device_ns"].cumsum()
+    operators["start_ns"] = ends - operators["device_ns"]
+    share = float(times.loc[times["extrapolated"].astype(bool), "time_s"].sum()) / max(
+        total_s, 1e-12
+    )
+    basis = model.step_interval_basis("predict")
+    facts = replace(
+        trace.facts,
+        device=device,
+        device_name=device_name,
+        step_time_s=float(ends.iloc[-1]) / 1e9 if len(ends) else 0.0,
+        step_time_source=PREDICTED,
+        step_times_s=[],
+        predicted_times={"interval": [low, high], "basis": basis, "extrapolated_share": share},
+        warnings=trace.facts.warn(
+            f"no time was recorded: all are predicted by the cost model of {device_name}, "
+            f"{share:.0%} of them outside the sizes that it was fitted to{NO_HOST}"
+        ),
+    )
+    return TimedTrace(Trace(operators, trace.tensors, facts), times, total_s * low, total_s * high)
+
+
+def _beyond(times: pd.DataFrame, total_s: float) -> tuple[float, float]:
+    """Return the interval, relative to the sum, of all extrapolated operators at the same ends."""
+    beyond = times[times["extrapolated"].astype(bool)]
+    if not total_s or beyond.empty:
+        return 1.0, 1.0
+    below_s = float((beyond["time_s"] - beyond["low_s"]).sum())
+    above_s = float((beyond["high_s"] - beyond["time_s"]).sum())
+    return max(1.0 - below_s / total_s, 1.0 / WIDEST_FACTOR), 1.0 + above_s / total_s
+
+
+def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats:
+    """Return the host time of some of a trace's operators [s]: recorded, or ``launch_s`` of each predicted one.
+
+    A view has none then: PyTorch's host time of it is a small part of a kernel's.
+    """
+    if trace.facts.step_time_source == PREDICTED and launch_s:
+        return np.where(operators["device_ns"].to_numpy() > 0, launch_s, 0.0)
+    return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
+
+
+def mention_launches(warnings: Sequence[str], launch_s: float) -> list[str]:
+    """Return warnings that say what a launch was taken to last, in place of saying that none was."""
+    said = f"; the host takes {launch_s * 1e6:.3g} us for each"
+    return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
+
+
+def times_interval(facts: Facts) -> tuple[float, float]:
+    """Return the relative 80 % interval of times carried over or predicted; (1, 1) where recorded."""
+    if facts.predicted_times:
+        low, high = facts.predicted_times["interval"]
+        return float(low), float(high)
+    return new_gpu_interval(facts)
+
 
 EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
 
 
 @dataclass
 class DeviceTimes:
-    """What a plan on a device is built from.
+    """What a plan on a device is built from."""
 
-    Attributes
-    ----------
-    traces : list of Trace
-        With the times of the device asked for, as far as anything tells them.
-    model : OperatorModel
-        Rescales them to other sizes.
-    model_text : str
-        Name and method of the model, and what the times rest on.
-    confidence : str
-        measured, extrapolated (another GPU's trace or no recorded time, with
-        an interval from devices or workloads left out) or uncalibrated (another
-        processor's, or from elsewhere).
-    warnings : list of str
-        What the reader must know.
-    """
-
-    traces: list[Trace]
-    model: OperatorModel
-    model_text: str
+    traces: list[Trace]  # With the times of the device asked for, as far as anything tells them
+    model: OperatorModel  # Rescales them to other sizes
+    model_text: str  # Name and method of the model, and what the times rest on
+    # measured, extrapolated (another GPU's trace or no recorded time, with an interval from devices
+    # or workloads left out) or uncalibrated (another processor's, or from elsewhere).
     confidence: str = "measured"
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # What the reader must know
 
     def doubt(self, confidence: str, warning: str = "") -> None:
         """Lower the confidence, and say why."""
@@ -65,36 +164,14 @@ def prepare_device_times(
 ) -> DeviceTimes:
     """Bring traces to the device that is asked about, and choose the cost model.
 
-    Parameters
-    ----------
-    traces : sequence of Trace
-        One workload at one or several batches, all recorded or none.
-    device_name : str
-        Of the platform's device.
-    models : mapping of str to RowModel
-        The ones to choose from, by the name that they are shown under.
-    overrides : Overrides, optional
-        Operator times from elsewhere, at the sizes of the one trace.
+    ``traces``: one workload at one or several batches, all recorded or none. The model is the first
+    of the device's; a GPU without one gets that of the GPU nearest to it (``nearest_model``),
+    carried over by the new-GPU rule, never a processor's; a processor gets that of another, with a
+    warning. Recorded times of another GPU are carried over by the same rule; those of a processor
+    stay, with a warning. ``overrides`` need exactly one trace.
 
-    Returns
-    -------
-    DeviceTimes
-        The model is the first one of the device. A GPU without one gets the
-        model of the GPU nearest to it (`nearest_model`), carried over by the
-        new-GPU rule; a processor that of another processor, with a warning. A
-        GPU never gets a processor's model.
-        Recorded times of another GPU are carried over by the same rule; those
-        of a processor stay as they are, with a warning.
-
-    Raises
-    ------
-    InputError
-        When there is no model at all, or none of a GPU for a GPU, none can time
-        an untimed trace, or overrides come with several traces.
-    PlatformError
-        When a GPU has neither a model nor a sheet.
-    TraceError
-        When a trace of another GPU does not say its precision.
+    Raises InputError when no model fits or can time an untimed trace; PlatformError when a GPU has
+    neither a model nor a sheet; TraceError when a trace of another GPU does not say its precision.
     """
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
@@ -141,20 +218,7 @@ def prepare_device_times(
 def lend_recorded_times(
     traces: Sequence[Trace], name: str, device_name: str, overrides: Overrides | None = None
 ) -> DeviceTimes:
-    """Return the traces as they are, with a model that is made of their own times.
-
-    Parameters
-    ----------
-    traces, device_name, overrides
-        As in :func:`prepare_device_times`.
-    name : str
-        One of ``methods.UNFITTED``.
-
-    Raises
-    ------
-    InputError
-        When a trace holds no times.
-    """
+    """Return traces with a model of their own times; InputError when a trace holds none."""
     if any(trace.facts.step_time_source == UNTIMED for trace in traces):
         raise InputError(f"the cost model {name!r} needs a trace with times")
     _check_overrides(overrides, traces)
@@ -170,7 +234,6 @@ def lend_recorded_times(
 
 
 def _check_overrides(overrides: Overrides | None, traces: Sequence[Trace]) -> None:
-    """Refuse times for sizes that nobody can tell."""
     if overrides is not None and len(traces) > 1:
         raise InputError(
             f"{len(traces)} traces were given with operator times from elsewhere",
@@ -186,7 +249,6 @@ def _time(
     found: DeviceTimes, traces: Sequence[Trace], device_name: str, sheet: DeviceSheet | None,
     overrides: Overrides | None,
 ) -> None:  # fmt: skip
-    """Give untimed traces the times that the model predicts."""
     if found.confidence == UNCALIBRATED:
         raise InputError(
             f"the trace holds no times, and no cost model of {device_name} can predict them",
@@ -213,12 +275,8 @@ def choose_operator_model(
 ) -> DeviceTimes:
     """Return the model of a device, or what comes nearest; without traces yet.
 
-    Raises
-    ------
-    InputError
-        When a GPU has only processors' models to choose from.
-    PlatformError
-        When a GPU has neither a model nor a sheet.
+    Raises InputError when a GPU has only processors' models, PlatformError when it has neither
+    model nor sheet.
     """
     sheet = find_sheet(device_name)
     for name, model in models.items():
@@ -272,11 +330,8 @@ def nearest_model(
 ) -> str | None:
     """Return the name of the model whose GPU is nearest to a target; None without a GPU's model.
 
-    Notes
-    -----
-    A board of the same chip is nearer than any other; then the distance is
-    that of the logarithms of memory bandwidth and of peak rate at the
-    precision. Equal ones in the order of the models.
+    A board of the same chip is nearest, then by the logarithms of memory bandwidth and peak rate at
+    the precision.
     """
     known = {name: find_sheet(_device(model)) for name, model in models.items()}
 
@@ -300,6 +355,5 @@ def _method(model: OperatorModel) -> str:
 
 
 def _is_of(model: OperatorModel, device_name: str, sheet: DeviceSheet | None) -> bool:
-    """Tell whether a model is of a device, by name or by its sheet."""
     own = _device(model)
     return own == device_name or (sheet is not None and find_sheet(own) == sheet)

@@ -1,7 +1,7 @@
 """What decides an operator's cost: its class, its phase and three sizes.
 
-An operator belongs to a class by its own name, and a convolution also by its
-shapes, never by the workload that it was traced in.
+An operator belongs to a class by its own name, and a convolution also by its shapes, never by the
+workload that it was traced in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEATURES = ("flop", "read_bytes", "write_bytes")
 HOST_ONLY = frozenset({"view"})
 """Classes whose operators leave the data where they are; their cost does not follow any size."""
 
-SMALL_CHANNELS = 4
+_SMALL_CHANNELS = 4
 """A convolution over this many channels or fewer is an image's first layer."""
 
 _WEIGHT_INPUT = {"convolution": 1, "convolution_backward": 2}
@@ -98,20 +98,11 @@ _BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
 def class_of_name(name: str) -> str:
     """Return the class that an operator's name alone tells.
 
-    Parameters
-    ----------
-    name : str
-        ATen name with or without its namespace, overload or in-place
-        underscore: ``aten::add_``, ``aten::add.Tensor``.
-
-    Returns
-    -------
-    str
-        One of gemm, convolution, convolution_backward, attention, norm,
-        softmax, loss, elementwise, transcendental (element-wise too, but bound
-        by arithmetic), random, reduction, pooling, embedding, memory, reshape
-        (a view or a copy, the name does not tell), view (no data moves),
-        optimizer (one call over a list of tensors) and other.
+    ``name``: ATen name with or without its namespace, overload or in-place underscore:
+    ``aten::add_``, ``aten::add.Tensor``. Returns one of gemm, convolution, convolution_backward,
+    attention, norm, softmax, loss, elementwise, transcendental (element-wise too, but bound by
+    arithmetic), random, reduction, pooling, embedding, memory, reshape (a view or a copy, the name
+    does not tell), view (no data moves), optimizer (one call over a list of tensors) and other.
     """
     base, backward = plain_name(name)
     found = _class_of_base(base)
@@ -125,19 +116,8 @@ def class_of_name(name: str) -> str:
 def plain_name(name: str) -> tuple[str, bool]:
     """Return an operator's name without decoration, and whether it is a gradient's.
 
-    Parameters
-    ----------
-    name : str
-        ATen name, or the name of an autograd node as profilers show it:
-        ``aten::add_``, ``aten::linear_backward``,
-        ``autograd::engine::evaluate_function: AddmmBackward0``.
-
-    Returns
-    -------
-    base : str
-        ``add``, ``linear``, ``addmm``.
-    backward : bool
-        Whether the name says that it differentiates ``base``.
+    Also of an autograd node as profilers show it: ``autograd::engine::evaluate_function: AddmmBackward0`` is ``addmm``,
+    True; ``aten::add_`` is ``add``, False.
     """
     node = _AUTOGRAD_NODE.search(name)
     if node:
@@ -150,7 +130,6 @@ def plain_name(name: str) -> tuple[str, bool]:
 
 
 def _class_of_base(base: str) -> str:
-    """Look a stripped name up."""
     if base in _WHOLE:
         return _WHOLE[base]
     for beginning, operator_class in _BEGINNINGS:
@@ -160,24 +139,10 @@ def _class_of_base(base: str) -> str:
 
 
 def classify(operators: pd.DataFrame) -> pd.Series[str]:
-    """Return the class of every operator, index-aligned.
+    """Return the class of every operator, index-aligned, a convolution with its kind.
 
-    Parameters
-    ----------
-    operators : DataFrame
-        Needs ``name`` of ``tables.OPERATORS``; ``input_shapes`` and
-        ``output_shapes`` where convolutions are to be told apart.
-
-    Returns
-    -------
-    Series of str
-        As :func:`class_of_name`, with the kind of a convolution appended
-        (:func:`convolution_kind`): ``convolution/pointwise``.
-
-    Raises
-    ------
-    TableError
-        When the column ``name`` is missing.
+    ``class_of_name``, then ``/`` and ``convolution_kind`` where ``input_shapes`` and
+    ``output_shapes`` are there. Raises TableError when the column ``name`` is missing.
     """
     if "name" not in operators.columns:
         raise TableError("operator table has no column name", fix="give the columns of operators")
@@ -192,7 +157,7 @@ def classify(operators: pd.DataFrame) -> pd.Series[str]:
             zip(operators["input_shapes"], outputs, strict=True)
         ):
             if classes[row] in _WEIGHT_INPUT:
-                classes[row] = _detailed(classes[row], _shapes(inputs), _shapes(output))
+                classes[row] = _detailed(classes[row], read_shapes(inputs), read_shapes(output))
     return pd.Series(classes, index=operators.index, dtype=object, name="operator_class")
 
 
@@ -201,11 +166,11 @@ def base_class(operator_class: str) -> str:
     return operator_class.partition("/")[0]
 
 
-def _shapes(value: object) -> list[list[int]]:
-    """Read a cell of nested lists or arrays."""
+def read_shapes(value: object) -> tuple[tuple[int, ...], ...]:
+    """Read a cell of shapes, nested lists or arrays; empty where it is missing."""
     if value is None or isinstance(value, float):
-        return []
-    return [[int(size) for size in shape] for shape in value]  # type: ignore[attr-defined]
+        return ()
+    return tuple(tuple(int(size) for size in shape) for shape in value)  # type: ignore[attr-defined]
 
 
 def _detailed(
@@ -227,24 +192,14 @@ def _detailed(
 def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> str:
     """Tell apart the convolutions that a library runs in different kernels.
 
-    Parameters
-    ----------
-    data : sequence of int
-        Shape of the input, (batch, channels, ...).
-    weight : sequence of int
-        Shape of the weight, (output channels, channels per group, ...).
-    result : sequence of int
-        Shape of the output; may be empty where unknown.
-
-    Returns
-    -------
-    str
-        grouped, small_channels (an image's first layer), pointwise (kernel of
-        one element), strided or dense.
+    ``data``: shape of the input, (batch, channels, ...); ``weight``: shape of the weight, (output
+    channels, channels per group, ...); ``result``: shape of the output; may be empty where unknown.
+    Returns grouped, small_channels (an image's first layer), pointwise (kernel of one element),
+    strided or dense.
     """
     if weight[1] and data[1] != weight[1]:
         return "grouped"
-    if weight[1] <= SMALL_CHANNELS:
+    if weight[1] <= _SMALL_CHANNELS:
         return "small_channels"
     if all(size == 1 for size in weight[2:]):
         return "pointwise"
@@ -257,19 +212,9 @@ def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequenc
 
 
 def feature_matrix(operators: pd.DataFrame) -> Floats:
-    """Return the features of every operator.
+    """Return flop, read_bytes and write_bytes of every operator, shape (operators, 3).
 
-    Returns
-    -------
-    ndarray
-        Shape (operators, 3): flop [flop], read_bytes [bytes], write_bytes
-        [bytes].
-
-    Raises
-    ------
-    TableError
-        When a column is missing, or a value is missing, negative or not a
-        number; it names the row.
+    Raises TableError, with the row, when a value is missing, negative or not a number.
     """
     missing = [name for name in FEATURES if name not in operators.columns]
     if missing:

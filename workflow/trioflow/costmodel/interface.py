@@ -35,12 +35,12 @@ class TraceLike(Protocol):
 class OperatorModel(Protocol):
     """A fitted model of operator cost.
 
-    Frames of predictions have the columns ``time_s``, ``low_s``, ``high_s``
-    (80 % interval) [s] and ``extrapolated``, and the index of the operators.
+    Frames of predictions have the columns ``time_s``, ``low_s``, ``high_s`` (80 % interval) [s] and
+    ``extrapolated``, and the index of the operators.
 
-    A model whose answer for an operator depends on that operator's name,
-    shapes and sizes alone may declare it by an attribute ``by_row = True``:
-    sweeps then ask it once for operators that are equal (:func:`looks_at_rows`).
+    A model whose answer for an operator depends on that operator's name, shapes and sizes alone may
+    declare it by an attribute ``by_row = True``: sweeps then ask it once for operators that are
+    equal (:func:`looks_at_rows`).
     """
 
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
@@ -56,8 +56,8 @@ class OperatorModel(Protocol):
     ) -> tuple[float, float]:
         """Return the 80 % interval of a step's compute over its prediction.
 
-        ``distance`` is the logarithm of the rescaled over the recorded step's
-        compute; the interval may widen with it.
+        ``distance`` is the logarithm of the rescaled over the recorded step's compute; the interval
+        may widen with it.
         """
         ...
 
@@ -77,7 +77,7 @@ class RowModel(OperatorModel, Protocol):
     by_row: ClassVar[bool]
 
     def row_times(self, rows: pd.DataFrame) -> Floats:
-        """Predict the time [s] of rows as ``operator_rows.sized_rows`` returns them."""
+        """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
         ...
 
 
@@ -97,17 +97,7 @@ class OperatorModelFit(Protocol):
 def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModelFit:
     """Return the fit function that a package registered under a name.
 
-    Parameters
-    ----------
-    method : str
-        Name of the entry point.
-    known : iterable of str
-        Built-in methods, for the error's text.
-
-    Raises
-    ------
-    InputError
-        When no package registers the name, several do, or it cannot be loaded.
+    Raises InputError when no package registers it, several do, or it cannot be loaded.
     """
     fit: OperatorModelFit = load_plugin(ENTRY_POINTS, method, known, what="operator model")
     return fit

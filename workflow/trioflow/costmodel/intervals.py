@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.class_curves import (
+from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.least_squares import rounded
+from trioflow.costmodel.operators.class_curves import (
     ANY,
     ClassCurve,
     Key,
@@ -19,9 +21,7 @@ from trioflow.costmodel.class_curves import (
     predict_rows,
     rescale_times,
 )
-from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.least_squares import rounded
-from trioflow.costmodel.operator_rows import IDENTITY, pair_rows
+from trioflow.costmodel.operators.rows import IDENTITY, pair_rows
 
 COVERAGE = (0.1, 0.9)
 """Quantiles at the ends of an 80 % interval."""
@@ -54,23 +54,13 @@ ASSUMED_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Band:
-    """Quantiles of the logarithm of recorded over predicted time.
+    """Quantiles of the logarithm of recorded over predicted time."""
 
-    Attributes
-    ----------
-    low_log, high_log : float
-        Ends of the 80 % interval; not above and not below 0.
-    residuals : int
-        How many residuals they come from.
-    distance : float
-        Median absolute logarithm of the ratio between the two sizes'
-        predictions, for rescaling; 0 otherwise. The band widens and narrows in
-        proportion with it.
-    """
-
-    low_log: float
+    low_log: float  # Ends of the 80 % interval; not above and not below 0
     high_log: float
-    residuals: int
+    residuals: int  # How many residuals they come from
+    # Median absolute logarithm of the ratio between the two sizes' predictions, for rescaling; 0
+    # otherwise. The band widens and narrows in proportion with it.
     distance: float = 0.0
 
     def factors(self, distances: Floats) -> tuple[Floats, Floats]:
@@ -85,36 +75,23 @@ class Band:
 
 @dataclass(frozen=True)
 class StepBand:
-    """Interval of a whole step's compute, from the errors of step sums.
+    """Interval of a whole step's compute, from the errors of step sums."""
 
-    Attributes
-    ----------
-    half_log : float
-        Half width of the 80 % interval of the logarithm.
-    workloads, steps : int
-        Workloads and steps (captures, or pairs of them) that it comes from.
-    mean_absolute_error : float or None
-        Of the held-out step sums.
-    basis : str
-        What was left out, in words.
-    distance : float
-        Root mean square logarithm of the ratio between the two steps' times,
-        not below ``NEAREST_DISTANCE``, for rescaled steps; 0 otherwise.
-    """
-
-    half_log: float
-    workloads: int
+    half_log: float  # Half width of the 80 % interval of the logarithm
+    workloads: int  # Workloads and steps (captures, or pairs of them) that it comes from
     steps: int
-    mean_absolute_error: float | None
-    basis: str
+    mean_absolute_error: float | None  # Of the held-out step sums
+    basis: str  # What was left out, in words
+    # Root mean square logarithm of the ratio between the two steps' times, not below
+    # ``NEAREST_DISTANCE``, for rescaled steps; 0 otherwise.
     distance: float = 0.0
 
     def half_at(self, distance: float | None) -> float:
         """Return the half width at a logarithmic distance from the captured step.
 
-        The width grows in proportion with the distance; sizes nearer than
-        twofold show noise, which does not grow. Without a distance, or where
-        none was seen in the fit, it is that of the pairs it was estimated from.
+        The width grows in proportion with the distance; sizes nearer than twofold show noise, which
+        does not grow. Without a distance, or where none was seen in the fit, it is that of the
+        pairs it was estimated from.
         """
         half = self.half_log
         if distance is not None and self.distance > 0:
@@ -128,24 +105,14 @@ class StepBand:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows and pairs, with predictions by models that did not see their workload.
+    """Rows and pairs, with predictions by models that did not see their workload."""
 
-    Attributes
-    ----------
-    rows : DataFrame
-        As ``operator_rows.collect_rows``, with ``held_out_s`` [s].
-    pairs : DataFrame
-        One row a pair: ``workload``, ``recorded``, ``target`` (labels of
-        ``rows``), traces, ``operator_class``, ``phase``, ``time_s`` (the
-        target's recorded time), ``recorded_s``, ``held_out_s`` (rescaled from the recorded
-        size), ``distance``, ``unchanged``.
-    basis : str
-        What was left out, in words.
-    """
-
-    rows: pd.DataFrame
+    rows: pd.DataFrame  # As ``rows.collect_rows``, with ``held_out_s`` [s]
+    # One row a pair: ``workload``, ``recorded``, ``target`` (labels of ``rows``), traces,
+    # ``operator_class``, ``phase``, ``time_s`` (the target's recorded time), ``recorded_s``,
+    # ``held_out_s`` (rescaled from the recorded size), ``distance``, ``unchanged``.
     pairs: pd.DataFrame
-    basis: str
+    basis: str  # What was left out, in words
 
 
 Fit = Callable[[pd.DataFrame, pd.DataFrame], Mapping[Key, ClassCurve]]
@@ -153,17 +120,9 @@ Fit = Callable[[pd.DataFrame, pd.DataFrame], Mapping[Key, ClassCurve]]
 
 
 def hold_out(rows: pd.DataFrame, form: str | Fit) -> HeldOut:
-    """Predict every operator with a model fitted without its workload.
+    """Predict every operator with a model fitted without its workload; ``form``: a name or what fits.
 
-    With one workload, fifths of its operators are left out instead; an
-    operator's captures at all batches are left out together.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        As ``operator_rows.collect_rows`` returns them.
-    form : str or callable
-        Name in ``curves.FORMS``, or what fits the curves.
+    With one workload, fifths of its operators are left out instead, each at all batches together.
     """
     groups, basis = rows["workload"], LEFT_OUT_WORKLOADS
     if groups.nunique() < 2:
@@ -237,17 +196,9 @@ def student_quantile(freedom: int) -> float:
 def fit_bands(frame: pd.DataFrame, basis: str, *, clustered: bool = False) -> dict[Key, Band]:
     """Return a band for every class and phase with enough residuals, and for wider ones.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        ``operator_class``, ``phase``, ``time_s``, ``held_out_s`` and, for
-        pairs, ``distance``; may be empty.
-    basis : str
-        As in :class:`HeldOut`.
-    clustered : bool
-        Whether equal residuals (repeated layers) count once, and quantiles of
-        few workloads are widened as Student's are: what misses one operator of
-        a workload misses the others, too.
+    ``frame`` may be empty. ``clustered``: equal residuals (repeated layers) count once, and
+    quantiles of few workloads are widened as Student's are: what misses one operator of a workload
+    misses the others, too.
     """
     from scipy.special import ndtri
 
@@ -296,28 +247,13 @@ def find_band(bands: Mapping[Key, Band], operator_class: str, phase: str) -> Ban
 def fit_step_band(
     frame: pd.DataFrame, by: list[str], basis: str, stand_in: pd.DataFrame | None = None
 ) -> StepBand:
-    """Estimate the error of a whole step's sum from held-out steps.
+    """Estimate the error of a whole step's sum from held-out steps, told apart by the columns ``by``.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        ``workload``, ``time_s``, ``held_out_s`` and the columns ``by`` that
-        tell steps apart; may be empty.
-    by : list of str
-        Columns whose values make one step.
-    basis : str
-        As in :class:`HeldOut`.
-    stand_in : DataFrame, optional
-        Rows predicted from shapes alone, with ``trace``. Where fewer than
-        ``FEWEST_WORKLOADS`` were captured at two batches, the others' errors
-        of predicting a step stand in for those of rescaling it.
-
-    Notes
-    -----
-    Root mean square of the logarithmic error, every workload with the same
-    weight, times Student's 90 % quantile with as many degrees of freedom as
-    there are workloads: steps of one workload are not independent. Errors are
-    taken around 0, so that a bias widens the interval.
+    Root mean square of the logarithmic error around 0 (so that a bias widens it), every workload
+    with the same weight, times Student's 90 % quantile with as many degrees of freedom as
+    workloads: steps of one workload are not independent. Where fewer than ``FEWEST_WORKLOADS`` were
+    captured at two batches, the others' errors of predicting a step from shapes (``stand_in``)
+    stand in for those of rescaling it.
     """
     if frame.empty:
         return StepBand(math.log(ASSUMED_FACTOR), 0, 0, None, ASSUMED)

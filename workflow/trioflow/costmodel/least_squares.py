@@ -1,14 +1,12 @@
 """Least squares that come out alike on every processor.
 
-Linear algebra libraries choose their kernels by the processor, and each kernel
-adds in an order of its own: the last digits differ, and where two candidates
-are nearly as good, so does the choice. Here every step is an elementwise
-operation, which IEEE 754 rounds in one way, or a sum in numpy's fixed order.
+Linear algebra libraries choose their kernels by the processor, and each kernel adds in an order of
+its own: the last digits differ, and where two candidates are nearly as good, so does the choice.
+Here every step is an elementwise operation, which IEEE 754 rounds in one way, or a sum in numpy's
+fixed order.
 
-References
-----------
-C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974: chapter 23
-for coefficients that must not be negative.
+Source: C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974: chapter 23 for
+coefficients that must not be negative.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import numpy.typing as npt
 
 from trioflow.costmodel.features import Floats
 
-CLEARLY_LESS = 0.999
+_CLEARLY_LESS = 0.999
 """A candidate replaces an earlier, simpler one only when it misses less by more than this: what
 differs by less is decided by the data's noise, and by rounding where nothing differs."""
 
@@ -32,13 +30,13 @@ depend on the processor too."""
 NOTHING = 1e-10
 """A column that explains no more than this share of what is left explains nothing."""
 
-AS_GOOD = 1e-6
+_AS_GOOD = 1e-6
 """Columns that explain what is left within this of each other are equal: the first of them enters."""
 
 MOST_ROUNDS = 100
 STEP, CLOSE = 1e-5, 1e-9
 """Of a derivative's difference, and of the parameters where a search ends."""
-DAMPING = (1e-3, 10.0, 1e8)
+_DAMPING = (1e-3, 10.0, 1e8)
 """Of a search's steps: at first, times this after a step that makes it worse, and the last."""
 
 Flags = npt.NDArray[np.bool_]
@@ -49,16 +47,8 @@ def rounded(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits - 1}e}")
 
 
-def choose_least(misses: Sequence[float], margin: float = CLEARLY_LESS) -> int:
-    """Return the position of the least miss; near ties go to the earlier, which is the simpler.
-
-    Parameters
-    ----------
-    misses : sequence of float
-        Of the candidates, the simplest first.
-    margin : float
-        A later one has to be below this share of the best before it.
-    """
+def choose_least(misses: Sequence[float], margin: float = _CLEARLY_LESS) -> int:
+    """Return the position of the least miss; a later, less simple one must be below ``margin`` of the best."""
     best = 0
     for place, miss in enumerate(misses):
         if miss < margin * misses[best]:
@@ -67,19 +57,10 @@ def choose_least(misses: Sequence[float], margin: float = CLEARLY_LESS) -> int:
 
 
 def solve_nonnegative(columns: Floats, target: Floats) -> tuple[Floats, float]:
-    """Return the coefficients, none negative, that miss a target least, and the root of the squares.
+    """Return the non-negative coefficients that miss a target least, and the root of the squares.
 
-    Parameters
-    ----------
-    columns : ndarray
-        Shape (n, p); p small.
-    target : ndarray
-        Shape (n,).
-
-    Notes
-    -----
-    Lawson and Hanson's active set, on the triangle of columns and target.
-    Columns that say the same enter in their order.
+    Lawson and Hanson's active set on the triangle of columns (n, p; p small) and target. Columns
+    that say the same enter in their order.
     """
     count = columns.shape[1]
     known = _triangle(np.column_stack([columns, target]))
@@ -92,7 +73,7 @@ def solve_nonnegative(columns: Floats, target: Floats) -> tuple[Floats, float]:
         gain = np.where(inside, 0.0, _gain(matrix, left, sizes))
         if not gain.max(initial=0.0) > NOTHING * whole:
             break
-        entering = int(np.flatnonzero(gain >= (1 - AS_GOOD) * gain.max())[0])
+        entering = int(np.flatnonzero(gain >= (1 - _AS_GOOD) * gain.max())[0])
         inside[entering] = True
         solution, inside = _stay_positive(matrix, goal, solution, inside)
         if not inside[entering]:
@@ -122,8 +103,6 @@ def _stay_positive(
 def solve_bounded(columns: Floats, target: Floats, low: Floats, high: Floats) -> Floats:
     """Return the coefficients within limits that miss a target least; for few columns.
 
-    Notes
-    -----
     Every combination of coefficients at a limit is tried, free ones first.
     """
     known = _triangle(np.column_stack([columns, target]))
@@ -144,23 +123,13 @@ def solve_bounded(columns: Floats, target: Floats, low: Floats, high: Floats) ->
 def minimise_soft(
     misses: Callable[[Floats], Floats], start: Floats, low: Floats, high: Floats, scale: float
 ) -> Floats:
-    """Return the parameters within limits that miss least, misses beyond a scale counting less.
+    """Return the parameters within limits that miss least, misses beyond a scale counting less (soft L1).
 
-    Parameters
-    ----------
-    misses : callable
-        Residuals at some parameters; smooth.
-    start, low, high : ndarray
-        Of the parameters, each of the order of one.
-    scale : float
-        Where the loss turns from the square to the absolute value (soft L1).
-
-    Notes
-    -----
-    Levenberg's and Marquardt's damped, reweighted steps to where the gradient
-    vanishes, not to where the loss no longer falls, which is at half the digits.
+    Levenberg's and Marquardt's damped, reweighted steps to where the gradient vanishes, not to
+    where the loss no longer falls, which is at half the digits. ``misses`` is smooth, parameters
+    are of the order of one.
     """
-    values, damping = start, DAMPING[0]
+    values, damping = start, _DAMPING[0]
     left = misses(values)
     for _ in range(MOST_ROUNDS):
         roots = (1.0 + (left / scale) ** 2) ** -0.25
@@ -169,16 +138,16 @@ def minimise_soft(
         held = ((values <= low) & (pull > 0)) | ((values >= high) & (pull < 0))
         free = np.flatnonzero(~held)
         step = np.zeros(len(values))
-        while len(free) and damping < DAMPING[2]:
+        while len(free) and damping < _DAMPING[2]:
             sizes = np.sqrt(damping * np.add.reduce(slopes[:, free] ** 2, axis=0))
             table = np.vstack([slopes[:, free], np.diag(sizes)])
             step[free] = -solve(table, np.concatenate([left * roots, np.zeros(len(free))]))
             tried = np.clip(values + step, low, high)
             found = misses(tried)
-            if _soft(found, scale) <= _soft(left, scale) * (1 + AS_GOOD * CLOSE):
-                damping /= DAMPING[1]
+            if _soft(found, scale) <= _soft(left, scale) * (1 + _AS_GOOD * CLOSE):
+                damping /= _DAMPING[1]
                 break
-            damping *= DAMPING[1]
+            damping *= _DAMPING[1]
         else:
             return values
         moved = float(np.abs(tried - values).max())

@@ -1,9 +1,8 @@
 """Operator times that come from elsewhere: another simulator's, say, or a vendor's.
 
-A CSV file of at most four columns: ``name`` (of the operator, with or without
-namespace), ``time_us``, and where they are needed ``phase`` and
-``input_shapes`` such as ``[[8, 512], [1024, 512]]``. An operator takes the
-first row that fits it.
+A CSV file of at most four columns: ``name`` (of the operator, with or without namespace),
+``time_us``, and where they are needed ``phase`` and ``input_shapes`` such as ``[[8, 512], [1024,
+512]]``. An operator takes the first row that fits it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 from trioflow.units import s_to_ns
 
-NEEDED = ("name", "time_us")
-OPTIONAL = ("phase", "input_shapes")
+_NEEDED = ("name", "time_us")
+_OPTIONAL = ("phase", "input_shapes")
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -63,19 +62,10 @@ class Overrides:
     file: Path
 
     def match(self, operators: pd.DataFrame) -> Floats:
-        """Return the given time of every operator [s]; not a number where the file has none.
+        """Return the given time of every operator [s], NaN where the file has none.
 
-        Parameters
-        ----------
-        operators : DataFrame
-            Columns ``name``, ``phase`` and ``input_shapes`` of
-            ``tables.OPERATORS``, at the sizes that the times are for.
-
-        Raises
-        ------
-        InputError
-            When a row fits no operator, or only ones that rows above it have
-            taken; it names them all.
+        Raises InputError, naming all rows that fit no operator or only ones that rows above them
+        have taken.
         """
         found = np.full(len(operators), np.nan)
         used: set[int] = set()
@@ -99,13 +89,7 @@ class Overrides:
 
 
 def load_overrides(path: str | Path) -> Overrides:
-    """Read a file of operator times.
-
-    Raises
-    ------
-    InputError
-        Names file, line and column of what is wrong.
-    """
+    """Read a file of operator times; InputError names file, line and column of what is wrong."""
     file = Path(path)
     lines = [(number, cells) for number, cells in parse_cells(read_text(file), file) if cells]
     titles = [title.strip() for title in lines[0][1]] if lines else []
@@ -119,8 +103,8 @@ def load_overrides(path: str | Path) -> Overrides:
 
 
 def _check_titles(titles: Sequence[str], file: Path) -> None:
-    missing = [name for name in NEEDED if name not in titles]
-    unknown = [name for name in titles if name not in (*NEEDED, *OPTIONAL)]
+    missing = [name for name in _NEEDED if name not in titles]
+    unknown = [name for name in titles if name not in (*_NEEDED, *_OPTIONAL)]
     twice = [name for name in titles if titles.count(name) > 1]
     if twice:
         raise InputError(
@@ -132,12 +116,11 @@ def _check_titles(titles: Sequence[str], file: Path) -> None:
     if missing or unknown:
         raise InputError(
             f"column {missing[0]!r} is missing" if missing else f"unknown column {unknown[0]!r}",
-            file=file, place="line 1", fix=f"columns: {', '.join((*NEEDED, *OPTIONAL))}",
+            file=file, place="line 1", fix=f"columns: {', '.join((*_NEEDED, *_OPTIONAL))}",
         )  # fmt: skip
 
 
 def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
-    """Check and convert one row."""
     cells = {key: (value or "").strip() for key, value in row.items() if isinstance(value, str)}
 
     def wrong(column: str, fix: str) -> InputError:
@@ -170,23 +153,7 @@ def _read(row: dict[str, str | None], line: int, file: Path) -> Override:
 def apply_overrides(
     operators: pd.DataFrame, times: pd.DataFrame, overrides: Overrides
 ) -> pd.DataFrame:
-    """Put given times in the place of predicted ones.
-
-    Parameters
-    ----------
-    operators : DataFrame
-        Columns of ``tables.OPERATORS``, at the sizes that the times are for.
-    times : DataFrame
-        ``time_s``, ``low_s``, ``high_s`` [s] and ``extrapolated`` of the same
-        operators, as an ``OperatorModel`` returns them.
-    overrides : Overrides
-        What to put in; such a time has an interval of no width.
-
-    Returns
-    -------
-    DataFrame
-        A copy, with the column ``overridden`` besides.
-    """
+    """Put given times, with intervals of no width, in place of predicted ones; adds ``overridden``."""
     given = overrides.match(operators)
     changed = ~np.isnan(given)
     result = times.copy()
@@ -198,25 +165,10 @@ def apply_overrides(
 
 
 def override_trace(trace: Trace, overrides: Overrides) -> Trace:
-    """Put given times in the place of a trace's recorded ones.
+    """Put given times in place of a trace's recorded ones; InputError when a row fits no operator.
 
-    Parameters
-    ----------
-    trace : Trace
-        Its shapes are the ones that the times are for.
-    overrides : Overrides
-        What to put in.
-
-    Returns
-    -------
-    Trace
-        Operators start later or earlier by what those before them changed; the
-        step's time changes as much as the sum of the operators'.
-
-    Raises
-    ------
-    InputError
-        When a row fits no operator.
+    Operators start later or earlier by what those before them changed; the step's time changes as
+    much as their sum.
     """
     operators = trace.operators.copy()
     given = overrides.match(operators)
@@ -246,11 +198,7 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
 
 
 def write_operator_times(trace: Trace) -> str:
-    """Return a trace's operators in the format of overrides, to be edited.
-
-    One row for each distinct name, phase and input shapes, the ones with most
-    time first, with the mean time of those operators.
-    """
+    """Return a trace's operators in the format of overrides, longest sum first, mean of equals."""
     frame = trace.operators[["name", "phase", "device_ns"]].assign(
         input_shapes=[
             json.dumps([[int(size) for size in shape] for shape in cell])
@@ -258,7 +206,7 @@ def write_operator_times(trace: Trace) -> str:
         ]
     )
     groups = frame.groupby(["name", "phase", "input_shapes"], sort=True)["device_ns"]
-    told = groups.agg(["mean", "sum"]).reset_index()
-    told = told.sort_values("sum", ascending=False, kind="stable")
-    told["time_us"] = told["mean"] / 1e3
-    return told[["name", "phase", "input_shapes", "time_us"]].to_csv(index=False)
+    rows = groups.agg(["mean", "sum"]).reset_index()
+    rows = rows.sort_values("sum", ascending=False, kind="stable")
+    rows["time_us"] = rows["mean"] / 1e3
+    return rows[["name", "phase", "input_shapes", "time_us"]].to_csv(index=False)

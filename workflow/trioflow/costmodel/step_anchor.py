@@ -1,8 +1,8 @@
 """Operators timed one by one, and the whole step that they came from: what the timer adds.
 
-A table of operators that were timed alone sums to more than the step it was
-taken from: each row holds what the timer shows where nothing runs. The
-single-GPU step's measured time tells how much of that is left to take off.
+A table of operators that were timed alone sums to more than the step it was taken from: each row
+holds what the timer shows where nothing runs. The single-GPU step's measured time tells how much of
+that is left to take off.
 """
 
 from __future__ import annotations
@@ -35,18 +35,10 @@ _NUMBERS = ["time_s", "low_s", "high_s"]
 
 @dataclass(frozen=True)
 class StepAnchor:
-    """What makes the operators of a trace sum to its measured step.
+    """What makes the operators of a trace sum to its measured step."""
 
-    Attributes
-    ----------
-    timer_s : float
-        Taken off the time of every operator that takes any [s].
-    scale : float
-        Factor on what is left.
-    """
-
-    timer_s: float = 0.0
-    scale: float = 1.0
+    timer_s: float = 0.0  # Taken off the time of every operator that takes any [s]
+    scale: float = 1.0  # Factor on what is left
 
     def apply(self, time_s: Floats) -> Floats:
         """Return times of operators within the step [s] from those timed alone."""
@@ -55,18 +47,11 @@ class StepAnchor:
 
 @dataclass(frozen=True)
 class Anchoring:
-    """How the operators of a trace are brought to its measured step.
+    """How the operators of a trace are brought to its measured step."""
 
-    Attributes
-    ----------
-    way : str
-        One of ``WAYS``.
-    band : tuple of float, optional
-        80 % interval of a whole step told by its operators, relative to the
-        step; by default the one that ships, where the anchor changes anything.
-    """
-
-    way: str = TIMER
+    way: str = TIMER  # One of ``WAYS``
+    # 80 % interval of a whole step summed from its operators, relative to the step; by default the one
+    # that ships, where the anchor changes anything.
     band: tuple[float, float] | None = None
 
     def change(self, trace: Trace, model: OperatorModel) -> tuple[OperatorModel, StepAnchor]:
@@ -83,15 +68,9 @@ class Anchoring:
 
 @cache
 def load_band(path: str | Path = SHIPPED_BAND) -> tuple[float, float]:
-    """Return the shipped interval of whole steps told by their operators, relative to the step.
-
-    Raises
-    ------
-    InputError
-        When the file is missing or broken.
-    """
-    told = read_json(path)
-    return float(told["low"]), float(told["high"])
+    """Return the shipped interval of whole steps summed from operators, relative to the step."""
+    band = read_json(path)
+    return float(band["low"]), float(band["high"])
 
 
 def describe_anchor(anchor: StepAnchor) -> list[str]:
@@ -110,25 +89,14 @@ def describe_anchor(anchor: StepAnchor) -> list[str]:
 
 
 def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
-    """Return the anchor of a trace at its own measured step.
+    """Return the anchor of a trace at its own ``measured_end_to_end_s``; without it nothing changes.
 
-    Parameters
-    ----------
-    trace : Trace
-        Fact ``measured_end_to_end_s`` [s]; without it nothing changes.
-    way : {"timer", "ratio", "none"}
-        timer: the excess of the operators over the step is spread over them
-        equally, up to what the timer shows where nothing runs
-        (``timer_floor_s``); a factor makes up for the rest. ratio: the factor
-        alone.
-
-    Raises
-    ------
-    InputError
-        When the way is unknown or the trace holds no times.
+    ``timer``: the excess of the operators over the step is spread over them equally, up to what the
+    timer shows where nothing runs (``timer_floor_s``); a factor makes up for the rest. ``ratio``:
+    the factor alone. Raises InputError when the way is unknown or the trace holds no times.
     """
     if way not in WAYS:
-        raise InputError(f"no way to anchor is called {way!r}", fix=f"use {', '.join(WAYS)}")
+        raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(WAYS)}")
     step_s = trace.facts.measured_end_to_end_s
     if step_s is None or way == NONE:
         return StepAnchor()
@@ -145,18 +113,10 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
 
 @dataclass(frozen=True)
 class AnchoredModel:
-    """An operator model whose every time is that of an operator within a step.
+    """An operator model whose every time is that of an operator within a step."""
 
-    Attributes
-    ----------
-    base : OperatorModel
-        Fitted to operators timed alone.
-    anchor : StepAnchor
-        What each of its times is changed by.
-    """
-
-    base: OperatorModel
-    anchor: StepAnchor
+    base: OperatorModel  # Fitted to operators timed alone
+    anchor: StepAnchor  # What each of its times is changed by
 
     @property
     def by_row(self) -> bool:
@@ -182,13 +142,7 @@ class AnchoredModel:
         return self.base.step_interval_basis(kind)
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-        """Refuse: the anchor belongs to one trace.
-
-        Raises
-        ------
-        InputError
-            Always.
-        """
+        """Raise InputError: the anchor belongs to one trace."""
         raise InputError("an anchored model has no file", file=path, fix="save its base")
 
     def _anchored(self, found: pd.DataFrame) -> pd.DataFrame:
@@ -201,25 +155,14 @@ class AnchoredModel:
 def judge_anchors(
     source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return what every way says of a target's measured step, from the source's operators.
+    """Return ``measured_s`` of a target's step and what each of ``WAYS`` predicts from the source's operators.
 
-    Parameters
-    ----------
-    source, target : Trace
-        One model on one GPU at two batches, each with its measured step.
-    model : OperatorModel
-        Fitted without the model.
-    resized : DataFrame
-        The source's operators at the target's batch.
-
-    Returns
-    -------
-    dict
-        ``measured_s`` and, for each of ``WAYS``, its prediction [s].
+    ``source`` and ``target``: one model on one GPU at two batches; the operator model was fitted
+    without it.
     """
     answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
     for way in WAYS:
         anchor = anchor_step(source, way)
-        told = AnchoredModel(model, anchor).rescale(source.operators, resized)
-        answers[way] = float(told["time_s"].sum())
+        anchored = AnchoredModel(model, anchor).rescale(source.operators, resized)
+        answers[way] = float(anchored["time_s"].sum())
     return answers

@@ -28,30 +28,14 @@ FEWEST_WORKLOADS = 2
 
 @dataclass(frozen=True)
 class StepResidual:
-    """A predicted step that was measured, too.
+    """A predicted step that was measured, too."""
 
-    Attributes
-    ----------
-    way : str
-        One of ``WAYS``: what of it was not recorded.
-    device_kind : str
-        ``cpu`` or ``cuda``.
-    workload : str
-        Model; the prediction's operator model did not see it.
-    case : str
-        Device and plan, for the reader.
-    ranks : int
-        Ranks of the measured step.
-    error : float
-        Predicted over measured, less 1.
-    """
-
-    way: str
-    device_kind: str
-    workload: str
-    case: str
-    ranks: int
-    error: float
+    way: str  # One of ``WAYS``: what of it was not recorded
+    device_kind: str  # ``cpu`` or ``cuda``
+    workload: str  # Model; the prediction's operator model did not see it
+    case: str  # Device and plan, for the reader
+    ranks: int  # Ranks of the measured step
+    error: float  # Predicted over measured, less 1
 
     @property
     def log_error(self) -> float:
@@ -63,10 +47,7 @@ class StepResidual:
 def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
     """Read the residuals that ship, or others.
 
-    Raises
-    ------
-    TableError
-        When a row is incomplete or its way is unknown.
+    Raises TableError when a row is incomplete or its way is unknown.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
@@ -103,26 +84,11 @@ def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> 
 def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
     """Return the least half width of a step's 80 % interval, as a logarithm.
 
-    Parameters
-    ----------
-    ways : iterable of str
-        How the step leaves what was recorded; none gives 0.
-    device_kind : str
-        ``cpu`` or ``cuda``; residuals of the other kind stand in where this
-        one has fewer than ``FEWEST_WORKLOADS``.
-    workload : str
-        Its own residuals do not count, so that a judged step's interval
-        never rests on that step.
-    ranks : int
-        Of the plan; beyond the most that were measured the width grows with
-        the doublings, as that of collectives does.
-
-    Notes
-    -----
-    Of each way as ``intervals.fit_step_band``: the root mean square of the
-    logarithmic errors, every workload with the same weight, times Student's
-    90 % quantile with as many degrees of freedom as workloads. Ways are
-    independent.
+    As ``intervals.fit_step_band`` for each of the ``ways`` in which the step leaves what was
+    recorded; ways are independent. The workload's own residuals do not count, so that a judged
+    step's interval never rests on that step; residuals of the other kind of device stand in where
+    this one has fewer than ``FEWEST_WORKLOADS``. Beyond the most ranks that were measured the width
+    grows with the doublings, as that of collectives does.
     """
     return math.sqrt(sum(_half_of_way(way, device_kind, workload, ranks) ** 2 for way in ways))
 

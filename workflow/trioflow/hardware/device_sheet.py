@@ -4,12 +4,15 @@ A sheet is a file ``data/devices/<name>.yaml``, or one of the user's own in
 ``config/devices/`` of the working folder::
 
     memory_bytes: {value: 48.0e9, source: NVIDIA A40 data sheet}
+
+Names are read with the words of ``data/device_names.json``; a new spelling is added there.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,9 +23,60 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 
 from trioflow.errors import PlatformError
-from trioflow.hardware.device_names import DeviceName, is_processor, plain_name, read_name
 from trioflow.provenance import PACKAGE, read_json
 from trioflow.yaml_files import read_yaml
+
+TABLE = PACKAGE / "data" / "device_names.json"
+
+_MEMORY = re.compile(r"\b(\d+) ?g(?:i?b)?\b")
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """The parts of a name."""
+
+    # What is left without vendor, memory and form factor: ``("rtx", "2080", "ti")``.
+    product: tuple[str, ...]
+    memory_gb: int | None  # Memory in gigabytes; None where the name does not say
+    form_factor: str | None  # ``PCIe`` or ``SXM``; None where the name does not say
+
+    def fits(self, other: DeviceName) -> bool:
+        """Tell whether another name may be this device's: nothing that both say differs."""
+        return self.product == other.product and all(
+            None in pair or pair[0] == pair[1]
+            for pair in ((self.memory_gb, other.memory_gb), (self.form_factor, other.form_factor))
+        )
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what tools write differently: case, hyphens, underscores."""
+    return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def read_name(name: str) -> DeviceName:
+    """Take a name apart as a driver, a profile or a sheet writes it: ``Tesla V100-DGXS-32GB``."""
+    text = plain_name(name)
+    for board, words in _table()["boards"].items():
+        text = re.sub(rf"\b{re.escape(board)}\b", words, text)
+    sizes = _MEMORY.findall(text)
+    forms: Mapping[str, str] = _table()["form_factors"]
+    words = _MEMORY.sub(" ", text).split()
+    found = [forms[word] for word in words if word in forms]
+    product = tuple(w for w in words if w not in forms and w not in _table()["vendors"])
+    return DeviceName(product, int(sizes[0]) if sizes else None, found[0] if found else None)
+
+
+def is_processor(name: str) -> bool:
+    """Tell whether a name is that of a processor, not of a GPU."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\((?:r|tm)\)", " ", name.lower()))
+    return any(word in _table()["processors"] for word in words)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    content: dict[str, Any] = read_json(TABLE)
+    return content
+
 
 SHIPPED = PACKAGE / "data" / "devices"
 OWN = Path("config") / "devices"
@@ -32,67 +86,38 @@ SCHEMA = PACKAGE / "data" / "device.schema.json"
 FALLBACK_PRECISION = "fp32"
 """What arithmetic runs in where a device lacks the precision asked for."""
 
-VECTOR_RATIO = 2.0
+_VECTOR_RATIO = 2.0
 """Vector units compute halves at most this many times as fast as fp32; faster are tensor cores."""
 
 
 @dataclass(frozen=True)
 class DeviceSheet:
-    """A GPU as its maker describes it.
+    """A GPU as its maker describes it."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the sheet.
-    title : str
-        Product name with form factor and memory.
-    driver_names : tuple of str
-        Names under which drivers report it.
-    chip, architecture, form_factor : str
-        Boards of one chip share its parts and libraries' kernels. A sheet that
-        leaves them out is of a chip of its own.
-    memory_bytes : int
-        Memory [bytes].
-    memory_bandwidth_bytes_per_s : float
-        Peak bandwidth of the memory [bytes/s].
-    l2_bytes : int
-        Level-2 cache [bytes]; 0 where the sheet leaves it out.
-    sm_count : int
-        Streaming multiprocessors; 1 where the sheet leaves them out: no waves.
-    boost_clock_hz : float
-        Highest clock [Hz]; not a number where the sheet leaves it out.
-    power_limit_w : float
-        Power that the board may draw [W]; infinite where the sheet leaves it
-        out: no peak is out of reach for lack of it.
-    peak_flop_per_s : mapping of str to float
-        Peak dense rate for each precision [flop/s].
-    tensor_core_precisions : tuple of str
-        Precisions whose peak is that of tensor cores; where the sheet leaves
-        them out, those of a peak above ``VECTOR_RATIO`` times the fp32 one.
-    nvlink_generation : int or None
-        None without NVLink.
-    nvlink_bandwidth_bytes_per_s : float or None
-        All links, both directions together [bytes/s].
-    sources : mapping of str to str
-        Source of every number by its dotted key.
-    """
-
-    name: str
-    title: str
-    driver_names: tuple[str, ...]
+    name: str  # Name of the sheet
+    title: str  # Product name with form factor and memory
+    driver_names: tuple[str, ...]  # Names under which drivers report it
+    # Boards of one chip share its parts and libraries' kernels. A sheet that leaves them out is of
+    # a chip of its own.
     chip: str
     architecture: str
     form_factor: str
-    memory_bytes: int
-    memory_bandwidth_bytes_per_s: float
-    l2_bytes: int
-    sm_count: int
-    boost_clock_hz: float
+    memory_bytes: int  # Memory [bytes]
+    memory_bandwidth_bytes_per_s: float  # Peak bandwidth of the memory [bytes/s]
+    l2_bytes: int  # Level-2 cache [bytes]; 0 where the sheet leaves it out
+    sm_count: int  # Streaming multiprocessors; 1 where the sheet leaves them out: no waves
+    boost_clock_hz: float  # Highest clock [Hz]; not a number where the sheet leaves it out
+    # Power that the board may draw [W]; infinite where the sheet leaves it out: no peak is out of
+    # reach for lack of it.
     power_limit_w: float
-    peak_flop_per_s: Mapping[str, float]
+    peak_flop_per_s: Mapping[str, float]  # Peak dense rate for each precision [flop/s]
+    # Precisions whose peak is that of tensor cores; where the sheet leaves them out, those of a
+    # peak above ``_VECTOR_RATIO`` times the fp32 one.
     tensor_core_precisions: tuple[str, ...] = ()
-    nvlink_generation: int | None = None
+    nvlink_generation: int | None = None  # None without NVLink
+    # All links, both directions together [bytes/s].
     nvlink_bandwidth_bytes_per_s: float | None = None
+    # Source of every number by its dotted key.
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -134,20 +159,7 @@ def list_devices() -> list[str]:
 
 
 def load_device(name_or_path: str | Path) -> DeviceSheet:
-    """Read a sheet, by the name of a shipped one or from a file.
-
-    Parameters
-    ----------
-    name_or_path : str or path
-        A shipped name, or a path that ends in ``.yaml`` or ``.yml`` or holds
-        a folder.
-
-    Raises
-    ------
-    PlatformError
-        When the name is unknown (the known ones are listed), or the file is
-        missing or breaks the schema.
-    """
+    """Read a sheet by the name of a shipped one, or from a file (a path, or a name that ends in ``.yaml``)."""
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return _read(Path(name_or_path))
@@ -157,25 +169,12 @@ def load_device(name_or_path: str | Path) -> DeviceSheet:
 
 
 def find_device(name: str) -> DeviceSheet:
-    """Return the sheet of a device by the name that its driver reports.
+    """Return the sheet of a device by the name that its driver reports, or by the sheet's own name.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``NVIDIA H100 80GB HBM3``; case, spaces, hyphens and
-        underscores do not matter. A sheet's own name is found too.
-
-    Raises
-    ------
-    PlatformError
-        When no sheet has the name, or several fit it; it says which numbers to
-        write down, and where.
-
-    Notes
-    -----
-    The user's own sheets (``OWN``) come first. A name that no sheet lists is
-    taken apart: the sheet of the same product whose memory and form factor
-    differ in nothing that the name says is meant (``device_names``).
+    Case, spaces, hyphens and underscores do not matter. The user's own sheets (``OWN``) come first.
+    A name that no sheet lists is taken apart: the sheet of the same product whose memory and form
+    factor differ in nothing that the name says is meant. Raises PlatformError when no sheet has the
+    name, or several fit it; it says which numbers to write, and where.
     """
     own, wanted = _own_sheets(), plain_name(name)
     likely = (each for each in list_devices() if wanted in _shipped_words(each))
@@ -196,10 +195,7 @@ def find_device(name: str) -> DeviceSheet:
 
 
 def find_sheet(device_name: str) -> DeviceSheet | None:
-    """Return the sheet of a device, or None where there is none.
-
-    The sheets that ship are those of GPUs: a processor has none but the user's own.
-    """
+    """Return the sheet of a device, or None; a processor has none but the user's own."""
     if is_processor(device_name) and not any(OWN.glob("*.y*ml")):
         return None
     try:
@@ -209,7 +205,6 @@ def find_sheet(device_name: str) -> DeviceSheet | None:
 
 
 def _own_sheets() -> list[DeviceSheet]:
-    """Return the user's sheets, sorted by their files' names."""
     return [_read(path) for path in sorted(OWN.glob("*.y*ml"))]
 
 
@@ -257,7 +252,6 @@ def _validator() -> Draft202012Validator:
 
 
 def _validate(content: Any, path: Path) -> None:
-    """Raise the shallowest violation of the schema."""
     errors = sorted(
         _validator().iter_errors(content),
         key=lambda error: (len(error.absolute_path), str(error.json_path), str(error.validator)),
@@ -268,7 +262,6 @@ def _validate(content: Any, path: Path) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Turn a violation into a few words."""
     instance: Any = error.instance
     if error.validator == "additionalProperties":
         known = error.schema["properties"] if isinstance(error.schema, Mapping) else ()
@@ -277,7 +270,7 @@ def _explain(error: ValidationError) -> str:
         missing = next(key for key in error.validator_value if key not in instance)
         return f"the key {missing!r} is missing"
     if error.validator == "type" and not isinstance(instance, dict | list):
-        return f"{instance!r} is not what is due here"
+        return f"{instance!r} has the wrong type"
     return error.message
 
 
@@ -289,7 +282,6 @@ def _mend(error: ValidationError) -> str:
 
 
 def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yield dotted key, value and source of every number."""
     for key, entry in content.items():
         if isinstance(entry, dict) and "source" in entry:
             yield f"{place}{key}", entry["value"], entry["source"]
@@ -298,12 +290,11 @@ def _walk_numbers(content: Mapping[str, Any], place: str = "") -> Iterator[tuple
 
 
 def _build(content: dict[str, Any], path: Path) -> DeviceSheet:
-    """Make the sheet from a file's checked content."""
     values, sources = {}, {}
     for place, value, source in _walk_numbers(content):
         values[place], sources[place] = value, source
     peaks = {name: float(values[f"peak_flop_per_s.{name}"]) for name in content["peak_flop_per_s"]}
-    fast = [n for n, peak in peaks.items() if peak > VECTOR_RATIO * peaks[FALLBACK_PRECISION]]
+    fast = [n for n, peak in peaks.items() if peak > _VECTOR_RATIO * peaks[FALLBACK_PRECISION]]
     tensor = tuple(content.get("tensor_core_precisions", fast))
     lacking = sorted(set(tensor) - set(peaks))
     if lacking:

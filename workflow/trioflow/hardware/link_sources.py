@@ -11,20 +11,7 @@ from trioflow.hardware.machine import SLOWDOWN, TIES, Link, Platform, is_rank_no
 
 
 def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
-    """Turn a platform into a file's content, links listed one by one.
-
-    Parameters
-    ----------
-    platform : Platform
-        What to describe.
-    path : path
-        The file, for the message.
-
-    Raises
-    ------
-    PlatformError
-        When a number has no source.
-    """
+    """Turn a platform into a file's content; PlatformError when a number has no source."""
 
     def number(value: float, key: str, found: tuple[str | None, bool] | None = None) -> Any:
         source, measured = found or _find_source(platform, key)
@@ -87,22 +74,10 @@ def _describe_routing(platform: Platform) -> dict[str, Any]:
 
 
 def find_link_source(platform: Platform, link: Link, key: str) -> tuple[str | None, bool]:
-    """Return where a number of a link comes from, and whether it was measured.
+    """Return where a link's ``bandwidth_bytes_per_s`` or ``latency_s`` comes from, and whether it was measured.
 
-    Parameters
-    ----------
-    platform : Platform
-        Its ``sources`` and ``unmeasured``.
-    link : Link
-        One of its links.
-    key : str
-        bandwidth_bytes_per_s or latency_s.
-
-    Notes
-    -----
-    Its own source comes first. A built link has that of the topology's
-    parameter it was built from; where several parameters may be meant, they
-    are all named.
+    Its own source comes first. A built link has that of the topology's parameter it was built from;
+    where several parameters may be meant, they are all named.
     """
     source, measured = _find_source(platform, f"links.{name_link(link)}.{key}")
     if source is not None:
@@ -119,12 +94,11 @@ def find_link_source(platform: Platform, link: Link, key: str) -> tuple[str | No
         return _find_source(platform, plain)
     if len(places) == 1:
         return _find_source(platform, places[0])
-    told = "; ".join(f"{place}: {platform.sources[place]}" for place in places)
-    return f"one of {told}", all(_find_source(platform, place)[1] for place in places)
+    listed = "; ".join(f"{place}: {platform.sources[place]}" for place in places)
+    return f"one of {listed}", all(_find_source(platform, place)[1] for place in places)
 
 
 def _find_source(platform: Platform, key: str) -> tuple[str | None, bool]:
-    """Return the source of a dotted key and whether the number was measured."""
     place = _find_nearest(platform.sources, key)
     source = None if place is None else platform.sources[place]
     return source, _find_nearest(platform.unmeasured, key) is None

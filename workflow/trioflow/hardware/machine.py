@@ -1,8 +1,7 @@
 """What one machine is made of, as frozen values.
 
-A platform is data. It says what every rank's device can do, which directed
-links join the ranks, and what the host costs; where each number comes from
-travels with it in ``sources``.
+A platform is data. It says what every rank's device can do, which directed links join the ranks,
+and what the host costs; where each number comes from travels with it in ``sources``.
 """
 
 from __future__ import annotations

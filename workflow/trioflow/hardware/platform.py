@@ -11,34 +11,82 @@ import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonschema import Draft202012Validator, ValidationError
 
 from trioflow.errors import PlatformError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.link_sources import describe_platform, find_link_source
-from trioflow.hardware.machine import (
-    SLOWDOWN,
-    Device,
-    Link,
-    Platform,
-    Routing,
-    is_rank_node,
-    name_link,
-    name_rank_node,
-)
-from trioflow.hardware.schema import validate_platform
+from trioflow.hardware.machine import SLOWDOWN, Device, Link, Platform, Routing, name_link
 from trioflow.hardware.topologies.links import build_links, list_failed_links
 from trioflow.hardware.topologies.wiring import MOST_PARTS
-from trioflow.provenance import PACKAGE, atomic_path
+from trioflow.provenance import PACKAGE, atomic_path, read_json
 from trioflow.yaml_files import read_yaml
 
-__all__ = [
-    "Device", "Link", "Platform", "describe_unmeasured", "is_rank_node", "list_platforms",
-    "load_platform", "name_link", "name_rank_node", "save_platform",
-]  # fmt: skip
+SCHEMA = PACKAGE / "data" / "platform.schema.json"
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(read_json(SCHEMA))
+
+
+def validate_platform(content: Any, path: str | Path) -> None:
+    """Check a platform file's content; PlatformError explains the shallowest violation."""
+    errors = sorted(_validator().iter_errors(content), key=_rank_error)
+    if errors:
+        place = ".".join(str(part) for part in errors[0].absolute_path)
+        problem, fix = _explain_violation(errors[0])
+        raise PlatformError(problem, file=path, place=place, fix=fix)
+
+
+def _rank_error(error: ValidationError) -> tuple[int, str, bool, str]:
+    """Put the shallowest error first, then by key; an unknown key explains a missing one."""
+    path = [str(part) for part in error.absolute_path]
+    word = str(error.validator)
+    return len(path), ".".join(path), word != "additionalProperties", word
+
+
+def _explain_violation(error: ValidationError) -> tuple[str, str]:
+    instance: Any = error.instance
+    value: Any = error.validator_value
+    schema: Any = error.schema
+    if error.validator == "additionalProperties":
+        return _explain_unknown_key(instance, sorted(schema.get("properties", {})))
+    if error.validator == "required":
+        missing = next(key for key in value if key not in instance)
+        return f"the key {missing!r} is missing", f"add {missing!r}"
+    if error.validator == "type" and schema.get("required") == ["value", "source"]:
+        fix = f"write {{value: {instance!r}, source: where the number comes from}}"
+        return f"{instance!r} has no source", fix
+    if error.validator == "type" and value == ["object", "boolean", "string"]:
+        if isinstance(instance, int | float):
+            fix = f"write {{value: {instance!r}, source: where the number comes from}}"
+            return f"{instance!r} has no source", fix
+        return f"{instance!r} is not a parameter", "write a number with its source, or a choice"
+    problem, fix = {
+        "oneOf": ("exactly one of the keys 'links' and 'topology' is due", "keep one of them"),
+        "anyOf": (f"{instance!r} is not a number of ranks", "write a whole number of 1 or more"),
+        "type": (f"{instance!r} is not of the type {value}", f"write a value of type {value}"),
+        "enum": (f"{instance!r} is not possible here", f"choose one of {value}"),
+        "minimum": (f"{instance!r} is too small", f"write {value} or more"),
+        "maximum": (f"{instance!r} is too large", f"write {value} or less"),
+        "pattern": (error.message, "write a name of that form, without spaces"),
+        "exclusiveMinimum": (f"{instance!r} is too small", f"write more than {value}"),
+    }.get(str(error.validator), (error.message, "see workflow/schemas/platform.schema.json"))
+    return problem, fix
+
+
+def _explain_unknown_key(instance: Any, known: list[str]) -> tuple[str, str]:
+    unknown = sorted(str(key) for key in instance if key not in known)[0]
+    close = difflib.get_close_matches(unknown, known, n=1)
+    fix = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown key {unknown!r}", fix + f"the keys are {', '.join(known)}"
+
 
 SHIPPED = PACKAGE / "data" / "platforms"
 OFFLOAD_RATES = "host.host_"
@@ -53,24 +101,12 @@ def list_platforms() -> list[str]:
 
 
 def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platform:
-    """Read a platform, by the name of a shipped one or from a file.
+    """Read a platform by the name of a shipped one, or from a file (a path, or ``.yaml`` at the end).
 
-    Parameters
-    ----------
-    name_or_path : str or path
-        A shipped name, or a path that ends in ``.yaml`` or ``.yml`` or holds
-        a folder.
-    ranks : int, optional
-        Ranks of the job; all devices of the machine unless given. The links
-        stay those of the whole machine.
-
-    Raises
-    ------
-    PlatformError
-        When the name is unknown (the known ones are listed), the file is
-        missing or breaks the schema, its topology cannot be built, two links
-        join the same nodes, a link that is none has failed, a rank has no link
-        or no route to another, or more ranks are asked for than the machine has.
+    ``ranks``: of the job, all devices unless given; the links stay those of the whole machine.
+    Raises PlatformError when the name is unknown, the file is missing or breaks the schema, its
+    topology cannot be built, two links join the same nodes, a failed link does not exist, a rank
+    has no link or no route to another, or there are too few devices.
     """
     path = _find(name_or_path)
     content = read_yaml(path, PlatformError)
@@ -79,15 +115,9 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
 
 
 def save_platform(platform: Platform, path: str | Path) -> None:
-    """Write a platform as a file that ``load_platform`` reads, links listed one by one.
+    """Write a platform as a file that ``load_platform`` reads, links listed one by one as they are.
 
-    The links are written as they are, so that a platform loaded for fewer
-    ranks than its machine has is saved with that number of ranks.
-
-    Raises
-    ------
-    PlatformError
-        When a number has no source, or the file would break the schema.
+    Raises PlatformError when a number has no source, or the file would break the schema.
     """
     content = describe_platform(platform, path)
     validate_platform(content, path)
@@ -98,10 +128,7 @@ def save_platform(platform: Platform, path: str | Path) -> None:
 
 
 def describe_unmeasured(platform: Platform) -> str:
-    """Say in a sentence which numbers nobody has measured; empty where there are none.
-
-    Rates of the host, which only plans that offload use, are left out.
-    """
+    """Say which numbers nobody has measured, but for the host's rates that only offloading uses."""
     keys = [key for key in platform.unmeasured if not key.startswith(OFFLOAD_RATES)]
     if not keys:
         return ""
@@ -113,7 +140,6 @@ def describe_unmeasured(platform: Platform) -> str:
 
 
 def _find(name_or_path: str | Path) -> Path:
-    """Tell a file from a shipped name."""
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml")):
         return Path(name_or_path)
@@ -129,7 +155,6 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Platform:
-    """Make the values from a file's checked content."""
     numbers = dict(_walk_numbers(content))
     for place, entry in numbers.items():
         if not math.isfinite(entry.get("value", 0)):
@@ -226,7 +251,7 @@ def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) 
     if devices == "any":
         if "links" in content or ranks is None:
             raise PlatformError(
-                "'any' is no number of ranks here", file=path, place="ranks",
+                "'any' is not a number of ranks here", file=path, place="ranks",
                 fix="write the number beside links; with a topology, ask for a number of ranks",
             )  # fmt: skip
         return ranks
@@ -240,7 +265,6 @@ def _choose_ranks(content: dict[str, Any], ranks: int | None, path: str | Path) 
 
 
 def _read_ranks_per_node(content: dict[str, Any]) -> int | None:
-    """Return the ranks of a node from the platform or from its topology."""
     found = content.get("ranks_per_node")
     if found is None and isinstance(
         inner := content.get("topology", {}).get("ranks_per_node"), dict
@@ -264,8 +288,8 @@ def _explain_degraded(platform: Platform, entries: list[dict[str, Any]]) -> Plat
                 if factor in entry:
                     known, measured = find_link_source(platform, link, key)
                     place = f"links.{name_link(link)}.{key}"
-                    told = f"times {entry[factor]['value']}: {entry[factor]['source']}"
-                    sources[place] = f"{known}; {told}"
+                    change = f"times {entry[factor]['value']}: {entry[factor]['source']}"
+                    sources[place] = f"{known}; {change}"
                     if not (measured and entry[factor].get("measured", True)):
                         unmeasured.add(place)
     return replace(platform, sources=sources, unmeasured=tuple(sorted(unmeasured)))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trioflow.costmodel.collectives import load_collective_model
+from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import save_platform
 from trioflow.provenance import read_json

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.costmodel.between_nodes import BetweenNodes, find_between_nodes
-from trioflow.costmodel.collectives import wire_factor
-from trioflow.costmodel.nccl_formula import load_constants
+from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.nccl import load_constants
+from trioflow.costmodel.collectives.published import BetweenNodes, find_between_nodes
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.flows import Floats, FlowShape
 from trioflow.network.routing import Router

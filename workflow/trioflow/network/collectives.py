@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.costmodel.collectives import COLLECTIVES, count_steps, wire_factor
+from trioflow.costmodel.collectives.model import COLLECTIVES, count_steps, wire_factor
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
@@ -56,7 +56,7 @@ class CollectiveTime(Protocol):
 
 
 class CollectiveCost(Protocol):
-    """A measured cost of collectives, such as ``costmodel.collectives`` fits."""
+    """A measured cost of collectives, such as ``costmodel.collectives.model`` fits."""
 
     def time_s(self, collective: str, ranks: int, message_bytes: int) -> CollectiveTime:
         """Return the duration of a collective that nothing disturbs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from trioflow.costmodel.collectives import CollectiveTime, count_steps
+from trioflow.costmodel.collectives.model import CollectiveTime, count_steps
 from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.costmodel.device_times import host_times, mention_launches, times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.step_anchor import NONE as UNANCHORED
@@ -20,7 +21,6 @@ from trioflow.costmodel.step_residuals import (
     PIPELINE,
     least_half_width,
 )
-from trioflow.costmodel.timed_trace import host_times, mention_launches, times_interval
 from trioflow.experiments import Plan
 from trioflow.parallel.memory.peak import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.plan import (

@@ -77,9 +77,7 @@ class Options(SimulationOptions):
 
     def __post_init__(self) -> None:
         if self.anchor not in ANCHORS:
-            raise InputError(
-                f"no way to anchor is called {self.anchor!r}", fix=f"use {', '.join(ANCHORS)}"
-            )
+            raise InputError(f"unknown anchor {self.anchor!r}", fix=f"use {', '.join(ANCHORS)}")
         if self.session is not None and self.anchor != SESSION:
             raise InputError(
                 f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trioflow.costmodel.collectives import load_collective_model
+from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.errors import TableError

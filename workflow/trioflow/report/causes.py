@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow.costmodel.choices import Collectives
-from trioflow.costmodel.collectives import CollectiveTime
+from trioflow.costmodel.collectives.model import CollectiveTime
 from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER
 from trioflow.hardware.machine import Platform
 from trioflow.table_columns import FLOAT, TEXT, column

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from trioflow.costmodel.collectives import CollectiveCostModel
+from trioflow.costmodel.collectives.model import CollectiveCostModel
 from trioflow.errors import InputError
 from trioflow.report import style
 from trioflow.report.wording import write_signed

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.costmodel.collectives import CollectiveCostModel, load_collective_model
+from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.errors import InputError
 from trioflow.provenance import digest_file, read_json
 from trioflow.report.attribution import ATTRIBUTION

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.scores import SCORES as VALIDATION_SCORES
-from trioflow.costmodel.scores import score_cases
+from trioflow.costmodel.judging import SCORES as VALIDATION_SCORES
+from trioflow.costmodel.judging import score_cases
 
 OURS, ORACLE = "trioflow", "oracle"
 MODELS: Mapping[str, str] = {

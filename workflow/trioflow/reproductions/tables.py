@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
-from trioflow.costmodel.scores import COUNTS, SCORES
+from trioflow.costmodel.judging import COUNTS, SCORES
 from trioflow.provenance import stamp
 from trioflow.table_columns import FLOAT, INT, TEXT, column
 

@@ -18,9 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.costmodel.device_times import DeviceTimes, host_times
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.timed_trace import host_times
 from trioflow.errors import PlanError
 from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform

@@ -7,7 +7,7 @@ import pytest
 from trioflow.engine.simulate import simulate
 from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
-from trioflow.hardware.topology import BUILDERS
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.reproductions.distsim.closed_forms import (
     bubble_throughput,
     compare_throughput,

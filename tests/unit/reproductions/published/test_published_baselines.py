@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.published_models import shipped_operator_models
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.published import shipped_operator_models
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.parallel.plan import make_plan, named_plan

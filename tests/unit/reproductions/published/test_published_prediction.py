@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.platform_collectives import load_platform_collectives
-from trioflow.costmodel.published_models import SHIPPED, shipped_operator_models
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.published import shipped_operator_models
 from trioflow.hardware.platform import load_platform
 from trioflow.report.causes import CHANGES, ScaledCollectives, Settings, explain_cases
 from trioflow.reproductions.published.cases import PublishedRow
@@ -39,7 +40,7 @@ def make_case(plan: str = "ddp", ranks: int = 4, batch: int = 32, **facts: objec
         "whole step", "throughput of nothing", "",
     )  # fmt: skip
     model = load_operator_model(shipped_operator_models()["h100-sxm"])
-    collectives = load_platform_collectives(SHIPPED / "h100x8-nvlink/collectives.json")
+    collectives = load_platform_collectives(SHIPPED_MODELS / "h100x8-nvlink/collectives.json")
     times = DeviceTimes([trace], model, "h100-sxm")
     return PreparedCase(row, times, load_platform("h100x8-nvlink", ranks), collectives, BAND)
 
@@ -85,7 +86,7 @@ def test_nothing_changed_is_the_prediction(replicas):
 
 
 def test_collectives_scale_by_what_is_not_latency():
-    base = load_platform_collectives(SHIPPED / "h100x8-nvlink/collectives.json")
+    base = load_platform_collectives(SHIPPED_MODELS / "h100x8-nvlink/collectives.json")
     told, start = base.time_s("all_reduce", 4, 1e8), base.time_s("all_reduce", 4, 0)
     half = ScaledCollectives(base, 0.5, 1.0).time_s("all_reduce", 4, 1e8)
     assert half.time_s == pytest.approx(2 * told.time_s - start.time_s)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.topologies.rings import build_ring
+from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraphBuilder

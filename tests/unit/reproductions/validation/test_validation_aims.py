@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.costmodel.scores import score_cases
+from trioflow.costmodel.judging import score_cases
 from trioflow.reproductions.validation.aims import AIMS, SETS, reach_aims
 from trioflow.reproductions.validation.collectives import GROUPS, RANK_CASES
 from trioflow.reproductions.validation.collectives import SET as COLLECTIVES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from trioflow.costmodel.scores import SCORES, score_cases
+from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.errors import TableError
 from trioflow.reproductions.tables import (
     SCHEMAS,

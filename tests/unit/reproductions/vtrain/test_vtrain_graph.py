@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from trioflow.costmodel.collectives import CollectiveTime
+from trioflow.costmodel.collectives.model import CollectiveTime
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.parallel.schedules.build import build_schedule

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from trioflow.costmodel.tensor_products import shipped_tensor_products
+from trioflow.costmodel.operators.half_tables import shipped_tensor_products
 from trioflow.reproductions.vtrain.model import DEVICE
 from trioflow.reproductions.vtrain.work import (
     PARTS,

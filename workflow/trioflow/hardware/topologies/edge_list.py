@@ -18,6 +18,9 @@ COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) -> list[Link]:
     """Read the links of a network from a file.
 
+    Raises PlatformError as ``read_edge_list``; also when a rank is missing, or the file names more
+    ranks than there are.
+
     Parameters
     ----------
     ranks : int
@@ -27,16 +30,9 @@ def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) ->
     both_ways : bool
         Whether each row stands for a link each way.
 
-    Raises
-    ------
-    PlatformError
-        As ``read_edge_list``; also when a rank is missing, or the file names
-        more ranks than there are.
-
     Notes
     -----
-    Nodes: those that the file names. Links: its rows, or twice as many with
-    ``both_ways``.
+    Nodes: those that the file names. Links: its rows, or twice as many with ``both_ways``.
     """
     links = read_edge_list(edges_file, both_ways=both_ways)
     nodes = find_nodes(links)
@@ -59,31 +55,14 @@ def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) ->
 
 
 def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
-    """Read links from a comma- or tab-separated file.
+    """Read links from a comma- or tab-separated file, in its order.
 
-    Parameters
-    ----------
-    path : path
-        A first line with the columns source, target, bandwidth_bytes_per_s
-        and latency_s, in any order, then one link a line. Empty lines and
-        those that start with ``#`` are skipped. Tabs separate where the
-        first line has one.
-    both_ways : bool
-        Whether each line stands for a link each way; where the two directions
-        differ, write both and leave this out.
-
-    Returns
-    -------
-    list of Link
-        In the order of the file.
-
-    Raises
-    ------
-    PlatformError
-        When the file is missing or empty, a column is missing or unknown, a
-        line has too few or too many cells, a number is none or out of range,
-        a node has no name, a link joins a node to itself, or two join the
-        same nodes the same way. Names file, line and column.
+    The first line names the columns source, target, bandwidth_bytes_per_s and latency_s in any
+    order; empty lines and those that start with ``#`` are skipped. ``both_ways``: each line is a
+    link each way; where the two directions differ, write both and leave this out. Raises
+    PlatformError, naming file, line and column, when the file is missing or empty, a column is
+    missing or unknown, or a line does not hold a new link between two named nodes with numbers in
+    range.
     """
     path = Path(path)
     links: list[Link] = []
@@ -137,7 +116,6 @@ def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _check_header(header: list[str], path: Path, line: int) -> None:
-    """Refuse a first line that does not name each column once."""
     place = f"line {line}"
     unknown = [name for name in header if name not in COLUMNS]
     missing = [name for name in COLUMNS if name not in header]
@@ -161,12 +139,15 @@ def _read_node(text: str, path: Path, line: int, column: str) -> str:
     place = f"line {line}, column {column}"
     if not text or any(character.isspace() for character in text):
         raise PlatformError(
-            f"{text!r} is no name of a node", file=path, place=place, fix="write it without spaces"
+            f"{text!r} is not the name of a node",
+            file=path,
+            place=place,
+            fix="write it without spaces",
         )
     rank = read_rank(text)
     if rank >= 0 and text != name_rank_node(rank):
         raise PlatformError(
-            f"{text!r} is no name of a rank", file=path, place=place,
+            f"{text!r} is not the name of a rank", file=path, place=place,
             fix=f"write {name_rank_node(rank)}",
         )  # fmt: skip
     return text
@@ -179,7 +160,7 @@ def _read_number(text: str, path: Path, line: int, column: str) -> float:
         value = float(text)
     except ValueError:
         raise PlatformError(
-            f"{text!r} is no number", file=path, place=place,
+            f"{text!r} is not a number", file=path, place=place,
             fix="write a plain number such as 25e9, without a unit",
         ) from None  # fmt: skip
     least = "0 or more" if column == "latency_s" else "more than 0"

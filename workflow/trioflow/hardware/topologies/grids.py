@@ -1,4 +1,4 @@
-"""Meshes, tori, and the cube mesh of the DGX-1."""
+"""Rings, meshes and tori: ranks joined to their neighbours, without switches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,80 @@ from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.wiring import check_count, join, join_pairs, name_ranks
 
-CUBE_MESH = {
+
+def build_ring(
+    ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, chords: bool = False
+) -> list[Link]:
+    """Join every rank to its two neighbours, both ways.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n; two make one pair of links, one makes none.
+    bandwidth_bytes_per_s, latency_s : float
+        Each link, per direction [bytes/s], [s].
+    chords : bool
+        Whether every rank is joined to its most distant one, too.
+
+    Notes
+    -----
+    Nodes: n. Links: 0 for n = 1, 2 for n = 2, otherwise 2 n; with chords and n > 3 another n where
+    n is even (one partner each) and 2 n where it is odd (two most distant ranks each). Diameter
+    without chords: floor(n / 2).
+    """
+    pairs = _pair(name_ranks(ranks), chords)
+    return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
+
+
+def build_double_ring(
+    ranks: int, bandwidth_bytes_per_s: float, latency_s: float, *, chords: bool = False
+) -> list[Link]:
+    """Make two rings of half the ranks each and join them rank to rank.
+
+    Raises PlatformError when the number of ranks is odd.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n, an even number: the first half is one ring, the second half the other, and rank
+        r is joined to rank r + n / 2.
+    bandwidth_bytes_per_s, latency_s : float
+        Each link, per direction [bytes/s], [s].
+    chords : bool
+        Whether either ring has the links across of ``build_ring``.
+
+    Notes
+    -----
+    Nodes: n. Links: those of two rings of n / 2, and n between them. Diameter without chords:
+    floor(n / 4) + 1.
+
+    Source: Q. Luo et al., Hop: Heterogeneity-aware Decentralized Training, ASPLOS 2019,
+    arXiv:1902.01064: with chords, its ring-based and double-ring graphs.
+    """
+    nodes = name_ranks(ranks)
+    if ranks % 2:
+        raise PlatformError(
+            f"{ranks} ranks do not make two equal rings", place="ranks", fix="use an even number"
+        )
+    one, other = nodes[: ranks // 2], nodes[ranks // 2 :]
+    pairs = [*_pair(one, chords), *_pair(other, chords), *zip(one, other, strict=True)]
+    return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
+
+
+def _pair(nodes: Sequence[str], chords: bool) -> list[tuple[str, str]]:
+    """Return every two nodes that a ring joins, once each, lower place first."""
+    count = len(nodes)
+    reaches = [1, count // 2] if chords else [1]
+    places = {
+        (min(place, other), max(place, other))
+        for reach in reaches
+        for place in range(count)
+        if (other := (place + reach) % count) != place
+    }
+    return [(nodes[one], nodes[other]) for one, other in sorted(places)]
+
+
+_CUBE_MESH = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2,
     (1, 2): 2, (1, 3): 1, (1, 5): 2,
     (2, 3): 2, (2, 6): 1,
@@ -33,27 +106,21 @@ def build_mesh(
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid of two or three dimensions.
 
+    Raises PlatformError when an extent is below 1, or the grid has another number of places.
+
     Parameters
     ----------
     ranks : int
         Devices; rows x columns x layers.
-    bandwidth_bytes_per_s : float
-        Bandwidth of each link, per direction [bytes/s].
-    latency_s : float
-        Latency of each link [s].
+    bandwidth_bytes_per_s, latency_s : float
+        Each link, per direction [bytes/s], [s].
     rows, columns, layers : int
-        Extent of the grid, r, c and l. The rank at (layer, row, column) is
-        (layer r + row) c + column.
-
-    Raises
-    ------
-    PlatformError
-        When an extent is below 1, or the grid has another number of places.
+        Extent of the grid, r, c and l. The rank at (layer, row, column) is (layer r + row) c +
+        column.
 
     Notes
     -----
-    Nodes: r c l. Links: 2 ((r-1) c l + r (c-1) l + r c (l-1)). Diameter:
-    r + c + l - 3.
+    Nodes: r c l. Links: 2 ((r-1) c l + r (c-1) l + r c (l-1)). Diameter: r + c + l - 3.
     """
     pairs = _pair_neighbours(ranks, (layers, rows, columns), wrapped=False)
     return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
@@ -70,27 +137,22 @@ def build_torus(
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid whose lines are rings.
 
+    Raises PlatformError when an extent is below 1, or the grid has another number of places.
+
     Parameters
     ----------
     ranks : int
         Devices; rows x columns x layers.
-    bandwidth_bytes_per_s : float
-        Bandwidth of each link, per direction [bytes/s].
-    latency_s : float
-        Latency of each link [s].
+    bandwidth_bytes_per_s, latency_s : float
+        Each link, per direction [bytes/s], [s].
     rows, columns, layers : int
         Extent of the grid, r, c and l, numbered as in ``build_mesh``.
 
-    Raises
-    ------
-    PlatformError
-        When an extent is below 1, or the grid has another number of places.
-
     Notes
     -----
-    Nodes: r c l. Links: 2 r c l (e(r) + e(c) + e(l)), where e(k) is 1 for
-    k > 2, 1/2 for k = 2 (both ways round are one link) and 0 for k = 1.
-    Diameter: floor(r / 2) + floor(c / 2) + floor(l / 2).
+    Nodes: r c l. Links: 2 r c l (e(r) + e(c) + e(l)), where e(k) is 1 for k > 2, 1/2 for k = 2
+    (both ways round are one link) and 0 for k = 1. Diameter: floor(r / 2) + floor(c / 2) + floor(l
+    / 2).
     """
     pairs = _pair_neighbours(ranks, (layers, rows, columns), wrapped=True)
     return join_pairs(pairs, bandwidth_bytes_per_s, latency_s)
@@ -98,6 +160,8 @@ def build_torus(
 
 def build_cube_mesh(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join eight ranks as NVLink joins the V100 GPUs of a DGX-1: the hybrid cube mesh.
+
+    Raises PlatformError when the number of ranks is not 8.
 
     Parameters
     ----------
@@ -108,28 +172,20 @@ def build_cube_mesh(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) 
     latency_s : float
         Latency of each link [s].
 
-    Raises
-    ------
-    PlatformError
-        When the number of ranks is not 8.
-
     Notes
     -----
-    Nodes: 8. Links: 32 (16 pairs of ranks, 8 of them joined doubly: 24
-    NVLinks). Diameter: 2. PCIe, which joins the others on the machine, is
-    left out: libraries route over a GPU between.
+    Nodes: 8. Links: 32 (16 pairs of ranks, 8 of them joined doubly: 24 NVLinks). Diameter: 2. PCIe,
+    which joins the others on the machine, is left out: libraries route over a GPU between.
 
-    References
-    ----------
-    NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, 2017,
-    figure of the NVLink topology, and the link table that ``nvidia-smi topo
-    -m`` prints there (both from memory, not re-read).
+    Source: NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, 2017, figure of the
+    NVLink topology, and the link table that ``nvidia-smi topo -m`` prints there (both from memory,
+    not re-read).
     """
     if ranks != 8:
         raise PlatformError(f"a cube mesh has 8 ranks, not {ranks}", place="ranks", fix="write 8")
     nodes = name_ranks(ranks)
     links = []
-    for (one, other), width in CUBE_MESH.items():
+    for (one, other), width in _CUBE_MESH.items():
         links += join(nodes[one], nodes[other], width * bandwidth_bytes_per_s, latency_s)
     return links
 

@@ -9,27 +9,15 @@ from typing import Any
 
 from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
-from trioflow.hardware.topologies.description import build_topology
+from trioflow.hardware.topologies.registry import build_topology
 from trioflow.hardware.topologies.wiring import find_nodes, read_rank
 
 
 def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> list[Link]:
-    """Return the links that a platform file describes.
+    """Return the links that a platform file's content, checked against the schema, describes.
 
-    Parameters
-    ----------
-    content : mapping
-        What the file holds, checked against the schema.
-    ranks : int
-        Devices of the machine.
-    file : path
-        The file.
-
-    Raises
-    ------
-    PlatformError
-        When a link cannot be simulated or read two ways, a degraded or failed
-        link does not exist, or bytes cannot get from a rank to another.
+    Raises PlatformError when a link cannot be simulated or read two ways, a degraded or failed link
+    does not exist, or bytes cannot get from a rank to another.
     """
     if "links" in content:
         links = [
@@ -47,7 +35,7 @@ def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> lis
         }
         links = build_topology(content["topology"], ranks, file, shared=shared)
     _check_ends(links, file, "links." if "links" in content else "topology, link ")
-    links = degrade_links(links, content.get("degraded", []), file)
+    links = _degrade_links(links, content.get("degraded", []), file)
     _check_failed(links, content, file)
     failed = set(list_failed_links(content))
     working = [link for link in links if (link.source, link.target) not in failed]
@@ -66,7 +54,6 @@ def list_failed_links(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Path) -> None:
-    """Refuse failed links that are none of the links."""
     known = {(link.source, link.target) for link in links}
     for number, entry in enumerate(content.get("failed_links", [])):
         for source, target in list_failed_links({"failed_links": [entry]}):
@@ -77,25 +64,12 @@ def _check_failed(links: list[Link], content: Mapping[str, Any], file: str | Pat
                 )  # fmt: skip
 
 
-def degrade_links(
+def _degrade_links(
     links: list[Link], entries: Iterable[Mapping[str, Any]], file: str | Path
 ) -> list[Link]:
-    """Return links with some of them slower, or gone.
+    """Return links with those ``degraded`` slower, or gone where the ``factor`` is 0.
 
-    Parameters
-    ----------
-    links : list of Link
-        Links of the machine.
-    entries : iterable of mapping
-        ``degraded`` of a platform file: ends, ``factor`` of the bandwidth
-        (0 removes the link), ``latency_factor``, ``both_ways``.
-    file : path
-        The file, for the message.
-
-    Raises
-    ------
-    PlatformError
-        When there is no such link, or it is named twice.
+    Raises PlatformError when there is no such link, or it is named twice.
     """
     places = {(link.source, link.target): place for place, link in enumerate(links)}
     changed: dict[int, Link | None] = {}
@@ -131,7 +105,6 @@ def _degrade(link: Link, entry: Mapping[str, Any]) -> Link | None:
 
 
 def _offer_link(links: list[Link], source: str, target: str) -> str:
-    """Say which link may be meant."""
     targets = [link.target for link in links if link.source == source]
     if targets:
         close = difflib.get_close_matches(target, targets, n=1, cutoff=0.0)
@@ -162,7 +135,7 @@ def _check_ends(links: list[Link], file: str | Path, place: str) -> None:
         rank = read_rank(node)
         if rank >= 0 and node != name_rank_node(rank):
             raise PlatformError(
-                f"{node!r} is no name of a rank", file=file, place=place.partition(",")[0].strip("."),
+                f"{node!r} is not the name of a rank", file=file, place=place.partition(",")[0].strip("."),
                 fix=f"write {name_rank_node(rank)}",
             )  # fmt: skip
 
@@ -195,7 +168,6 @@ def _check_ranks(links: list[Link], ranks: int, file: str | Path, place: str) ->
 
 
 def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
-    """Return the nodes that can be reached."""
     reached, todo = {start}, [start]
     while todo:
         for node in graph.get(todo.pop(), ()):

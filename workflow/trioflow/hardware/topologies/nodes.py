@@ -31,6 +31,8 @@ def build_node_groups(
 ) -> list[Link]:
     """Join nodes of ranks, each with a network inside, by a network between them.
 
+    Raises PlatformError when a count is below 1, or NICs are described twice or not at all.
+
     Parameters
     ----------
     ranks : int
@@ -40,29 +42,22 @@ def build_node_groups(
     inside : callable
         Builds the network of a node from its number of ranks.
     between : callable
-        Builds the network between nodes from their number; what it takes for
-        a rank is a node's NIC. There is one for each NIC of a node.
+        Builds the network between nodes from their number; what it takes for a rank is a node's
+        NIC. There is one for each NIC of a node.
     nics_per_node : int
-        NICs of a node, q: rank r of a node is joined to NIC r modulo q. Where
-        the network inside has nodes ``nic0``, ``nic1`` and so on, they are
-        the NICs, and ranks reach them through it.
+        NICs of a node, q: rank r of a node is joined to NIC r modulo q. Where the network inside
+        has nodes ``nic0``, ``nic1`` and so on, they are the NICs, and ranks reach them through it.
     attach_bandwidth_bytes_per_s, attach_latency_s : float, optional
-        Between a rank and its NIC, per direction [bytes/s], [s]; due where
-        the network inside has no NICs.
-
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, or NICs are described twice or not at all.
+        Between a rank and its NIC, per direction [bytes/s], [s]; due where the network inside has
+        no NICs.
 
     Notes
     -----
-    The nodes of node i are named ``node<i>-...``, those between ``rail<j>-...``
-    for the NIC j that they serve; ranks keep their names. With N = ceil(ranks
-    / g) full nodes, V and E nodes and links inside one, B and F nodes and
-    links of a network between N. Nodes: N (V + q) + q (B - N). Links: N E +
-    2 N g + q F. Where the NICs are of the network inside, they are among V
-    and E: N V + q (B - N) and N E + q F. A single node has its inside alone.
+    The nodes of node i are named ``node<i>-...``, those between ``rail<j>-...`` for the NIC j that
+    they serve; ranks keep their names. With N = ceil(ranks / g) full nodes, V and E nodes and links
+    inside one, B and F nodes and links of a network between N. Nodes: N (V + q) + q (B - N). Links:
+    N E + 2 N g + q F. Where the NICs are of the network inside, they are among V and E: N V + q (B
+    - N) and N E + q F. A single node has its inside alone.
     """
     links, sizes = _build_insides(ranks, ranks_per_node, inside)
     if len(sizes) == 1:
@@ -104,6 +99,8 @@ def build_rail_optimised(
 ) -> list[Link]:
     """Join nodes by rails: the NICs of equal place in their nodes share a leaf switch.
 
+    Raises PlatformError when a count is below 1, or the factor is not above 0.
+
     Parameters
     ----------
     ranks : int
@@ -119,32 +116,23 @@ def build_rail_optimised(
     spine_latency_s : float
         Latency of a link between a leaf and a spine [s].
     spines : int
-        Spine switches, s, each joined to all leaves. One stands for many that
-        share their load evenly.
+        Spine switches, s, each joined to all leaves. One stands for many that share their load
+        evenly.
     nodes_per_leaf : int, optional
         Nodes below one set of leaves (a scalable unit), u; all unless given.
     oversubscription : float
         How many times less than its NICs' bandwidth a leaf has upwards.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, or the factor is not above 0.
-
     Notes
     -----
-    With N = ceil(ranks / g) nodes, V and E nodes and links inside one, and
-    U = ceil(N / u) units. Nodes: N V + ranks + g U + s. Links: N E + 4 ranks
-    + 2 g U s. A leaf has min(u, N) x the NIC's bandwidth upwards, divided by
-    the oversubscription, in equal parts to the spines. Ranks of equal place
-    meet at a leaf; others over a spine, or inside a node where that is
-    nearer. A single node has its inside alone; full nodes are counted here.
+    With N = ceil(ranks / g) nodes, V and E nodes and links inside one, and U = ceil(N / u) units.
+    Nodes: N V + ranks + g U + s. Links: N E + 4 ranks + 2 g U s. A leaf has min(u, N) x the NIC's
+    bandwidth upwards, divided by the oversubscription, in equal parts to the spines. Ranks of equal
+    place meet at a leaf; others over a spine, or inside a node where that is nearer. A single node
+    has its inside alone; full nodes are counted here.
 
-    References
-    ----------
-    NVIDIA DGX SuperPOD reference architectures, 2021 to 2023 (from memory,
-    not re-read): rails of leaf switches below spines, units of 20 nodes
-    (A100) or 32 (H100).
+    Source: NVIDIA DGX SuperPOD reference architectures, 2021 to 2023 (from memory, not re-read):
+    rails of leaf switches below spines, units of 20 nodes (A100) or 32 (H100).
     """
     links, sizes = _build_insides(ranks, ranks_per_node, inside)
     nodes = len(sizes)
@@ -188,7 +176,6 @@ def _build_insides(
 def _attach(
     sizes: list[int], ranks_per_node: int, nics: int, bandwidth: float, latency_s: float
 ) -> list[Link]:
-    """Join every rank to its NIC."""
     links = []
     for node, size in enumerate(sizes):
         for place, rank in enumerate(name_ranks(size, node * ranks_per_node)):

@@ -31,9 +31,8 @@ def build_pcie_tree(
 
     Notes
     -----
-    With b = ceil(n / ranks_per_bridge) bridges. Nodes: n + b, and a host
-    where b > 1. Links: 2 n, and 2 b where b > 1. Diameter: 2, or 4 with
-    several bridges.
+    With b = ceil(n / ranks_per_bridge) bridges. Nodes: n + b, and a host where b > 1. Links: 2 n,
+    and 2 b where b > 1. Diameter: 2, or 4 with several bridges.
     """
     check_count("ranks_per_bridge", ranks_per_bridge)
     links = []
@@ -69,6 +68,9 @@ def build_pcie_sockets(
 ) -> list[Link]:
     """Hang ranks below PCIe switches, these below host bridges, and these below sockets.
 
+    Raises PlatformError when a count is below 1, several sockets have no link, or ranks must cross
+    a memory that is not described.
+
     Parameters
     ----------
     ranks : int
@@ -76,51 +78,41 @@ def build_pcie_sockets(
     bandwidth_bytes_per_s, latency_s : float
         Between a rank and its switch, per direction [bytes/s], [s].
     ranks_per_switch : int
-        Ranks below one switch. A rank in a slot of its own has a switch of
-        its own: its root port.
+        Ranks below one switch. A rank in a slot of its own has a switch of its own: its root port.
     switch_bandwidth_bytes_per_s, switch_latency_s : float
-        Between a switch and its host bridge, per direction [bytes/s], [s]:
-        what the ranks below one switch share.
+        Between a switch and its host bridge, per direction [bytes/s], [s]: what the ranks below one
+        switch share.
     bridge_bandwidth_bytes_per_s, bridge_latency_s : float
-        Between a host bridge and its socket, per direction [bytes/s], [s],
-        and what turns round inside the bridge, from one of its switches to
-        another.
+        Between a host bridge and its socket, per direction [bytes/s], [s], and what turns round
+        inside the bridge, from one of its switches to another.
     switches_per_bridge, bridges_per_socket : int
         Shape of the tree.
     socket_bandwidth_bytes_per_s, socket_latency_s : float, optional
-        Between every two sockets, per direction [bytes/s], [s]; due where
-        there are several.
+        Between every two sockets, per direction [bytes/s], [s]; due where there are several.
     memory_bandwidth_bytes_per_s, memory_latency_s : float, optional
-        Between a socket and its memory, per direction [bytes/s], [s]; a
-        memory is a node only where they are given.
+        Between a socket and its memory, per direction [bytes/s], [s]; a memory is a node only where
+        they are given.
     nic_bandwidth_bytes_per_s, nic_latency_s : float, optional
-        Between a switch and a NIC below it, per direction [bytes/s], [s];
-        the nodes nic0, nic1 and so on exist only where they are given.
+        Between a switch and a NIC below it, per direction [bytes/s], [s]; the nodes nic0, nic1 and
+        so on exist only where they are given.
     peer_to_peer : bool
-        Whether ranks reach each other without the host's memory. Where not,
-        every route crosses the memory of the receiver's socket once.
-
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, several sockets have no link, or ranks must
-        cross a memory that is not described.
+        Whether ranks reach each other without the host's memory. Where not, every route crosses the
+        memory of the receiver's socket once.
 
     Notes
     -----
-    With w = ceil(n / ranks_per_switch) switches, b = ceil(w /
-    switches_per_bridge) bridges, s = ceil(b / bridges_per_socket) sockets, and
-    m and k saying (1 or 0) whether memories and NICs are given.
+    With w = ceil(n / ranks_per_switch) switches, b = ceil(w / switches_per_bridge) bridges, s =
+    ceil(b / bridges_per_socket) sockets, and m and k saying (1 or 0) whether memories and NICs are
+    given.
 
-    Peer to peer. Nodes: n + w + 2 b + s (1 + m) + k w. Links: 2 n + 2 w + 3 b
-    + s (s - 1) + 2 m s + 2 k w.
-
-    Through memory, with a way up and a way down apart. Nodes:
-    n + 2 w + 2 b + 3 s + k w. Links: 2 n + 2 w + 2 b + 2 s (s - 1) + 2 s +
+    Peer to peer. Nodes: n + w + 2 b + s (1 + m) + k w. Links: 2 n + 2 w + 3 b + s (s - 1) + 2 m s +
     2 k w.
 
-    A bridge is two nodes, ``-up`` and ``-down``, with a link from the one to
-    the other, since what it moves within itself is limited too.
+    Through memory, with a way up and a way down apart. Nodes: n + 2 w + 2 b + 3 s + k w. Links: 2 n
+    + 2 w + 2 b + 2 s (s - 1) + 2 s + 2 k w.
+
+    A bridge is two nodes, ``-up`` and ``-down``, with a link from the one to the other, since what
+    it moves within itself is limited too.
     """
     nodes = name_ranks(ranks)
     counts = [ranks]

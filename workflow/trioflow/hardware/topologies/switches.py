@@ -1,10 +1,20 @@
-"""Ranks around switches, and ranks that need none."""
+"""Networks of switches: one switch, NVSwitch boards, fat tree, dragonfly; and ranks joined without any."""
 
 from __future__ import annotations
 
+import itertools
+
 from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
-from trioflow.hardware.topologies.wiring import check_count, join, join_all, name_ranks
+from trioflow.hardware.topologies.wiring import (
+    check_count,
+    check_links,
+    check_positive,
+    join,
+    join_all,
+    join_pairs,
+    name_ranks,
+)
 
 
 def build_fully_connected(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
@@ -14,10 +24,8 @@ def build_fully_connected(ranks: int, bandwidth_bytes_per_s: float, latency_s: f
     ----------
     ranks : int
         Devices, n.
-    bandwidth_bytes_per_s : float
-        Bandwidth of each link [bytes/s].
-    latency_s : float
-        Latency of each link [s].
+    bandwidth_bytes_per_s, latency_s : float
+        Each link [bytes/s], [s].
 
     Notes
     -----
@@ -66,6 +74,8 @@ def build_nvswitch(
 ) -> list[Link]:
     """Join the ranks of a node through NVSwitches, on one board or on several.
 
+    Raises PlatformError when a count is below 1, or several boards have no trunk.
+
     Parameters
     ----------
     ranks : int
@@ -73,29 +83,23 @@ def build_nvswitch(
     bandwidth_bytes_per_s : float
         All NVLinks of a rank together, per direction [bytes/s].
     latency_s : float
-        Latency of a link between a rank and a switch [s]; a route on one
-        board crosses two.
+        Latency of a link between a rank and a switch [s]; a route on one board crosses two.
     planes : int
-        Switches beside each other, p, each with a p-th of every rank's
-        bandwidth. The hardware spreads every transfer over all of them, which
-        one plane says exactly; more are for studies of failing switches.
+        Switches beside each other, p, each with a p-th of every rank's bandwidth. The hardware
+        spreads every transfer over all of them, which one plane says exactly; more are for studies
+        of failing switches.
     ranks_per_board : int, optional
         Ranks below the same switches; all unless given.
     trunk_bandwidth_bytes_per_s : float, optional
-        Between two boards, all planes together, per direction [bytes/s]; due
-        where there are several boards.
+        Between two boards, all planes together, per direction [bytes/s]; due where there are
+        several boards.
     trunk_latency_s : float, optional
         Latency of a link between two boards' switches [s]; due likewise.
 
-    Raises
-    ------
-    PlatformError
-        When a count is below 1, or several boards have no trunk.
-
     Notes
     -----
-    With b = ceil(n / ranks_per_board) boards. Nodes: n + p b. Links:
-    2 n p + p b (b - 1). Diameter: 2, or 3 with several boards.
+    With b = ceil(n / ranks_per_board) boards. Nodes: n + p b. Links: 2 n p + p b (b - 1). Diameter:
+    2, or 3 with several boards.
     """
     nodes = name_ranks(ranks)
     size = ranks if ranks_per_board is None else ranks_per_board
@@ -117,4 +121,142 @@ def build_nvswitch(
     for plane in range(planes):
         switches = [f"nvswitch{board * planes + plane}" for board in range(boards)]
         links += join_all(switches, trunk_bandwidth_bytes_per_s / planes, trunk_latency_s)
+    return links
+
+
+def build_fat_tree(
+    ranks: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float,
+    *,
+    arity: int | None = None,
+    oversubscription: float = 1.0,
+) -> list[Link]:
+    """Hang ranks below a folded Clos network of equal switches in three levels.
+
+    Raises PlatformError when the arity is odd or holds too few ranks, or the factor is not above 0.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n, at most k^3 / 4; they fill the edge switches in order.
+    bandwidth_bytes_per_s : float
+        Bandwidth of a rank's link, per direction [bytes/s].
+    latency_s : float
+        Latency of every link [s].
+    arity : int, optional
+        Ports of a switch, k, an even number; the smallest that holds the ranks unless given.
+    oversubscription : float
+        How many times less than its ranks' bandwidth an edge switch has upwards: each link between
+        switches has the bandwidth of a rank's, divided by it.
+
+    Notes
+    -----
+    k pods of k / 2 edge and k / 2 aggregation switches each, below k^2 / 4 cores; all switches are
+    there, however few the ranks. Nodes: n + 5 k^2 / 4. Links: 2 n + k^3. Diameter between ranks: 6
+    across pods, 4 within a pod, 2 below an edge switch. Every pod reaches each core, so that there
+    are k^2 / 4 shortest routes between two pods: the first one is taken, or all by the choice
+    ``ecmp`` of ``network.routing``.
+
+    Source: M. Al-Fares, A. Loukissas, A. Vahdat, A Scalable, Commodity Data Center Network
+    Architecture, SIGCOMM 2008, doi:10.1145/1402958.1402967.
+    """
+    nodes = name_ranks(ranks)
+    if arity is None:
+        arity = next(k for k in itertools.count(2, 2) if k**3 // 4 >= ranks)
+    check_count("arity", arity, 2)
+    check_positive("oversubscription", oversubscription)
+    if arity % 2 or arity**3 // 4 < ranks:
+        raise PlatformError(
+            f"switches of {arity} ports make no fat tree of {ranks} ranks", place="arity",
+            fix="write an even number whose cube is at least four times the ranks",
+        )  # fmt: skip
+    check_links("arity", arity**3)
+    half = arity // 2
+    links = []
+    for rank, node in enumerate(nodes):
+        links += join(node, f"edge{rank // half}", bandwidth_bytes_per_s, latency_s)
+    upward = bandwidth_bytes_per_s / oversubscription
+    for pod in range(arity):
+        edges = [f"edge{pod * half + place}" for place in range(half)]
+        aggregations = [f"aggregation{pod * half + place}" for place in range(half)]
+        links += join_pairs(itertools.product(edges, aggregations), upward, latency_s)
+        for place, aggregation in enumerate(aggregations):
+            for core in range(place * half, (place + 1) * half):
+                links += join(aggregation, f"core{core}", upward, latency_s)
+    return links
+
+
+def build_dragonfly(
+    ranks: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float,
+    *,
+    groups: int,
+    routers_per_group: int,
+    local_bandwidth_bytes_per_s: float,
+    local_latency_s: float,
+    global_bandwidth_bytes_per_s: float,
+    global_latency_s: float,
+    ranks_per_router: int | None = None,
+) -> list[Link]:
+    """Make groups of routers, all joined within a group, and every two groups by one link.
+
+    Raises PlatformError when a count is below 1 or the routers have too few places.
+
+    Parameters
+    ----------
+    ranks : int
+        Devices, n, at most the places of all routers; they fill them in order.
+    bandwidth_bytes_per_s, latency_s : float
+        Between a rank and its router, per direction [bytes/s], [s].
+    groups : int
+        Groups, g.
+    routers_per_group : int
+        Routers of a group, a. The g - 1 global links of a group are dealt to them evenly, at most
+        ceil((g - 1) / a) each: the one to the group d further on starts at router floor((d - 1) /
+        that).
+    local_bandwidth_bytes_per_s, local_latency_s : float
+        Between two routers of a group, per direction [bytes/s], [s].
+    global_bandwidth_bytes_per_s, global_latency_s : float
+        Between two groups, per direction [bytes/s], [s].
+    ranks_per_router : int, optional
+        Ranks at one router; as many as are needed unless given.
+
+    Notes
+    -----
+    Nodes: n + g a. Links: 2 n + g a (a - 1) + g (g - 1). Diameter: 5 (rank, router, way out of the
+    group, way into the other, router, rank).
+
+    Source: J. Kim, W. J. Dally, S. Scott, D. Abts, Technology-Driven, Highly-Scalable Dragonfly
+    Topology, ISCA 2008, doi:10.1109/ISCA.2008.19.
+    """
+    nodes = name_ranks(ranks)
+    check_count("groups", groups)
+    check_count("routers_per_group", routers_per_group)
+    routers = groups * routers_per_group
+    size = -(-ranks // routers) if ranks_per_router is None else ranks_per_router
+    check_count("ranks_per_router", size)
+    if size * routers < ranks:
+        raise PlatformError(
+            f"{routers} routers of {size} ranks have no place for {ranks}",
+            place="ranks_per_router", fix=f"write {-(-ranks // routers)} or more",
+        )  # fmt: skip
+    check_links("groups", groups * routers_per_group * routers_per_group + groups**2)
+    links = []
+    for rank, node in enumerate(nodes):
+        links += join(node, f"router{rank // size}", bandwidth_bytes_per_s, latency_s)
+    for group in range(groups):
+        first = group * routers_per_group
+        names = [f"router{number}" for number in range(first, first + routers_per_group)]
+        links += join_all(names, local_bandwidth_bytes_per_s, local_latency_s)
+    ports = max(1, -(-(groups - 1) // routers_per_group))
+
+    def name_gate(group: int, other: int) -> str:
+        ahead = (other - group) % groups
+        return f"router{group * routers_per_group + (ahead - 1) // ports}"
+
+    for one, other in itertools.combinations(range(groups), 2):
+        ends = name_gate(one, other), name_gate(other, one)
+        links += join(*ends, global_bandwidth_bytes_per_s, global_latency_s)
     return links

@@ -14,26 +14,12 @@ NodeBuilder = Callable[[int], list[Link]]
 
 MOST_PARTS = 1 << 16
 """Ranks, switches or ports of a network; more is taken for a mistake."""
-MOST_LINKS = 1 << 22
+_MOST_LINKS = 1 << 22
 """Of a network that a builder makes, two for each pair of nodes joined."""
 
 
 def join(one: str, other: str, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
-    """Join two nodes with a link each way.
-
-    Parameters
-    ----------
-    one, other : str
-        Nodes.
-    bandwidth_bytes_per_s : float
-        Bandwidth of each direction [bytes/s].
-    latency_s : float
-        Latency of each direction [s].
-
-    Returns
-    -------
-    list of Link, length 2
-    """
+    """Join two nodes with a link each way."""
     return [
         Link(one, other, bandwidth_bytes_per_s, latency_s),
         Link(other, one, bandwidth_bytes_per_s, latency_s),
@@ -55,56 +41,32 @@ def join_all(nodes: Iterable[str], bandwidth_bytes_per_s: float, latency_s: floa
 
 
 def name_ranks(ranks: int, first: int = 0) -> list[str]:
-    """Return the nodes of consecutive ranks.
-
-    Raises
-    ------
-    PlatformError
-        When the number of ranks is below 1.
-    """
+    """Return the nodes of consecutive ranks; PlatformError for fewer than 1."""
     check_count("ranks", ranks)
     return [name_rank_node(rank) for rank in range(first, first + ranks)]
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Refuse a parameter that is no whole number, or one too small or too large.
-
-    Raises
-    ------
-    PlatformError
-        Names the parameter and its value.
-    """
+    """Raise PlatformError for a parameter that is not a whole number, or is out of range."""
     if value != int(value) or not least <= value <= MOST_PARTS:
         raise PlatformError(
-            f"{value!r} does not do", place=name,
+            f"{value!r} is out of range", place=name,
             fix=f"write a whole number from {least} to {MOST_PARTS}",
         )  # fmt: skip
 
 
 def check_links(name: str, links: int) -> None:
-    """Refuse a parameter by which there would be more links than can be kept.
-
-    Raises
-    ------
-    PlatformError
-        Names the parameter and the links.
-    """
-    if links > MOST_LINKS:
+    """Raise PlatformError for a parameter that makes more links than can be kept."""
+    if links > _MOST_LINKS:
         raise PlatformError(
-            f"makes {links} links, {MOST_LINKS} are the most", place=name, fix="write less"
+            f"makes {links} links, {_MOST_LINKS} are the most", place=name, fix="write less"
         )
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse a parameter that is not above zero, or infinite.
-
-    Raises
-    ------
-    PlatformError
-        Names the parameter and its value.
-    """
+    """Raise PlatformError for a parameter that is not above zero, or infinite."""
     if not 0 < value < math.inf:
-        raise PlatformError(f"{value!r} does not do", place=name, fix="write a number above 0")
+        raise PlatformError(f"{value!r} is out of range", place=name, fix="write a number above 0")
 
 
 def rename(links: Iterable[Link], names: Callable[[str], str]) -> list[Link]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trioflow.costmodel.collectives import COLLECTIVES
+from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.errors import InputError
 
 Index = NDArray[np.int32]

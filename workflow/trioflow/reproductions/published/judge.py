@@ -69,7 +69,7 @@ def judge_anchored_steps(
     Columns ``ANCHORS``: every ordered pair of batches of one model on one GPU, its
     operators rescaled by a model that did not see the workload.
     """
-    from trioflow.costmodel.published_data import load_published
+    from trioflow.costmodel.operators.published import load_published
 
     source = PublishedSource.read(data_folder, imports_file, table)
     rows: list[dict[str, Any]] = []

@@ -9,18 +9,14 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.costmodel.choices import (
-    SHIPPED_MODELS,
-    Collectives,
-    find_collectives,
-    load_collectives,
-)
-from trioflow.costmodel.device_fit import DeviceData, fit_device_data
+from trioflow.costmodel.choices import Collectives, find_collectives, load_collectives
+from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
 from trioflow.costmodel.interface import OperatorModel, RowModel
-from trioflow.costmodel.operators import load_operator_model
-from trioflow.costmodel.platform_collectives import PlatformCollectives
-from trioflow.costmodel.published_data import PublishedDevice, load_published
+from trioflow.costmodel.operators.device_fit import DeviceData, fit_device_data
+from trioflow.costmodel.operators.model import load_operator_model
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.costmodel.operators.published import PublishedDevice, load_published
 from trioflow.costmodel.step_anchor import NONE as UNANCHORED
 from trioflow.costmodel.step_anchor import RATIO, anchor_step
 from trioflow.errors import InputError

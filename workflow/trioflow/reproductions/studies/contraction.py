@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
-from trioflow.costmodel.operators import load_operator_model
+from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.engine.program import COMPUTE_STREAM
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.machine import Device

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.hardware.topologies.rings import build_double_ring, build_ring
+from trioflow.hardware.topologies.grids import build_double_ring, build_ring
 from trioflow.provenance import stamp
 from trioflow.report import style
 from trioflow.reproductions.studies.contraction import list_inputs, load_timed_trace

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.collectives import wire_factor
+from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.reproductions.validation.collectives import QUANTITY, SET, parse_case
 from trioflow.reproductions.validation.operators import MOST_TRAINED
 

@@ -11,19 +11,20 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.costmodel.collective_bands import size_class
-from trioflow.costmodel.collective_methods import (
+from trioflow.costmodel.collectives.bands import size_class
+from trioflow.costmodel.collectives.methods import (
     METHODS,
     RANKS,
     RANKS_BEYOND,
     SIZE,
     SIZE_BEYOND,
+    each_curve,
     halve,
+    median_points,
 )
-from trioflow.costmodel.collective_points import each_curve, median_points
-from trioflow.costmodel.nccl_tables import read_public_samples
-from trioflow.costmodel.platform_collectives import PlatformCollectives, fit_platform_collectives
-from trioflow.costmodel.published_collectives import PLATFORMS
+from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
+from trioflow.costmodel.collectives.published import PLATFORMS
+from trioflow.costmodel.collectives.tables import read_public_samples
 from trioflow.errors import InputError
 from trioflow.units import ns_to_s
 

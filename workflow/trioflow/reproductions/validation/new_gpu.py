@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.costmodel.new_gpu import carry_step, scale_rows, scale_trace
-from trioflow.costmodel.new_gpu_data import (
+from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, scale_rows, scale_trace
+from trioflow.costmodel.new_gpu.data import (
     BENCHMARKS,
     TENSOR_BENCHMARKS,
     Case,
@@ -30,15 +30,17 @@ from trioflow.costmodel.new_gpu_data import (
     pair_rows,
     read_rows,
 )
-from trioflow.costmodel.new_gpu_fit import (
+from trioflow.costmodel.new_gpu.fit import (
+    describe_facts,
     describe_pairs,
     fit_exponents,
+    fit_resizing,
     leave_out,
     predict_held_out,
+    resize_steps,
+    summarise_residuals,
 )
-from trioflow.costmodel.new_gpu_model import NewGpuModel, describe_facts, summarise_residuals
-from trioflow.costmodel.new_gpu_resizing import fit_resizing, resize_steps
-from trioflow.costmodel.new_gpu_rules import RULES, Exponents, apply_rule, size_rows
+from trioflow.costmodel.new_gpu.rules import RULES, Exponents, apply_rule, size_rows
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.provenance import PACKAGE
 from trioflow.trace.importers.options import ImportOptions
@@ -57,7 +59,7 @@ OTHER_BATCH = "another batch of a step recorded on the GPU"
 class _Folds:
     """Rules fitted without a chip and a workload, and their intervals."""
 
-    pairs: pd.DataFrame  # as ``new_gpu_fit.describe_pairs`` returns them
+    pairs: pd.DataFrame  # as ``new_gpu.fit.describe_pairs`` returns them
     _known: dict[tuple[str, str | None], NewGpuModel] = field(default_factory=dict)
 
     @cached_property

@@ -19,17 +19,9 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.costmodel.baselines import ProportionalModel, fit_recorded
-from trioflow.costmodel.benchmarks import TEST, TRAIN
-from trioflow.costmodel.device_fit import (
-    DEVICE_METHODS,
-    DeviceData,
-    fit_device_data,
-    fit_with_held_out,
-)
 from trioflow.costmodel.features import FEATURES, base_class
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.costmodel.operator_cases import (
+from trioflow.costmodel.judging import (
     BATCH_CHANGE,
     LEFT_OUT,
     OPERATOR,
@@ -40,8 +32,15 @@ from trioflow.costmodel.operator_cases import (
     judge_pair,
     judge_shapes,
 )
-from trioflow.costmodel.operator_rows import recorded_times, sized_rows
-from trioflow.costmodel.published_data import PublishedDevice, load_published
+from trioflow.costmodel.operators.device_fit import (
+    DEVICE_METHODS,
+    DeviceData,
+    fit_device_data,
+    fit_with_held_out,
+)
+from trioflow.costmodel.operators.methods import ProportionalModel, fit_recorded
+from trioflow.costmodel.operators.published import TEST, TRAIN, PublishedDevice, load_published
+from trioflow.costmodel.operators.rows import recorded_times, sized_rows
 from trioflow.reproductions.tables import CLASSES, OPERATORS
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace

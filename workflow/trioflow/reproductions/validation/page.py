@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from trioflow import tables
-from trioflow.costmodel.scores import SCORES, score_cases
+from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.scores import SCORES
+from trioflow.costmodel.judging import SCORES
 from trioflow.report.html import (
     Cell,
     Column,

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.collectives import count_steps, wire_factor
+from trioflow.costmodel.collectives.model import count_steps, wire_factor
+from trioflow.costmodel.collectives.tables import PUBLIC_TABLES, PublicTable
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.nccl_tables import PUBLIC_TABLES, PublicTable
 from trioflow.errors import TableError
 from trioflow.reproductions.tables import CHECKS
 from trioflow.units import ms_to_s, ns_to_s

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
+from trioflow.costmodel.collectives.published import FILE
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.platform_collectives import PlatformCollectives, load_platform_collectives
-from trioflow.costmodel.published_collectives import FILE
 from trioflow.hardware.device_sheet import load_device
 from trioflow.provenance import PACKAGE
 from trioflow.reproductions.vtrain.data import AllReduceCurves

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import Floats
-from trioflow.costmodel.tensor_products import shipped_tensor_products
+from trioflow.costmodel.operators.half_tables import shipped_tensor_products
 from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, load_device
 from trioflow.reproductions.vtrain.data import AllReduceCurves

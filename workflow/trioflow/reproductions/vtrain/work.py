@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.features import FEATURES, Floats
-from trioflow.costmodel.products import PRODUCTS
-from trioflow.costmodel.tensor_products import ProductTable
+from trioflow.costmodel.operators.half_tables import ProductTable
+from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.reproductions.vtrain.data import SHAPE
 
 PARTS = (

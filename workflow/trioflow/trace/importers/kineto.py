@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from trioflow.errors import TraceError
-from trioflow.hardware.device_names import is_processor, read_name
-from trioflow.hardware.device_sheet import list_devices, load_device
+from trioflow.hardware.device_sheet import is_processor, list_devices, load_device, read_name
 from trioflow.provenance import digest_file, stamp
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.errors import TraceError
-from trioflow.hardware.device_names import is_processor
+from trioflow.hardware.device_sheet import is_processor
 from trioflow.provenance import stamp
 from trioflow.settings import PRECISIONS
 from trioflow.trace.assemble import ObservedOperator, assemble_trace

@@ -1,0 +1,403 @@
+"""Methods that predict a collective from measured points: two baselines, NCCL's form, measured curves.
+
+Samples are first reduced to points: one time a message size, few enough to ship.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.collectives.model import COLLECTIVES, count_steps, wire_factor
+from trioflow.costmodel.collectives.nccl import (
+    Calibration,
+    NcclMachine,
+    calibrate,
+    choose,
+    load_constants,
+)
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import choose_least, rounded, solve, solve_nonnegative
+from trioflow.errors import InputError, TableError
+from trioflow.units import NS_PER_S
+
+MAX_POINTS = 48
+"""Denser curves are replaced by as many points, evenly spaced in the logarithm of the size."""
+_REWEIGHTINGS = 10
+"""Rounds that turn least squares into least absolute errors, to let outliers go."""
+_SMALLEST_WEIGHT_LOG = 1e-3
+
+Key = tuple[str, int, int]
+"""Collective, ranks, nodes."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Times of one collective over message sizes."""
+
+    message_bytes: Floats  # Sizes [bytes], ascending
+    time_s: Floats  # Ascending times [s]
+    library: str
+    dataset: str
+    samples: int  # How many samples it stands for
+
+
+def median_points(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the median ``time_s`` [s] and ``rounds`` of the repeats of every message, sorted by key.
+
+    Raises TableError when a column is missing or a collective is unknown; InputError when there is
+    no sample.
+    """
+    key = ["collective", "ranks", "nodes", "library", "dataset", "message_bytes"]
+    missing = [name for name in (*key, "time_ns") if name not in samples.columns]
+    if missing:
+        raise TableError(f"collective samples have no column {', '.join(missing)}")
+    unknown = sorted(set(samples["collective"]) - set(COLLECTIVES))
+    if unknown:
+        raise TableError(
+            f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
+        )
+    if samples.empty:
+        raise InputError("no collective sample to fit", fix="measure at least one collective")
+    times = samples.groupby(key, sort=True)["time_ns"]
+    points = times.median().rename("time_s").to_frame() / NS_PER_S
+    return points.assign(rounds=times.size()).reset_index()
+
+
+def each_curve(points: pd.DataFrame) -> Iterator[tuple[Key, pd.DataFrame]]:
+    """Yield the points of every collective, ranks and nodes, in order."""
+    ordered = points.sort_values(["collective", "ranks", "nodes", "message_bytes"])
+    for key, rows in ordered.groupby(["collective", "ranks", "nodes"], sort=True):
+        collective, ranks, nodes = cast(tuple[str, int, int], key)
+        yield (str(collective), int(ranks), int(nodes)), rows
+
+
+def thin(points: pd.DataFrame) -> pd.DataFrame:
+    """Replace dense curves by at most ``MAX_POINTS`` points each.
+
+    They are the corners of the line with the least absolute relative error over all measured times.
+    """
+    parts = []
+    for _, rows in each_curve(points):
+        if len(rows) <= MAX_POINTS:
+            parts.append(rows)
+            continue
+        sizes, times = rows["message_bytes"].to_numpy(np.float64), rows["time_s"].to_numpy()
+        corners = _space_evenly(sizes)
+        thinned = rows.iloc[[int(np.searchsorted(sizes, c)) for c in corners]]
+        parts.append(thinned.assign(time_s=_fit_corners(sizes, times, corners)))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _space_evenly(sizes: Floats) -> Floats:
+    wanted = np.geomspace(sizes[0], sizes[-1], MAX_POINTS)
+    after = np.clip(np.searchsorted(sizes, wanted), 1, len(sizes) - 1)
+    nearest = np.where(wanted - sizes[after - 1] < sizes[after] - wanted, after - 1, after)
+    return np.asarray(sizes[np.unique(nearest)], np.float64)
+
+
+def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
+    """Return the corners' times: least absolute relative error by reweighted least squares."""
+    hats = np.column_stack([np.interp(sizes, corners, unit) for unit in np.eye(len(corners))])
+    relative = hats / times[:, None]
+    weights = np.ones(len(sizes))
+    found: Floats = times[np.searchsorted(sizes, corners)]
+    for _ in range(_REWEIGHTINGS):
+        root = np.sqrt(weights)
+        found = solve(relative * root[:, None], root)
+        missed = np.abs(np.sum(relative * found, axis=1) - 1.0)
+        weights = 1.0 / np.maximum(missed, _SMALLEST_WEIGHT_LOG)
+    return np.asarray(np.maximum(found, times.min()), np.float64)
+
+
+def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
+    """Return a monotone curve for every collective, ranks and nodes.
+
+    Raises InputError when two libraries or datasets measured the same.
+    """
+    from scipy.optimize import isotonic_regression
+
+    curves = {}
+    for key, rows in each_curve(points):
+        sources = sorted(set(zip(rows["library"], rows["dataset"], strict=True)))
+        if len(sources) > 1:
+            raise InputError(
+                f"{key[0]} on {key[1]} ranks of {key[2]} nodes was measured more than once: "
+                + ", ".join(f"{library} of {dataset}" for library, dataset in sources),
+                fix="fit a model for each",
+            )
+        times = rows["time_s"].to_numpy(np.float64)
+        if np.any(np.diff(times) < 0):
+            pooled = np.exp(isotonic_regression(np.log(times)).x)
+            times = np.array([rounded(value) for value in pooled])
+        curves[key] = Curve(
+            rows["message_bytes"].to_numpy(np.float64),
+            np.asarray(times, np.float64),
+            str(rows["library"].iloc[0]),
+            str(rows["dataset"].iloc[0]),
+            int(rows["rounds"].sum()),
+        )
+    return curves
+
+
+METHODS = ("measured", "nccl", "alpha-beta", "one-bandwidth")
+SHAPES = ("linear", "nccl", "both")
+"""Between two measured sizes: straight, along NCCL's form, or the geometric mean of both."""
+LARGE_BYTES = 64 << 10
+"""From here on bandwidth matters; below, latency."""
+
+RELATIVES: Mapping[str, tuple[str, ...]] = {
+    "all_reduce": ("reduce_scatter", "all_gather", "reduce", "broadcast"),
+    "reduce_scatter": ("all_gather", "all_reduce", "reduce"),
+    "all_gather": ("reduce_scatter", "all_reduce", "broadcast"),
+    "broadcast": ("all_gather", "reduce_scatter", "all_reduce", "reduce"),
+    "reduce": ("reduce_scatter", "all_gather", "all_reduce", "broadcast"),
+    "all_to_all": ("all_gather", "reduce_scatter", "send", "all_reduce"),
+    "scatter": ("all_to_all", "send", "all_gather", "reduce_scatter", "all_reduce"),
+    "gather": ("all_to_all", "send", "all_gather", "reduce_scatter", "all_reduce"),
+    "send": ("broadcast", "all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
+}
+"""Whose measurements stand in for an operation without its own, the most similar first."""
+
+AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION = (
+    "at", "size", "size_beyond", "ranks", "ranks_beyond", "operation",
+)  # fmt: skip
+"""How far a prediction is from what was measured: at a measured message, between two sizes, beyond
+all of them, between two numbers of ranks, beyond all of them, or of another operation."""
+SITUATIONS = (AT, SIZE, SIZE_BEYOND, RANKS, RANKS_BEYOND, OPERATION)
+
+
+class Method(Protocol):
+    """A way to predict."""
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Return the times [s] of messages of some sizes [bytes]."""
+        ...
+
+
+def _find_relative(collective: str, nodes: int, known: Mapping[Key, Any]) -> str:
+    """Return the operation whose measurements speak for another, itself where it was measured.
+
+    Raises InputError when nothing within a node, or between nodes, was measured.
+    """
+    within = nodes == 1
+    found = {key[0] for key in known if (key[2] == 1) == within}
+    for name in (collective, *RELATIVES[collective]):
+        if name in found:
+            return name
+    if found:
+        return min(found)
+    where = "within a node" if within else "between nodes"
+    raise InputError(
+        f"no collective was measured {where}, so {collective} has no time",
+        fix="measure one, or simulate over the platform's links",
+    )
+
+
+@dataclass(frozen=True)
+class OneBandwidth:
+    """Bytes over one bandwidth, whatever the operation and the ranks: the TrioSim paper's way."""
+
+    bytes_per_s: float  # Within a node [bytes/s]
+    between_bytes_per_s: float | None  # Between nodes [bytes/s]
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Divide by the bandwidth."""
+        rate = self.bytes_per_s if key[2] == 1 else self.between_bytes_per_s
+        return sizes / (rate or self.bytes_per_s)
+
+
+def fit_one_bandwidth(points: pd.DataFrame) -> OneBandwidth:
+    """Fit the bandwidth that misses all messages from ``LARGE_BYTES`` up least, in logarithms."""
+
+    def fit(rows: pd.DataFrame) -> float | None:
+        large = rows[rows["message_bytes"] >= LARGE_BYTES]
+        large = rows if large.empty else large
+        if large.empty:
+            return None
+        return float(np.exp(np.median(np.log(large["message_bytes"] / large["time_s"]))))
+
+    within = fit(points[points["nodes"] == 1])
+    between = fit(points[points["nodes"] > 1])
+    return OneBandwidth(within or between or math.nan, between)
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """Steps times a latency plus wire bytes times a slope, for each operation."""
+
+    lines: Mapping[tuple[str, str], tuple[float, float]]  # Latency of a step [s] and slope [s/byte]
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Follow the line of the operation, or of its relative."""
+        collective, ranks, nodes = key
+        known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.lines}
+        alpha_s, beta = self.lines[_find_relative(collective, nodes, known), place(nodes)]
+        return (
+            count_steps(collective, ranks) * alpha_s + wire_factor(collective, ranks) * beta * sizes
+        )
+
+
+def place(nodes: int) -> str:
+    """Return ``within`` a node or ``between`` nodes."""
+    return "within" if nodes == 1 else "between"
+
+
+def fit_alpha_beta(points: pd.DataFrame) -> AlphaBeta:
+    """Fit latency and slope of every operation, least squared relative error over all its messages."""
+    lines = {}
+    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
+        name = str(collective)
+        steps = rows["ranks"].map(lambda n, c=name: count_steps(c, int(n)))
+        wire = rows["ranks"].map(lambda n, c=name: wire_factor(c, int(n)))
+        columns = np.column_stack([steps, wire * rows["message_bytes"]]).astype(np.float64)
+        scale = columns.max(axis=0)
+        relative = columns / scale / rows["time_s"].to_numpy()[:, None]
+        line = solve_nonnegative(relative, np.ones(len(rows)))[0]
+        lines[name, "between" if between else "within"] = (
+            float(line[0] / scale[0]), float(line[1] / scale[1]),
+        )  # fmt: skip
+    return AlphaBeta(lines)
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL's selection with its times scaled to the platform, for each operation."""
+
+    machine: NcclMachine
+    library: str  # Whose constants hold
+    calibrations: Mapping[tuple[str, str], Calibration]  # Factors of every measured operation
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Scale the choice's time with the operation's factors, or with its relative's."""
+        collective, ranks, nodes = key
+        known = {(name, 2, 1 if where == "within" else 2): 0 for name, where in self.calibrations}
+        relative = _find_relative(collective, nodes, known)
+        calibration = self.calibrations[relative, place(nodes)]
+        constants = load_constants(self.library)
+        return calibration.apply(
+            choose(
+                collective, ranks, nodes, np.maximum(sizes, 1.0), self.machine, constants,
+                calibration.in_switch_scale,
+            )
+        )  # fmt: skip
+
+
+def fit_nccl(points: pd.DataFrame, machine: NcclMachine, library: str) -> Nccl:
+    """Calibrate every operation, within and between nodes apart."""
+    constants = load_constants(library)
+    found = {}
+    for (collective, between), rows in points.groupby(["collective", points["nodes"] > 1]):
+        found[str(collective), "between" if between else "within"] = calibrate(
+            str(collective), rows, machine, constants
+        )
+    return Nccl(machine, library, found)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured curves; NCCL's form carries them to other sizes, ranks and operations."""
+
+    curves: Mapping[Key, Curve]
+    form: Nccl
+    shape: str  # One of ``SHAPES``
+
+    def predict(self, key: Key, sizes: Floats) -> Floats:
+        """Predict times [s] of messages of some sizes [bytes].
+
+        Between two measured sizes: ``shape``; above the largest the last slope, below the smallest
+        the smallest time. Between two numbers of ranks: geometric mean of (1) the form times the
+        ratio of measured to form, interpolated over the logarithm of the ranks, and (2) the
+        measured times interpolated so. Beyond: the form times the nearest curve's ratio of measured
+        to form. Another operation: its form times the ratio of its relative at the message with as
+        many wire bytes.
+        """
+        collective, ranks, nodes = key
+        if key in self.curves:
+            return self._along(key, sizes)
+        relative = _find_relative(collective, nodes, self.curves)
+        if relative != collective:
+            return self._like(key, relative, sizes)
+        known = sorted(k for k in self.curves if k[0] == collective and (k[2] == 1) == (nodes == 1))
+        below = [k for k in known if k[1] < ranks and k[2] == nodes]
+        above = [k for k in known if k[1] > ranks and k[2] == nodes]
+        if below and above:
+            return self._between(key, below[-1], above[0], sizes)
+        nearest = min(
+            known, key=lambda k: (abs(math.log(k[1] / ranks)) + abs(math.log(k[2] / nodes)), k)
+        )
+        return self.form.predict(key, sizes) * self._ratio(nearest, sizes)
+
+    def _ratio(self, key: Key, sizes: Floats) -> Floats:
+        return self._along(key, sizes) / self.form.predict(key, sizes)
+
+    def _between(self, key: Key, low: Key, high: Key, sizes: Floats) -> Floats:
+        share = math.log(key[1] / low[1]) / math.log(high[1] / low[1])
+        ratios = np.log(self._ratio(low, sizes)), np.log(self._ratio(high, sizes))
+        times = np.log(self._along(low, sizes)), np.log(self._along(high, sizes))
+        formed = np.log(self.form.predict(key, sizes)) + ratios[0] * (1 - share) + ratios[1] * share
+        straight = times[0] * (1 - share) + times[1] * share
+        return np.asarray(np.exp((formed + straight) / 2), np.float64)
+
+    def _like(self, key: Key, relative: str, sizes: Floats) -> Floats:
+        """Predict an operation without measurements from a relative's."""
+        same = (relative, 2 if relative == "send" else key[1], key[2])
+        wire = wire_factor(key[0], key[1]) / wire_factor(*same[:2])
+        formed = self.form.predict(same, sizes * wire)
+        return self.form.predict(key, sizes) * self.predict(same, sizes * wire) / formed
+
+    def _along(self, key: Key, sizes: Floats) -> Floats:
+        curve = self.curves[key]
+        x, y = curve.message_bytes, curve.time_s
+        straight = np.interp(sizes, x, y)
+        if len(x) > 1:
+            slope = max(float(y[-1] - y[-2]), 0.0) / float(x[-1] - x[-2]) or float(y[-1] / x[-1])
+        else:
+            slope = float(y[-1] / x[-1])
+        straight = np.where(sizes > x[-1], y[-1] + slope * (sizes - x[-1]), straight)
+        if self.shape == "linear":
+            return straight
+        at = self.form.predict(key, x)
+        ratio = np.interp(np.log(np.maximum(sizes, 1.0)), np.log(x), np.log(y / at))
+        formed = self.form.predict(key, np.maximum(sizes, 1.0)) * np.exp(ratio)
+        # The form tells how a step lies between two sizes, never that it leaves their times.
+        after = np.clip(np.searchsorted(x, sizes), 1, len(x) - 1) if len(x) > 1 else 0
+        if len(x) > 1:
+            formed = np.clip(formed, y[after - 1], y[after])
+        blend = formed if self.shape == "nccl" else np.sqrt(formed * straight)
+        return np.where((sizes > x[0]) & (sizes < x[-1]), blend, straight)
+
+
+def choose_shape(points: pd.DataFrame, form: Nccl) -> str:
+    """Return the shape that misses every other size least, predicted from the rest.
+
+    Sizes from ``LARGE_BYTES`` up decide where there are any.
+    """
+    misses: dict[str, list[float]] = {shape: [] for shape in SHAPES}
+    for kept, left in halve(points):
+        curves = make_curves(kept)
+        for key, rows in each_curve(left):
+            if key not in curves:
+                continue
+            x = curves[key].message_bytes
+            sizes = rows["message_bytes"].to_numpy(np.float64)
+            inside = (sizes > x[0]) & (sizes < x[-1]) & (sizes >= LARGE_BYTES)
+            if inside.any():
+                times = rows["time_s"].to_numpy()[inside]
+                for shape in SHAPES:
+                    found = Measured(curves, form, shape).predict(key, sizes[inside])
+                    misses[shape].extend(np.abs(found / times - 1.0).tolist())
+    missed = [float(np.mean(misses[shape])) if misses[shape] else 0.0 for shape in SHAPES]
+    return SHAPES[choose_least(missed)]
+
+
+def halve(points: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return both ways of keeping every other size of each curve and leaving the rest."""
+    order = points.groupby(["collective", "ranks", "nodes"])["message_bytes"].rank(method="first")
+    odd = order.astype(int) % 2 == 1
+    return [(points[odd], points[~odd]), (points[~odd], points[odd])]

@@ -1,0 +1,372 @@
+"""NCCL's choice of algorithm and protocol by latency and bandwidth, scaled to measured times.
+
+The constants are those of a version of NCCL (``data/nccl_constants.json``). NCCL uses its times to
+choose, not to predict: a few factors scale them to what was measured and leave the choice alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.least_squares import choose_least, solve
+from trioflow.errors import InputError
+from trioflow.provenance import PACKAGE, read_json
+
+_CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
+_PROTOCOLS = ("ll", "ll128", "simple")
+_POINT_TO_POINT = ("send", "all_to_all", "scatter", "gather")
+"""NCCL makes these of grouped sends and receives, for which it chooses no algorithm."""
+_US, _GB = 1e-6, 1e9
+
+
+@dataclass(frozen=True)
+class NcclMachine:
+    """What the formulas ask of a machine."""
+
+    generation: str  # volta | ampere | hopper | blackwell: Which row of the constants holds
+    hop: str  # nvlink | pci: What joins the ranks of a node
+    bus_bytes_per_s: float  # What a ring carries within a node [bytes/s]
+    in_switch_reduction: bool = False  # Whether NVLS can be chosen
+    ranks_per_node: int = 8  # Devices of a node
+    # A rank's share of the network between nodes [bytes/s]; None where nothing tells it.
+    network_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What NCCL would choose for some messages, and the parts of its time."""
+
+    algorithm: list[str]  # ``ring``, ``tree``, ``nvls`` or ``p2p``, one entry a message
+    protocol: np.ndarray[Any, np.dtype[np.int64]]  # Index into ``_PROTOCOLS``
+    base_s: Floats  # Fixed part, part of the hops, part of the bytes [s]
+    hop_s: Floats
+    wire_s: Floats
+
+
+@dataclass(frozen=True)
+class _Option:
+    algorithm: str
+    protocol: int
+    base_s: float
+    hop_s: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True)
+class KnownDevice:
+    """What a GPU's name tells."""
+
+    generation: str  # As in :class:`NcclMachine`
+    links: int  # Its NVLinks; 0 for an unknown GPU
+    link: str  # Row of the constants' link bandwidths
+    in_switch_reduction: bool = False  # Whether NVSwitches join it that reduce
+
+
+def recognise_device(name: str) -> KnownDevice:
+    """Return what a GPU's name tells; an unknown one counts as Ampere, with its links to be measured."""
+    for entry in read_json(_CONSTANTS)["devices"]:
+        if entry["name"].lower() in name.lower():
+            return KnownDevice(
+                str(entry["generation"]), int(entry["links"]), str(entry["link"]),
+                bool(entry["in_switch_reduction"]),
+            )  # fmt: skip
+    return KnownDevice("ampere", 0, "")
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as ``2.27.3`` or ``NCCL 2.27.3+cuda12.4``."""
+    word = text.removeprefix("NCCL").strip().partition("+")[0].partition("-")[0]
+    parts = word.split(".")
+    return tuple(int(part) for part in parts) if all(p.isdigit() for p in parts) else ()
+
+
+@cache
+def load_constants(library: str) -> Mapping[str, Any]:
+    """Return the constants of a version of NCCL, such as ``NCCL 2.27.3``; the newest without a number.
+
+    A version between two known ones takes the older's changes; from 2.23 on the newest constants
+    hold.
+    """
+    content = read_json(_CONSTANTS)
+    constants = copy.deepcopy(next(iter(content["versions"].values())))
+    asked = parse_version(library)
+    known = sorted(content["changes"], key=parse_version)
+    below = [name for name in known if asked and parse_version(name) <= asked]
+    name = below[-1] if below else (known[0] if asked else known[-1])
+    for path, value in content["changes"][name].items():
+        if path != "note":
+            _replace(constants, path, value)
+    return dict(constants)
+
+
+def _replace(constants: dict[str, Any], path: str, value: float) -> None:
+    *folders, last = path.split(".")
+    place: Any = constants
+    for folder in folders:
+        place = place[folder]
+    if isinstance(place, list):
+        place[_PROTOCOLS.index(last) if last in _PROTOCOLS else int(last)] = value
+    else:
+        place[last] = value
+
+
+def _count_ring_steps(collective: str, ranks: int) -> int:
+    """Return NCCL's number of steps of a ring: 2(n-1), n-1 or, for a chain, n."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1)
+    return ranks - 1 if collective in ("all_gather", "reduce_scatter") else ranks
+
+
+def _list_options(
+    collective: str, ranks: int, nodes: int, machine: NcclMachine, constants: Mapping[str, Any]
+) -> list[_Option]:
+    """Return every algorithm and protocol that NCCL weighs; see FACTS of ``nccl_constants.json``."""
+    base, hops = constants["base_latency_us"], constants["hop_latency_us"]
+    intra, inter = hops[machine.hop], hops["network"]
+    column = min(nodes, 3) - 1
+    ll_max = constants["ll_max_gb_per_s"][machine.generation][column] * _GB
+    bus = machine.bus_bytes_per_s
+    if nodes > 1:
+        bus = min(bus, _network(machine, collective) * ranks / nodes)
+    steps = _count_ring_steps(collective, ranks)
+    between = 0 if nodes == 1 else (2 if collective == "all_reduce" else 1) * (nodes - 1)
+    options = []
+    for protocol in range(len(_PROTOCOLS)):
+        overhead = constants["network_overhead_us"]
+        overhead *= constants["network_overhead_simple_factor"] if protocol == 2 else 1.0
+        rate = bus
+        if protocol == 0:
+            rate = min(bus * constants["ring_ll_share"], ll_max)
+        elif protocol == 1:
+            rate = bus * constants["ring_ll128_share"]
+        hop = (steps - between) * intra["ring"][protocol]
+        hop += between * (inter["ring"][protocol] + overhead)
+        if protocol == 2 and nodes > 1 and collective == "all_reduce":
+            hop *= constants["plateau_latency_factor"][machine.generation]
+        options.append(
+            _Option("ring", protocol, base["ring"][protocol] * _US, hop * _US, steps / ranks / rate)
+        )
+        if collective == "all_reduce":
+            options.append(_tree(protocol, ranks, nodes, bus, ll_max, machine.hop, constants))
+    if collective == "all_reduce" and machine.in_switch_reduction and ranks > 2:
+        efficiency = constants["nvls_efficiency"].get(machine.generation)
+        hop = intra["nvls"][2]
+        if efficiency and hop is not None:
+            hop += inter["nvls"][2] if nodes > 1 else 0.0
+            options.append(
+                _Option("nvls", 2, base["nvls"][2] * _US, hop * _US, steps / ranks / (bus * efficiency))
+            )  # fmt: skip
+    return options
+
+
+def _tree(
+    protocol: int, ranks: int, nodes: int, bus: float, ll_max: float, hop_kind: str,
+    constants: Mapping[str, Any],
+) -> _Option:  # fmt: skip
+    intra, inter = constants["hop_latency_us"][hop_kind], constants["hop_latency_us"]["network"]
+    rate = bus * constants["tree_share"]
+    if protocol == 0:
+        rate = min(rate / constants["tree_ll_divisor"], ll_max)
+    elif protocol == 1:
+        rate *= constants["tree_ll128_share"][0 if nodes == 1 else 1]
+    hop = 2 * (
+        (ranks / nodes - 1) * intra["tree"][protocol] + math.log2(nodes) * inter["tree"][protocol]
+    )
+    base = constants["base_latency_us"]["tree"][protocol]
+    rate *= constants["tree_pattern_share"]
+    return _Option("tree", protocol, base * _US, hop * _US, 2.0 / rate)
+
+
+def _network(machine: NcclMachine, collective: str) -> float:
+    if machine.network_bytes_per_s is None:
+        raise InputError(
+            f"{collective} between nodes: no measurement between nodes gives the network's bandwidth",
+            fix="measure at least one send or all_reduce between two nodes",
+        )
+    return machine.network_bytes_per_s
+
+
+def _choose_point_to_point(
+    collective: str, ranks: int, nodes: int, sizes: Floats, machine: NcclMachine,
+    constants: Mapping[str, Any],
+) -> Choices:  # fmt: skip
+    """Return the parts of grouped sends: one step, LL for small messages to a peer, else Simple."""
+    kind = "network" if nodes > 1 else machine.hop
+    peer = sizes if collective == "send" else sizes / ranks
+    protocol = np.where(peer <= constants["p2p_ll_bytes"], 0, 2)
+    share = 1.0 if collective == "send" else (ranks - 1) / ranks
+    rate = machine.bus_bytes_per_s
+    if nodes > 1:
+        # What leaves a node shares the network of its ranks; a root or sender has its own only.
+        share = 1.0 if collective == "send" else (nodes - 1) / nodes
+        rate = min(rate, _network(machine, collective))
+    column = min(nodes, 3) - 1
+    ll = min(
+        rate * constants["ring_ll_share"],
+        constants["ll_max_gb_per_s"][machine.generation][column] * _GB,
+    )
+    hops = np.array([h if h else 0.0 for h in constants["hop_latency_us"][kind]["ring"]])
+    base = np.array(constants["base_latency_us"]["ring"])
+    return Choices(
+        ["p2p"] * len(sizes),
+        protocol.astype(np.int64),
+        base[protocol] * _US,
+        hops[protocol] * _US,
+        sizes * share / np.where(protocol == 0, ll, rate),
+    )
+
+
+def choose(
+    collective: str, ranks: int, nodes: int, sizes: Floats, machine: NcclMachine,
+    constants: Mapping[str, Any], in_switch_scale: float = 1.0,
+) -> Choices:  # fmt: skip
+    """Return NCCL's choices for messages as in ``tables.TASKS`` [bytes]; the ranks fill the nodes evenly.
+
+    ``in_switch_scale``: bandwidth of in-switch reduction over what the constants make of it, which
+    NCCL's search finds on the machine. Raises InputError for several nodes of a machine without a
+    network.
+    """
+    if collective in _POINT_TO_POINT:
+        return _choose_point_to_point(collective, ranks, nodes, sizes, machine, constants)
+    options = [
+        _Option(o.algorithm, o.protocol, o.base_s, o.hop_s, o.s_per_byte / in_switch_scale)
+        if o.algorithm == "nvls"
+        else o
+        for o in _list_options(collective, ranks, nodes, machine, constants)
+    ]
+    parts = np.array([[o.base_s, o.hop_s, o.s_per_byte] for o in options])
+    times = parts[:, :1] + parts[:, 1:2] + parts[:, 2:] * sizes[None, :]
+    best = np.argmin(times, axis=0)
+    return Choices(
+        [options[i].algorithm for i in best],
+        np.array([options[i].protocol for i in best], np.int64),
+        parts[best, 0],
+        parts[best, 1],
+        parts[best, 2] * sizes,
+    )
+
+
+_IN_SWITCH_SCALES = (1.0, 1.25, 1.5)
+"""Tried for the bandwidth of in-switch reduction, which NCCL finds on the machine."""
+
+_PULL = 0.05
+"""Weight that keeps a factor near one where no measured message needs it."""
+_OUTLIER_LOG = 0.1
+"""Residuals beyond this count less than their square (soft L1)."""
+_TOLERANCE = 1e-14
+_POLISHING_STEPS = 400
+DIGITS = 12
+_PARTS = 3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors of one operation on one platform."""
+
+    # Logarithms: fixed part, hops, bandwidth, each for LL, LL128, Simple.
+    scales: tuple[float, ...] = (0.0,) * (_PARTS * len(_PROTOCOLS))
+    in_switch_scale: float = 1.0  # As in :func:`nccl.choose`
+
+    def apply(self, choices: Choices) -> Floats:
+        """Return the times [s] of chosen messages."""
+        return _scale(np.asarray(self.scales), choices)
+
+
+def _scale(scales: Floats, choices: Choices) -> Floats:
+    factors = np.exp(scales.reshape(_PARTS, len(_PROTOCOLS)))[:, choices.protocol]
+    time_s = choices.base_s * factors[0] + choices.hop_s * factors[1] + choices.wire_s / factors[2]
+    return np.asarray(time_s, np.float64)
+
+
+def _slopes(scales: Floats, choices: Choices) -> Floats:
+    """Return the derivatives of the logarithms of times, then of the pull, by the factors."""
+    factors = np.exp(scales.reshape(_PARTS, len(_PROTOCOLS)))[:, choices.protocol]
+    parts = np.array(
+        [choices.base_s * factors[0], choices.hop_s * factors[1], -choices.wire_s / factors[2]]
+    )
+    time_s = _scale(scales, choices)
+    slopes = np.zeros((len(time_s), len(scales)))
+    rows = np.arange(len(time_s))
+    for part in range(_PARTS):
+        slopes[rows, part * len(_PROTOCOLS) + choices.protocol] = parts[part] / time_s
+    return np.concatenate([slopes, _PULL * np.eye(len(scales))])
+
+
+def _polish(
+    scales: Floats, misses: Callable[[Floats], Floats], slopes: Callable[[Floats], Floats]
+) -> Floats:
+    """Go on to where the gradient vanishes, so that other machines find the same factors.
+
+    A solver that watches the cost stops at half the digits. Steps are those of reweighted least
+    squares, whose fixed point is the soft L1's minimum.
+    """
+    start = scales
+    for _ in range(_POLISHING_STEPS):
+        miss, slope = misses(scales), slopes(scales)
+        root = 1.0 / np.sqrt(np.sqrt(1.0 + (miss / _OUTLIER_LOG) ** 2))
+        step = solve(slope * root[:, None], miss * root)
+        scales = scales - step
+        if np.max(np.abs(step)) < _TOLERANCE:
+            return scales
+    return start  # no minimum within reach: what the solver found stands
+
+
+def choose_rows(
+    collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any],
+    in_switch_scale: float = 1.0,
+) -> Choices:  # fmt: skip
+    """Return the choices of a table's messages: ``ranks``, ``nodes``, ``message_bytes`` [bytes]."""
+    algorithm = np.empty(len(rows), object)
+    protocol = np.zeros(len(rows), np.int64)
+    parts = np.zeros((_PARTS, len(rows)))
+    ranks, nodes = rows["ranks"].to_numpy(), rows["nodes"].to_numpy()
+    sizes = rows["message_bytes"].to_numpy(np.float64)
+    for group in sorted(set(zip(ranks.tolist(), nodes.tolist(), strict=True))):
+        at = (ranks == group[0]) & (nodes == group[1])
+        found = choose(collective, *group, sizes[at], machine, constants, in_switch_scale)
+        algorithm[at], protocol[at] = found.algorithm, found.protocol
+        parts[:, at] = found.base_s, found.hop_s, found.wire_s
+    return Choices(algorithm.tolist(), protocol, *parts)
+
+
+def calibrate(
+    collective: str, rows: pd.DataFrame, machine: NcclMachine, constants: Mapping[str, Any]
+) -> Calibration:
+    """Fit the factors of one operation to ``message_bytes`` and ``time_s`` [s] of some messages.
+
+    Logarithms of times are fitted, every message with the same weight; the bandwidth of in-switch
+    reduction is the one of ``_IN_SWITCH_SCALES`` that fits best.
+    """
+    from scipy.optimize import least_squares
+
+    target = np.log(rows["time_s"].to_numpy(np.float64))
+    tried = [1.0]
+    if machine.in_switch_reduction and collective == "all_reduce":
+        tried = list(_IN_SWITCH_SCALES)
+    costs, fitted = [], []
+    for in_switch_scale in tried:
+        choices = choose_rows(collective, rows, machine, constants, in_switch_scale)
+
+        def misses(scales: Floats, choices: Choices = choices) -> Floats:
+            return np.concatenate([np.log(_scale(scales, choices)) - target, _PULL * scales])
+
+        def slopes(scales: Floats, choices: Choices = choices) -> Floats:
+            return _slopes(scales, choices)
+
+        start = np.zeros(_PARTS * len(_PROTOCOLS))
+        found = least_squares(misses, start, jac=slopes, loss="soft_l1", f_scale=_OUTLIER_LOG)
+        polished = _polish(np.asarray(found.x, np.float64), misses, slopes)
+        # Factors that no message needs end within rounding of 0, differently on each machine.
+        scales = tuple(round(float(scale), DIGITS) + 0.0 for scale in polished)
+        costs.append(float(found.cost))
+        fitted.append(Calibration(scales, in_switch_scale))
+    return fitted[choose_least(costs)]

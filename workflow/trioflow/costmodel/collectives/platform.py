@@ -1,0 +1,334 @@
+"""The collectives of one platform: fitted once, then predicted by operation, ranks and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.collectives.bands import (
+    Bands,
+    bands_from_json,
+    bands_to_json,
+    find_band,
+    fit_bands,
+    rank_situation,
+)
+from trioflow.costmodel.collectives.methods import (
+    AT,
+    METHODS,
+    OPERATION,
+    RANKS,
+    RANKS_BEYOND,
+    SHAPES,
+    SITUATIONS,
+    SIZE,
+    SIZE_BEYOND,
+    AlphaBeta,
+    Curve,
+    Key,
+    Measured,
+    Method,
+    Nccl,
+    OneBandwidth,
+    choose_shape,
+    fit_alpha_beta,
+    fit_nccl,
+    fit_one_bandwidth,
+    make_curves,
+    median_points,
+    thin,
+)
+from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime
+from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.operators.model_file import read_content
+from trioflow.errors import InputError
+from trioflow.provenance import write_json
+
+KIND = "platform_collectives"
+FORMAT = 1
+_GRID_PER_DOUBLING = 8
+"""Sizes between which an answer is a straight line, so that larger never takes less time."""
+_GRID_DOUBLINGS = (6, 36)
+"""From 64 bytes to 64 GiB; beyond, the last slope goes on."""
+
+
+@dataclass(frozen=True)
+class PlatformCollectives:
+    """Times of collectives on one platform."""
+
+    platform: str
+    library: str
+    method: str  # One of ``METHODS``; see :meth:`using`
+    machine: NcclMachine  # What NCCL's formulas ask of it
+    ways: Mapping[str, Method]  # The fitted ways to predict, by name
+    bands: Mapping[str, Bands]  # Intervals of each, by situation and size
+    notes: str = ""  # What a reader of a prediction must know
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # What it was fitted from
+    _grids: dict[Key, tuple[Floats, Floats]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    @property
+    def curves(self) -> Mapping[Key, Curve]:
+        """Measured curves by (collective, ranks, nodes)."""
+        measured = self.ways["measured"]
+        assert isinstance(measured, Measured)
+        return measured.curves
+
+    def using(self, method: str) -> PlatformCollectives:
+        """Return the same platform, predicted by another method; InputError when it is unknown."""
+        if method not in METHODS:
+            raise InputError(
+                f"no collective model is called {method!r}", fix=f"use one of {', '.join(METHODS)}"
+            )
+        return replace(self, method=method, _grids={})
+
+    def time_s(
+        self, collective: str, ranks: int, message_bytes: float, nodes: int | None = None
+    ) -> CollectiveTime:
+        """Predict a collective of a message [bytes] as in ``tables.TASKS``; one rank takes no time.
+
+        ``nodes``: filled evenly; as few as hold the ranks unless given. ``confidence`` is measured
+        (a measured message), interpolated (between measured sizes or ranks), extrapolated (beyond
+        them; intervals widen with the doublings) or uncalibrated (another operation's measurements
+        stand in). Raises InputError when an argument is unknown or out of range, or nothing
+        measured gives the time.
+        """
+        if collective not in COLLECTIVES:
+            raise InputError(
+                f"unknown collective {collective!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
+            )
+        nodes = math.ceil(ranks / self.machine.ranks_per_node) if nodes is None else nodes
+        size_ok = math.isfinite(message_bytes) and message_bytes >= 0
+        if ranks < 1 or not size_ok or not 1 <= nodes <= ranks:
+            raise InputError(
+                f"{collective} of {message_bytes} bytes over {ranks} ranks of {nodes} nodes is impossible",
+                fix="give at least one rank, no more nodes than ranks and a size that is not negative",
+            )
+        if ranks == 1:
+            return CollectiveTime(0.0, 0.0, 0.0, "measured")
+        ranks = 2 if collective == "send" else ranks
+        key = (collective, ranks, nodes)
+        time_s = self._on_grid(key, float(message_bytes))
+        situation, doublings, confidence = self._situate(key, float(message_bytes))
+        band = find_band(self.bands.get(self.method, {}), situation, nodes, message_bytes)
+        widen = max(doublings, 1.0)
+        return CollectiveTime(
+            time_s,
+            time_s * math.exp(band.low_log * widen),
+            time_s * math.exp(band.high_log * widen),
+            confidence,
+        )
+
+    def _situate(self, key: Key, size: float) -> tuple[str, float, str]:
+        """Return how far a question is from what was measured, and the word for it."""
+        near = [k for k in self.curves if k[0] == key[0] and (k[2] == 1) == (key[2] == 1)]
+        if not near:
+            return OPERATION, 0.0, "uncalibrated"
+        same = [k for k in near if k[2] == key[2]]
+        if not same:
+            doublings = min(abs(math.log2(k[2] / key[2])) for k in near)
+            return RANKS_BEYOND, doublings, "extrapolated"
+        situation, doublings = rank_situation(key[1], (k[1] for k in same))
+        if situation == RANKS_BEYOND:
+            return situation, doublings, "extrapolated"
+        sizes = [self.curves[k].message_bytes for k in same if situation != AT or k == key]
+        low, high = min(float(s[0]) for s in sizes), max(float(s[-1]) for s in sizes)
+        if size > high:
+            return SIZE_BEYOND, math.log2(size / high), "extrapolated"
+        if situation == AT and not (self.method == "measured" and size in sizes[0]):
+            situation = SIZE
+        words = {AT: "measured", SIZE: "interpolated", RANKS: "interpolated"}
+        return situation, 0.0, words[situation] if size >= low else "extrapolated"
+
+    def _on_grid(self, key: Key, size: float) -> float:
+        """Return the time [s] from the key's grid: monotone in the size."""
+        if key not in self._grids:
+            steps = np.arange((_GRID_DOUBLINGS[1] - _GRID_DOUBLINGS[0]) * _GRID_PER_DOUBLING + 1)
+            sizes = 2.0 ** (_GRID_DOUBLINGS[0] + steps / _GRID_PER_DOUBLING)
+            if key in self.curves:
+                sizes = np.union1d(sizes, self.curves[key].message_bytes)
+            times = np.maximum.accumulate(self.ways[self.method].predict(key, sizes))
+            self._grids[key] = sizes, times
+        sizes, times = self._grids[key]
+        if size > sizes[-1]:
+            return float(times[-1] * size / sizes[-1])
+        return float(np.interp(size, sizes, times))
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as JSON; equal models give equal bytes."""
+        measured, one, lines = (self.ways[n] for n in ("measured", "one-bandwidth", "alpha-beta"))
+        assert isinstance(measured, Measured)
+        assert isinstance(one, OneBandwidth)
+        assert isinstance(lines, AlphaBeta)
+        write_json(
+            path,
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "platform": self.platform,
+                "library": self.library,
+                "method": self.method,
+                "notes": self.notes,
+                "machine": asdict(self.machine),
+                "shape": measured.shape,
+                "one_bandwidth": asdict(one),
+                "alpha_beta": [
+                    {"collective": k[0], "place": k[1], "alpha_s": v[0], "beta_s_per_byte": v[1]}
+                    for k, v in sorted(lines.lines.items())
+                ],
+                "calibrations": [
+                    {"collective": k[0], "place": k[1], **asdict(v)}
+                    for k, v in sorted(measured.form.calibrations.items())
+                ],
+                "curves": [_curve_to_json(k, c) for k, c in sorted(self.curves.items())],
+                "bands": {name: bands_to_json(self.bands[name]) for name in sorted(self.bands)},
+                "provenance": dict(self.provenance),
+            },
+        )
+
+
+def _curve_to_json(key: Key, curve: Curve) -> dict[str, Any]:
+    return {
+        "collective": key[0],
+        "ranks": key[1],
+        "nodes": key[2],
+        "library": curve.library,
+        "dataset": curve.dataset,
+        "samples": curve.samples,
+        "message_bytes": curve.message_bytes.tolist(),
+        "time_s": curve.time_s.tolist(),
+    }
+
+
+def _fit_ways(
+    points: pd.DataFrame, machine: NcclMachine, library: str, names: Iterable[str] = METHODS
+) -> dict[str, Method]:
+    """Fit ways to predict to points, by name."""
+    wanted = set(names)
+    ways: dict[str, Method] = {}
+    if "one-bandwidth" in wanted:
+        ways["one-bandwidth"] = fit_one_bandwidth(points)
+    if "alpha-beta" in wanted:
+        ways["alpha-beta"] = fit_alpha_beta(points)
+    if wanted & {"nccl", "measured"}:
+        form = fit_nccl(points, machine, library)
+        ways["nccl"] = form
+        if "measured" in wanted:
+            ways["measured"] = Measured(make_curves(points), form, choose_shape(points, form))
+    return ways
+
+
+def fit_platform_collectives(
+    samples: pd.DataFrame, platform: str, library: str, machine: NcclMachine,
+    notes: str = "", provenance: Mapping[str, Any] | None = None,
+    situations: Iterable[str] = SITUATIONS,
+) -> PlatformCollectives:  # fmt: skip
+    """Fit every method, and the intervals of each.
+
+    ``samples``: as of ``tables.read_public_samples``, each collective, ranks and nodes from one
+    library and dataset. The library's version chooses NCCL's constants; a machine without
+    ``network_bytes_per_s`` gets it from the measurements between nodes. Raises TableError when a
+    column is missing or a collective is unknown; InputError when there is no sample, or two sources
+    measured the same.
+    """
+    points = thin(median_points(samples))
+    machine = _add_network(machine, points)
+    bands = fit_bands(
+        points, samples, lambda rows: _fit_ways(rows, machine, library), METHODS, situations
+    )
+    return PlatformCollectives(
+        platform, library, "measured", machine, _fit_ways(points, machine, library), bands, notes,
+        dict(provenance or {}),
+    )  # fmt: skip
+
+
+def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
+    """Return the machine with a rank's share of the network, read off the largest messages.
+
+    A send between nodes has one rank's share to itself; without one, the ring's bytes of the
+    collective with fewest ranks a node tell it.
+    """
+    between = points[points["nodes"] > 1]
+    if machine.network_bytes_per_s is not None or between.empty:
+        return machine
+    sends = between[between["collective"] == "send"]
+    rows = sends if len(sends) else between
+    per_node = rows["ranks"] / rows["nodes"]
+    rows = rows[per_node == per_node.min()]
+    top = rows[rows["message_bytes"] == rows["message_bytes"].max()].iloc[0]
+    factor = 1.0 if len(sends) else 2.0 * (top["ranks"] - 1) / top["ranks"]
+    rate = (
+        factor
+        * top["message_bytes"]
+        / top["time_s"]
+        / float(per_node.min() if not len(sends) else 1)
+    )
+    return replace(machine, network_bytes_per_s=float(rate))
+
+
+def load_platform_collectives(path: str | Path) -> PlatformCollectives:
+    """Read a model that :meth:`PlatformCollectives.save` wrote.
+
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
+    """
+    return read_content(
+        path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json
+    )
+
+
+def _platform_from_json(content: dict[str, Any]) -> PlatformCollectives:
+    if content["shape"] not in SHAPES or content["method"] not in METHODS:
+        raise ValueError(f"shape {content['shape']!r}, method {content['method']!r}")
+    library = str(content["library"])
+    machine = NcclMachine(**content["machine"])
+    form = Nccl(
+        machine,
+        library,
+        {
+            (str(e["collective"]), str(e["place"])): Calibration(
+                tuple(map(float, e["scales"])), float(e["in_switch_scale"])
+            )
+            for e in content["calibrations"]
+        },
+    )
+    curves = {
+        (str(e["collective"]), int(e["ranks"]), int(e["nodes"])): _curve_from_json(e)
+        for e in content["curves"]
+    }
+    ways: dict[str, Method] = {
+        "nccl": form,
+        "measured": Measured(curves, form, str(content["shape"])),
+        "alpha-beta": AlphaBeta(
+            {
+                (str(e["collective"]), str(e["place"])): (
+                    float(e["alpha_s"]),
+                    float(e["beta_s_per_byte"]),
+                )
+                for e in content["alpha_beta"]
+            }
+        ),
+        "one-bandwidth": OneBandwidth(**content["one_bandwidth"]),
+    }
+    return PlatformCollectives(
+        str(content["platform"]), library, str(content["method"]), machine, ways,
+        {str(name): bands_from_json(rows) for name, rows in content["bands"].items()},
+        str(content["notes"]), dict(content["provenance"]),
+    )  # fmt: skip
+
+
+def _curve_from_json(entry: Mapping[str, Any]) -> Curve:
+    sizes = np.asarray(entry["message_bytes"], np.float64)
+    times = np.asarray(entry["time_s"], np.float64)
+    if len(sizes) != len(times) or not len(sizes):
+        raise ValueError("columns of a curve differ in length or are empty")
+    if np.any(np.diff(sizes) <= 0) or np.any(np.diff(times) < 0) or not np.all(times > 0):
+        raise ValueError("sizes or times of a curve are not ascending")
+    return Curve(sizes, times, str(entry["library"]), str(entry["dataset"]), int(entry["samples"]))

@@ -1,0 +1,286 @@
+"""The collectives that ship: fitted from public tables, and measured over whole nodes of a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow import __version__
+from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
+from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
+from trioflow.costmodel.collectives.tables import (
+    PUBLIC_TABLES,
+    UNKNOWN_VERSION,
+    PublicTable,
+    read_public_samples,
+)
+from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
+from trioflow.errors import InputError
+from trioflow.input_files import read_text
+from trioflow.provenance import digest_file, read_json, write_json
+
+FILE = "collectives.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one dataset that a platform's model takes."""
+
+    dataset: str  # Name in the catalogue
+    collectives: tuple[str, ...]  # Operations
+    library: str = ""  # Only this library; all of them if empty
+    ranks: tuple[int, ...] = ()  # Only these; all if empty
+    places: tuple[str, ...] = ("within",)  # ``within``, ``between`` nodes
+
+
+@dataclass(frozen=True)
+class PublishedPlatform:
+    """A platform that ships."""
+
+    name: str  # Its folder; a name of ``data/platforms`` where one describes it
+    measured: str  # Machine in the public tables
+    library: str  # Chooses NCCL's constants; the newest where it names no version
+    generation: str  # As in ``NcclMachine``
+    hop: str
+    links: int  # NVLinks of a GPU that NCCL sums up
+    link: str  # Row of the constants' link bandwidths
+    parts: tuple[Part, ...]  # What is read; none is measured twice
+    notes: str  # What a reader of a prediction must know
+    in_switch_reduction: bool = False  # Whether the machine has it
+
+    def machine(self) -> NcclMachine:
+        """Return what NCCL's formulas ask of the platform."""
+        rate = load_constants(self.library)["link_gb_per_s"][self.link] * 1e9
+        return NcclMachine(
+            self.generation, self.hop, self.links * rate, self.in_switch_reduction, 8
+        )
+
+
+_ALL = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+_CLOUD = "between nodes: vidur's cluster, whose network is nowhere described; yours differs"
+
+PLATFORMS: Mapping[str, PublishedPlatform] = {
+    platform.name: platform
+    for platform in (
+        PublishedPlatform(
+            "a100x4-nvlink", "a100-sxm", "NCCL 2.27.3", "ampere", "nvlink", 12, "ampere",
+            (
+                Part("aiconfigurator/nccl-a100", _ALL),
+                Part("vtrain/all-reduce-a100", ("all_reduce",), ranks=(3, 5, 6, 7)),
+                Part("vidur/network-a100", ("send",), places=("within", "between")),
+                Part("vidur/network-a100", ("all_reduce",), places=("between",)),
+            ),
+            "2, 4, 8 ranks: NCCL 2.27.3 on A100-SXM4-80GB; 3, 5, 6, 7 ranks: an older, unnamed NCCL, "
+            f"from 1 MiB; send: times of PyTorch's send, small ones bound by the host; {_CLOUD}",
+        ),
+        PublishedPlatform(
+            "h100x8-nvlink", "h100-sxm", "NCCL 2.29.2", "hopper", "nvlink", 18, "hopper",
+            (
+                Part("aiconfigurator/nccl-h100", _ALL, library="NCCL 2.29.2"),
+                Part("vidur/network-h100", ("send",), places=("within", "between")),
+            ),
+            f"send: times of PyTorch's send, small ones bound by the host; {_CLOUD}",
+            in_switch_reduction=True,
+        ),
+        PublishedPlatform(
+            "h200x8-nvlink", "h200-sxm", "NCCL 2.29.2", "hopper", "nvlink", 18, "hopper",
+            (Part("aiconfigurator/nccl-h200", _ALL, library="NCCL 2.29.2"),),
+            "no send and nothing between nodes was measured",
+            in_switch_reduction=True,
+        ),
+        PublishedPlatform(
+            "v100x8-nvlink", "v100-sxm", UNKNOWN_VERSION, "volta", "nvlink", 6, "volta",
+            (Part("vtrain/all-reduce-v100", ("all_reduce",)),),
+            "an unnamed NCCL, all_reduce from 1 MiB only; links of a hybrid cube mesh: numbers of ranks "
+            "differ by which links join them",
+        ),
+        PublishedPlatform(
+            "a40-nvlink-pairs", "a40-nvlink-pairs", UNKNOWN_VERSION, "ampere", "nvlink", 4,
+            "ampere-bridge",
+            (
+                Part("vidur/profiling-a40", ("all_reduce",)),
+                Part("vidur/profiling-a40", ("send",), places=("within", "between")),
+            ),
+            "A40s joined in pairs by NVLink bridges: nothing here tells of an A40 over PCIe alone; an "
+            "unnamed NCCL, times of PyTorch's calls, below about 100 kB bound by the host; the pair's "
+            f"bridge carries 2 ranks, more cross PCIe; {_CLOUD}",
+        ),
+    )
+}  # fmt: skip
+"""By name. Links of a GPU: NVIDIA's data sheets (A100 12, H100 and H200 18, V100 6) and the GA102
+white paper (4 on a bridge)."""
+
+
+def find_published(name: str) -> PublishedPlatform:
+    """Return a platform of ``PLATFORMS``; InputError when there is no such one."""
+    if name not in PLATFORMS:
+        raise InputError(
+            f"no platform of public measurements is called {name!r}",
+            fix=f"use one of {', '.join(PLATFORMS)}",
+        )
+    return PLATFORMS[name]
+
+
+def published_tables(platform: PublishedPlatform) -> list[PublicTable]:
+    """Return the public tables that a platform is fitted from."""
+    datasets = {part.dataset for part in platform.parts}
+    return [t for t in PUBLIC_TABLES if t.dataset in datasets and t.platform == platform.measured]
+
+
+def _select_samples(platform: PublishedPlatform, samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the samples that a platform's model takes."""
+    parts = []
+    for part in platform.parts:
+        rows = samples[
+            (samples["dataset"] == part.dataset)
+            & (samples["platform"] == platform.measured)
+            & samples["collective"].isin(part.collectives)
+            & (
+                ((samples["nodes"] == 1) & ("within" in part.places))
+                | ((samples["nodes"] > 1) & ("between" in part.places))
+            )
+        ]
+        if part.library:
+            rows = rows[rows["library"] == part.library]
+        if part.ranks:
+            rows = rows[rows["ranks"].isin(part.ranks)]
+        parts.append(rows)
+    return pd.concat(parts, ignore_index=True)
+
+
+def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
+    """Fit one of ``PLATFORMS``; InputError for another, TableError for a missing or damaged file."""
+    platform = find_published(name)
+    tables = published_tables(platform)
+    samples = _select_samples(platform, read_public_samples(data_folder, tables))
+    return fit_platform_collectives(
+        samples, name, platform.library, platform.machine(), platform.notes,
+        {
+            "trioflow_version": __version__,
+            "datasets": sorted({table.dataset for table in tables}),
+            "inputs": {
+                table.key: digest_file(Path(data_folder) / table.key) for table in tables
+            },
+        },
+    )  # fmt: skip
+
+
+_NODES_KIND, _NODES_FORMAT = "between_nodes", 1
+NODES_FILE = "between_nodes.json"
+NODES_PLATFORM, _RANKS_PER_NODE, _MESSAGE_BYTES = "p5-h100", 8, 256e6
+"""Of the one published set: nodes of 8 H100 joined by EFA, 256 MB."""
+_DRAWN_NAMES = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+}
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class NodeCurve:
+    """Times of one collective over whole nodes [s]: median, and 5 and 95 % of the runs."""
+
+    nodes: tuple[int, ...]
+    time_s: tuple[float, ...]
+    low_s: tuple[float, ...]
+    high_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class BetweenNodes:
+    """Collectives over whole nodes of a cluster."""
+
+    platform: str
+    ranks_per_node: int  # Of the nodes
+    message_bytes: float  # As in ``tables.TASKS`` [bytes]
+    curves: Mapping[str, NodeCurve]  # By collective
+
+    def spread(self, collective: str, nodes: int) -> tuple[float, float]:
+        """Return the band over the median, on lines between the logarithms of the nodes measured."""
+        curve = self.curves[collective]
+        places, middle = np.log2(curve.nodes), np.array(curve.time_s)
+        low, high = (
+            float(np.exp(np.interp(np.log2(nodes), places, np.log(np.array(ends) / middle))))
+            for ends in (curve.low_s, curve.high_s)
+        )
+        return min(low, 1.0), max(high, 1.0)
+
+
+def read_node_bandwidths(data_folder: str | Path) -> BetweenNodes:
+    """Read the published bandwidths of collectives over 1 to 64 nodes.
+
+    Raises InputError when the file is missing or does not hold the three collectives.
+
+    The figure does not say what its bandwidth is. On one node its all-reduce reaches 436 GB/s, the
+    bus bandwidth of 8 H100 (two NVLink directions of data over that time would be impossible): it
+    is read as the bus bandwidth.
+    """
+    files = load_catalogue().held_files(data_folder, NODE_BANDWIDTHS)
+    if not files:
+        raise InputError(
+            "no bandwidths of collectives over nodes", file=data_folder,
+            fix=f"retrieve the datasets {', '.join(NODE_BANDWIDTHS)} first",
+        )  # fmt: skip
+    text = read_text(files[0])
+    start = text.find("[{", text.rfind("Plotly.newPlot("))
+    drawn = json.JSONDecoder().raw_decode(text[max(start, 0) :])[0] if start > 0 else []
+    curves = {}
+    # A band, its upper end forwards and its lower end backwards, stands before each line.
+    for band, line in zip(drawn[::2], drawn[1::2], strict=False):
+        if line.get("name") in _DRAWN_NAMES:
+            name, count = _DRAWN_NAMES[line["name"]], len(line["x"])
+            nodes = [2**place for place in line["x"]]
+            upper, lower = band["y"][:count], band["y"][count:][::-1]
+            curves[name] = _curve(name, nodes, line["y"], upper, lower)
+    if set(curves) != set(_DRAWN_NAMES.values()):
+        raise InputError("does not draw the three collectives", file=files[0])
+    return BetweenNodes(NODES_PLATFORM, _RANKS_PER_NODE, _MESSAGE_BYTES, curves)
+
+
+def _curve(
+    name: str, nodes: list[int], middle: list[float], upper: list[float], lower: list[float]
+) -> NodeCurve:
+    """Return times from bus bandwidths [GB/s]."""
+    wire_bytes = [_MESSAGE_BYTES * wire_factor(name, count * _RANKS_PER_NODE) for count in nodes]
+    times = [
+        tuple(
+            float(f"{size / _GIGA / rate:.6g}")
+            for size, rate in zip(wire_bytes, rates, strict=True)
+        )
+        for rates in (middle, upper, lower)
+    ]
+    return NodeCurve(tuple(nodes), *times)
+
+
+def build_between_nodes(data_folder: str | Path, path: str | Path) -> Path:
+    """Write the file that ships."""
+    found = read_node_bandwidths(data_folder)
+    write_json(path, {"kind": _NODES_KIND, "format": _NODES_FORMAT, **asdict(found)})
+    return Path(path)
+
+
+@cache
+def find_between_nodes(name: str) -> BetweenNodes | None:
+    """Return what ships of a platform; None where nothing was measured between its nodes."""
+    path = SHIPPED_MODELS / name / NODES_FILE
+    if not path.exists():
+        return None
+    content: dict[str, Any] = read_json(path)
+    curves = {
+        str(key): NodeCurve(**{part: tuple(values) for part, values in entry.items()})
+        for key, entry in content["curves"].items()
+    }
+    return BetweenNodes(
+        str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]),
+        curves,
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""A user's own nccl-tests logs (``all_reduce_perf`` and its like), read into samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from trioflow.costmodel.collectives.tables import COLUMNS, UNKNOWN_VERSION
+from trioflow.errors import InputError, TableError
+from trioflow.input_files import read_text
+from trioflow.units import us_to_ns
+
+PROGRAMS = {
+    "all_reduce_perf": "all_reduce",
+    "all_gather_perf": "all_gather",
+    "reduce_scatter_perf": "reduce_scatter",
+    "broadcast_perf": "broadcast",
+    "reduce_perf": "reduce",
+    "alltoall_perf": "all_to_all",
+    "scatter_perf": "scatter",
+    "gather_perf": "gather",
+    "sendrecv_perf": "send",
+}
+DATASET = "nccl-tests"
+
+_MPI_PREFIX = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:\s?")
+_RANK = re.compile(r"^#\s*Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*?)\s*$")
+_PROGRAM = re.compile(rf"({'|'.join(sorted(PROGRAMS, key=len, reverse=True))})(?![a-z])")
+"""A program's name, whatever stands around it: ``all_gather_perf_2.log``, ``build/all_gather_perf``."""
+_VERSION = re.compile(r"NCCL version\s+(\d+\.\d+\.\d+)")
+_CODE = re.compile(r"nccl-library=(\d+)")
+_FIRST = ("size", "count", "type")
+_TIME_UNITS = {"(us)": 1.0, "(ns)": 1e-3}
+"""What a time is in microseconds."""
+
+
+@dataclass
+class _Log:
+    """What a log has told so far."""
+
+    path: Path
+    collective: str = ""
+    library: str = ""
+    devices: dict[int, tuple[str, str]] = field(default_factory=dict)
+    header: list[str] = field(default_factory=list)
+    in_us: float = 1.0
+    rows: list[tuple[str, int, int, int, int, float]] = field(default_factory=list)
+    """Collective, ranks, nodes, size [bytes], round, time [us]."""
+    closed: bool = False
+
+
+def import_nccl_tests(
+    paths: Iterable[str | Path], platform: str, ranks: int | None = None,
+    collective: str | None = None, library: str | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Read logs of nccl-tests into ``tables.COLUMNS``; the device's name is in ``attrs["device"]``.
+
+    ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) are for logs that do not give them.
+    Out-of-place and in-place times are rounds of a message, and so are repeats in several logs;
+    messages of no bytes are left out. Raises TableError with line and column when a line is cut
+    short, holds no number where one is due or reports wrong results; InputError when a file cannot
+    be read, holds no measurement, or lacks ranks or operation.
+
+    Source: NVIDIA/nccl-tests, ``src/common.cu``: the table's format; sizes are those of
+    ``tables.TASKS``.
+    """
+    logs = [_read(Path(path), ranks, collective) for path in paths]
+    found = [
+        (
+            platform,
+            library or log.library or UNKNOWN_VERSION,
+            name,
+            n,
+            size,
+            us_to_ns(time_us),
+            nodes,
+        )
+        for log in logs
+        for name, n, nodes, size, _, time_us in log.rows
+    ]
+    columns = ["platform", "library", "collective", "ranks", "message_bytes", "time_ns", "nodes"]
+    frame = pd.DataFrame(found, columns=columns).assign(dataset=DATASET)
+    frame["round"] = frame.groupby(["collective", "ranks", "nodes", "message_bytes"]).cumcount()
+    frame = frame[list(COLUMNS)]
+    frame.attrs["device"] = next((d for log in logs for _, d in log.devices.values() if d), "")
+    return frame
+
+
+def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
+    if collective is not None and collective not in PROGRAMS.values():
+        raise InputError(
+            f"unknown collective {collective!r}", fix=f"use one of {', '.join(PROGRAMS.values())}"
+        )
+    text = read_text(path, broken="replace")
+    log = _Log(path, collective or _program_in(path.name))
+    for number, printed in enumerate(text.splitlines(), 1):
+        line = _MPI_PREFIX.sub("", printed).rstrip()
+        if line.lstrip().startswith("#"):
+            _note(log, line.strip(), bool(collective))
+        elif version := _VERSION.search(line):
+            log.library = f"NCCL {version[1]}"
+        elif log.header and (fields := line.split()) and fields[0].isdigit():
+            _take(log, number, fields, ranks)
+    if not log.rows:
+        raise InputError(
+            "no line of measurements after a header '# size count type ...'", file=path,
+            fix="give the standard output of an nccl-tests program",
+        )  # fmt: skip
+    return log
+
+
+def _program_in(text: str) -> str:
+    match = _PROGRAM.search(text)
+    return PROGRAMS[match[1]] if match else ""
+
+
+def _note(log: _Log, line: str, collective_given: bool) -> None:
+    """Learn from a comment: devices, program, version, header."""
+    if rank := _RANK.match(line):
+        if log.closed:  # the next run of the same log
+            log.devices, log.closed = {}, False
+        log.devices[int(rank[1])] = rank[2], rank[3]
+        return
+    if code := _CODE.search(line):
+        digits = int(code[1])
+        log.library = f"NCCL {digits // 10000}.{digits // 100 % 100}.{digits % 100}"
+    if version := _VERSION.search(line):
+        log.library = f"NCCL {version[1]}"
+    if not collective_given and (program := _program_in(line)):
+        log.collective = program
+    words = line.lstrip("#").split()
+    if tuple(words[: len(_FIRST)]) == _FIRST:
+        log.header = words
+    elif log.header and words and words[0] == "(B)":
+        log.in_us = next((f for unit, f in _TIME_UNITS.items() if unit in words), 1.0)
+
+
+def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> None:
+    log.closed = True
+    if not log.collective:
+        raise InputError(
+            "the log does not name the operation", file=log.path, place=f"line {number}",
+            fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
+        )  # fmt: skip
+    count = len(log.devices) or ranks
+    if not count or count < 2:
+        raise InputError(
+            "one rank exchanges nothing" if count else "the log does not give the number of ranks",
+            file=log.path, place=f"line {number}",
+            fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
+        )  # fmt: skip
+    if len(fields) < len(log.header):
+        raise TableError(
+            f"{len(fields)} values where the header names {len(log.header)} columns", file=log.path,
+            place=f"line {number}", fix="run the test again, or delete the line",
+        )  # fmt: skip
+    size = _number(log, number, "size", fields[log.header.index("size")])
+    nodes = max(len({host for host, _ in log.devices.values()}), 1)
+    for repeat, column in enumerate(i for i, word in enumerate(log.header) if word == "time"):
+        side = "in-place" if repeat else "out-of-place"
+        if fields[column] == "N/A":
+            continue
+        time_us = _number(log, number, f"{side} time", fields[column]) * log.in_us
+        wrong = next(
+            (i for i in range(column, len(log.header)) if log.header[i] in ("#wrong", "error")),
+            None,
+        )
+        if (
+            wrong is not None
+            and log.header[wrong] == "#wrong"
+            and fields[wrong] not in ("0", "N/A")
+        ):
+            raise TableError(
+                f"{fields[wrong]} wrong results", file=log.path,
+                place=f"line {number}, column {side} #wrong", fix="mend the machine and run it again",
+            )  # fmt: skip
+        if size > 0 and time_us > 0:
+            log.rows.append((log.collective, count, nodes, int(size), repeat, time_us))
+
+
+def _number(log: _Log, number: int, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise TableError(
+            f"{text!r} is not a number of 0 or more", file=log.path,
+            place=f"line {number}, column {column}", fix="run the test again, or delete the line",
+        )  # fmt: skip
+    return value

@@ -1,0 +1,1 @@
+"""GPUs that nobody measured: the rule that carries times over, and its fit."""

@@ -1,0 +1,349 @@
+"""A GPU predicted from another one's trace by the fitted rule, with its interval and label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import Floats
+from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand
+from trioflow.costmodel.new_gpu.data import floor_of, shortest_time_s
+from trioflow.costmodel.new_gpu.rules import Exponents, apply_rule, key_of, size_rows
+from trioflow.costmodel.operators.class_curves import ANY
+from trioflow.costmodel.operators.model_file import read_content
+from trioflow.costmodel.step_anchor import anchor_step
+from trioflow.errors import InputError, TraceError
+from trioflow.hardware.device_sheet import DeviceSheet, find_device
+from trioflow.provenance import PACKAGE, stamp, write_json
+from trioflow.settings import PRECISIONS
+from trioflow.trace.facts import NAMES, UNTIMED, Facts
+from trioflow.trace.store import Trace
+from trioflow.units import s_to_ns
+
+KIND, FORMAT = "new_gpu_model", 2
+SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"
+
+
+@dataclass(frozen=True)
+class NewGpuBand:
+    """Spread of held-out logarithms of measured over predicted time."""
+
+    low_log: float  # Ends of the 80 % interval, around 0
+    high_log: float
+    residuals: int  # How many residuals (of operators), or pairs of chips (of sums), it comes from
+    mean_absolute_error: float | None = None  # Of the held-out predictions
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Factors of the interval's ends."""
+        return math.exp(self.low_log), math.exp(self.high_log)
+
+
+ASSUMED = NewGpuBand(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
+
+
+@dataclass(frozen=True)
+class NewGpuModel:
+    """Exponents of every class, and how far each rule misses GPUs that it did not see."""
+
+    exponents: Mapping[str, Exponents]  # By class; ``*`` for all that are no products
+    bands: Mapping[str, Mapping[str, NewGpuBand]]  # By rule and class, of single operators
+    steps: Mapping[str, NewGpuBand]  # By rule, of sums over a step
+    # GPUs and workloads that it was fitted to.
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    resized: StepBand | None = None  # Of steps recorded on a GPU that nobody saw, at another batch
+
+    def factors(self, rule: str, keys: Iterable[str]) -> tuple[Floats, Floats]:
+        """Return the low and high factor of every row by its class."""
+        found = self.bands.get(rule, {})
+        bands = [found.get(key) or found.get(ANY) or ASSUMED for key in keys]
+        low, high = np.array([band.factors for band in bands]).reshape(-1, 2).T
+        return low, high
+
+    def step_interval(self, rule: str) -> tuple[float, float]:
+        """Return the 80 % interval of a step's compute, relative to its prediction."""
+        return self.steps.get(rule, ASSUMED).factors
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Write the model as JSON; equal models and inputs give equal bytes."""
+        write_json(
+            path,
+            {
+                "kind": KIND,
+                "format": FORMAT,
+                "exponents": {key: asdict(value) for key, value in self.exponents.items()},
+                "bands": {
+                    rule: {key: asdict(band) for key, band in bands.items()}
+                    for rule, bands in self.bands.items()
+                },
+                "steps": {rule: asdict(band) for rule, band in self.steps.items()},
+                "resized": None if self.resized is None else self.resized.to_json(),
+                "facts": dict(self.facts),
+                "provenance": stamp(inputs),
+            },
+        )
+
+
+def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
+    """Read a model, the shipped one unless another file is named.
+
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
+    """
+    return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, _parse)
+
+
+def _parse(content: dict[str, Any]) -> NewGpuModel:
+    return NewGpuModel(
+        {key: Exponents(**entry) for key, entry in content["exponents"].items()},
+        {
+            rule: {key: NewGpuBand(**entry) for key, entry in bands.items()}
+            for rule, bands in content["bands"].items()
+        },
+        {rule: NewGpuBand(**entry) for rule, entry in content["steps"].items()},
+        dict(content["facts"]),
+        None if content["resized"] is None else StepBand(**content["resized"]),
+    )
+
+
+DEFAULT_RULE = "ours"
+COMPUTE = "compute"
+
+_OF_THE_SOURCE = (
+    "measured_",
+    "busy_over_measured",
+    "timer_floor_s",
+    "host_only_s",
+    "profiled_step_s",
+)
+
+
+def scale_trace(
+    operators: pd.DataFrame,
+    source: DeviceSheet,
+    target: DeviceSheet,
+    *,
+    rule: str = DEFAULT_RULE,
+    precision: str,
+    model: NewGpuModel | None = None,
+    floor_s: float | None = None,
+) -> pd.DataFrame:
+    """Predict the operators of a trace on another GPU.
+
+    ``rule``: ``bandwidth`` (ratio of the memories' bandwidths), ``li``, ``habitat`` or ``ours``.
+    ``precision``: fp32, tf32, bf16 or fp16 of the matrix products, which decides whether tensor
+    cores or vector units set the roofline. ``floor_s``: time of an operator that does nothing [s],
+    kept on the target; the shortest recorded one unless given.
+
+    Returns ``time_s``, ``low_s``, ``high_s`` [s] (80 % of residuals on GPUs left out) and
+    ``extrapolated``. Copies to and from the device and collectives keep their time, which no sheet
+    gives; on the traced GPU every time stays, without an interval. Raises InputError when rule or
+    precision is unknown; TableError when a value is missing or out of range.
+
+    ``ours`` keeps the share of its roofline that an operator reached on the source. Three things
+    change it, with exponents fitted for each class: the board's power for its peak rate (few GPUs
+    hold their clock in long products), how short the operator is, and the quantisation of waves.
+    Nothing comes out faster than its roofline; what the source's cache served is taken to be served
+    so again.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}"
+        )
+    if floor_s is None:
+        floor_s = shortest_time_s(operators)
+    rows = size_rows(operators)
+    rows["kept"] = (
+        False if "kind" not in operators.columns else operators["kind"].to_numpy() != COMPUTE
+    )
+    model = model or load_new_gpu_model()
+    predicted = scale_rows(rows, source, target, rule, precision, model, floor_s)
+    return predicted.set_index(operators.index)
+
+
+def scale_rows(
+    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
+    model: NewGpuModel, floor_s: float,
+) -> pd.DataFrame:  # fmt: skip
+    """Predict ``rules.size_rows`` as :func:`scale_trace`; where ``kept`` is true a row keeps its time."""
+    times = rows["time_s"].to_numpy(np.float64)
+    predicted, outside = apply_rule(
+        rule, rows, source, target, precision=precision, fitted=model.exponents, floor_s=floor_s
+    )
+    tensor = any(device.runs_on_tensor_cores(precision) for device in (source, target))
+    low, high = model.factors(rule, [key_of(name, tensor) for name in rows["operator_class"]])
+    kept = np.asarray(times == 0) | (source.name == target.name)
+    if "kept" in rows.columns:
+        kept |= rows["kept"].to_numpy(dtype=bool)
+    predicted = np.where(kept, times, predicted)
+    low, high = np.where(kept, 1.0, low), np.where(kept, 1.0, high)
+    return pd.DataFrame(
+        {
+            "time_s": predicted, "low_s": predicted * low, "high_s": predicted * high,
+            "extrapolated": np.asarray(outside, dtype=bool) & ~kept,
+        },
+        index=rows.index,
+    )  # fmt: skip
+
+
+def carry_step(
+    trace: Trace, source: DeviceSheet, target: DeviceSheet, rule: str, precision: str,
+    model: NewGpuModel,
+) -> pd.DataFrame:  # fmt: skip
+    """Predict the operators of a trace on another GPU as they run within the step.
+
+    Operators timed one by one are first brought to the step measured around them (``anchor_step``).
+    """
+    anchor = anchor_step(trace)
+    within = anchor.apply(trace.operators["device_ns"].to_numpy(np.float64) * 1e-9)
+    timed = trace.operators.assign(device_ns=[s_to_ns(float(value)) for value in within])
+    floor_s = max(floor_of(trace) - anchor.timer_s, 0.0) * anchor.scale
+    return scale_trace(
+        timed, source, target, rule=rule, precision=precision, model=model, floor_s=floor_s
+    )
+
+
+def label_new_gpu(source: DeviceSheet, target: DeviceSheet) -> str:
+    """Return the plain label of a prediction, such as ``new GPU: NVIDIA A40 from NVIDIA A100``."""
+    return f"new GPU: {target.driver_name} from {source.driver_name}"
+
+
+def retime_trace(
+    trace: Trace,
+    target: DeviceSheet | str,
+    *,
+    rule: str = DEFAULT_RULE,
+    model: NewGpuModel | None = None,
+    precision: str | None = None,
+) -> Trace:
+    """Return a trace as another GPU would have recorded it; itself on the GPU that was traced.
+
+    The fact ``new_gpu`` holds ``label``, ``rule``, ``source_device``, ``target_device``,
+    ``interval`` (80 % of a step's compute, relative), ``interval_basis``, ``extrapolated_share``
+    (of the time) and ``traced`` (the source's own times). A step measured around operators timed
+    one by one is carried over as ``measured_end_to_end_s`` (:func:`carry_step`), to anchor them
+    there. Host times stay: another machine's processor is not known. The step's time changes as
+    much as the device's time in operators does.
+
+    Raises TraceError when the trace holds no times, is itself predicted, or does not say its
+    precision; PlatformError when a device has no sheet.
+    """
+    source = find_device(trace.facts.device_name)
+    target = find_device(target) if isinstance(target, str) else target
+    _check(trace)
+    if source.name == target.name:
+        return trace
+    precision = precision or trace.facts.precision
+    if not precision:
+        raise TraceError(
+            "the trace does not say its precision", fix="import it again with --precision"
+        )
+    model = model or load_new_gpu_model()
+    predicted = scale_trace(
+        trace.operators, source, target, rule=rule, precision=str(precision), model=model,
+        floor_s=floor_of(trace),
+    )  # fmt: skip
+    operators = _retime_operators(trace.operators, predicted["time_s"])
+    facts = _retime_facts(trace, operators)
+    if trace.facts.measured_end_to_end_s is not None:
+        within = carry_step(trace, source, target, rule, str(precision), model)
+        measured_s = float(within["time_s"].sum())
+        facts = replace(
+            facts, measured_end_to_end_s=measured_s, timer_floor_s=trace.facts.timer_floor_s
+        )
+    facts = _label_facts(trace, facts, predicted, (source, target), rule, model)
+    return Trace(operators, trace.tensors, facts)
+
+
+def new_gpu_interval(facts: Facts) -> tuple[float, float]:
+    """Return the 80 % interval that a trace's facts give its compute, relative; (1, 1) if traced."""
+    if not facts.new_gpu:
+        return 1.0, 1.0
+    low, high = facts.new_gpu["interval"]
+    return float(low), float(high)
+
+
+def _label_facts(
+    trace: Trace, facts: Facts, predicted: pd.DataFrame, devices: tuple[DeviceSheet, DeviceSheet],
+    rule: str, model: NewGpuModel,
+) -> Facts:  # fmt: skip
+    """Return facts that say that and how the times were carried from one GPU to another."""
+    source, target = devices
+    total_s = float(predicted["time_s"].sum())
+    beyond_s = float(predicted.loc[predicted["extrapolated"].astype(bool), "time_s"].sum())
+    low, high = model.step_interval(rule)
+    label = label_new_gpu(source, target)
+    return replace(
+        facts,
+        device_name=target.driver_name,
+        new_gpu={
+            "label": label,
+            "rule": rule,
+            "source_device": trace.facts.device_name,
+            "target_device": target.driver_name,
+            "interval": [low, high],
+            "interval_basis": f"rule {rule}: {model.facts.get('intervals', 'held out')}",
+            "extrapolated_share": beyond_s / total_s if total_s else 0.0,
+            "traced": _traced(trace.facts),
+        },
+        warnings=trace.facts.warn(
+            f"{label}: compute times are predicted by the rule {rule!r} from data sheets "
+            f"(80 % interval {low - 1:+.0%} to {high - 1:+.0%}), not measured; "
+            "host times are those of the traced machine"
+        ),
+    )
+
+
+def _check(trace: Trace) -> None:
+    if trace.facts.step_time_source == UNTIMED:
+        raise TraceError("the trace holds no times that another GPU's could follow from")
+    if trace.facts.new_gpu is not None:
+        raise TraceError(
+            f"the trace's times are themselves predicted ({trace.facts.new_gpu['label']})",
+            fix="start from the trace that was captured",
+        )
+
+
+def _retime_operators(operators: pd.DataFrame, time_s: pd.Series[float]) -> pd.DataFrame:
+    """Return operators with other times; each starts later by what those before it grew."""
+    result = operators.copy()
+    before = operators["device_ns"].to_numpy(np.int64)
+    after = np.array([s_to_ns(float(value)) for value in time_s], dtype=np.int64)
+    shift = np.concatenate([[0], np.cumsum(after - before)[:-1]])
+    starts = np.maximum(operators["start_ns"].to_numpy(np.int64) + shift, 0)
+    result["device_ns"] = after
+    result["start_ns"] = np.maximum.accumulate(starts)
+    return result
+
+
+def _retime_facts(trace: Trace, operators: pd.DataFrame) -> Facts:
+    """Return the facts with the step's times changed as the operators' are."""
+    before_s = float(trace.operators["device_ns"].sum()) * 1e-9
+    after_s = float(operators["device_ns"].sum()) * 1e-9
+    step_s = float(trace.facts.step_time_s)
+    # Where operators overlap, their sum exceeds the step, which then changes in proportion.
+    new_s = step_s + after_s - before_s if step_s >= before_s else step_s * after_s / before_s
+    of_the_source: dict[str, Any] = dict.fromkeys(
+        name for name in NAMES if name.startswith(_OF_THE_SOURCE)
+    )
+    facts = replace(trace.facts, step_time_s=new_s, **of_the_source)
+    if facts.step_times_s:
+        times = [float(t) * new_s / step_s for t in facts.step_times_s]
+        facts = replace(facts, step_times_s=times)
+    if facts.busy_s is not None:
+        facts = replace(facts, busy_s=float(facts.busy_s) * after_s / before_s)
+    return facts
+
+
+def _traced(facts: Facts) -> dict[str, Any]:
+    """Return the plain facts that hold for the traced GPU only."""
+    names = ("step_time_s", "busy_s")
+    return {
+        key: value for key, value in sorted(facts.to_dict().items())
+        if (key in names or key.startswith(_OF_THE_SOURCE)) and isinstance(value, int | float | str)
+    }  # fmt: skip

@@ -1,0 +1,385 @@
+"""The fit of the new-GPU rule: exponents, and how far each rule misses GPUs and workloads left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.device_times import nearest_model
+from trioflow.costmodel.features import Floats, base_class
+from trioflow.costmodel.intervals import (
+    COVERAGE,
+    MIN_RESIDUALS,
+    SHORTEST_S,
+    StepBand,
+    fit_step_band,
+    student_quantile,
+)
+from trioflow.costmodel.judging import resize
+from trioflow.costmodel.least_squares import minimise_soft, rounded
+from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel
+from trioflow.costmodel.new_gpu.data import (
+    BENCHMARKS,
+    TENSOR_BENCHMARKS,
+    load_cases,
+    pair_rows,
+    read_rows,
+)
+from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
+from trioflow.costmodel.new_gpu.rules import (
+    CARRY_OVER,
+    RULES,
+    TENSOR_CLASSES,
+    Exponents,
+    Positions,
+    Rates,
+    apply_rule,
+    device_rates,
+    expected_s,
+    key_of,
+)
+from trioflow.costmodel.operators.class_curves import ANY
+from trioflow.costmodel.operators.device_fit import DeviceData
+from trioflow.costmodel.operators.model import OperatorCostModel
+from trioflow.costmodel.operators.published import PublishedDevice, load_published
+from trioflow.hardware.device_sheet import FALLBACK_PRECISION, find_device, load_device
+from trioflow.trace.store import Trace
+
+_MIN_PAIRS = 12
+_MIN_CHIPS = 3
+"""A class with fewer pairs of measurements, or on fewer chips, is not fitted: two chips differ in
+everything at once, so that their ratio could be given to any of the exponents."""
+
+# power, log saturation [W/(Tflop/s)], log short [s], shape, waves
+START = np.array([0.3, np.log(15.0), np.log(1e-6), 0.7, 0.1])
+_LOWEST = np.array([0.0, np.log(5.0), np.log(1e-8), 0.2, 0.0])
+_HIGHEST = np.array([1.0, np.log(40.0), np.log(1e-3), 1.0, 1.0])
+DIGITS = 6
+"""Significant digits of a fitted exponent."""
+_PRIOR_WEIGHT = 0.003
+"""Pulls parameters that nothing in the data decides to where they start."""
+
+_LOSS_SCALE = 0.05
+"""Residuals beyond 5 % count ever less: kernels differ between generations of libraries."""
+
+_RATES = ("peak_flop_per_s", "bandwidth_bytes_per_s", "power_per_rate", "quantisation")
+_SIDES = ("source", "target")
+Fit = Callable[[pd.DataFrame], Mapping[str, Exponents]]
+
+
+def describe_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
+    """Add ``source_<rate>`` and ``target_<rate>`` of ``_RATES`` to pairs, and the ``key`` of their exponents."""
+    result = pairs.copy()
+    names = [f"{side}_{rate}" for side in _SIDES for rate in _RATES]
+    values = np.zeros((len(pairs), len(names)))
+    keys = np.empty(len(pairs), dtype=object)
+    for (source, target, precision), at in _positions(pairs, "source", "target", "precision"):
+        group = pairs.iloc[at]
+        devices = [load_device(name) for name in (source, target)]
+        columns = []
+        for device in devices:
+            rates = device_rates(group, device, precision)
+            columns += [getattr(rates, rate) for rate in _RATES]
+        values[at] = np.column_stack(columns)
+        tensor = any(device.runs_on_tensor_cores(precision) for device in devices)
+        keys[at] = [key_of(name, tensor) for name in group["operator_class"]]
+    result[names] = values
+    return result.assign(key=keys)
+
+
+def fit_exponents(pairs: pd.DataFrame) -> dict[str, Exponents]:
+    """Fit every class of described pairs, and all classes that are not products together (``*``).
+
+    Least squares of the logarithm of predicted over measured, with a robust loss. Every two devices
+    weigh the same within whole models and within single operators, however many operators were
+    measured on them.
+    """
+    fitted = {}
+    for key, group in pairs.groupby("key", sort=True):
+        if _is_enough(group):
+            fitted[str(key)] = _fit_one(group)
+    others = pairs[~pairs["operator_class"].map(base_class).isin(TENSOR_CLASSES)]
+    if _is_enough(others):
+        fitted[ANY] = _fit_one(others)
+    return fitted
+
+
+def _is_enough(group: pd.DataFrame) -> bool:
+    chips = {*group["source_chip"], *group["target_chip"]}
+    return len(group) >= _MIN_PAIRS and len(chips) >= _MIN_CHIPS
+
+
+def _fit_one(group: pd.DataFrame) -> Exponents:
+    flop = group["flop"].to_numpy(np.float64)
+    data = (group["read_bytes"] + group["write_bytes"]).to_numpy(np.float64)
+    before, after = (_rates(group, side) for side in _SIDES)
+    recorded, measured = (group[name].to_numpy(np.float64) for name in ("time_s", "target_s"))
+    floor = np.minimum(group["floor_s"].to_numpy(np.float64), 0.9 * np.minimum(recorded, measured))
+    net = recorded - floor
+    weights = _weights(group)
+    free = _free_parameters(flop, before, after)
+
+    def residuals(values: Floats) -> Floats:
+        exponents = _exponents(values, free)
+        _, old = expected_s(flop, data, before, exponents)
+        _, new = expected_s(flop, data, after, exponents)
+        error = np.log((floor + net * new / old) / measured)
+        return np.concatenate([weights * error, _PRIOR_WEIGHT * (values - START[free])])
+
+    found = minimise_soft(residuals, START[free], _LOWEST[free], _HIGHEST[free], _LOSS_SCALE)
+    exponents = _exponents(found, free)
+    rooflines = [expected_s(flop, data, rates, exponents)[0] for rates in (before, after)]
+    power, saturation, short_s, shape, waves = (
+        rounded(value, DIGITS)
+        for value in (
+            exponents.power, exponents.saturation, exponents.short_s, exponents.shape,
+            exponents.waves,
+        )
+    )  # fmt: skip
+    return Exponents(
+        power, saturation, short_s, shape, waves, len(group),
+        rounded(float(np.min(rooflines)), DIGITS), rounded(float(np.max(rooflines)), DIGITS),
+        float(min(np.min(rates.power_per_rate) for rates in (before, after))),
+    )  # fmt: skip
+
+
+def _free_parameters(flop: Floats, before: Rates, after: Rates) -> Positions:
+    """Tell which parameters a class can have: power with arithmetic, waves with tiles."""
+    computes = bool((flop > 0).any())
+    tiled = bool((before.quantisation != 1).any() or (after.quantisation != 1).any())
+    return np.flatnonzero([computes, computes, True, True, tiled])
+
+
+def _exponents(values: Floats, free: Positions) -> Exponents:
+    """Return the exponents of the free parameters' values; the others adjust nothing."""
+    full = np.array([CARRY_OVER.power, np.log(CARRY_OVER.saturation), 0.0, 0.0, CARRY_OVER.waves])
+    full[free] = values
+    full[1:3] = np.exp(full[1:3])
+    power, saturation, short_s, shape, waves = full.tolist()
+    return Exponents(power, saturation, short_s, shape, waves)
+
+
+def _rates(group: pd.DataFrame, side: str) -> Rates:
+    return Rates(*(group[f"{side}_{rate}"].to_numpy(np.float64) for rate in _RATES))
+
+
+def _weights(group: pd.DataFrame) -> Floats:
+    """Give every two devices the same weight within whole models and within single operators."""
+    single = group["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))
+    sizes = group.groupby([single, group["source"], group["target"]])["time_s"].transform("size")
+    weights = 1.0 / np.sqrt(sizes.to_numpy(np.float64))
+    return np.asarray(weights / np.sqrt((weights**2).mean()), np.float64)
+
+
+def leave_out(pairs: pd.DataFrame, chip: str | None, workload: str | None) -> pd.DataFrame:
+    """Return the pairs that involve neither a chip nor a workload."""
+    kept = np.ones(len(pairs), dtype=bool)
+    if chip is not None:
+        kept &= ((pairs["source_chip"] != chip) & (pairs["target_chip"] != chip)).to_numpy()
+    if workload is not None:
+        kept &= (pairs["workload"] != workload).to_numpy()
+    return pairs[kept]
+
+
+def predict_held_out(pairs: pd.DataFrame, rule: str) -> pd.DataFrame:
+    """Predict every pair (``held_out_s``) by a rule that saw neither its target's chip nor its workload.
+
+    Single operators stand for no workload: of them only the chip is left out.
+    """
+    predicted = np.zeros(len(pairs))
+    for chip, workload, at in _folds(pairs):
+        fitted = fit_exponents(leave_out(pairs, chip, workload)) if rule == RULES[-1] else {}
+        fold = pairs.iloc[at].reset_index(drop=True)
+        by = ("source", "target", "case", "precision")
+        for (source, target, _, precision), places in _positions(fold, *by):
+            group = fold.iloc[places].reset_index(drop=True)
+            predicted[at[places]], _ = apply_rule(
+                rule, group, load_device(source), load_device(target), precision=precision,
+                floor_s=float(group["floor_s"].iloc[0]), fitted=fitted,
+            )  # fmt: skip
+    return pairs.assign(held_out_s=np.maximum(predicted, SHORTEST_S))
+
+
+def _folds(pairs: pd.DataFrame) -> Iterator[tuple[str, str | None, Positions]]:
+    """Yield chip, workload and the positions of the pairs judged without both."""
+    single = pairs["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))
+    groups = pairs.assign(fold=pairs["workload"].where(~single, ""))
+    for (chip, workload), at in _positions(groups, "target_chip", "fold"):
+        yield chip, workload or None, at
+
+
+def _positions(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[list[str], Positions]]:
+    """Yield the values of some columns of text, in order, with the positions of their rows."""
+    for values, at in frame.groupby(list(columns), sort=True).indices.items():
+        yield [str(value) for value in values], np.asarray(at, dtype=np.intp)  # type: ignore[attr-defined]
+
+
+_BASIS = "chip of the target and workload left out"
+
+
+def fit_new_gpu_model(data_folder: str | Path) -> NewGpuModel:
+    """Fit the rule to every public pair of GPUs; InputError when the data is not there.
+
+    Intervals come from pairs whose target's chip and whose workload the predicting fit did not see.
+    """
+    pairs = describe_pairs(pair_rows(read_rows(data_folder, load_cases(data_folder))))
+    held = {rule: predict_held_out(pairs, rule) for rule in RULES}
+    resized = fit_resizing(resize_steps(data_folder, pairs))
+    facts = describe_facts(pairs)
+    return NewGpuModel(fit_exponents(pairs), *summarise_residuals(held), facts, resized)
+
+
+def describe_facts(pairs: pd.DataFrame) -> dict[str, Any]:
+    """Return what a model was fitted to."""
+    return {
+        "devices": sorted({*pairs["source"], *pairs["target"]}),
+        "workloads": sorted(set(pairs["workload"])),
+        "pairs": len(pairs),
+        "intervals": _BASIS,
+    }
+
+
+def summarise_residuals(
+    held: Mapping[str, pd.DataFrame],
+) -> tuple[dict[str, dict[str, NewGpuBand]], dict[str, NewGpuBand]]:
+    """Return the bands of single operators and of sums, by rule, from pairs with ``held_out_s``."""
+    bands = {rule: _operator_bands(frame) for rule, frame in held.items()}
+    return bands, {rule: _step_band(frame) for rule, frame in held.items()}
+
+
+def _operator_bands(frame: pd.DataFrame) -> dict[str, NewGpuBand]:
+    """Return quantiles for every class with enough residuals, and for all."""
+    logs = np.log(frame["target_s"].to_numpy(np.float64) / frame["held_out_s"].to_numpy(np.float64))
+    relative = np.abs(np.expm1(-logs))
+    found = {}
+    groups = {ANY: np.arange(len(frame)), **frame.groupby("key", sort=True).indices}
+    for key, at in groups.items():
+        if len(at) >= MIN_RESIDUALS:
+            low, high = np.quantile(logs[at], COVERAGE)
+            error = rounded(float(np.mean(relative[at])), DIGITS)
+            found[str(key)] = NewGpuBand(
+                min(rounded(low, DIGITS), 0.0), max(rounded(high, DIGITS), 0.0), len(at), error
+            )
+    return found
+
+
+def _step_band(frame: pd.DataFrame) -> NewGpuBand:
+    """Estimate the error of a step's sum.
+
+    Root mean square of the logarithmic error, every two chips with the same weight, times Student's
+    90 % quantile with as many degrees of freedom as there are two chips. Errors are those of whole
+    models' sums and, since models were measured on three chips only, the mean logarithm over single
+    matrix products, which make up most of a step: their sum would be that of the few largest.
+    Errors are taken around 0, so that a bias widens the interval. It covers a GPU of another kind
+    (inference boards of 70 W, older chips), hence too much between the large boards that were
+    measured.
+    """
+    errors = pd.concat([_sum_errors(frame), _product_errors(frame)])
+    if errors.empty:
+        return ASSUMED
+    squares = (errors**2).groupby(level="chips").mean()
+    half = rounded(student_quantile(len(squares)) * math.sqrt(float(squares.mean())), DIGITS)
+    error = rounded(float(np.abs(np.expm1(-errors)).mean()), DIGITS)
+    return NewGpuBand(-half, half, len(squares), error)
+
+
+def _sum_errors(frame: pd.DataFrame) -> pd.Series[float]:
+    """Return the logarithm of measured over predicted sum of every case, by its two chips."""
+    models = frame[~frame["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))]
+    weighted = models[["target_s", "held_out_s"]].mul(models["count"], axis=0)
+    by = [_chips(models), models["source"], models["target"], models["case"]]
+    sums = weighted.groupby(by, sort=True).sum()
+    return _by_chips((sums["target_s"] / sums["held_out_s"]).map(math.log))
+
+
+def _product_errors(frame: pd.DataFrame) -> pd.Series[float]:
+    """Return the mean logarithm over single products of every two devices, by their chips."""
+    single = frame["workload"].isin((BENCHMARKS, TENSOR_BENCHMARKS))
+    products = frame[single & frame["key"].str.startswith("gemm")]
+    logs = (products["target_s"] / products["held_out_s"]).map(math.log)
+    by = [_chips(products), products["source"], products["target"]]
+    return _by_chips(logs.groupby(by, sort=True).mean())
+
+
+def _chips(frame: pd.DataFrame) -> pd.Series[str]:
+    pairs = zip(frame["source_chip"], frame["target_chip"], strict=True)
+    names = ["-".join(sorted(pair)) for pair in pairs]
+    return pd.Series(names, index=frame.index, name="chips", dtype=object)
+
+
+def _by_chips(errors: pd.Series[float]) -> pd.Series[float]:
+    kept = [name for name in errors.index.names if name != "chips"]
+    return errors.droplevel(kept)
+
+
+def resize_steps(data_folder: str | Path, pairs: pd.DataFrame) -> pd.DataFrame:
+    """Predict every step at every other batch of its model, its GPU and its model left out.
+
+    Each GPU in turn is the one that nobody saw: the model of the nearest GPU of another chip is
+    fitted without the workload, the rule without the chip and the workload. ``time_s`` is the sum
+    measured at the target [s].
+    """
+    devices = [each for each in load_published(data_folder) if len(each.traces) > 1]
+    known: dict[str, DeviceData] = {}
+    models: dict[tuple[str, str], OperatorCostModel] = {}
+    rows = []
+    for device in devices:
+        target = find_device(device.name)
+        others = [each for each in devices if find_device(each.name).chip != target.chip]
+        empty = {each.name: OperatorCostModel("", each.name, {}, {}, {}, {}) for each in others}
+        name = nearest_model(empty, target, FALLBACK_PRECISION)
+        if name is None:
+            continue
+        source = next(each for each in others if each.name == name)
+        for before, after in _batch_pairs(device):
+            workload = before.facts.workload
+            if name not in known:
+                alone = source.benchmarks()
+                known[name] = DeviceData.prepare(source.traces, source.limits, alone)
+            if (name, workload) not in models:
+                curves = known[name].without(workload).fit("shipped")
+                models[name, workload] = OperatorCostModel(
+                    "shipped", name, curves, {}, {}, {}, products=True
+                )
+            rule = NewGpuModel(fit_exponents(leave_out(pairs, target.chip, workload)), {}, {})
+            derived = derive_operator_model(
+                models[name, workload], target, precision=FALLBACK_PRECISION, model=rule
+            )
+            factor = after.facts.batch / before.facts.batch
+            found = derived.rescale(before.operators, resize(before.operators, factor))
+            rows.append(
+                {
+                    "device": device.name, "source": name, "chip": target.chip,
+                    "workload": workload, "mode": before.facts.mode,
+                    "case": f"{workload} {before.facts.mode} {before.facts.batch} ->"
+                    f" {after.facts.batch}",
+                    "recorded_s": float(before.operators["device_ns"].sum()) * 1e-9,
+                    "held_out_s": float(found["time_s"].sum()),
+                    "time_s": float(after.operators["device_ns"].sum()) * 1e-9,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def fit_resizing(resized: pd.DataFrame) -> StepBand:
+    """Return the interval of such steps; every chip weighs the same, whatever was measured on it."""
+    frame = resized.assign(model=resized["workload"], workload=resized["chip"])
+    return fit_step_band(frame, ["device", "case"], _BASIS)
+
+
+def _batch_pairs(device: PublishedDevice) -> Iterator[tuple[Trace, Trace]]:
+    """Yield every two steps of one model and mode at different batches, in both orders."""
+    tables = [trace for trace in device.traces if trace.facts.mode is not None]
+    for before in tables:
+        for after in tables:
+            alike = (before.facts.workload, before.facts.mode) == (
+                after.facts.workload,
+                after.facts.mode,
+            )
+            if alike and before.facts.batch != after.facts.batch:
+                yield before, after

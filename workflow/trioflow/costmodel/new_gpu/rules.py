@@ -1,0 +1,306 @@
+"""Rules that carry an operator's time from one GPU to another by their data sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from trioflow.costmodel.features import FEATURES, Floats, base_class, classify, feature_matrix
+from trioflow.costmodel.intervals import SHORTEST_S
+from trioflow.costmodel.operators.class_curves import ANY
+from trioflow.costmodel.operators.products import PRODUCTS, product_columns, product_sizes
+from trioflow.costmodel.operators.rows import recorded_times
+from trioflow.errors import InputError, TableError
+from trioflow.hardware.device_sheet import FALLBACK_PRECISION, DeviceSheet
+
+RULES = ("bandwidth", "li", "habitat", "ours")
+"""Names of the rules; the last is the one that trioflow uses."""
+
+TENSOR_CLASSES = frozenset({"gemm", "convolution", "convolution_backward", "attention"})
+"""Classes whose arithmetic runs on tensor cores where precision and device have them."""
+
+TENSOR = ":tensor"
+_BEYOND = 0.5
+"""Share of the logarithm that is believed below the least power per rate that was fitted: half-way
+between following an exponent to where no GPU was and stopping at the last one."""
+
+_WAVE_TILE = 128.0
+"""Rows and columns of the tile that waves are counted in: the commonest of the libraries' kernels."""
+
+SHARPNESS = 4.0
+"""How sharply the power-limited rate meets the unlimited one; a smooth corner can be fitted."""
+
+Positions = npt.NDArray[np.intp]
+_WATT_PER_FLOP_UNIT = 1e12
+"""Power per rate is counted in W per Tflop/s, a number near 10."""
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """What is fitted of one class of operators."""
+
+    # Exponent with which the reached share of the peak grows with the board's power per peak rate,
+    # while power is the limit.
+    power: float
+    saturation: float  # Power per peak rate from which on power is no limit [W/(Tflop/s)]
+    # Roofline time of an operator that takes twice as long as a long one would, in relation to its
+    # roofline [s].
+    short_s: float
+    shape: float  # Exponent of that loss
+    waves: float  # Exponent of the waves' quantisation, 0 to 1
+    rows: int = 0  # Pairs of measurements fitted
+    low_s: float = 0.0  # Range of the roofline times fitted [s]
+    high_s: float = 0.0
+    # Least power per peak rate fitted [W/(Tflop/s)]; below it ``_BEYOND`` of the logarithm is
+    # believed.
+    least_power: float = 0.0
+
+
+CARRY_OVER = Exponents(0.0, 1.0, SHORTEST_S, 1.0, 0.0)
+"""Nothing fitted: the reached share of the roofline stays what it is."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What rows meet on one device, one entry a row."""
+
+    peak_flop_per_s: Floats  # Peaks of the data sheet
+    bandwidth_bytes_per_s: Floats
+    power_per_rate: Floats  # Power limit over peak rate [W/(Tflop/s)]
+    quantisation: Floats  # Waves rounded up over waves, 1 where the tiles are unknown
+
+
+def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
+    """Return class, phase, features, products and recorded ``time_s`` [s] of operators, numbered from 0.
+
+    Raises TableError when a column is missing or a value is out of range.
+    """
+    if "phase" not in operators.columns:
+        raise TableError("operator table has no column phase")
+    rows = pd.DataFrame(feature_matrix(operators), columns=list(FEATURES))
+    classes = classify(operators).to_numpy()
+    rows.insert(0, "operator_class", classes)
+    rows.insert(1, "phase", operators["phase"].to_numpy())
+    rows[list(PRODUCTS)] = product_columns(operators, [str(name) for name in classes])
+    rows["time_s"] = recorded_times(operators).to_numpy(np.float64)
+    return rows
+
+
+def device_rates(rows: pd.DataFrame, device: DeviceSheet, precision: str) -> Rates:
+    """Return the peaks that rows meet on a device: products at the precision, all else on vector units."""
+    products = rows["operator_class"].map(lambda name: base_class(name) in TENSOR_CLASSES)
+    peak = np.where(products, device.peak(precision), device.peak(FALLBACK_PRECISION))
+    return Rates(
+        peak,
+        np.full(len(rows), device.memory_bandwidth_bytes_per_s),
+        device.power_limit_w / (peak / _WATT_PER_FLOP_UNIT),
+        wave_quantisation(rows[list(PRODUCTS)].to_numpy(np.float64), device.sm_count),
+    )
+
+
+def wave_quantisation(products: Floats, sm_count: int) -> Floats:
+    """Return waves rounded up over waves, for each row of products; shape (n, 8) to (n,).
+
+    Fewer tiles than multiprocessors make less than one wave: the rest idles.
+    """
+    sizes = product_sizes(products)
+    batch, rows, columns, count = (sizes[:, :, place] for place in (0, 1, 2, 4))
+    waves = batch * np.ceil(rows / _WAVE_TILE) * np.ceil(columns / _WAVE_TILE) / sm_count
+    rounded = np.divide(np.ceil(waves), waves, out=np.ones_like(waves), where=waves > 0)
+    counted = count.sum(axis=1)
+    mean = np.divide(
+        (rounded * count).sum(axis=1), counted, out=np.ones_like(counted), where=counted > 0
+    )
+    return np.asarray(mean, np.float64)
+
+
+def key_of(operator_class: str, on_tensor_cores: bool) -> str:
+    """Return the key under which a class's exponents are kept."""
+    base = base_class(operator_class)
+    return f"{base}{TENSOR}" if on_tensor_cores and base in TENSOR_CLASSES else base
+
+
+def find_exponents(fitted: Mapping[str, Exponents], key: str) -> tuple[Exponents, bool]:
+    """Return the exponents of a key, and whether they are its own.
+
+    A class that was never fitted takes those of all classes off the tensor cores; on them, those of
+    matrix products, or else nothing is adjusted.
+    """
+    if key in fitted:
+        return fitted[key], True
+    lenders = (f"gemm{TENSOR}",) if key.endswith(TENSOR) else (_lender(key), ANY)
+    for lender in lenders:
+        if lender in fitted:
+            return fitted[lender], False
+    return CARRY_OVER, False
+
+
+def _lender(key: str) -> str:
+    """Return the class that stands in for arithmetic that was not fitted."""
+    return "gemm" if key in TENSOR_CLASSES else ANY
+
+
+def roofline_s(flop: Floats, data_bytes: Floats, rates: Rates, exponents: Exponents) -> Floats:
+    """Return the time at the reachable rate or the memory's, whichever is longer [s]."""
+    compute_s = flop / (rates.peak_flop_per_s * reachable_share(rates.power_per_rate, exponents))
+    return np.asarray(np.maximum(compute_s, data_bytes / rates.bandwidth_bytes_per_s), np.float64)
+
+
+def reachable_share(power_per_rate: Floats, exponents: Exponents) -> Floats:
+    """Return the share of the peak rate that the board's power allows, 0 to 1."""
+    below = np.minimum(power_per_rate / max(exponents.least_power, SHORTEST_S), 1.0)
+    believed = power_per_rate / below ** (1.0 - _BEYOND)
+    lack = (exponents.saturation / believed) ** SHARPNESS
+    return np.asarray((1.0 + lack) ** (-exponents.power / SHARPNESS), np.float64)
+
+
+def expected_s(
+    flop: Floats, data_bytes: Floats, rates: Rates, exponents: Exponents
+) -> tuple[Floats, Floats]:
+    """Return the roofline time, and what of it the class is expected to take [s].
+
+    Roofline x (1 + (short / roofline) ^ shape) x quantisation ^ waves: short operators do not fill
+    a device, and reach less of its roofline.
+    """
+    roofline = np.maximum(roofline_s(flop, data_bytes, rates, exponents), SHORTEST_S)
+    lost = (exponents.short_s / roofline) ** exponents.shape
+    return roofline, roofline * (1.0 + lost) * rates.quantisation**exponents.waves
+
+
+def _apply_ours(
+    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str,
+    floor_s: float, fitted: Mapping[str, Exponents],
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Carry the reached share of the roofline over; times [s], and rows outside the fitted classes or range."""
+    times = rows["time_s"].to_numpy(np.float64)
+    flop = rows["flop"].to_numpy(np.float64)
+    data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64)
+    before, after = (device_rates(rows, device, precision) for device in (source, target))
+    tensor = source.runs_on_tensor_cores(precision) or target.runs_on_tensor_cores(precision)
+    keys = np.array([key_of(name, tensor) for name in rows["operator_class"]], dtype=object)
+    result, outside = times.copy(), np.zeros(len(rows), dtype=bool)
+    for key in sorted(set(keys)):
+        at = np.flatnonzero((keys == key) & (flop + data > 0) & (times > 0))
+        exponents, own = find_exponents(fitted, key)
+        old, new = _select(before, at), _select(after, at)
+        floor = np.minimum(floor_s, times[at])
+        roof_old, cost_old = expected_s(flop[at], data[at], old, exponents)
+        roof_new, cost_new = expected_s(flop[at], data[at], new, exponents)
+        net = (times[at] - floor) * cost_new / cost_old
+        # No share above 1 unless the source has it too (a cache serves it there).
+        bare_old = np.maximum(roofline_s(flop[at], data[at], old, CARRY_OVER), SHORTEST_S)
+        bare_new = np.maximum(roofline_s(flop[at], data[at], new, CARRY_OVER), SHORTEST_S)
+        least = bare_new * np.minimum(1.0, (times[at] - floor) / bare_old)
+        result[at] = floor + np.maximum(net, least)
+        inside = [(exponents.low_s <= roof) & (roof <= exponents.high_s) for roof in (roof_old, roof_new)]  # fmt: skip
+        outside[at] = ~(inside[0] & inside[1]) if own else True
+    return result, outside
+
+
+def _select(rates: Rates, at: Positions) -> Rates:
+    return Rates(
+        rates.peak_flop_per_s[at], rates.bandwidth_bytes_per_s[at], rates.power_per_rate[at],
+        rates.quantisation[at],
+    )  # fmt: skip
+
+
+def _apply_bandwidth(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> Floats:
+    """Scale every time with the ratio of the memories' bandwidths [s]."""
+    ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
+    return np.asarray(rows["time_s"].to_numpy(np.float64) * ratio, np.float64)
+
+
+def _apply_li(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> Floats:
+    """Regress every class on the source, and scale the slopes with the bandwidth [s].
+
+    Li's inter-GPU, kernel-wise rule as secondary sources tell it: time = a + b x driver for each
+    kernel, the driver the best correlated of operations, input and output, and b in inverse
+    proportion with the memory's bandwidth. The paper's own text was not at hand, so neither the
+    rule nor the kernels' classes are verified; here a class and phase of operators stands for a
+    kernel. A class of one size only has no constant a.
+
+    Source: Y. Li, Y. Sun, A. Jog, "Path Forward Beyond Simulators: Fast and Accurate GPU Execution
+    Time Prediction for DNN Workloads", MICRO 2023.
+    """
+    ratio = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
+    times = rows["time_s"].to_numpy(np.float64)
+    features = rows[list(FEATURES)].to_numpy(np.float64)
+    result = times.copy()
+    for _, group in rows.groupby(["operator_class", "phase"], sort=True):
+        at = group.index.to_numpy()
+        driver = features[at][:, _best_driver(features[at], times[at])]
+        constant, slope = _fit_line(driver, times[at])
+        result[at] = constant + slope * ratio * driver
+    return result
+
+
+def _best_driver(features: Floats, times: Floats) -> int:
+    """Return the column that correlates best with the times; the first largest where none does."""
+    scores = []
+    for column in features.T:
+        varied = column.std() > 0 and times.std() > 0
+        scores.append(float(np.corrcoef(column, times)[0, 1]) if varied else -1.0)
+    if max(scores) <= 0:
+        return int(np.argmax(features.sum(axis=0) > 0))
+    return int(np.argmax(scores))
+
+
+def _fit_line(driver: Floats, times: Floats) -> tuple[float, float]:
+    """Return constant and slope, neither negative, by least squares."""
+    spread = float(((driver - driver.mean()) ** 2).sum())
+    if spread > 0:
+        slope = float(((driver - driver.mean()) * (times - times.mean())).sum()) / spread
+        constant = float(times.mean() - slope * driver.mean())
+        if slope >= 0 and constant >= 0:
+            return constant, slope
+    square = float((driver**2).sum())
+    if square == 0:
+        return float(times.mean()), 0.0
+    return 0.0, float((driver * times).sum()) / square
+
+
+def _apply_habitat(
+    rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, precision: str
+) -> Floats:
+    """Scale by Habitat's wave scaling: bandwidth, clock and multiprocessors [s].
+
+    T x (BW ratio)^g x (clock ratio x SM ratio)^(1-g). g follows from the arithmetic intensity I and
+    the target's ridge point R: 1 - 0.5 I/R up to R, 0.5 R/I beyond. Habitat's own trained networks
+    for convolutions and matrix products are not part of it.
+
+    Source: G. X. Yu et al., "Habitat: A Runtime-Based Computational Performance Predictor for Deep
+    Neural Network Training", USENIX ATC 2021.
+    """
+    data = np.maximum((rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64), 1.0)
+    intensity = rows["flop"].to_numpy(np.float64) / data
+    rates = device_rates(rows, target, precision)
+    ridge = rates.peak_flop_per_s / rates.bandwidth_bytes_per_s
+    share = intensity / ridge
+    gamma = np.where(share <= 1.0, 1.0 - 0.5 * share, 0.5 / np.maximum(share, 1.0))
+    bandwidth = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
+    compute = (source.boost_clock_hz / target.boost_clock_hz) * (source.sm_count / target.sm_count)
+    return np.asarray(
+        rows["time_s"].to_numpy(np.float64) * bandwidth**gamma * compute ** (1.0 - gamma),
+        np.float64,
+    )
+
+
+def apply_rule(
+    rule: str, rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet, *,
+    precision: str, floor_s: float, fitted: Mapping[str, Exponents],
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Apply a rule of ``RULES``: times [s], and which rows are outside what it was fitted to."""
+    nothing = np.zeros(len(rows), dtype=bool)
+    if rule == "bandwidth":
+        return _apply_bandwidth(rows, source, target), nothing
+    if rule == "li":
+        return _apply_li(rows, source, target), nothing
+    if rule == "habitat":
+        return _apply_habitat(rows, source, target, precision), nothing
+    if rule == "ours":
+        return _apply_ours(rows, source, target, precision, floor_s, fitted)
+    raise InputError(f"unknown rule for a new GPU {rule!r}", fix=f"use one of {', '.join(RULES)}")

@@ -1,0 +1,262 @@
+"""Forms of an operator's cost as a function of its sizes, and how each is fitted.
+
+Every form is monotone in every feature: its coefficients are not negative. All minimise relative
+errors, so that a short operator counts as a long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from trioflow.costmodel.features import FEATURES, Floats
+from trioflow.costmodel.least_squares import choose_least, rounded, solve_bounded, solve_nonnegative
+from trioflow.costmodel.operators.tile_curve import (
+    SHORTEST_S,
+    evaluate_overlapped,
+    evaluate_tiles,
+    fit_overlapped,
+    fit_tiles,
+)
+
+SIZES = len(FEATURES)
+"""Columns that every form has; matrix products follow them where the rows tell them."""
+
+_CACHE_BYTES = tuple(float(2**power) for power in range(22, 28))
+"""Sizes [bytes] among which a fit looks for the knee of a cache: 4 to 128 MiB."""
+
+_SAME_CORRELATION = 1e-6
+"""Features that _correlate with the time as well as this are equal drivers; the earlier is taken."""
+
+_MAX_POWER = 1.0
+"""No operator's time grows faster than in proportion with one of its sizes."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One fitted form."""
+
+    form: str  # Name in ``FORMS``
+    # As the form defines them, none negative: times first, a constant [s] and slopes [s/flop,
+    # s/byte], then what has no time in it: exponents (``power``), a knee [bytes] (``cached``), the
+    # tiles (``tile``).
+    coefficients: tuple[float, ...]
+
+    def predict(self, features: Floats) -> Floats:
+        """Return the time [s] of every row of features, shape (n, 3 or more) to (n,)."""
+        return FORMS[self.form].evaluate(features, np.asarray(self.coefficients, np.float64))
+
+    def scaled(self, factor: float) -> Curve:
+        """Return the curve whose every time is ``factor`` times this one's."""
+        times = FORMS[self.form].times
+        scaled = tuple(rounded(value * factor) for value in self.coefficients[:times])
+        return Curve(self.form, scaled + self.coefficients[times:])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a curve is fitted to."""
+
+    # Shape (n, 3), n at least 1: flop [flop], read and written bytes [bytes]; or (n, 11) with the
+    # columns ``products.PRODUCTS``.
+    features: Floats
+    time_s: Floats  # Shape (n,), recorded times [s]
+    # Shape (n,), how much each squared relative error counts; 1 by default.
+    weights: Floats | None = None
+    sm_count: float = 1.0  # Multiprocessors of the device; 1 where it has none
+
+    @property
+    def data(self) -> Floats:
+        """Bytes read and written [bytes]."""
+        return np.asarray(self.features[:, 1] + self.features[:, 2], np.float64)
+
+    def solve(self, columns: Floats) -> tuple[Floats, float]:
+        """Fit non-negative coefficients of columns to the times; return them and the residual."""
+        weights = 1.0 / np.maximum(self.time_s, SHORTEST_S)
+        if self.weights is not None:
+            weights = weights * np.sqrt(self.weights)
+        scale = np.max(columns, axis=0, initial=0.0)
+        scale[scale == 0] = 1.0
+        solution, residual = solve_nonnegative(
+            columns / scale * weights[:, None], self.time_s * weights
+        )
+        return solution / scale, residual
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one form is fitted and evaluated, its coefficients, and how many of them are times."""
+
+    fit: Callable[[Sample], Floats]
+    evaluate: Callable[[Floats, Floats], Floats]
+    coefficients: int
+    times: int
+
+
+def fit_curve(
+    form: str,
+    features: Floats,
+    time_s: Floats,
+    weights: Floats | None = None,
+    sm_count: float = 1.0,
+) -> Curve:
+    """Fit one form of ``FORMS`` to operators; the parameters are those of :class:`Sample`."""
+    sample = Sample(features, time_s, weights, sm_count)
+    return Curve(form, tuple(float(value) for value in FORMS[form].fit(sample)))
+
+
+def driver_of(features: Floats, time_s: Floats) -> int:
+    """Return the column that correlates best with the time; the earlier of ties and constants.
+
+    The rule of Li's model: an operator is operation-, input- or output-driven (Y. Li, Y. Sun, A.
+    Jog, Path Forward Beyond Simulators, MICRO 2023, known to us by its abstract and by descriptions
+    of it).
+    """
+    best, driver = -np.inf, 0
+    for column in range(features.shape[1]):
+        values = features[:, column]
+        if len(values) > 1 and np.ptp(values) > 0 and np.ptp(time_s) > 0:
+            correlation = _correlate(values, time_s)
+            if correlation > best + _SAME_CORRELATION:
+                best, driver = correlation, column
+    return driver
+
+
+def _correlate(first: Floats, second: Floats) -> float:
+    """Return the correlation of two columns that vary."""
+    one, other = first - first.mean(), second - second.mean()
+    return float(np.sum(one * other) / np.sqrt(np.sum(one**2) * np.sum(other**2)))
+
+
+def _with_constant(columns: Floats) -> Floats:
+    return np.hstack([np.ones((len(columns), 1)), columns])
+
+
+def _fit_constant(sample: Sample) -> Floats:
+    return np.array([float(np.median(sample.time_s))])
+
+
+def _constant(features: Floats, coefficients: Floats) -> Floats:
+    return np.full(len(features), coefficients[0])
+
+
+def _fit_linear(sample: Sample) -> Floats:
+    return sample.solve(_with_constant(sample.features[:, :SIZES]))[0]
+
+
+def _linear(features: Floats, coefficients: Floats) -> Floats:
+    slopes = np.sum(features[:, :SIZES] * coefficients[1:], axis=1)
+    return np.asarray(coefficients[0] + slopes, np.float64)
+
+
+def _fit_driver(sample: Sample) -> Floats:
+    driver = driver_of(sample.features[:, :SIZES], sample.time_s)
+    fitted, _ = sample.solve(_with_constant(sample.features[:, [driver]]))
+    coefficients = np.zeros(1 + SIZES)
+    coefficients[0], coefficients[1 + driver] = fitted
+    return coefficients
+
+
+def _fit_roofline(sample: Sample) -> Floats:
+    """Alternate between who is bound by what and a fit of constant, compute and memory slopes."""
+    flop, data = sample.features[:, 0], sample.data
+    both = _with_constant(np.column_stack([flop, data]))
+    current = best = sample.solve(both)[0]
+    best_error = np.inf
+    for _ in range(20):
+        relative = _roofline(sample.features, current) - sample.time_s
+        relative = relative / np.maximum(sample.time_s, SHORTEST_S)
+        squares = relative**2 if sample.weights is None else relative**2 * sample.weights
+        error = float(np.sum(squares))
+        if error >= best_error:
+            break
+        best, best_error = current, error
+        compute = flop * current[1] > data * current[2]
+        columns = both.copy()
+        columns[~compute, 1] = 0.0
+        columns[compute, 2] = 0.0
+        current = sample.solve(columns)[0]
+    return best
+
+
+def _roofline(features: Floats, coefficients: Floats) -> Floats:
+    data = features[:, 1] + features[:, 2]
+    bound = np.maximum(features[:, 0] * coefficients[1], data * coefficients[2])
+    return np.asarray(coefficients[0] + bound, np.float64)
+
+
+def _fit_power(sample: Sample) -> Floats:
+    """Least squares of the logarithm, every exponent between 0 and 1."""
+    logs = np.log1p(sample.features[:, :SIZES])
+    centre = logs.mean(axis=0)
+    target = np.log(np.maximum(sample.time_s, SHORTEST_S))
+    columns = _with_constant(logs - centre)
+    if sample.weights is not None:
+        columns, target = (
+            columns * np.sqrt(sample.weights)[:, None],
+            target * np.sqrt(sample.weights),
+        )
+    low, high = np.r_[-np.inf, np.zeros(SIZES)], np.r_[np.inf, np.full(SIZES, _MAX_POWER)]
+    solution = solve_bounded(columns, target, low, high)
+    exponents = solution[1:]
+    constant = float(np.exp(solution[0] - np.sum(centre * exponents)))
+    return np.array([constant, *(rounded(exponent) for exponent in exponents)])
+
+
+def _power(features: Floats, coefficients: Floats) -> Floats:
+    logs = np.log1p(features[:, :SIZES])
+    powers = np.sum(logs * coefficients[1:], axis=1)
+    return np.asarray(coefficients[0] * np.exp(powers), np.float64)
+
+
+def _fit_bytes(sample: Sample) -> Floats:
+    return sample.solve(_with_constant(sample.data[:, None]))[0]
+
+
+def _bytes(features: Floats, coefficients: Floats) -> Floats:
+    data = features[:, 1] + features[:, 2]
+    return np.asarray(coefficients[0] + data * coefficients[1], np.float64)
+
+
+def _fit_cached(sample: Sample) -> Floats:
+    """Fit a slope, a knee where a cache overflows, and what is added to the slope above it."""
+    fitted, misses = [], []
+    for knee in _CACHE_BYTES:
+        above = np.maximum(sample.data - knee, 0.0)
+        columns = _with_constant(np.column_stack([sample.data, above]))
+        coefficients, residual = sample.solve(columns)
+        fitted.append(np.append(coefficients, knee))
+        misses.append(residual)
+    return fitted[choose_least(misses)]
+
+
+def _cached(features: Floats, coefficients: Floats) -> Floats:
+    constant, slope, further, knee = coefficients
+    data = features[:, 1] + features[:, 2]
+    return np.asarray(constant + data * slope + np.maximum(data - knee, 0.0) * further, np.float64)
+
+
+def _fit_overlapped(sample: Sample) -> Floats:
+    return fit_overlapped(sample.features, sample.sm_count, sample.time_s)
+
+
+def _fit_tile(sample: Sample) -> Floats:
+    return fit_tiles(sample.features, sample.sm_count, sample.solve)
+
+
+FORMS: dict[str, Form] = {
+    "constant": Form(_fit_constant, _constant, 1, 1),
+    "linear": Form(_fit_linear, _linear, 4, 4),
+    "driver": Form(_fit_driver, _linear, 4, 4),
+    "roofline": Form(_fit_roofline, _roofline, 3, 3),
+    "power": Form(_fit_power, _power, 4, 1),
+    "bytes": Form(_fit_bytes, _bytes, 2, 2),
+    "cached": Form(_fit_cached, _cached, 4, 3),
+    "tile": Form(_fit_tile, evaluate_tiles, 8, 3),
+    "overlapped": Form(_fit_overlapped, evaluate_overlapped, 8, 3),
+}
+"""constant; constant + slopes; constant + the driver's slope; constant + max(compute, memory); power
+law; constant + bytes; the same with a steeper slope above a cache's size; constant + waves of tiles +
+bytes; constant + waves and bytes that overlap (see ``tile_curve``)."""

@@ -1,0 +1,327 @@
+"""An operator model for steps whose products run on tensor cores, at a precision that it was not fitted in.
+
+Products and fused attention are taken from tables of single ones, convolutions from the GPU whose
+convolutions were measured on tensor cores; both keep the share of the roofline that they reached
+there. Everything else goes by its bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import FEATURES, Floats, base_class
+from trioflow.costmodel.interface import OperatorModel, RowModel
+from trioflow.costmodel.intervals import ASSUMED_FACTOR, combine_intervals, find_band
+from trioflow.costmodel.new_gpu.carry import (
+    DEFAULT_RULE,
+    NewGpuModel,
+    load_new_gpu_model,
+    scale_rows,
+)
+from trioflow.costmodel.operators.class_curves import Flags
+from trioflow.costmodel.operators.half_tables import (
+    HALF,
+    AttentionTable,
+    ProductTable,
+    attention_columns,
+    nearest_table,
+    shipped_attention,
+    shipped_tensor_products,
+)
+from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
+from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS
+from trioflow.costmodel.operators.published import shipped_operator_models
+from trioflow.costmodel.operators.resizing import (
+    RowTimes,
+    rescale_rows,
+    resize_rows,
+    roofline_times,
+    with_times,
+)
+from trioflow.costmodel.operators.rows import sized_rows
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
+
+ATTENTION = "attention"
+_UNKNOWN_MASK = 2.0
+"""Attention of which nobody says whether it is causal is taken to be; without a mask it computes this
+many times as much."""
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+_TABLE_PRECISION = "bf16"
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where times on tensor cores come from."""
+
+    sheet: DeviceSheet  # GPU that was measured
+    precision: str  # What it was measured in
+    row_times: RowTimes  # Its times
+
+    def carry(
+        self, rows: pd.DataFrame, target: DeviceSheet, precision: str, rule: NewGpuModel
+    ) -> pd.DataFrame:
+        """Return the times of rows on another GPU and in another precision, with the rule's interval.
+
+        The same elements are as many bytes as the precision makes them. What a row takes beyond a
+        launch keeps its share of the roofline, first at the other precision, then on the other GPU
+        (``carry.scale_trace``). No time is shorter than the roofline.
+        """
+        element = ELEMENT_BYTES[self.precision] / ELEMENT_BYTES[precision]
+        sizes = ["read_bytes", "write_bytes"]
+        there = rows.assign(**{name: rows[name] * element for name in sizes})
+        nothing = rows.assign(**dict.fromkeys((*FEATURES, *PRODUCTS), 0.0))
+        launch_s = self.row_times(nothing)
+        before = roofline_times(there, self.sheet, self.precision)
+        after = roofline_times(rows, self.sheet, precision)
+        share = np.divide(after, before, out=np.ones_like(after), where=before > 0)
+        time_s = launch_s + np.maximum(self.row_times(there) - launch_s, 0.0) * share
+        found = scale_rows(
+            rows.assign(time_s=time_s), self.sheet, target, DEFAULT_RULE, precision, rule, 0.0
+        )
+        least = roofline_times(rows, target, precision)
+        return with_times(found, np.maximum(found["time_s"].to_numpy(np.float64), least))
+
+
+@dataclass(frozen=True)
+class PrecisionModel:
+    """Predicts operators of a step in tf32, bf16 or fp16 on one GPU."""
+
+    by_row: ClassVar[bool] = True
+    base: RowModel  # Of the GPU; predicts all but products and convolutions
+    sheet: DeviceSheet
+    precision: str  # tf32, bf16 or fp16
+    source: str  # Sheet of the GPU whose table of products is used
+    table: ProductTable | None  # Its products; None where the base's own are of this precision
+    # Whose convolutions were measured on tensor cores; None likewise.
+    convolutions: OperatorCostModel | None
+    rule: NewGpuModel  # Carries times over where they are another GPU's
+    attention_source: str = ""  # Sheet of the GPU whose table of fused attention is used
+    # Its attention; None where the base's own is of this precision.
+    attention: AttentionTable | None = None
+    causal: bool | None = None  # Whether attention masks what follows; None where nobody says
+
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU, as its driver reports it."""
+        return str(getattr(self.base, "device_name", self.sheet.driver_name))
+
+    @property
+    def method(self) -> str:
+        """Method of the base, and where products and convolutions come from."""
+        parts = [str(getattr(self.base, "method", "model"))]
+        if self.table is not None:
+            parts.append(f"products in {self.precision} of {self.source}")
+        if self.attention is not None:
+            parts.append(f"attention of {self.attention_source}")
+        if self.convolutions is not None:
+            measured = find_device(self.convolutions.device_name).name
+            parts.append(f"convolutions by the share of the roofline on {measured}")
+        return "; ".join(parts)
+
+    def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
+        """Predict operators from their names and sizes; see ``OperatorModel``."""
+        found = self.base.predict(operators)
+        rows = self._with_attention(sized_rows(operators, products=True), operators)
+        for chosen, priced in self._parts(rows):
+            at = operators.index[chosen]
+            found.loc[at, list(priced.columns)] = priced.to_numpy()
+            found.loc[at, "extrapolated"] = self._outside(rows[chosen])
+        return found.astype({"extrapolated": bool})
+
+    def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
+        """Predict recorded operators at other sizes; unchanged sizes keep the recorded time."""
+        found = self.base.rescale(operators, target)
+        sizing = resize_rows(operators, target, products=True)
+        sizing = replace(
+            sizing,
+            rows=self._with_attention(sizing.rows, operators),
+            resized=self._with_attention(sizing.resized, operators),
+        )
+        time_s = rescale_rows(sizing, self.row_times, waves=False)
+        known = self._products(sizing.rows) | self._convolutions(sizing.rows)
+        known |= self._fused(sizing.rows)
+        outside = self._outside(sizing.resized) & known & ~sizing.unchanged
+        inside = found["extrapolated"].to_numpy(bool) & ~known
+        return with_times(found, time_s).assign(extrapolated=inside | outside)
+
+    def row_times(self, rows: pd.DataFrame) -> Floats:
+        """Predict the time [s] of rows as ``rows.sized_rows`` returns them."""
+        times = np.array(self.base.row_times(rows))
+        for chosen, priced in self._parts(rows):
+            times[chosen] = priced["time_s"].to_numpy(np.float64)
+        return times
+
+    def step_interval(
+        self, kind: str = "rescale", distance: float | None = None
+    ) -> tuple[float, float]:
+        """Return the base's interval of a step; ``predict`` joins the spread of the table's products."""
+        interval = self.base.step_interval(kind, distance)
+        if kind != "predict" or self.table is None:
+            return interval
+        low, high = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
+        return combine_intervals(interval, (math.exp(low), math.exp(high)))
+
+    def step_interval_basis(self, kind: str = "rescale") -> str:
+        """Say what the step interval was estimated from."""
+        basis = self.base.step_interval_basis(kind)
+        if kind != "predict" or self.table is None:
+            return basis
+        return f"{basis}; {self.table.products} products of {self.source}, weight shapes left out"
+
+    def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+        """Raise InputError: it is put together again from the files of its parts."""
+        raise InputError("this model is made of two others and has no file", file=path)
+
+    def _parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
+        """Yield the rows that are not the base's, with ``time_s``, ``low_s`` and ``high_s`` [s]."""
+        chosen = self._products(rows)
+        if self.table is not None and chosen.any():
+            source = Source(load_device(self.source), _TABLE_PRECISION, self.table.predict)
+            low, high = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
+            count = int(chosen.sum())
+            yield (
+                chosen,
+                self._price(source, rows[chosen], np.full(count, low), np.full(count, high)),
+            )
+        chosen = self._fused(rows)
+        if self.attention is not None and chosen.any():
+            source = Source(
+                load_device(self.attention_source), _TABLE_PRECISION, self.attention.predict
+            )
+            masked = rows[chosen].assign(
+                flop=rows["flop"][chosen] * rows["attention_share"][chosen]
+            )
+            doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
+            ends = self.attention.spread(masked)
+            yield chosen, self._price(source, masked, ends[0], np.hypot(ends[1], doubt))
+        chosen = self._convolutions(rows)
+        if self.convolutions is not None and chosen.any():
+            model = self.convolutions
+            measured = str(class_precision(model, "convolution"))
+            source = Source(find_device(model.device_name), measured, model.row_times)
+            names = zip(rows["operator_class"][chosen], rows["phase"][chosen], strict=True)
+            bands = [find_band(model.predict_bands, str(name), str(phase)) for name, phase in names]
+            spreads = [self._spread(band.low_log, band.high_log, measured) for band in bands]
+            low, high = np.array(spreads).T
+            yield chosen, self._price(source, rows[chosen], low, high)
+
+    def _price(
+        self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats
+    ) -> pd.DataFrame:
+        """Return the times of rows with the interval of the source and of carrying them over."""
+        found = source.carry(rows.reset_index(drop=True), self.sheet, self.precision, self.rule)
+        time_s = found["time_s"].to_numpy(np.float64)
+        logs = np.log(found[["low_s", "high_s"]].to_numpy(np.float64) / time_s[:, None])
+        low, high = -np.hypot(logs[:, 0], low_log), np.hypot(logs[:, 1], high_log)
+        return pd.DataFrame(
+            {"time_s": time_s, "low_s": time_s * np.exp(low), "high_s": time_s * np.exp(high)}
+        )
+
+    def _spread(self, low_log: float, high_log: float, measured: str) -> tuple[float, float]:
+        """Return a measured spread, joined with an assumed one where the precision is another."""
+        if _same_rate(measured, self.precision):
+            return low_log, high_log
+        assumed = math.log(ASSUMED_FACTOR)
+        return -math.hypot(low_log, assumed), math.hypot(high_log, assumed)
+
+    def _products(self, rows: pd.DataFrame) -> Flags:
+        """Tell which rows are products whose sizes are known, or attention whose shapes are not."""
+        bases = rows["operator_class"].map(base_class)
+        known = bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS) & (rows[PRODUCTS[0]] > 0)
+        fused = (bases == ATTENTION) & (rows["flop"] > 0)
+        fused &= ~self._fused(rows)
+        return np.asarray((known | fused) & (self.table is not None), dtype=bool)
+
+    def _with_attention(self, rows: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
+        """Return rows with the shapes of fused attention, where a table of it is used."""
+        if self.attention is None:
+            return rows
+        return rows.join(attention_columns(operators, self.causal is not False))
+
+    def _fused(self, rows: pd.DataFrame) -> Flags:
+        """Tell which rows are fused attention whose shapes are known."""
+        if self.attention is None or "attention_flop" not in rows.columns:
+            return np.zeros(len(rows), dtype=bool)
+        return np.asarray((rows["attention_flop"] > 0) & (rows["flop"] > 0), dtype=bool)
+
+    def _convolutions(self, rows: pd.DataFrame) -> Flags:
+        bases = rows["operator_class"].map(base_class)
+        known = bases.isin(_CONVOLUTIONS) & (rows["flop"] > 0)
+        return np.asarray(known & (self.convolutions is not None), dtype=bool)
+
+    def _outside(self, rows: pd.DataFrame) -> Flags:
+        """Tell which products no table holds: batched, convolutions, gradients of attention, the largest."""
+        single = (rows["operator_class"] == "gemm").to_numpy()
+        flop = rows["flop"].to_numpy(np.float64)
+        inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
+        if self.attention is not None:
+            forward = self._fused(rows) & (rows["attention_backward"] == 0).to_numpy()
+            inside |= forward & (flop <= self.attention.largest_flop)
+        return np.asarray(~inside | (not _same_rate(_TABLE_PRECISION, self.precision)), dtype=bool)
+
+
+def in_precision(
+    model: RowModel, sheet: DeviceSheet, precision: str, causal: bool | None = None
+) -> RowModel:
+    """Return a model for steps of a precision: itself, or with products and convolutions of it.
+
+    Classes fitted in the precision (fact ``precisions``) stay as they are, and so does a model of a
+    GPU without tensor cores for it. A step that says fp32 is left to the model too: what a library
+    calls fp32 convolutions are tf32 where nobody switched that off. ``causal``: None where unknown.
+    """
+    if not sheet.runs_on_tensor_cores(precision) or precision not in ELEMENT_BYTES:
+        return model
+    fitted = class_precision(model, "gemm")
+    own = _same_rate(fitted, precision) or (fitted is None and precision not in HALF)
+    tables = shipped_tensor_products()
+    source = None if own else nearest_table(tables, sheet.name, precision)
+    mine = class_precision(model, "convolution")
+    convolutions = None if _same_rate(mine, precision) else measured_convolutions()
+    if source is None and convolutions is None:
+        return model
+    table = tables[source] if source else None
+    rule = load_new_gpu_model()
+    attention = shipped_attention() if precision in HALF and source is not None else {}
+    fused = nearest_table(attention, sheet.name, precision)
+    return PrecisionModel(
+        model, sheet, precision, source or "", table, convolutions, rule, fused or "",
+        attention[fused] if fused else None, causal,
+    )  # fmt: skip
+
+
+@cache
+def measured_convolutions() -> OperatorCostModel | None:
+    """Return the shipped model whose convolutions were measured on tensor cores; None without one."""
+    for path in shipped_operator_models().values():
+        model = load_operator_model(path)
+        precision = class_precision(model, "convolution")
+        if precision and find_device(model.device_name).runs_on_tensor_cores(precision):
+            return model
+    return None
+
+
+def _same_rate(one: str | None, other: str) -> bool:
+    """Tell whether products of two precisions run at one rate: the same, or both halves."""
+    return one == other or (one in HALF and other in HALF)
+
+
+def class_precision(model: OperatorModel, operator_class: str) -> str | None:
+    """Return the precision that a class of products was fitted in; None where it does not say."""
+    if isinstance(model, PrecisionModel):
+        return model.precision
+    known = dict(getattr(model, "facts", None) or {}).get("precisions") or {}
+    base = getattr(model, "base", None)  # of a model carried over from another GPU
+    if not known and base is not None and operator_class == "gemm":
+        return class_precision(base, operator_class)
+    found = known.get(operator_class)
+    return str(found) if found else None

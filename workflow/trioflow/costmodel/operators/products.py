@@ -1,0 +1,232 @@
+"""The matrix products that an operator computes: what tiles and waves are counted from.
+
+Matrix multiplications, convolutions (as the product that they amount to) and the gradients of both.
+A gradient is described by its forward product, and by which of the three products of that problem
+it computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.features import FEATURES, Floats, base_class, plain_name, read_shapes
+
+PRODUCTS = (
+    "product_batch", "product_m", "product_n", "product_k",
+    "product_forward", "product_left", "product_right", "product_reuse",
+)  # fmt: skip
+"""Columns: ``batch`` independent problems (m x k) (k x n), how often each of three is computed (the
+result, the gradient of the left factor, the gradient of the right one), and how often an element of
+the left factor stands in it: once, but for a convolution's overlapping windows. All 0 for no
+product."""
+
+_NO_PRODUCT = (0.0,) * len(PRODUCTS)
+PRODUCT_CLASSES = frozenset({"gemm", "convolution", "convolution_backward"})
+"""Classes whose operators are matrix products."""
+
+FLOP_TOLERANCE = 0.02
+"""Shapes that explain an operator's FLOPs worse than this were misread; a bias makes less."""
+
+_SHARDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
+"""Parts that one dimension may be cut into while another one grows with the batch."""
+
+_MISFIT = 0.002
+"""Bytes that a scaled product explains this well [logarithm]: a bias makes less."""
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One problem (m x k) (k x n), ``batch`` times."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    reuse: float = 1.0
+
+    @property
+    def flop(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+def product_columns(operators: pd.DataFrame, classes: Sequence[str]) -> Floats:
+    """Return the columns ``PRODUCTS`` of every operator, shape (operators, 8).
+
+    Zeros for an operator that is not a product, or whose shapes do not explain its FLOPs.
+    """
+    result = np.zeros((len(operators), len(PRODUCTS)))
+    if "input_shapes" not in operators.columns:
+        return result
+    outputs = operators.get("output_shapes", pd.Series([None] * len(operators)))
+    known: dict[tuple[object, ...], tuple[float, ...]] = {}
+    columns = (operators["name"], operators["flop"], operators["input_shapes"], outputs)
+    for row, (name, flop, given, made) in enumerate(zip(*columns, strict=True)):
+        if base_class(classes[row]) not in PRODUCT_CLASSES or not flop > 0:
+            continue
+        inputs, results = read_shapes(given), read_shapes(made)
+        key = (name, flop, inputs, results)
+        if key not in known:
+            known[key] = _describe(str(name), classes[row], float(flop), inputs, results)
+        result[row] = known[key]
+    return result
+
+
+def _describe(
+    name: str, operator_class: str, flop: float, inputs: Sequence[Shape], outputs: Sequence[Shape]
+) -> tuple[float, ...]:
+    base, backward = plain_name(name)
+    if base_class(operator_class) == "convolution":
+        problem, backward = _convolution(inputs[:2], outputs[0] if outputs else ()), False
+    elif base_class(operator_class) == "convolution_backward":
+        problem, backward = _convolution(inputs[1:3], inputs[0] if inputs else ()), True
+    elif backward:
+        problem = _gradient_problem(inputs, batched=base in ("matmul", "bmm", "baddbmm"))
+    else:
+        problem = _forward_problem(base, inputs)
+    if problem is None or problem.flop == 0:
+        return _NO_PRODUCT
+    parts = flop / problem.flop
+    count = round(parts)
+    if count not in ((1, 2) if backward else (1,)) or abs(parts - count) > FLOP_TOLERANCE * count:
+        return _NO_PRODUCT
+    sizes = (float(problem.batch), float(problem.m), float(problem.n), float(problem.k))
+    if not backward:
+        return (*sizes, 1.0, 0.0, 0.0, problem.reuse)
+    if count == 2:
+        return (*sizes, 0.0, 1.0, 1.0, problem.reuse)
+    # A lone gradient has the shape of the factor that it belongs to.
+    factor = problem.batch * problem.m * problem.k / problem.reuse
+    left = not outputs or prod(outputs[0]) == round(factor)
+    return (*sizes, 0.0, float(left), float(not left), problem.reuse)
+
+
+def _forward_problem(base: str, inputs: Sequence[Shape]) -> _Problem | None:
+    factors = [shape for shape in inputs if len(shape) >= 2]
+    if base in ("linear", "mkldnn_linear"):
+        factors = factors[:2]
+        if len(factors) < 2 or len(factors[1]) != 2 or factors[0][-1] != factors[1][1]:
+            return None
+        return _Problem(1, prod(factors[0][:-1]), factors[1][0], factors[1][1])
+    if len(factors) < 2:
+        return None
+    left, right = factors[-2:]  # before them stands what the result is added to
+    if left[-1] != right[-2]:
+        return None
+    if len(right) == 2:
+        return _Problem(1, prod(left[:-1]), right[1], right[0])
+    return _Problem(max(prod(left[:-2]), prod(right[:-2])), left[-2], right[-1], left[-1])
+
+
+def _gradient_problem(inputs: Sequence[Shape], batched: bool) -> _Problem | None:
+    """Return the forward problem from the result's gradient and both factors."""
+    shapes = [shape for shape in inputs if len(shape) >= 2]
+    if len(shapes) < 3:
+        return None
+    gradient, left, right = shapes[:3]
+    if batched and len(right) > 2:
+        if left[-1] != right[-2] or gradient[-1] != right[-1]:
+            return None
+        return _Problem(prod(gradient[:-2]), gradient[-2], gradient[-1], left[-1])
+    if prod(left[:-1]) != prod(gradient[:-1]) or len(right) != 2:
+        return None
+    if sorted(right) != sorted((gradient[-1], left[-1])):
+        return None
+    return _Problem(1, prod(gradient[:-1]), gradient[-1], left[-1])
+
+
+def _convolution(factors: Sequence[Shape], result: Shape) -> _Problem | None:
+    """Return the product that a convolution amounts to, one batch entry a group of channels."""
+    if len(factors) < 2:
+        return None
+    data, weight = factors
+    if not len(data) == len(weight) == len(result) or len(data) < 3 or not weight[1]:
+        return None
+    groups = data[1] // weight[1]
+    if groups < 1 or groups * weight[1] != data[1] or weight[0] != result[1] or weight[0] % groups:
+        return None
+    positions, window = result[0] * prod(result[2:]), prod(weight[1:])
+    reuse = groups * positions * window / prod(data)
+    return _Problem(groups, positions, weight[0] // groups, window, reuse)
+
+
+def product_sizes(products: Floats) -> Floats:
+    """Return batch, m, n, k and count of the three products, shape (rows, 3, 5)."""
+    batch, m, n, k, forward, left, right = products[:, :7].T
+    stacked = [(batch, m, n, k, forward), (batch, m, k, n, left), (batch, k, n, m, right)]
+    return np.stack([np.stack(one, axis=-1) for one in stacked], axis=1)
+
+
+def scale_products(products: Floats, before: Floats, after: Floats) -> Floats:
+    """Return products (rows, 8) at other ``FEATURES`` (rows, 3).
+
+    FLOPs and bytes show which dimension grew: a larger batch lengthens m of a linear layer and
+    multiplies the problems of attention; a shard shortens n or k. The dimension, or the two, whose
+    change explains the new bytes best is scaled.
+    """
+    result = products.copy()
+    resized = (products[:, 0] > 0) & (before != after).any(axis=1)
+    at = np.flatnonzero(resized & (before[:, 0] > 0) & (after[:, 0] > 0))
+    # A model's layers are alike: each different row is looked at once.
+    rows = np.ascontiguousarray(np.hstack([products, before, after])[at])
+    known: dict[bytes, Floats] = {}
+    for row, key in zip(at.tolist(), map(bytes, rows), strict=True):
+        if key not in known:
+            known[key] = _scale_one(products[row], before[row], after[row])
+        result[row, :4] = known[key]
+    return result
+
+
+def _scale_one(product: Floats, before: Floats, after: Floats) -> Floats:
+    """Return the four sizes of one operator's resized problem."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flop, read, write = np.where(before > 0, after / before, 1.0)
+    single = []
+    for dimension in (1, 0, 2, 3):
+        scaled = product[:4].copy()
+        scaled[dimension] *= flop
+        single.append(scaled)
+    misfits = [_misfit(product, scaled, read, write) for scaled in single]
+    if min(misfits) > _MISFIT:
+        # What no single dimension explains: a shard of a larger batch, where that explains it.
+        for grown, cut in itertools.product((1, 0, 2, 3), (2, 3, 0, 1)):
+            for parts in _SHARDS if grown != cut else ():
+                scaled = product[:4].copy()
+                scaled[cut] /= parts
+                scaled[grown] *= flop * parts
+                misfit = _misfit(product, scaled, read, write)
+                if misfit <= _MISFIT:
+                    single.append(scaled)
+                    misfits.append(misfit)
+    return np.maximum(np.round(single[int(np.argmin(np.round(misfits, 9)))]), 1.0)
+
+
+def _misfit(product: Floats, scaled: Floats, read: float, write: float) -> float:
+    """Return how far the bytes of a scaled problem are from those known (logarithms)."""
+    reads, writes = zip(_bytes(product[:4], product[4:]), _bytes(scaled, product[4:]), strict=True)
+    return float(
+        abs(np.log(reads[1] / reads[0] / max(read, 1e-9)))
+        + abs(np.log(writes[1] / writes[0] / max(write, 1e-9)))
+    )
+
+
+def _bytes(sizes: Floats, counts: Floats) -> tuple[float, float]:
+    """Return elements read and written by the products of one problem."""
+    batch, m, n, k = sizes
+    forward, d_left, d_right, reuse = counts
+    left, right, result = batch * m * k / reuse, batch * k * n, batch * m * n
+    if forward:
+        return left + right, result
+    return result + left * d_right + right * d_left, left * d_left + right * d_right
+
+
+def work_matrix(rows: pd.DataFrame) -> Floats:
+    """Return the features, shape (rows, 3), and the products where the rows have them, (rows, 11)."""
+    names = [*FEATURES, *PRODUCTS] if PRODUCTS[0] in rows.columns else list(FEATURES)
+    return rows[names].to_numpy(np.float64)

@@ -1,0 +1,295 @@
+"""The published operator measurements of each GPU, and the models that ship, fitted to them.
+
+Which GPUs and models there are follows from the catalogue, of which a folder may hold a part.
+NeuSight's single operators are forward ones in fp32, measured alone and hence with the launch that
+a step hides. Its columns M, N, K of matrix products are rows, length of the sum, and columns of the
+result: (M x N) (N x K).
+
+Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSight,
+``scripts/asplos/data/dataset``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.costmodel.operators.device_fit import DeviceLimits, fit_device_model
+from trioflow.costmodel.operators.model_file import KIND, SHIPPED_MODELS
+from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
+from trioflow.errors import InputError
+from trioflow.hardware.device_sheet import find_device
+from trioflow.provenance import digest_file, read_json
+from trioflow.trace.importers.detect import import_row
+from trioflow.trace.importers.neusight import import_neusight
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.store import Trace
+from trioflow.units import us_to_ns
+
+DATASET = Path("sitar-lab+NeuSight/scripts/asplos/data/dataset")
+TRAIN, TEST = "train", "test"
+_TRAINED = ("linear", "bmm", "conv", "add", "mul", "relu", "gelu", "softmax", "ln")
+_TESTED = ("linear", "bmm", "elem", "softmax", "ln")
+"""Files of the published test part; the others there repeat their rows."""
+
+_FLOAT_BYTES = 4
+_UNARY = {"addu": "add", "mulu": "mul", "divu": "div", "powu": "pow"}
+_NORMS = {"ln": "layer_norm"}
+Shapes = list[list[int]]
+COLUMNS = (
+    "op_id", "name", "phase", "module", "device_ns", "flop", "read_bytes", "write_bytes",
+    "batch_flop", "batch_read_bytes", "batch_write_bytes", "input_shapes", "output_shapes", "dtype",
+)  # fmt: skip
+
+
+def benchmark_files(data_folder: str | Path, part: str, device: str) -> list[Path]:
+    """Return the files of the part ``train`` or ``test`` that hold rows of a device, in order."""
+    folder = Path(data_folder) / DATASET
+    if part == TEST:
+        files = [folder / TEST / f"{name}.csv" for name in _TESTED]
+    else:
+        files = [folder / TRAIN / "collect" / n / "p2.1.0" / f"{device}.csv" for n in _TRAINED]
+    held = set(load_catalogue().held_files(data_folder, SINGLE_OPERATORS))
+    return [file for file in files if file in held]
+
+
+def load_benchmarks(
+    data_folder: str | Path, device: str, parts: tuple[str, ...] = (TRAIN, TEST), most: int = 0
+) -> pd.DataFrame:
+    """Read a device's single operators as ``tables.OPERATORS`` and ``part``; empty without any.
+
+    Repeated measurements became their median; of each file at most ``most`` rows, evenly spaced, 0
+    for all. Raises InputError when a file lacks a column or holds a wrong value.
+    """
+    frames = []
+    for part in parts:
+        for file in benchmark_files(data_folder, part, device):
+            frame = _read(file, device)
+            if most and len(frame) > most:
+                frame = frame.iloc[np.linspace(0, len(frame) - 1, most).astype(int)]
+            frames.append(frame.assign(part=part))
+    if not any(len(frame) for frame in frames):
+        return pd.DataFrame({name: [] for name in (*COLUMNS, "part")})
+    joined = pd.concat(frames, ignore_index=True)
+    return joined.assign(op_id=range(len(joined)))[[*COLUMNS, "part"]]
+
+
+def _read(file: Path, device: str) -> pd.DataFrame:
+    table = pd.read_csv(file, encoding="utf-8-sig", low_memory=False)
+    kind = "conv" if "Input_Channel" in table else "product" if "K" in table else "rows"
+    sizes = {
+        "conv": ["B", "Input_Channel", "Output_Channel", "Kernel_Szie", "Input_Size", "Stride", "Padding"],
+        "product": ["B", "M", "N", "K"],
+        "rows": ["B", "H"],
+    }[kind]  # fmt: skip
+    needed = ["OPName", "Latency", "Device", *sizes]
+    missing = [name for name in needed if name not in table.columns]
+    if missing:
+        raise InputError(f"column {missing[0]} is missing", file=file, fix="retrieve it again")
+    table = table.loc[table["Device"] == device, needed]
+    numbers = table[["Latency", *sizes]].apply(pd.to_numeric, errors="coerce")
+    wrong = np.flatnonzero(~((numbers > 0) | (numbers.columns == "Padding")).all(axis=1))
+    if len(wrong):
+        raise InputError(
+            "a size or time is not a positive number", file=file,
+            place=f"line {table.index[wrong[0]] + 2}", fix="retrieve it again",
+        )  # fmt: skip
+    medians = table.groupby(["OPName", *sizes], sort=True)["Latency"].median().reset_index()
+    describe = _DESCRIBE[kind]
+    operators = [
+        describe(str(name), [int(size) for size in values])
+        for name, *values in medians[["OPName", *sizes]].itertuples(index=False)
+    ]
+    frame = pd.DataFrame(operators)
+    if len(frame):
+        frame["device_ns"] = [us_to_ns(ms * 1e3) for ms in medians["Latency"]]
+        frame = frame.assign(phase="forward", module="", dtype="float")
+        for name in ("flop", "read_bytes", "write_bytes"):
+            frame[f"batch_{name}"] = frame[name]
+    return frame
+
+
+def _operator(name: str, flop: int, inputs: Shapes, output: list[int]) -> dict[str, Any]:
+    def size(shape: list[int]) -> int:
+        return int(np.prod(shape, dtype=np.int64)) * _FLOAT_BYTES
+
+    return {
+        "name": f"aten::{name}", "flop": flop, "input_shapes": inputs, "output_shapes": [output],
+        "read_bytes": sum(size(shape) for shape in inputs), "write_bytes": size(output),
+    }  # fmt: skip
+
+
+def _describe_product(name: str, sizes: list[int]) -> dict[str, Any]:
+    batch, rows, inner, columns = sizes
+    flop = 2 * batch * rows * inner * columns
+    if name == "linear":
+        return _operator(name, flop, [[rows, inner], [columns, inner], [columns]], [rows, columns])
+    shapes = [[batch, rows, inner], [batch, inner, columns]]
+    return _operator(name, flop, shapes, [batch, rows, columns])
+
+
+def _describe_convolution(_: str, sizes: list[int]) -> dict[str, Any]:
+    batch, channels, results, kernel, size, stride, padding = sizes
+    side = (size + 2 * padding - kernel) // stride + 1
+    flop = 2 * batch * results * side**2 * channels * kernel**2
+    data, weight = [batch, channels, size, size], [results, channels, kernel, kernel]
+    return _operator("conv2d", flop, [data, weight], [batch, results, side, side])
+
+
+def _describe_rows(name: str, sizes: list[int]) -> dict[str, Any]:
+    rows, width = sizes
+    if name in _NORMS:
+        return _operator(_NORMS[name], 0, [[rows, width], [width], [width]], [rows, width])
+    two = name in _UNARY.values()
+    return _operator(_UNARY.get(name, name), 0, [[rows, width]] * (1 + two), [rows, width])
+
+
+_DESCRIBE: dict[str, Callable[[str, list[int]], dict[str, Any]]] = {
+    "conv": _describe_convolution, "product": _describe_product, "rows": _describe_rows,
+}  # fmt: skip
+
+
+_TRIOSIM_GPU = "NVIDIA H100 80GB HBM3"
+"""The GPU of TrioSim's published traces; the raw pair names it, the CSV files do not."""
+
+_RAW_NAME = re.compile(r"profiler_(?P<model>[a-z0-9]+)-.*")
+
+
+@dataclass(frozen=True)
+class PublishedDevice:
+    """Everything public that was measured on one GPU."""
+
+    name: str  # As its driver reports it
+    traces: tuple[Trace, ...]  # Their fact ``workload`` is the model's name
+    limits: DeviceLimits  # From the device's sheet
+    folder: Path
+
+    @property
+    def sheet_name(self) -> str:
+        """Name of the device's sheet, and of the folder of its shipped model."""
+        return find_device(self.name).name
+
+    def benchmarks(self, parts: tuple[str, ...] = (TRAIN, TEST)) -> pd.DataFrame:
+        """Return the single operators of some published parts."""
+        return load_benchmarks(self.folder, self.name, parts)
+
+    def sources(self) -> dict[str, str]:
+        """Return the digest of every file that the measurements come from, by relative path."""
+        files = {
+            Path(str(file)) for trace in self.traces for file in trace.facts.source_files or ()
+        }
+        for part in (TRAIN, TEST):
+            files |= set(benchmark_files(self.folder, part, self.name))
+        return {
+            file.relative_to(self.folder).as_posix(): digest_file(file)[:16]
+            for file in sorted(files)
+        }
+
+
+def load_published(
+    data_folder: str | Path, devices: Sequence[str] | None = None
+) -> list[PublishedDevice]:
+    """Read the published traces of every GPU that has several, or of ``devices`` by drivers' names.
+
+    Raises InputError when the folder holds none of it; TraceError when a file is wrong.
+    """
+    folder = Path(data_folder)
+    traces: dict[str, list[Trace]] = {}
+    for path in load_catalogue().held_files(folder, MODEL_TABLES, ".csv"):
+        device = find_device(path.parent.name).driver_name
+        if devices is None or device in devices:
+            traces.setdefault(device, []).append(_neusight(path, device))
+    if devices is None or _TRIOSIM_GPU in devices:
+        traces.setdefault(_TRIOSIM_GPU, []).extend(_load_triosim(folder))
+    found = {device: each for device, each in sorted(traces.items()) if each}
+    if not found:
+        raise InputError(
+            "no published operator measurements here", file=folder, fix="run `snakemake data`"
+        )
+    return [
+        PublishedDevice(device, tuple(each), DeviceLimits.of(device), folder)
+        for device, each in found.items()
+    ]
+
+
+def _neusight(path: Path, device: str) -> Trace:
+    trace = import_neusight(path, ImportOptions())
+    files = [path, path.with_suffix(".json")]
+    trace.facts = replace(trace.facts, workload=str(trace.facts.model), device_name=device, source_files=files)  # fmt: skip
+    return trace
+
+
+def _load_triosim(data_folder: str | Path) -> list[Trace]:
+    """Read TrioSim's published traces: its CSV pairs and the raw profile, where they are present."""
+    held = load_catalogue().held_files(data_folder, STEP_TRACES)
+    said = {"batch": "-", "precision": "tf32", "optimizer": "adam"}
+    found = []
+    for path in (file for file in held if file.name == "trace.csv"):
+        row = {**said, "trace": path.parent.name, "format": "triosim", "gpu": _TRIOSIM_GPU}
+        files = [path, path.with_name("tensor.csv")]
+        found.append((row, files))
+    for path in held:
+        name = _RAW_NAME.fullmatch(path.stem)
+        graph = path.parents[1] / "graph" / path.name.replace("profiler_", "graph_")
+        if name and graph in held:
+            row = {**said, "trace": name["model"], "format": "kineto", "gpu": "-", "optimizer": "-"}
+            found.append((row | {"precision": "-"}, [path, graph]))
+    traces = []
+    for row, files in found:
+        trace = import_row(files, row)
+        trace.facts = replace(trace.facts, source_files=files)
+        traces.append(trace)
+    return traces
+
+
+_MODEL_FILE = "operators.json"
+
+
+def build_operator_models(data_folder: str | Path, output: str | Path) -> list[Path]:
+    """Fit every GPU with published measurements into ``<device sheet's name>/operators.json``."""
+    written = []
+    for device in load_published(data_folder):
+        model, _ = fit_device_model(device.traces, device.limits, benchmarks=device.benchmarks())
+        facts = {**model.facts, "sources": device.sources()}
+        path = Path(output) / device.sheet_name / _MODEL_FILE
+        replace(model, facts=facts).save(path)
+        written.append(path)
+    return written
+
+
+def shipped_operator_models() -> dict[str, Path]:
+    """Return the shipped models of GPUs by the name of the device's sheet."""
+    found = {}
+    for path in sorted(SHIPPED_MODELS.glob(f"*/{_MODEL_FILE}")):
+        content = read_json(path)
+        if content.get("kind") == KIND and content.get("method") == "shipped":
+            found[path.parent.name] = path
+    return found
+
+
+def largest_difference(one: Any, other: Any, place: str = "") -> tuple[float, str]:
+    """Return the largest relative difference between two contents of JSON files, and its place.
+
+    Words, missing entries and lengths that differ count as infinitely far apart.
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        if set(one) != set(other):
+            return float("inf"), f"{place}: {sorted(set(one) ^ set(other))}"
+        parts = [(f"{place}.{key}", one[key], other[key]) for key in sorted(one)]
+    elif isinstance(one, list) and isinstance(other, list):
+        if len(one) != len(other):
+            return float("inf"), f"{place}: {len(one)} and {len(other)} entries"
+        parts = [(f"{place}[{n}]", a, b) for n, (a, b) in enumerate(zip(one, other, strict=True))]
+    elif isinstance(one, float | int) and isinstance(other, float | int):
+        scale = max(abs(one), abs(other))
+        return (abs(one - other) / scale if scale else 0.0), place
+    else:
+        return (0.0 if one == other else float("inf")), place
+    found = [largest_difference(a, b, where) for where, a, b in parts]
+    return max(found, key=lambda each: each[0], default=(0.0, place))
