@@ -9,6 +9,7 @@
 
 from trioflow.datasets.catalogue import (
     HALF_ATTENTION,
+    HALF_EXPERTS,
     HALF_PRODUCTS,
     NODE_BANDWIDTHS,
     SINGLE_PRODUCTS,
@@ -242,8 +243,8 @@ def published_node_files(wildcards):
 
 
 def published_product_files(wildcards):
-    """The public files that hold single matrix products and attention in half precision."""
-    files = find_catalogue().select_files([*HALF_PRODUCTS, *HALF_ATTENTION])
+    """The public files that hold products, attention and experts in half precision."""
+    files = find_catalogue().select_files([*HALF_PRODUCTS, *HALF_ATTENTION, *HALF_EXPERTS])
     return [f"<results>/data/{file.key}" for file in files]
 
 

@@ -1,4 +1,4 @@
-"""Products and attention in half precision: the file that ships is what the public tables give."""
+"""Products, attention and experts in half precision: the file that ships is what the public tables give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trioflow.costmodel.operators.half_tables import SHIPPED_FILE, build_tensor_products
 from trioflow.costmodel.operators.published import largest_difference
-from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_PRODUCTS, load_catalogue
+from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, load_catalogue
 from trioflow.provenance import read_json
 
 
@@ -16,7 +16,7 @@ def test_what_ships_is_rebuilt(tmp_path: Path) -> None:
     told = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not told:
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    for names in (HALF_PRODUCTS, HALF_ATTENTION):
+    for names in (HALF_PRODUCTS, HALF_ATTENTION, HALF_EXPERTS):
         if len(load_catalogue().held_files(told, names)) < len(names):
             pytest.skip(f"the mirror lacks one of {names}")
     rebuilt = read_json(build_tensor_products(told, tmp_path / "model.json"))
@@ -26,3 +26,6 @@ def test_what_ships_is_rebuilt(tmp_path: Path) -> None:
         assert table["held_out_large_error"] < 0.082, name
     for name, table in rebuilt["attention"].items():
         assert table["held_out_error"] < 0.09, name
+    assert sorted(rebuilt["experts"]) == sorted(rebuilt["tables"])
+    for name, band in rebuilt["experts"].items():
+        assert band["layers"] > 300 and 1.9 < band["median_ratio"] < 2.5, name

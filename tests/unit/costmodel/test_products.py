@@ -40,6 +40,11 @@ def describe(name, inputs, outputs, flop):
          [[4, 8, 10, 10], [16, 8, 3, 3]], (1, 256, 16, 72, 0, 1, 1)),
         ("aten::convolution_backward", [[4, 16, 8, 8], [4, 8, 10, 10], [16, 8, 3, 3]],
          [[16, 8, 3, 3]], (1, 256, 16, 72, 0, 0, 1)),
+        # Sixty-four rows of four groups; the gradients of rows and of weights are grouped products too.
+        ("aten::_grouped_mm", [[64, 8], [4, 8, 32], [4]], [[64, 32]], (4, 16, 32, 8, 1, 0, 0)),
+        ("aten::_grouped_mm", [[64, 32], [4, 32, 8], [4]], [[64, 8]], (4, 16, 8, 32, 1, 0, 0)),
+        ("aten::_grouped_mm", [[8, 64], [64, 32], [4]], [[4, 8, 32]], (4, 8, 32, 16, 1, 0, 0)),
+        ("aten::_grouped_mm", [[4, 8, 16], [16, 64], [4]], [[8, 64]], (4, 8, 16, 16, 1, 0, 0)),
     ],
 )  # fmt: skip
 def test_products_are_told_from_shapes(name, inputs, outputs, expected):

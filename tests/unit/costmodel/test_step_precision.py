@@ -14,11 +14,13 @@ from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.operators import half_tables
 from trioflow.costmodel.operators.device_fit import fit_device_model
+from trioflow.costmodel.operators.experts import judge_experts
 from trioflow.costmodel.operators.half_tables import (
     fit_tensor_products,
     load_tensor_products,
     nearest_table,
     save_tensor_products,
+    shipped_experts,
     shipped_tensor_products,
 )
 from trioflow.costmodel.operators.model import load_operator_model
@@ -149,6 +151,55 @@ def test_products_in_half_precision_take_the_tables_time(a100, tables, monkeypat
     batched = (operators["name"] == "aten::matmul").to_numpy()
     assert half.loc[batched, "extrapolated"].all(), "tables hold single products only"
     assert (half["low_s"] <= half["time_s"]).all() and (half["time_s"] <= half["high_s"]).all()
+
+
+def test_products_of_experts_are_as_uncertain_as_their_measured_layers(a100):
+    model = in_precision(a100, load_device("a100-sxm4-80gb"), "bf16")
+    shape = {"phase": "forward", "flop": 2 * 8 * 512 * 4096 * 4096, "output_shapes": [[4096, 4096]]}
+    rows = [
+        {"name": "aten::_grouped_mm", "input_shapes": [[4096, 4096], [8, 4096, 4096], [8]]} | shape,
+        {"name": "aten::bmm", "input_shapes": [[8, 512, 4096], [8, 4096, 4096]]} | shape,
+    ]
+    operators = pd.DataFrame(rows).assign(
+        read_bytes=2 * (4096 + 8 * 4096) * 4096, write_bytes=2 * 4096**2
+    )
+    grouped, batched = model.predict(operators).to_dict("records")
+    band = shipped_experts()["a100-sxm4-80gb"]
+    assert grouped["time_s"] == pytest.approx(batched["time_s"])
+    assert grouped["high_s"] == pytest.approx(grouped["time_s"] * math.exp(band.high_log))
+    assert grouped["low_s"] == pytest.approx(batched["low_s"])
+    assert batched["high_s"] < 1.5 * batched["time_s"]
+
+
+def test_layers_of_experts_are_compared_with_dense_products(tmp_path):
+    sheet = load_device("a100-sxm4-80gb")
+
+    def dense_s(work):
+        return work["flop"].to_numpy() / 1e14
+
+    rows = [
+        {"device": sheet.driver_name, "moe_dtype": "bfloat16", "moe_ep_size": 1, "moe_tp_size": 2,
+         "num_tokens": tokens, "topk": 2, "num_experts": 8, "hidden_size": 4096, "inter_size": 1024,
+         "distribution": "power_law_1.01", "latency": 0.0}
+        for tokens in (16, 4096, 8192, 16384)
+    ]  # fmt: skip
+    for row, slower in zip(rows, (9, 2, 2, 2), strict=True):
+        chosen = row["num_tokens"] * row["topk"]
+        moved = 2 * (chosen * (3 * 512 + 4096) + row["num_tokens"] * 4096)
+        once_s = 6 * chosen * 4096 * 512 / 1e14 + moved / sheet.memory_bandwidth_bytes_per_s
+        row["latency"] = 1e3 * slower * once_s
+    # What belongs to serving, another routing, format or share of the experts, is left out.
+    rows += [rows[1] | change | {"latency": 1e6} for change in (
+        {"distribution": "power_law_1.2"}, {"moe_dtype": "fp8"}, {"moe_ep_size": 4},
+    )]  # fmt: skip
+    file = tmp_path / load_catalogue().select_files(["aiconfigurator/experts-a100"])[0].key
+    file.parent.mkdir(parents=True)
+    pd.DataFrame(rows).to_parquet(file)
+    assert judge_experts(tmp_path, {"another": dense_s}) == {}
+    band = judge_experts(tmp_path, {sheet.name: dense_s})[sheet.name]
+    assert band.layers == 3
+    assert band.median_ratio == pytest.approx(2)
+    assert (band.low_log, band.high_log) == (0.0, pytest.approx(math.log(2)))
 
 
 def test_recorded_times_are_rescaled_with_the_tables_shape(a100, tables, monkeypatch):

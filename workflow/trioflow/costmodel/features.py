@@ -34,7 +34,7 @@ _WEIGHT_INPUT = {"convolution": 1, "convolution_backward": 2}
 # star stands for any ending. Whole names win over stars, longer stars over shorter ones.
 _NAMES: dict[str, str] = {
     "gemm": "mm addmm bmm baddbmm addbmm mv addmv addr outer dot inner linear mkldnn_linear*"
-    " matmul einsum bilinear tensordot addmm_activation scaled_mm",
+    " matmul einsum bilinear tensordot addmm_activation scaled_mm grouped_mm scaled_grouped_mm",
     "convolution": "conv1d conv2d conv3d conv_transpose* conv_depthwise* convolution* slow_conv*"
     " thnn_conv* mkldnn_convolution* cudnn_convolution* miopen_convolution*",
     "attention": "scaled_dot_product_* flash_attention* efficient_attention* cudnn_attention*"
@@ -63,7 +63,7 @@ _NAMES: dict[str, str] = {
     "optimizer": "foreach_* fused_adam* fused_sgd* fused_adagrad* amp_*",
     "reduction": "sum sum_to_size mean max min amax amin aminmax argmax argmin norm"
     " linalg_vector_norm var var_mean std std_mean any all cumsum cumprod prod count_nonzero equal"
-    " median topk sort nansum",
+    " median topk sort argsort histc bincount nansum",
     "transcendental": "pow exp expm1 log log1p log2 sin cos erf tanh sigmoid gelu silu mish elu celu"
     " selu softplus logit log_sigmoid* xlogy atan2 glu",
     "random": "dropout native_dropout feature_dropout alpha_dropout bernoulli uniform normal random"

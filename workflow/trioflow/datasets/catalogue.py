@@ -43,6 +43,10 @@ HALF_ATTENTION = (
     "aiconfigurator/attention-h200",
 )  # fmt: skip
 """Datasets of fused attention in half precision; one table a GPU."""
+HALF_EXPERTS = (
+    "aiconfigurator/experts-a100", "aiconfigurator/experts-h100", "aiconfigurator/experts-h200",
+)  # fmt: skip
+"""Datasets of layers of experts in half precision; one table a GPU."""
 NODE_BANDWIDTHS = ("nanotron/node-bandwidths",)
 """Datasets of collectives over many nodes."""
 

@@ -44,11 +44,14 @@ def describe_rates(
         "attention": facts.language_model["attention"],
         "precision": choose_recipe(str(facts.precision_recipe or facts.precision)).name,
         "parameters": model.parameters,
+        **({"active_parameters": model.active_parameters} if model.experts else {}),
         "tokens_per_step": tokens,
         "tokens_per_s": tokens / step_time_s,
         "tokens_per_s_per_gpu": rate,
         "model_flop_per_s_per_gpu": rate * model.flop_per_token(sequence),
-        "mfu_formula": _MFU_FORMULA,
+        "mfu_formula": _MFU_FORMULA
+        if not model.experts
+        else _MFU_FORMULA.replace("all", "active", 1),
     }
     peak = device.peak_flop_per_s.get(str(facts.precision))
     if peak:

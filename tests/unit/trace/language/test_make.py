@@ -6,6 +6,8 @@ from math import prod
 import pytest
 from same_step import assert_same_step, category_bytes
 from trioflow.errors import InputError
+from trioflow.parallel.parameters import list_parameters
+from trioflow.parallel.tensor_parallel import split_operators
 from trioflow.precision_recipes import RECIPES
 from trioflow.trace.language import make
 from trioflow.trace.language.read import published_models
@@ -20,6 +22,9 @@ GPT = replace(
     SMALL, name="gpt", kv_heads=4, norm="layer", activation="gelu_tanh", gated=False, query_bias=True,
     output_bias=True, feed_forward_bias=True, positions="learned", longest=32, tied=True, dropout=0.1,
 )  # fmt: skip
+EXPERTS = replace(
+    SMALL, name="experts", experts=8, experts_per_token=2, feed_forward=48, shared_feed_forward=64
+)
 STEP = LanguageStep(32, 2, "megatron-bf16")
 
 
@@ -51,7 +56,7 @@ def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkey
     assert category_bytes(made) == category_bytes(captured)
 
 
-@pytest.mark.parametrize("model", [SMALL, GPT], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [SMALL, GPT, EXPERTS], ids=lambda model: model.name)
 def test_a_trace_has_the_parameters_that_the_sizes_say(model):
     trace = make.make_trace(model, STEP)
     counted = sum(g["size_bytes"] for g in trace.facts.gradients) // 2
@@ -134,3 +139,50 @@ def test_without_torch_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "trioflow.trace.capture.meta", None)
     with pytest.raises(InputError, match=r"pip install 'trioflow\[capture\]'"):
         make.make_trace(SMALL, STEP)
+
+
+def test_one_block_with_experts_repeated_is_the_model_captured_whole(monkeypatch):
+    made = make.make_trace(EXPERTS, STEP)
+    monkeypatch.setattr(make, "CAPTURED_BLOCKS", EXPERTS.layers)
+    monkeypatch.setattr(make, "MODULES", ("tables",))  # another name in the cache
+    assert_same_step(made, make.make_trace(EXPERTS, STEP))
+
+
+def test_flops_of_experts_are_six_a_parameter_that_a_token_passes():
+    model = replace(published_models()["mixtral-8x7b"], layers=2)
+    trace = make.make_trace(model, LanguageStep(512, 1, "megatron-bf16"))
+    products = 6 * (model.active_parameters - model.vocabulary * model.hidden) * 512
+    attention = 14 * model.layers * model.heads * model.head_size * 512**2
+    assert int(trace.operators["flop"].sum()) == pytest.approx(products + attention, rel=2e-4)
+    assert "every one gets equally many tokens" in " ".join(trace.facts.warnings)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_experts_need_weights_in_half_precision(precision):
+    with pytest.raises(
+        InputError, match=r"grouped products.*use one of fsdp2-mixed, megatron-bf16"
+    ):
+        make.make_trace(EXPERTS, replace(STEP, precision=precision))
+
+
+def test_ranks_that_split_experts_share_their_products_and_add_up_once():
+    trace = make.make_trace(EXPERTS, STEP)
+    split = split_operators(trace, 2)
+    grouped = trace.operators["name"] == "aten::_grouped_mm"
+    assert (split.operators.loc[grouped, "flop"] * 2 == trace.operators.loc[grouped, "flop"]).all()
+    rows = STEP.batch * STEP.sequence * EXPERTS.experts_per_token
+    modules = trace.operators["module"].str.fullmatch(r"model\.layers\.\d+\.mlp\.\w+_proj")
+    of_experts = [e.size_bytes for op, found in split.after.items() if modules[op] for e in found]
+    # Forward adds up what leaves the experts, backward what entered them by gate and by up.
+    assert of_experts == [rows * EXPERTS.hidden * 2] * 3 * EXPERTS.layers
+
+
+def test_every_rank_of_fsdp_holds_a_part_of_each_expert():
+    found = {p.name: p for p in list_parameters(make.make_trace(EXPERTS, STEP))}
+    weight = found["model.layers.0.mlp.gate_proj.weight"]
+    assert weight.shape == (8, 64, 48)
+    assert weight.padded_bytes(32) == weight.size_bytes
+    assert weight.padded_bytes(48) == weight.size_bytes * 96 // 64
+    split = {p.name: p for p in list_parameters(make.make_trace(EXPERTS, STEP), 4)}
+    assert split["model.layers.0.mlp.gate_proj.weight"].shape == (8, 64, 12)
+    assert split["model.layers.0.mlp.down_proj.weight"].shape == (8, 12, 64)

@@ -76,6 +76,28 @@ def test_a_config_json_is_the_model_of_that_name(tmp_path):
     assert find_configuration(tmp_path) == found
 
 
+def test_experts_by_their_config_json(tmp_path):
+    mixtral = LLAMA | {
+        "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.02, "sliding_window": None,
+    }  # fmt: skip
+    found = find_configuration(write(tmp_path, "config.json", mixtral))
+    named = published_models()["mixtral-8x7b"]
+    assert found.model.parameters == named.parameters
+    assert found.model.flop_per_token(8192) == named.flop_per_token(8192)
+    assert not found.notes
+    # A dense layer's width stands in the file too, and says nothing of the experts'.
+    qwen = LLAMA | {
+        "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "mlp_only_layers": [],
+        "decoder_sparse_step": 1, "moe_intermediate_size": 768, "hidden_size": 2048, "head_dim": 128,
+        "intermediate_size": 6144, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "vocab_size": 151936, "norm_topk_prob": True,
+    }  # fmt: skip
+    found = find_configuration(write(tmp_path, "config.json", qwen))
+    assert found.model.parameters == published_models()["qwen3-30b-a3b"].parameters
+    assert found.model.active_parameters == pytest.approx(3.3e9, rel=0.02)  # as its card says
+
+
 def test_gpt2_by_its_config_json(tmp_path):
     path = write(tmp_path, "gpt2.json", {
         "model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
@@ -87,7 +109,21 @@ def test_gpt2_by_its_config_json(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_local_experts": 8}, "num_local_experts 8: mixtures of experts"),
+        ({"num_local_experts": 8}, "num_local_experts 8: experts of a llama are not built"),
+        ({"model_type": "mixtral"}, "num_local_experts is missing"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9},
+            "9 experts a token cannot be chosen of 8",
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "mlp_only_layers": [0],
+            },
+            "mlp_only_layers [0]: blocks without experts",
+        ),
         ({"kv_lora_rank": 512}, "latent attention"),
         ({"model_type": "mamba"}, "model_type 'mamba' is not built"),
         ({"hidden_size": None}, "hidden_size is missing"),

@@ -25,6 +25,7 @@ from trioflow.costmodel.intervals import COVERAGE
 from trioflow.costmodel.least_squares import rounded, solve_nonnegative
 from trioflow.costmodel.new_gpu.data import read_tensor_products
 from trioflow.costmodel.operators.curves import FORMS, Curve, fit_curve
+from trioflow.costmodel.operators.experts import ExpertBand, judge_experts
 from trioflow.costmodel.operators.products import work_matrix
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_PRODUCTS, load_catalogue
 from trioflow.errors import InputError
@@ -242,7 +243,7 @@ def _read_attention(data_folder: Path) -> list[pd.DataFrame]:
     return frames
 
 
-KIND, FORMAT = "tensor_products", 2
+KIND, FORMAT = "tensor_products", 3
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "tensor-products" / "model.json"
 HALF = ("bf16", "fp16")
 """Precisions that the tables stand for; both run at the same rate on every GPU that has both."""
@@ -316,8 +317,10 @@ def _fit_products_of(rows: pd.DataFrame, sm_count: int) -> ProductTable:
 
 
 def build_tensor_products(data_folder: str | Path, path: str | Path = SHIPPED_FILE) -> Path:
-    """Fit every table, of products and of attention, and write the file that ships."""
-    save_tensor_products(fit_tensor_products(data_folder), path, fit_attention(data_folder))
+    """Fit every table, of products and of attention, judge experts, and write the file that ships."""
+    products = fit_tensor_products(data_folder)
+    experts = judge_experts(data_folder, {name: one.predict for name, one in products.items()})
+    save_tensor_products(products, path, fit_attention(data_folder), experts)
     return Path(path)
 
 
@@ -325,6 +328,7 @@ def save_tensor_products(
     tables: Mapping[str, ProductTable],
     path: str | Path,
     attention: Mapping[str, AttentionTable] | None = None,
+    experts: Mapping[str, ExpertBand] | None = None,
 ) -> None:
     """Write tables as JSON; equal tables give equal bytes."""
     write_json(
@@ -335,6 +339,7 @@ def save_tensor_products(
             "basis": "weight shapes left out",
             "tables": {name: asdict(tables[name]) for name in sorted(tables)},
             "attention": {name: asdict(one) for name, one in sorted((attention or {}).items())},
+            "experts": {name: asdict(one) for name, one in sorted((experts or {}).items())},
         },
     )
 
@@ -352,6 +357,13 @@ def shipped_attention() -> dict[str, AttentionTable]:
         str(name): AttentionTable(**{**entry, "coefficients": tuple(entry["coefficients"])})
         for name, entry in _read(SHIPPED_FILE)["attention"].items()
     }
+
+
+@cache
+def shipped_experts() -> dict[str, ExpertBand]:
+    """Return the bands of grouped products that ship, by the name of the device's sheet."""
+    entries = _read(SHIPPED_FILE)["experts"]
+    return {str(name): ExpertBand(**entry) for name, entry in entries.items()}
 
 
 def load_tensor_products(path: str | Path) -> dict[str, ProductTable]:

@@ -27,6 +27,7 @@ from trioflow.costmodel.new_gpu.carry import (
     scale_rows,
 )
 from trioflow.costmodel.operators.class_curves import Flags
+from trioflow.costmodel.operators.experts import GROUPED
 from trioflow.costmodel.operators.half_tables import (
     HALF,
     AttentionTable,
@@ -34,6 +35,7 @@ from trioflow.costmodel.operators.half_tables import (
     attention_columns,
     nearest_table,
     shipped_attention,
+    shipped_experts,
     shipped_tensor_products,
 )
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
@@ -187,12 +189,14 @@ class PrecisionModel:
         chosen = self._products(rows)
         if self.table is not None and chosen.any():
             source = Source(load_device(self.source), _TABLE_PRECISION, self.table.predict)
-            low, high = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
-            count = int(chosen.sum())
-            yield (
-                chosen,
-                self._price(source, rows[chosen], np.full(count, low), np.full(count, high)),
-            )
+            ends = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
+            lows, highs = (np.full(int(chosen.sum()), end) for end in ends)
+            grouped = (rows["operator_class"][chosen] == GROUPED).to_numpy()
+            if grouped.any():
+                band = shipped_experts()[self.source]
+                lows[grouped] = min(band.low_log, ends[0])
+                highs[grouped] = max(band.high_log, ends[1])
+            yield chosen, self._price(source, rows[chosen], lows, highs)
         chosen = self._fused(rows)
         if self.attention is not None and chosen.any():
             source = Source(
@@ -202,8 +206,8 @@ class PrecisionModel:
                 flop=rows["flop"][chosen] * rows["attention_share"][chosen]
             )
             doubt = math.log(_UNKNOWN_MASK) if self.causal is None else 0.0
-            ends = self.attention.spread(masked)
-            yield chosen, self._price(source, masked, ends[0], np.hypot(ends[1], doubt))
+            around = self.attention.spread(masked)
+            yield chosen, self._price(source, masked, around[0], np.hypot(around[1], doubt))
         chosen = self._convolutions(rows)
         if self.convolutions is not None and chosen.any():
             model = self.convolutions

@@ -38,6 +38,7 @@ _SHARDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 
 _MISFIT = 0.002
 """Bytes that a scaled product explains this well [logarithm]: a bias makes less."""
+_GROUPED = ("grouped_mm", "scaled_grouped_mm")
 Shape = Sequence[int]
 
 
@@ -88,6 +89,8 @@ def _describe(
         problem, backward = _convolution(inputs[1:3], inputs[0] if inputs else ()), True
     elif backward:
         problem = _gradient_problem(inputs, batched=base in ("matmul", "bmm", "baddbmm"))
+    elif base in _GROUPED:
+        problem = _grouped_problem(inputs, outputs[0] if outputs else ())
     else:
         problem = _forward_problem(base, inputs)
     if problem is None or problem.flop == 0:
@@ -122,6 +125,24 @@ def _forward_problem(base: str, inputs: Sequence[Shape]) -> _Problem | None:
     if len(right) == 2:
         return _Problem(1, prod(left[:-1]), right[1], right[0])
     return _Problem(max(prod(left[:-2]), prod(right[:-2])), left[-2], right[-1], left[-1])
+
+
+def _grouped_problem(inputs: Sequence[Shape], result: Shape) -> _Problem | None:
+    """Return the problems of groups, all taken as equally large: their sizes are values, not shapes."""
+    if len(inputs) < 2:
+        return None
+    left, right = inputs[:2]
+    groups = next((shape[0] for shape in (left, right, result) if len(shape) == 3), 0)
+    if not groups:
+        return None
+    m, k, n = left[-2], left[-1], right[-1]
+    if len(left) == len(right) == 2:
+        k = max(k // groups, 1)
+    elif len(left) == 2:
+        m = max(m // groups, 1)
+    elif len(right) == 2:
+        n = max(n // groups, 1)
+    return _Problem(groups, m, n, k)
 
 
 def _gradient_problem(inputs: Sequence[Shape], batched: bool) -> _Problem | None:

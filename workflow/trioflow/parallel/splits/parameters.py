@@ -34,6 +34,8 @@ class Parameter:
     storage_id: int
     gradient_storage_id: int
     trained: bool  # whether the step makes a gradient of it
+    # Dimension that FSDP2 cuts: 1 of experts' matrices [experts, inputs, outputs], else 0
+    shard_dimension: int = 0
 
     @property
     def module(self) -> str:
@@ -47,8 +49,8 @@ class Parameter:
 
     def padded_bytes(self, shards: int) -> int:
         """Return the size with the rows that make it divide among some shards [bytes]."""
-        rows, width = self.shape[0] if self.shape else 1, prod(self.shape[1:])
-        return -(-rows // shards) * shards * width * self.elem_bytes
+        rows = self.shape[self.shard_dimension] if self.shape else 1
+        return -(-rows // shards) * shards * (self.size_bytes // max(rows, 1))
 
 
 @remembered
@@ -73,7 +75,10 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
     for entry in listed:
         name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
         kind = kind_of_module(name.rpartition(".")[0], rules)
-        if kind == "column":
+        cut = int(entry.get("shard_dimension", 0))
+        if kind and cut:
+            shape[-1 if kind == "column" else -2] //= tensor
+        elif kind == "column":
             shape[0] //= tensor
         elif kind == "row" and len(shape) > 1:
             shape[1] //= tensor
@@ -82,7 +87,7 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
             Parameter(
                 name, tuple(shape), int(entry.get("elem_bytes", 4)),
                 int(gradient.get("parameter_storage_id", -1)),
-                made.get(name, -1), bool(gradient),
+                made.get(name, -1), bool(gradient), cut,
             )
         )  # fmt: skip
     return found

@@ -126,6 +126,7 @@ def describe_model(workload: Workload) -> dict[str, Any]:
     return {
         "parameters": [
             {"name": n, "shape": list(p.shape), "elem_bytes": p.element_size()}
+            | _find_shard_dimension(model, n)
             for n, p in model.named_parameters()
         ],
         "buffers": [
@@ -136,6 +137,13 @@ def describe_model(workload: Workload) -> dict[str, Any]:
         "tensor_split": workload.tensor_split,
         "attention_heads": _list_heads(model),
     }
+
+
+def _find_shard_dimension(model: torch.nn.Module, name: str) -> dict[str, int]:
+    """Return the dimension that FSDP2 cuts where its module asks for another than the first."""
+    module = model.get_submodule(name.rpartition(".")[0])
+    found = getattr(module, "shard_dimension", 0)
+    return {"shard_dimension": found} if found else {}
 
 
 def _list_heads(model: torch.nn.Module) -> list[int]:

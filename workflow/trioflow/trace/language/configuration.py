@@ -147,7 +147,7 @@ class Fields:
         """
         for name in names:
             value = self.take(name)
-            if value is True or value not in (None, False, 0, 1, "0", "1", "false", ""):
+            if value is True or value not in (None, False, 0, 1, "0", "1", "false", "", []):
                 raise InputError(f"{name} {value!r:.40}: {why}", file=self.file, place=name)
 
     def list_unknown(self, harmless: frozenset[str], prefixes: tuple[str, ...] = ()) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,62 @@ class FeedForward(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         return out
 
 
+class GroupedLinear(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """A linear layer of each expert, all computed by one grouped product in half precision."""
+
+    shard_dimension = 1
+    """FSDP2 cuts each expert's matrix, as torchtitan does: there are fewer experts than ranks."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, inputs, outputs))
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Multiply rows [tokens x chosen, inputs], sorted by expert, each group by its own weight."""
+        return torch._grouped_mm(rows, self.weight, offs=ends)
+
+
+class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
+    """Feed-forward layers of which a router chooses some for each token; no token is dropped.
+
+    Tokens are copied once an expert and sorted by expert, multiplied group by
+    group, weighted and added up: PyTorch's own operators, as torchtitan runs
+    them. How many rows each expert has changes no shape.
+    """
+
+    def __init__(self, sizes: LanguageModel) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.hidden, sizes.experts, bias=False)
+        if sizes.gated:
+            self.gate_proj = GroupedLinear(sizes.experts, sizes.hidden, sizes.feed_forward)
+        self.up_proj = GroupedLinear(sizes.experts, sizes.hidden, sizes.feed_forward)
+        self.down_proj = GroupedLinear(sizes.experts, sizes.feed_forward, sizes.hidden)
+        if sizes.shared_feed_forward:
+            self.shared = FeedForward(replace(sizes, feed_forward=sizes.shared_feed_forward))
+        self.sizes, self.activate = sizes, _ACTIVATIONS[sizes.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position of x [batch, sequence, hidden] by its experts."""
+        tokens = x.flatten(0, 1)
+        scores = F.softmax(self.gate(tokens), dim=-1, dtype=torch.float32)
+        weights, chosen = scores.topk(self.sizes.experts_per_token, dim=-1)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.histc(chosen.flatten().float(), self.sizes.experts, 0, self.sizes.experts)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        source = order // self.sizes.experts_per_token
+        rows = tokens.index_select(0, source)
+        if self.sizes.gated:
+            inside = self.activate(self.gate_proj(rows, ends)) * self.up_proj(rows, ends)
+        else:
+            inside = self.activate(self.up_proj(rows, ends))
+        made = self.down_proj(inside, ends) * weights.flatten().index_select(0, order).unsqueeze(
+            1
+        ).to(rows.dtype)
+        out = torch.zeros_like(tokens, dtype=made.dtype).index_add(0, source, made).view_as(x)
+        return out + self.shared(x) if self.sizes.shared_feed_forward else out
+
+
 class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """One layer: attention and feed-forward, each normalised before and added to the residual."""
 
@@ -131,7 +188,7 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self.input_layernorm = _make_norm(sizes, sizes.hidden)
         self.self_attn = Attention(sizes, kind, rotation)
         self.post_attention_layernorm = _make_norm(sizes, sizes.hidden)
-        self.mlp = FeedForward(sizes)
+        self.mlp = Experts(sizes) if sizes.experts else FeedForward(sizes)
         self.dropout = sizes.dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,6 +253,8 @@ SPLIT = {
     "model.layers.*.self_attn.o_proj": "row",
     "model.layers.*.mlp.gate_proj": "column", "model.layers.*.mlp.up_proj": "column",
     "model.layers.*.mlp.down_proj": "row",
+    "model.layers.*.mlp.shared.gate_proj": "column", "model.layers.*.mlp.shared.up_proj": "column",
+    "model.layers.*.mlp.shared.down_proj": "row",
 }  # fmt: skip
 """Megatron's cut."""
 

@@ -20,12 +20,13 @@ HARMLESS = frozenset({
     "pretraining_tp", "_name_or_path", "name_or_path", "max_window_layers", "n_ctx", "embd_pdrop", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "task_specific_params", "scale_attn_weights", "_attn_implementation", "id2label", "label2id",
-    "quantization_config", "unsloth_version", "layer_types", "output_past", "return_dict",
+    "router_aux_loss_coef", "output_router_logits", "router_jitter_noise", "norm_topk_prob", "quantization_config", "unsloth_version", "layer_types", "output_past", "return_dict",
 })  # fmt: skip
 """Fields that change no operator of a training step."""
 _EXPERTS = (
     "num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
 )  # fmt: skip
+_DENSE_BLOCKS = ("mlp_only_layers",)
 _LATENT = ("q_lora_rank", "kv_lora_rank")
 
 
@@ -47,7 +48,8 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     """
     found = Fields(content, file)
     kind = str(found.take("model_type", ""))
-    found.refuse(_EXPERTS, "mixtures of experts are not built from a configuration")
+    if kind not in _LLAMA_LIKE or "experts" not in _LLAMA_LIKE[kind]:
+        found.refuse(_EXPERTS, f"experts of a {kind or 'model without model_type'} are not built")
     found.refuse(_LATENT, "latent attention is not built from a configuration")
     if kind == "gpt2":
         model = _read_gpt2(found, name)
@@ -70,7 +72,12 @@ _LLAMA_LIKE: dict[str, dict[str, Any]] = {
     "mistral": {"kv_heads": 8},
     "qwen2": {"query_bias": True},
     "qwen3": {"query_norm": True, "head_size": 128},
-}
+    "mixtral": {"kv_heads": 8, "experts": "num_local_experts", "width": "intermediate_size"},
+    "qwen3_moe": {
+        "query_norm": True, "head_size": 128, "experts": "num_experts",
+        "width": "moe_intermediate_size",
+    },
+}  # fmt: skip
 """Families of one shape, and what differs where the file does not say."""
 
 
@@ -78,7 +85,12 @@ def _read_llama(found: Fields, name: str, kind: str) -> LanguageModel:
     usual = _LLAMA_LIKE[kind]
     hidden, heads = found.size("hidden_size"), found.size("num_attention_heads")
     biased = found.flag("attention_bias")
-    found.taken |= {"sliding_window", "use_sliding_window"}
+    found.taken |= {"sliding_window", "use_sliding_window", "intermediate_size"}
+    experts = chosen = 0
+    if "experts" in usual:
+        found.refuse(_DENSE_BLOCKS, "blocks without experts among those with them are not built")
+        found.refuse(("decoder_sparse_step",), "blocks without experts are not built")
+        experts, chosen = found.size(usual["experts"]), found.size("num_experts_per_tok")
     return LanguageModel(
         name=name,
         layers=found.size("num_hidden_layers"),
@@ -86,7 +98,7 @@ def _read_llama(found: Fields, name: str, kind: str) -> LanguageModel:
         heads=heads,
         kv_heads=found.size("num_key_value_heads", usual.get("kv_heads", heads)),
         head_size=found.size("head_dim", usual.get("head_size", max(hidden // heads, 1))),
-        feed_forward=found.size("intermediate_size"),
+        feed_forward=found.size(usual.get("width", "intermediate_size")),
         vocabulary=found.size("vocab_size"),
         activation=found.word("hidden_act", ACTIVATIONS, "silu"),
         query_bias=bool(usual.get("query_bias")) or biased,
@@ -95,6 +107,8 @@ def _read_llama(found: Fields, name: str, kind: str) -> LanguageModel:
         query_norm=bool(usual.get("query_norm")),
         tied=found.flag("tie_word_embeddings"),
         attention_dropout=found.share("attention_dropout", 0.0),
+        experts=experts,
+        experts_per_token=chosen,
     )
 
 

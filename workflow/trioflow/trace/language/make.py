@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trioflow.errors import InputError, TrioflowError
+from trioflow.precision_recipes import RECIPES, choose_recipe
 from trioflow.provenance import digest_modules
 from trioflow.settings import LANGUAGE
 from trioflow.trace.language.sizes import LanguageModel
@@ -24,6 +25,10 @@ CAPTURED_BLOCKS = 2
 """Blocks that run; the last one stands for all further ones."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 """The profiler's own messages say nothing to who runs the command."""
+ROUTING = (
+    "experts: every one gets equally many tokens and none is dropped; each data-parallel replica holds or"
+    " gathers all experts; a router's auxiliary loss is left out"
+)
 MODULES = ("trace", "tables", "precision_recipes")
 """What a kept trace depends on beside the model, the step and PyTorch."""
 
@@ -47,7 +52,8 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     Raises
     ------
     InputError
-        When PyTorch is not installed, or a learned table of positions is too short.
+        When PyTorch is not installed, a learned table of positions is too short, or experts are to be
+        computed in single precision.
 
     Notes
     -----
@@ -58,6 +64,12 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
         raise InputError(
             f"{model.name} has {model.longest} positions, fewer than --sequence {step.sequence}",
             fix="use a shorter sequence",
+        )
+    if model.experts and not choose_recipe(step.precision).casts_model:
+        known = ", ".join(name for name, recipe in RECIPES.items() if recipe.casts_model)
+        raise InputError(
+            f"--precision {step.precision}: experts are computed by grouped products of weights in half precision",
+            fix=f"use one of {known}",
         )
     path = cache_folder() / f"{_name(model, step)}.trace"
     with suppress(TrioflowError, OSError):  # one that cannot be read is made again
@@ -115,6 +127,8 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention,
     }  # fmt: skip
     facts = replace(trace.facts, language_model=told, source="configuration of a model")
+    if model.experts:
+        facts = replace(facts, warnings=facts.warn(ROUTING))
     return Trace(trace.operators, trace.tensors, facts)
 
 

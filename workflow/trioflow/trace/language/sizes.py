@@ -13,11 +13,12 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
 POSITIONS = ("rotary", "learned", "none")
 EMBEDDING, BLOCKS, HEAD = "embedding", "model.layers", "head"
 """A model's pipeline units: what is before its blocks, the blocks with their numbers, what is behind them."""
+_OPTIONAL = ("longest", "experts", "experts_per_token", "shared_feed_forward")
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A dense decoder-only transformer.
+    """A decoder-only transformer, dense or with experts in every block.
 
     Attributes
     ----------
@@ -27,7 +28,7 @@ class LanguageModel:
         Blocks; width of the residual stream; attention heads, and those of keys and values; width
         of a head.
     feed_forward : int
-        Width inside the feed-forward layer.
+        Width inside the feed-forward layer, of one expert where there are several.
     vocabulary : int
         Rows of the token embedding, padding included.
     positions : str
@@ -46,6 +47,11 @@ class LanguageModel:
         Whether the head's weight is the token embedding's.
     dropout, attention_dropout : float
         Probabilities of dropping a residual, and a weight of attention.
+    experts, experts_per_token : int
+        Feed-forward layers of a block, and those that a router chooses for each token; 0 for a
+        dense model.
+    shared_feed_forward : int
+        Width of an expert that every token passes besides; 0 without one.
     """
 
     name: str
@@ -68,6 +74,9 @@ class LanguageModel:
     tied: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_feed_forward: int = 0
 
     @property
     def embedding_parameters(self) -> int:
@@ -78,14 +87,28 @@ class LanguageModel:
     @property
     def block_parameters(self) -> int:
         """Parameters of one block."""
+        return self._count_block(self.experts)
+
+    def _count_block(self, experts: int) -> int:
+        """Return parameters of one block of which only so many experts count."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         attention = self.hidden * (2 * queries + 2 * keys)
         attention += (queries + 2 * keys) * self.query_bias + self.hidden * self.output_bias
         attention += 2 * self.head_size * self.query_norm
+        router = self.hidden * self.experts if self.experts else 0
+        feed_forward = self._count_feed_forward(self.feed_forward) * (
+            experts if self.experts else 1
+        )
+        feed_forward += (
+            self._count_feed_forward(self.shared_feed_forward) if self.shared_feed_forward else 0
+        )
+        return attention + router + feed_forward + 2 * self._norm_parameters
+
+    def _count_feed_forward(self, width: int) -> int:
         inside = 2 if self.gated else 1
-        feed_forward = (inside + 1) * self.hidden * self.feed_forward
-        feed_forward += (inside * self.feed_forward + self.hidden) * self.feed_forward_bias
-        return attention + feed_forward + 2 * self._norm_parameters
+        return (inside + 1) * self.hidden * width + (
+            inside * width + self.hidden
+        ) * self.feed_forward_bias
 
     @property
     def _norm_parameters(self) -> int:
@@ -97,8 +120,14 @@ class LanguageModel:
         blocks = self.layers * self.block_parameters
         return self.embedding_parameters + blocks + self._norm_parameters
 
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token passes: all but those of the experts not chosen for it."""
+        unused = self.block_parameters - self._count_block(self.experts_per_token)
+        return self.parameters - self.layers * unused
+
     def flop_per_token(self, sequence: int) -> float:
-        """Return a training step's model FLOPs a token: 6 x parameters + 12 x layers x width x sequence.
+        """Return a training step's model FLOPs a token: 6 x active parameters + 12 x layers x width x sequence.
 
         Parameters
         ----------
@@ -107,18 +136,27 @@ class LanguageModel:
 
         Notes
         -----
-        All parameters count, embeddings included; attention counts in full, although a causal one
+        All parameters that a token passes count, embeddings included; attention counts in full, although a causal one
         needs half of it; what is computed again does not count. So count the PaLM paper
         (arXiv 2204.02311, appendix B) and nanotron. The width is heads x head size.
         """
-        return 6.0 * self.parameters + 12.0 * self.layers * self.heads * self.head_size * sequence
+        return (
+            6.0 * self.active_parameters
+            + 12.0 * self.layers * self.heads * self.head_size * sequence
+        )
 
     def describe(self) -> str:
         """Return the sizes that a user would compare, in words."""
         share = f" ({self.kv_heads} of keys and values)" if self.kv_heads != self.heads else ""
+        active = f", {self.active_parameters / 1e9:.2f} B active" if self.experts else ""
+        experts = (
+            f"{self.experts} experts ({self.experts_per_token} a token"
+            f"{f', a shared one of {self.shared_feed_forward}' if self.shared_feed_forward else ''}) of "
+            if self.experts else ""
+        )  # fmt: skip
         return (
-            f"{self.parameters / 1e9:.2f} B parameters: {self.layers} layers, hidden {self.hidden}, "
-            f"{self.heads} heads{share} of {self.head_size}, feed-forward {self.feed_forward}"
+            f"{self.parameters / 1e9:.2f} B parameters{active}: {self.layers} layers, hidden {self.hidden}, "
+            f"{self.heads} heads{share} of {self.head_size}, {experts}feed-forward {self.feed_forward}"
             f"{' gated' if self.gated else ''}, vocabulary {self.vocabulary}{', tied' if self.tied else ''}"
         )
 
@@ -142,11 +180,17 @@ class LanguageModel:
                 raise InputError(
                     f"{field.name} {value!r} is none of {', '.join(words[field.name])}", file=place
                 )
-            if field.type == "int" and field.name != "longest" and value < 1:
-                raise InputError(f"{field.name} {value} is below 1", file=place)
+            least = 0 if field.name in _OPTIONAL else 1
+            if field.type == "int" and value < least:
+                raise InputError(f"{field.name} {value} is below {least}", file=place)
         if self.heads % self.kv_heads:
             raise InputError(
                 f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads",
+                file=place,
+            )
+        if not min(self.experts, 1) <= self.experts_per_token <= self.experts:
+            raise InputError(
+                f"{self.experts_per_token} experts a token cannot be chosen of {self.experts}",
                 file=place,
             )
         if (self.positions == "learned") != (self.longest > 0):
@@ -162,4 +206,6 @@ def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     if not told:
         return None
     names = [field.name for field in fields(LanguageModel)]
-    return LanguageModel(**{name: told[name] for name in names}), int(told["sequence"])
+    return LanguageModel(**{name: told[name] for name in names if name in told}), int(
+        told["sequence"]
+    )
