@@ -10,7 +10,7 @@ from trioflow.cli.inspect import describe_trace
 from trioflow.errors import TraceError
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
-from trioflow.trace.profile import link
+from trioflow.trace.profile import execution_trace as link
 from trioflow.trace.profile.kernels import charge_apart, is_communication
 from trioflow.trace.profile.kineto import Event
 from trioflow.trace.profile.observe import observe_step
