@@ -166,5 +166,5 @@ def test_what_was_not_kept_is_an_error() -> None:
     graph = TaskGraphBuilder().build()
     with pytest.raises(InputError, match="record_links"):
         measure_links(simulate(graph, LINE))
-    with pytest.raises(InputError, match="CircuitNetwork does not tell"):
+    with pytest.raises(InputError, match="CircuitNetwork does not record"):
         simulate(graph, LINE, network="circuit", record_links=True)
