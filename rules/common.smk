@@ -244,7 +244,9 @@ def published_node_files(wildcards):
 
 def published_product_files(wildcards):
     """The public files that hold products, attention and experts in half precision."""
-    files = find_catalogue().select_files([*HALF_PRODUCTS, *HALF_ATTENTION, *HALF_EXPERTS])
+    files = find_catalogue().select_files(
+        [*HALF_PRODUCTS, *HALF_ATTENTION, *HALF_EXPERTS]
+    )
     return [f"<results>/data/{file.key}" for file in files]
 
 
