@@ -3,8 +3,8 @@
 # extrapolate (task_graphs), simulate (timelines), report (all). The rest: studies, sweeps, figures, data in docs/.
 
 from snakemake.utils import min_version
-from trioflow.provenance import read_json
-from trioflow.settings import check_settings
+from trioflow.base.provenance import read_json
+from trioflow.base.settings import check_settings
 
 min_version("9.27")
 

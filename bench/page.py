@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peers import SOURCE
 from rows import Row
-from trioflow.provenance import atomic_path, host_environment
+from trioflow.base.provenance import atomic_path, host_environment
 from trioflow.reproductions.readme import read_speeds, write_speed_rows, write_speeds
 
 

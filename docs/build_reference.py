@@ -1,6 +1,6 @@
 """Write what is generated: config/README.md, docs/python_reference.md and workflow/schemas/*.schema.json.
 
-The sources are workflow/schemas/config.schema.json, trioflow.experiments,
+The sources are workflow/schemas/config.schema.json, trioflow.base.experiments,
 trioflow.tables, trioflow.sweeps and the docstrings of the public API; a test fails when the
 written files drift from them.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import trioflow
-from trioflow import experiments, tables
+from trioflow import tables
+from trioflow.base import experiments
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.sweeps.description import sweep_schema
 from trioflow.sweeps.parameters import PARAMETERS

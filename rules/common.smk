@@ -15,17 +15,17 @@ from trioflow.datasets.catalogue import (
     SINGLE_PRODUCTS,
     load_catalogue,
 )
-from trioflow.experiments import (
+from trioflow.base.experiments import (
     as_rows,
     load_experiments,
     load_imports,
     load_plans,
     load_workloads,
 )
-from trioflow.imports import required_modules
-from trioflow.provenance import digest_modules
+from trioflow.base.imports import required_modules
+from trioflow.base.provenance import digest_modules
 from trioflow.reproductions.published.cases import list_published_sets
-from trioflow.settings import list_descriptions
+from trioflow.base.settings import list_descriptions
 
 WORKLOADS = load_workloads(config["tables"]["workloads"])
 PLANS = load_plans(config["tables"]["plans"])

@@ -1,6 +1,6 @@
 """Divide the error of every experiment among the models behind it."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.report.attribution import build_attribution
 
 with log_job(snakemake.log[0]):

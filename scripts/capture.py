@@ -1,6 +1,6 @@
 """Capture one training step of a workload on one rank."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.trace.capture.workload import capture_workload
 
 with log_job(snakemake.log[0]):

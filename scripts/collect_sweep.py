@@ -1,6 +1,6 @@
 """Put the chunks of a sweep together and draw its figures."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.sweeps.figures import collect_sweep
 
 with log_job(snakemake.log[0]):

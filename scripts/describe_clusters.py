@@ -1,6 +1,6 @@
 """Write the page of nanotron's runs and Megatron-LM's peaks."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.clusters.page import build_clusters_page
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Write the page of the cost models' validation."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.validation.page import build_validation_page
 
 with log_job(snakemake.log[0]):

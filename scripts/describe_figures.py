@@ -1,6 +1,6 @@
 """Put the counterparts of the paper's figures on a page."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.figures.page import build_figures_page
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Describe this machine as a platform, from what its sessions measured."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.measure.machine import describe_machine
 
 with log_job(snakemake.log[0]):

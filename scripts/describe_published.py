@@ -1,6 +1,6 @@
 """Write the page of public measured steps."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.published.page import build_published_page
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Write the page of case studies."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.studies.page import build_study_page
 
 with log_job(snakemake.log[0]):

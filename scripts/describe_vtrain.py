@@ -1,6 +1,6 @@
 """Write the page of vTrain's iteration times."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.vtrain.page import build_vtrain_page
 
 with log_job(snakemake.log[0]):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.tables import write_validation_table
 from trioflow.reproductions.validation.operators import diagnose_published
 

@@ -1,6 +1,6 @@
 """Compare recorded with simulated timelines, and write the page about it."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.distsim.page import build_distsim_page
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Predict the experiments by the best rates of operators."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.distsim.closed_forms import write_analytical
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Simulate GPT 145B on 128 GPUs at several batches."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.studies.distsim import write_throughput
 
 with log_job(snakemake.log[0]):

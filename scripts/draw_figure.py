@@ -1,6 +1,6 @@
 """Draw a counterpart of one of the paper's figures."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.figures.build import make_figure
 
 with log_job(snakemake.log[0]):

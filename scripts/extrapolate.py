@@ -1,6 +1,6 @@
 """Build the task graph of all ranks from the trace of one."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.prediction.assembly import extrapolate_experiment
 
 with log_job(snakemake.log[0]):

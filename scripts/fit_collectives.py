@@ -1,8 +1,8 @@
 """Fit the collective cost model from every session's samples."""
 
 import pandas as pd
+from trioflow.base.job_log import log_job
 from trioflow.costmodel.collectives.model import fit_collective_model
-from trioflow.job_log import log_job
 from trioflow.tables import read_table
 
 with log_job(snakemake.log[0]):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from trioflow.base.job_log import log_job
 from trioflow.costmodel.new_gpu.fit import fit_new_gpu_model
-from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):
     model = fit_new_gpu_model(Path(snakemake.params.data))

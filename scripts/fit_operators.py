@@ -1,8 +1,8 @@
 """Fit the operator cost model from all captured traces."""
 
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.costmodel.operators.methods import fit_named_model
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
 from trioflow.tables import write_table
 from trioflow.trace.store import load_trace
 

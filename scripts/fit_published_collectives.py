@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from trioflow.base.job_log import log_job
 from trioflow.costmodel.collectives.published import fit_published
-from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):
     model = fit_published(snakemake.wildcards.platform, Path(snakemake.params.data))

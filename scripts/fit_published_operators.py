@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from trioflow.base.job_log import log_job
 from trioflow.costmodel.operators.published import build_operator_models
-from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):
     build_operator_models(Path(snakemake.params.data), snakemake.params.folder)

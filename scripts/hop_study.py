@@ -1,6 +1,6 @@
 """Run decentralised training under Hop's rules on slowed links and GPUs."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.studies.hop import study_hop
 
 with log_job(snakemake.log[0]):

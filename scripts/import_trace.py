@@ -1,6 +1,6 @@
 """Make a trace from public files."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import save_trace
 

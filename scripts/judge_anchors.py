@@ -1,7 +1,7 @@
 """Judge the ways from operators timed alone to whole steps on single-GPU steps."""
 
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp, write_json
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp, write_json
 from trioflow.reproductions.published.judge import ANCHORS, judge_anchored_steps, measure_band
 from trioflow.tables import write_table
 

@@ -1,7 +1,7 @@
 """Predict the peaks of Megatron-LM's tests."""
 
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.reproductions.clusters.megatron import judge_peaks, read_cases
 from trioflow.reproductions.tables import CLUSTER_PEAKS
 from trioflow.tables import write_table

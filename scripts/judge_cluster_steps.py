@@ -1,7 +1,7 @@
 """Predict the steps of nanotron's runs."""
 
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.reproductions.clusters.nanotron import read_runs
 from trioflow.reproductions.clusters.steps import judge_steps
 from trioflow.reproductions.tables import CLUSTER_STEPS

@@ -1,7 +1,7 @@
 """Predict the memory of nanotron's runs."""
 
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import read_runs
 from trioflow.reproductions.tables import CLUSTER_MEMORY

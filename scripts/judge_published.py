@@ -1,8 +1,8 @@
 """Predict one set of public measured steps, and find what its errors are made of."""
 
 from pandas import concat
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.report.causes import CAUSES, explain_cases
 from trioflow.reproductions.published.judge import ANCHORS, explain_growth, judge_cases, prepare_set
 from trioflow.tables import read_table, write_table

@@ -1,7 +1,7 @@
 """Predict vTrain's iteration times by models that did not see them."""
 
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.judge import judge_vtrain
 from trioflow.tables import write_table

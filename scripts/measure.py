@@ -1,6 +1,6 @@
 """Run a workload's experiments for real, on all ranks."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.measure.session import measure_workload
 
 with log_job(snakemake.log[0]):

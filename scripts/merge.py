@@ -1,6 +1,6 @@
 """Merge the raw profile of a trace into operator and tensor tables."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.trace.profile.merge import merge_trace_folder
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Cut a workload into pipeline stages, balanced by recorded time."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.parallel.splits.pipeline import partition_trace
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Predict the scenarios of a figure."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.figures.build import predict_scenarios
 
 with log_job(snakemake.log[0]):

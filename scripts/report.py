@@ -1,6 +1,6 @@
 """Write the report of the run."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.report.build import build_report
 
 with log_job(snakemake.log[0]):

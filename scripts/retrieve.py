@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
+from trioflow.base.job_log import log_job
 from trioflow.datasets.catalogue import DatasetFile
 from trioflow.datasets.retrieve import choose_source, retrieve_file
-from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):
     source = choose_source(**snakemake.params.addresses)

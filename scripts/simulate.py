@@ -1,7 +1,7 @@
 """Simulate an experiment's task graph on this machine."""
 
+from trioflow.base.job_log import log_job
 from trioflow.export.step_files import simulate_experiment
-from trioflow.job_log import log_job
 
 with log_job(snakemake.log[0]):
     simulate_experiment(

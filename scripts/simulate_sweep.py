@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.sweeps.chunk_job import simulate_sweep
 
 with log_job(snakemake.log[0]):

@@ -1,6 +1,6 @@
 """Time the simulator on the scenarios of a figure."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.figures.build import time_simulations
 
 with log_job(snakemake.log[0]):

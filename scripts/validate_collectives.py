@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trioflow.job_log import log_job
-from trioflow.provenance import stamp
+from trioflow.base.job_log import log_job
+from trioflow.base.provenance import stamp
 from trioflow.reproductions.validation.collectives import validate_collectives
 from trioflow.tables import write_table
 

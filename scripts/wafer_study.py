@@ -1,6 +1,6 @@
 """Compare a photonic circuit network with an electrical mesh on 84 GPUs."""
 
-from trioflow.job_log import log_job
+from trioflow.base.job_log import log_job
 from trioflow.reproductions.studies.wafer import study_wafer
 
 with log_job(snakemake.log[0]):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mutation_kinds import NUMBER, Mutation, Sheet, mutate
-from trioflow.errors import TrioflowError
+from trioflow.base.errors import TrioflowError
 from trioflow.tables import PHASES
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions

@@ -19,7 +19,7 @@ from oracles.peak_memory import (  # noqa: E402
     find_peak,
     measure_peaks,
 )
-from trioflow.errors import MeasurementError  # noqa: E402
+from trioflow.base.errors import MeasurementError  # noqa: E402
 
 
 def test_the_peak_is_the_largest_sum_inside_the_step():

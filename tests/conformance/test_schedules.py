@@ -12,7 +12,7 @@ import pytest
 from captured import CNN, TRANSFORMER
 from rank_runs import run_ranks
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 from trioflow import tables
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import read_json
+from trioflow.base.units import NS_PER_US, ns_to_s
 from trioflow.export.chakra import OWN, OWN_COLUMNS
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.provenance import read_json
 from trioflow.trace.importers.chakra_messages import COMM_TYPES, read_attributes, read_messages
-from trioflow.units import NS_PER_US, ns_to_s
 
 
 def read_chakra_graph(prefix: str | Path) -> TaskGraph:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.network.algorithms.catalogue import (
     HIERARCHICAL,
     Levels,

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from trioflow.base.errors import MeasurementError
+from trioflow.base.experiments import UNIT_SHARDINGS, Plan
+from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.errors import MeasurementError
-from trioflow.experiments import UNIT_SHARDINGS, Plan
 from trioflow.prediction.assembly import build_graph
-from trioflow.provenance import read_json, write_json
 from trioflow.trace.store import Trace
 
 COLUMNS = (

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.network.algorithms.pattern import Schedule
 
 Pick = Callable[[Sequence[int]], int]

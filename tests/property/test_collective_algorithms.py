@@ -18,7 +18,7 @@ from oracles.replay import (
     execute_schedule,
     replay_schedule,
 )
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
 from trioflow.network.algorithms.pattern import Schedule, order_connections, pack_waits
 

@@ -12,6 +12,7 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
+from trioflow.base.errors import SimulationError
 from trioflow.engine.compiled.run import run_compiled
 from trioflow.engine.exchanges import Planner
 from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces, measure_links
@@ -30,7 +31,6 @@ from trioflow.engine.timeline import (
     subtract_intervals,
     subtract_lanes,
 )
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, is_rank_node
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED

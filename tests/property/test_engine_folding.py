@@ -12,10 +12,10 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from measured_cost import Cost
+from trioflow.base.errors import SimulationError
 from trioflow.engine.folding.classes import find_fold
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.simulate import simulate
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topologies.nodes import build_rail_optimised
 from trioflow.hardware.topologies.registry import BUILDERS

@@ -11,8 +11,8 @@ import pytest
 from fuzz import SHARE
 from mutation_folders import EDITS, FOLDER, FolderBench
 from mutation_kinds import BYTES, Sheet
-from trioflow.errors import InputError
-from trioflow.experiments import load_plans
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import load_plans
 from trioflow.hardware.platform import SHIPPED, load_platform
 from trioflow.trace.store import load_trace, pack_trace, read_pack
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 from fuzz import SHARE
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.choices import choose_times, load_named_platform
 from trioflow.costmodel.step_residuals import BATCH, COLLECTIVES, PIPELINE, load_residuals
 from trioflow.engine.simulate import simulate_interval
-from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.store import load_trace

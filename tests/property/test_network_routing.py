@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.network.routing import Router
 

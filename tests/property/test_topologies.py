@@ -11,7 +11,7 @@ import pytest
 from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing, is_rank_node
 from trioflow.hardware.topologies.nodes import build_node_groups, build_rail_optimised
 from trioflow.hardware.topologies.pcie import build_pcie_sockets

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.kernels import busy_ns, span_ns

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.base.provenance import read_json
 from trioflow.costmodel.judging import resize, score_cases
 from trioflow.costmodel.operators.device_fit import DeviceData, fit_device_data
 from trioflow.costmodel.operators.methods import ProportionalModel
@@ -25,7 +26,6 @@ from trioflow.costmodel.operators.published import (
 )
 from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
-from trioflow.provenance import read_json
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
 from trioflow.reproductions.validation.operators import diagnose_published, validate_batch_change
 

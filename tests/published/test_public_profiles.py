@@ -7,8 +7,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from trioflow.base.errors import TraceError
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.errors import TraceError
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 

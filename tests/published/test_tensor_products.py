@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from trioflow.base.provenance import read_json
 from trioflow.costmodel.operators.half_tables import SHIPPED_FILE, build_tensor_products
 from trioflow.costmodel.operators.published import largest_difference
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, load_catalogue
-from trioflow.provenance import read_json
 
 
 def test_what_ships_is_rebuilt(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from trioflow import tables
+from trioflow.base.provenance import write_json
 from trioflow.costmodel.collectives.model import fit_collective_model
-from trioflow.provenance import write_json
 from trioflow.report.attribution import ATTRIBUTION, PROFILE
 from trioflow.report.causes import CAUSES
 

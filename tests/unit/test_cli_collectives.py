@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.cli.main import build_parser
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import COLLECTIVES
 from trioflow.costmodel.collectives.nccl import NcclMachine
 from trioflow.costmodel.collectives.platform import fit_platform_collectives
-from trioflow.errors import InputError
 
 
 def ask(capsys: pytest.CaptureFixture[str], **options: object) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import json
 import chakra_wire as wire
 import pytest
 from oracles.chakra_reader import read_chakra_graph
+from trioflow.base.errors import InputError, PlanError, TrioflowError
 from trioflow.cli.export import add_export
-from trioflow.errors import InputError, PlanError, TrioflowError
 from trioflow.trace.store import load_trace
 
 TRACE, PLATFORM = "gpt2-tiny-b8", "cpu2-gloo"

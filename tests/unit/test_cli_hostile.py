@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE
+from trioflow.base.settings import check_settings
 from trioflow.cli import inspect
 from trioflow.cli.main import TRACEBACK, main
 from trioflow.cli.text import escape_control, format_facts, format_table
-from trioflow.errors import InputError
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.switches import build_dragonfly, build_fat_tree
 from trioflow.hardware.topologies.wiring import MOST_PARTS
-from trioflow.provenance import PACKAGE
-from trioflow.settings import check_settings
 from trioflow.sweeps.description import load_sweep
 from trioflow.trace.store import load_trace, save_trace
 

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.cli.main import build_parser
-from trioflow.errors import InputError
 
 BASE = ["collective", "all_reduce", "--bytes", "16e6"]
 DGX = [*BASE, "--ranks", "16", "--platform", "dgx-h100"]

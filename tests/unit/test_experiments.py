@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from trioflow.errors import InputError, TableError
-from trioflow.experiments import (
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.experiments import (
     TABLES,
     Experiment,
     as_rows,
@@ -17,7 +17,7 @@ from trioflow.experiments import (
     load_workloads,
     row_schema,
 )
-from trioflow.settings import check_settings
+from trioflow.base.settings import check_settings
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "workflow/schemas/config.schema.json").read_text())

@@ -10,28 +10,13 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from trioflow.base.imports import PACKAGE, imported_names, required_modules
+from trioflow.base.provenance import digest_modules
 from trioflow.cli.main import COMMANDS
-from trioflow.imports import PACKAGE, imported_names, required_modules
-from trioflow.provenance import digest_modules
 
 ORDER = (
-    (
-        "units",
-        "table_columns",
-        "tables",
-        "errors",
-        "provenance",
-        "experiments",
-        "imports",
-        "input_files",
-        "job_log",
-        "machine_memory",
-        "plan_row",
-        "plugins",
-        "precision_recipes",
-        "settings",
-        "yaml_files",
-    ),
+    ("base",),
+    ("tables",),
     ("hardware",),
     ("datasets",),
     ("trace",),
@@ -181,8 +166,10 @@ def test_required_modules_follow_imports_through_packages_and_functions(tmp_path
     script.write_text("def f():\n    from trioflow.parallel import task_graph\nimport os\n")
     found = required_modules(script)
     assert {"__init__", "parallel/__init__", "parallel/task_graph"} <= set(found)
-    assert {"tables", "errors", "provenance"} <= set(found), "imports of imports count"
-    assert "job_log" not in found and "imports" not in found
+    assert {"tables/files", "base/errors", "base/provenance"} <= set(found), (
+        "imports of imports count"
+    )
+    assert "base/job_log" not in found and "base/imports" not in found
     assert digest_modules(*found) == digest_modules(*reversed(found))
 
 
@@ -230,4 +217,9 @@ def test_imports_read_line_by_line_are_those_that_the_parser_finds() -> None:
 
 def test_imported_names_hold_the_module_and_what_is_taken_from_it() -> None:
     names = imported_names(PACKAGE / "parallel" / "task_graph.py")
-    assert {"trioflow", "trioflow.tables", "trioflow.errors", "trioflow.errors.TableError"} <= names
+    assert {
+        "trioflow",
+        "trioflow.tables",
+        "trioflow.base.errors",
+        "trioflow.base.errors.TableError",
+    } <= names

@@ -11,24 +11,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, read_text
+from trioflow.base.provenance import atomic_path, read_json
+from trioflow.base.settings import read_cells
+from trioflow.base.yaml_files import LARGEST_BYTES, read_yaml
 from trioflow.costmodel.collectives.tests_log import import_nccl_tests
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.errors import InputError, TableError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.edge_list import read_edge_list
-from trioflow.input_files import DEEPEST, LARGEST_JSON_BYTES, parse_cells, read_text
 from trioflow.parallel.plan import read_stages
 from trioflow.parallel.schedules.build import read_schedule
-from trioflow.provenance import atomic_path, read_json
-from trioflow.settings import read_cells
 from trioflow.sweeps.description import load_sweep
 from trioflow.trace.importers.chakra_messages import read_messages
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.json_stream import MOST_EXPANSION, ListStream
 from trioflow.trace.store import read_pack
-from trioflow.yaml_files import LARGEST_BYTES, read_yaml
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "text": read_text,
@@ -140,7 +140,7 @@ def test_a_table_that_unpacks_to_more_than_the_memory_is_refused(
 ) -> None:
     path = tmp_path / "many.parquet"
     pq.write_table(pa.table({"op_id": pa.array(range(1000), pa.int64())}), path)
-    monkeypatch.setattr(tables, "find_available_bytes", lambda: 20_000)
+    monkeypatch.setattr(tables.files, "find_available_bytes", lambda: 20_000)
     with pytest.raises(
         TableError, match=r"many\.parquet: its 1 k values take some .* 20 kB are free"
     ):

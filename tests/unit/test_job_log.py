@@ -8,8 +8,8 @@ from pathlib import Path
 
 PROGRAM = """
 import subprocess, sys
-from trioflow.errors import TableError
-from trioflow.job_log import log_job
+from trioflow.base.errors import TableError
+from trioflow.base.job_log import log_job
 with log_job({log!r}):
     print("from Python")
     print("to standard error", file=sys.stderr)

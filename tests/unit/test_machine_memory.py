@@ -6,8 +6,8 @@ import resource
 from pathlib import Path
 
 import pytest
-from trioflow import machine_memory
-from trioflow.machine_memory import find_available_bytes
+from trioflow.base import machine_memory
+from trioflow.base.machine_memory import find_available_bytes
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from trioflow.base.errors import PlanError, TableError
+from trioflow.base.experiments import load_experiments, load_plans, load_workloads
 from trioflow.cli.main import main
-from trioflow.errors import PlanError, TableError
-from trioflow.experiments import load_experiments, load_plans, load_workloads
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 
 DP, GATHER = {"replication": "dp"}, {"tensor_style": "gather"}

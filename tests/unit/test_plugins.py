@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 from same_model import ProportionalModel
+from trioflow.base.errors import InputError, PlanError
+from trioflow.base.plan_row import find_plan_problem
+from trioflow.base.plugins import list_plugins
 from trioflow.costmodel.interface import find_operator_model
 from trioflow.engine.networks import find_network
-from trioflow.errors import InputError, PlanError
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.plan_row import find_plan_problem
-from trioflow.plugins import list_plugins
 
 
 @pytest.fixture

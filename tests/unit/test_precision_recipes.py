@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.errors import InputError
-from trioflow.precision_recipes import RECIPES, choose_recipe
+from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import RECIPES, choose_recipe
 
 ADAM_STATES = 2
 

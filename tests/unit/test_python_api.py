@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import trioflow
-from trioflow.provenance import PACKAGE
+from trioflow.base.provenance import PACKAGE
 
 ROOT = PACKAGE.parents[1]
 PAGES = ("README.md", "docs/python.md")

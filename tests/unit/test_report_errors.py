@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.errors import build_error_table
 
 EXPERIMENTS = pd.DataFrame(

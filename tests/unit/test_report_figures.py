@@ -2,7 +2,7 @@
 
 import pytest
 from report_run import PLANS, experiments_of, write_run
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report import figures, style
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.errors import (
     METRICS,
     build_metrics_table,

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from report_run import PLANS, experiments_of, write_run
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.build import build_report
 from trioflow.report.conformance import read_conformance
 from trioflow.report.html import Cell, Column, escape_text, render_table

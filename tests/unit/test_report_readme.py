@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from report_run import PLANS, experiments_of, write_run
 from reproductions.validation.validation_cases import make_cases
+from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.judging import score_cases
-from trioflow.errors import InputError, TableError
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
 from trioflow.reproductions.readme import (

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 from report_run import as_table
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.timelines import (
     MOST_RANKS,
     PATH_OFFSET,

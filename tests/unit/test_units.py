@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.units import format_bytes, format_count, format_time, ns_to_s, s_to_ns, us_to_ns
+from trioflow.base.units import format_bytes, format_count, format_time, ns_to_s, s_to_ns, us_to_ns
 
 
 @pytest.mark.parametrize(

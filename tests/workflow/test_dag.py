@@ -98,7 +98,7 @@ AFTER_TRACES = {
             {"extrapolate": 3, "simulate": 3, "attribute": 1, "report": 1},
         ),
         ("workflow/trioflow/trace/profile/merge.py", AFTER_TRACES),
-        ("workflow/trioflow/errors.py", {"capture": 4, **AFTER_TRACES}),
+        ("workflow/trioflow/base/errors.py", {"capture": 4, **AFTER_TRACES}),
         ("scripts/report.py", {"report": 1}),
         ("scripts/fit_collectives.py", AFTER_SESSIONS),
     ],
@@ -112,7 +112,7 @@ def test_an_edit_runs_again_just_what_depends_on_it(
 
 def test_edits_of_what_no_result_depends_on_run_nothing(finished: Project) -> None:
     for edited in (
-        "workflow/trioflow/imports.py", "workflow/unlock_stale.py", "envs/requirements.lock",
+        "workflow/trioflow/base/imports.py", "workflow/unlock_stale.py", "envs/requirements.lock",
         "workflow/report/workflow.rst",
     ):  # fmt: skip
         finished.append(edited, "\n# edited\n")
@@ -121,7 +121,7 @@ def test_edits_of_what_no_result_depends_on_run_nothing(finished: Project) -> No
 
 def test_a_module_that_a_module_imports_counts_too(finished: Project) -> None:
     """The engine's rule imports units through other modules only."""
-    finished.append("workflow/trioflow/units.py", "\n# edited\n")
+    finished.append("workflow/trioflow/base/units.py", "\n# edited\n")
     assert finished.planned().keys() >= {"merge", "simulate", "report"}
 
 

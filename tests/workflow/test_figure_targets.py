@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from project_copy import ROOT, Project
+from trioflow.base.settings import list_descriptions
 from trioflow.reproductions.figures.catalogue import FIGURES, list_figures
-from trioflow.settings import list_descriptions
 
 NAMES = list_figures(list_descriptions(ROOT / "config/figures"), published=True)
 

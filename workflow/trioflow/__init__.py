@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trioflow.base.errors import TrioflowError
+    from trioflow.base.plan_row import Plan
     from trioflow.costmodel.choices import load_named_platform
-    from trioflow.errors import TrioflowError
     from trioflow.hardware.machine import Platform
     from trioflow.parallel.plan import make_plan, named_plan
-    from trioflow.plan_row import Plan
     from trioflow.prediction.answer import Prediction
     from trioflow.prediction.assembly import predict
     from trioflow.prediction.options import Options
@@ -26,11 +26,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Options": "prediction.options",
-    "Plan": "plan_row",
+    "Plan": "base.plan_row",
     "Platform": "hardware.machine",
     "Prediction": "prediction.answer",
     "Trace": "trace.store",
-    "TrioflowError": "errors",
+    "TrioflowError": "base.errors",
     "load_named_platform": "costmodel.choices",
     "load_trace": "trace.store",
     "make_plan": "parallel.plan",

@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.campaign.compaction import (
     Content,
     compact_kineto,
@@ -13,7 +14,6 @@ from trioflow.campaign.compaction import (
     restore_file,
     unpack_content,
 )
-from trioflow.errors import InputError
 
 KERNEL = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 5.5, "dur": 2.125,

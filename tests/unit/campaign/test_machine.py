@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="describing the device needs torch")
 
+from trioflow.base.errors import MeasurementError  # noqa: E402
 from trioflow.campaign import machine  # noqa: E402
-from trioflow.errors import MeasurementError  # noqa: E402
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from trioflow.base.errors import InputError, TableError
 from trioflow.campaign.compaction import Content
 from trioflow.campaign.items import Item
 from trioflow.campaign.packing import (
@@ -16,7 +17,6 @@ from trioflow.campaign.packing import (
 )
 from trioflow.campaign.schemas import SWEEPS, read_parquet, to_parquet
 from trioflow.campaign.state import Result, State
-from trioflow.errors import InputError, TableError
 
 KIB = 1024
 ROW = {

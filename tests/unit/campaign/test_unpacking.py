@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.campaign.compaction import pack_json, pack_raw, read_raw
 from trioflow.campaign.items import Item
 from trioflow.campaign.packing import pack_campaign, unpack_campaign
 from trioflow.campaign.schemas import to_parquet
 from trioflow.campaign.state import Result, State
-from trioflow.errors import InputError
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 
 

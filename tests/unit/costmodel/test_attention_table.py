@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model, find_mask
 from trioflow.costmodel.operators.half_tables import (
@@ -20,7 +21,6 @@ from trioflow.costmodel.operators.half_tables import (
     shipped_attention,
 )
 from trioflow.costmodel.operators.model import load_operator_model
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.store import load_trace
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.methods import ProportionalModel, batch_ratio, fit_recorded
-from trioflow.errors import InputError, TableError
 
 from costmodel.gpu_synthetic import make_gpu_trace, make_step
 

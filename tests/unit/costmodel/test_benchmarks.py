@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.operators.published import DATASET, load_benchmarks
 from trioflow.costmodel.operators.rows import sized_rows
-from trioflow.errors import InputError
 
 DEVICE = "Tesla V100-PCIE-32GB"
 CONV = (

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.collectives.published import (
     NODES_FILE,
@@ -19,7 +20,6 @@ from trioflow.costmodel.collectives.published import (
 )
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
-from trioflow.errors import InputError
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups
 from trioflow.network.routing import Router

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.collectives.message_curve import left_out_errors
 from trioflow.costmodel.collectives.model import (
     CollectiveCostModel,
@@ -17,7 +18,6 @@ from trioflow.costmodel.collectives.model import (
     load_collective_model,
     wire_factor,
 )
-from trioflow.errors import InputError, TableError
 
 # Medians of a gloo all_reduce over two ranks, with the knee that one line misses (FACTS 13).
 GLOO_NS = {1024: 340_000, 1 << 20: 1_600_000, 25 << 20: 29_000_000, 100 << 20: 115_000_000}

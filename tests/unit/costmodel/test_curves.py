@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.intervals import (
     ASSUMED_FACTOR,
     LEFT_OUT_OPERATORS,
@@ -22,7 +23,6 @@ from trioflow.costmodel.operators.class_curves import (
     lookup_order,
 )
 from trioflow.costmodel.operators.curves import FORMS, Curve, driver_of, fit_curve
-from trioflow.errors import InputError
 
 RANDOM = np.random.default_rng(5)
 SIZES = np.exp(RANDOM.uniform(5, 20, size=(60, 3)))

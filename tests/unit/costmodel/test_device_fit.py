@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.operators.class_curves import Recipe, fit_class_curves
 from trioflow.costmodel.operators.device_fit import (
     DEVICE_METHODS,
@@ -17,7 +18,6 @@ from trioflow.costmodel.operators.device_fit import (
 )
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.published import COLUMNS
-from trioflow.errors import InputError
 from trioflow.reproductions.tables import OPERATORS
 from trioflow.reproductions.validation.operators import diagnose
 from trioflow.tables import to_arrow, validate

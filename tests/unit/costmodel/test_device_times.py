@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError, PlatformError
 from trioflow.costmodel.device_times import (
     lend_recorded_times,
     nearest_model,
@@ -16,7 +17,6 @@ from trioflow.costmodel.device_times import (
 from trioflow.costmodel.new_gpu.carry import new_gpu_interval
 from trioflow.costmodel.operators.device_fit import fit_device_model
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import TableError
 from trioflow.costmodel.features import (
     base_class,
     class_of_name,
@@ -12,7 +13,6 @@ from trioflow.costmodel.features import (
     convolution_kind,
     feature_matrix,
 )
-from trioflow.errors import TableError
 
 
 @pytest.mark.parametrize(

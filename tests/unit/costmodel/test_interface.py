@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
-from trioflow import plugins
+from trioflow.base import plugins
+from trioflow.base.errors import InputError
 from trioflow.costmodel.interface import ENTRY_POINTS, OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.operators.model import fit_operator_model
-from trioflow.errors import InputError
 
 from costmodel.synthetic import make_traces
 

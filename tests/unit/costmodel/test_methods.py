@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from trioflow.base.errors import InputError, PlatformError
 from trioflow.costmodel.operators.methods import (
     METHOD_NAMES,
     ProportionalModel,
@@ -13,7 +14,6 @@ from trioflow.costmodel.operators.methods import (
     make_unfitted_model,
 )
 from trioflow.costmodel.operators.model import fit_operator_model
-from trioflow.errors import InputError, PlatformError
 
 from costmodel.gpu_synthetic import make_gpu_traces
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.bands import conformal_band
 from trioflow.costmodel.collectives.methods import MAX_POINTS, METHODS, median_points, thin
 from trioflow.costmodel.collectives.model import COLLECTIVES, wire_factor
@@ -25,7 +26,6 @@ from trioflow.costmodel.collectives.platform import (
     fit_platform_collectives,
     load_platform_collectives,
 )
-from trioflow.errors import InputError
 
 A100 = NcclMachine("ampere", "nvlink", 240e9)
 NEWEST = load_constants("NCCL 2.30.7")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.cli.collectives import add_import_collectives
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.collectives.tables import (
@@ -20,7 +21,6 @@ from trioflow.costmodel.collectives.tables import (
     read_vtrain,
 )
 from trioflow.costmodel.collectives.tests_log import import_nccl_tests
-from trioflow.errors import InputError, TableError, TrioflowError
 
 LOG = """\
 # nThread 1 nGpus 4 minBytes 1024 maxBytes 4194304 step: 16(factor) warmup iters: 5 iters: 20

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.costmodel.new_gpu.carry import (
     NewGpuBand,
     NewGpuModel,
@@ -37,7 +38,6 @@ from trioflow.costmodel.new_gpu.rules import (
 )
 from trioflow.costmodel.operators.model import fit_operator_model
 from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
-from trioflow.errors import InputError, PlatformError, TableError, TraceError
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.facts import Facts, check_facts
 from trioflow.trace.store import Trace

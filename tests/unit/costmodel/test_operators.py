@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.operators.model import (
     METHODS,
     OperatorCostModel,
@@ -17,7 +18,6 @@ from trioflow.costmodel.operators.model import (
     load_operator_model,
 )
 from trioflow.costmodel.operators.rows import collect_rows, pair_rows
-from trioflow.errors import InputError, TableError
 
 from costmodel.synthetic import law_s, make_operators, make_trace, make_traces
 

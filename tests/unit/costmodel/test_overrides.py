@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.overrides import apply_overrides, load_overrides
-from trioflow.errors import InputError
 
 OPERATORS = pd.DataFrame(
     {

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.published import shipped_operator_models
 from trioflow.costmodel.step_anchor import (
@@ -20,7 +21,6 @@ from trioflow.costmodel.step_anchor import (
     judge_anchors,
     load_band,
 )
-from trioflow.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.store import Trace, load_trace

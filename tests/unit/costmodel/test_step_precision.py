@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
@@ -34,7 +35,6 @@ from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.resizing import roofline_times
 from trioflow.costmodel.operators.rows import sized_rows
 from trioflow.datasets.catalogue import load_catalogue
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_sheet, load_device
 
 from costmodel.gpu_synthetic import LIMITS, make_gpu_traces, make_step

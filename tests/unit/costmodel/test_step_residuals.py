@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from scipy.special import stdtrit
+from trioflow.base.errors import TableError
 from trioflow.costmodel import step_residuals
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, COVERAGE, student_quantile
 from trioflow.costmodel.step_residuals import (
@@ -20,7 +21,6 @@ from trioflow.costmodel.step_residuals import (
     load_residuals,
     write_residuals,
 )
-from trioflow.errors import TableError
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *rows: StepResidual) -> None:

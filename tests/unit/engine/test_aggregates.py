@@ -10,9 +10,9 @@ import pytest
 from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from trioflow.base.errors import InputError
 from trioflow.engine.networks import NETWORKS
 from trioflow.engine.simulate import simulate, simulate_interval
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from oracles.closed_form import closed_form_s
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import Plan
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.message_planner import Chunks
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
-from trioflow.plan_row import Plan
 
 BANDWIDTH, LATENCY_S, SIZE = 1e9, 5e-6, 1_200_000
 BOTH = pytest.mark.parametrize("engine", ["reference", "compiled"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import SimulationError
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import (
     build_critical_path,
@@ -11,7 +12,6 @@ from trioflow.engine.timeline import (
     subtract_intervals,
     summarize_timeline,
 )
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.task_graph import TaskGraphBuilder

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.engine.folding.links import divide
 from trioflow.engine.simulate import simulate, simulate_interval
-from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import SimulationError
 from trioflow.engine.simulate import simulate
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topologies.grids import build_ring
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder

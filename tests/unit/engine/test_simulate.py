@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.networks import NETWORKS
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
-from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from trioflow.base.errors import PlatformError
 from trioflow.engine.simulate import measure_overlap, simulate, simulate_interval
-from trioflow.errors import PlatformError
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.parallel.task_graph import TaskGraphBuilder
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
-from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Link, Platform, Routing
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.task_graph import TaskGraphBuilder

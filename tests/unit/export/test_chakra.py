@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.chakra_reader import read_chakra_graph
 from same_model import ProportionalModel
-from trioflow.errors import InputError, TraceError
+from trioflow.base.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan

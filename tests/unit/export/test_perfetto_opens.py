@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from browser import Browser, run_driver
+from trioflow.base.units import s_to_ns
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import build_critical_path
@@ -24,7 +25,6 @@ from trioflow.export.perfetto import LINK_PROCESS, PATH_PROCESS, write_perfetto
 from trioflow.export.step_files import count_link_rates
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
-from trioflow.units import s_to_ns
 
 pytestmark = pytest.mark.slow
 

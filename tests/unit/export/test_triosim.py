@@ -6,7 +6,7 @@ import csv
 from dataclasses import replace
 
 import pytest
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.export.triosim import write_triosim
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim

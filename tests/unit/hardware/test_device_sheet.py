@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware import device_sheet
 from trioflow.hardware.device_sheet import (
     SCHEMA,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from trioflow import provenance
-from trioflow.errors import PlatformError
+from trioflow.base import provenance
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.device_sheet import SHIPPED, load_device
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import (

@@ -9,10 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from trioflow.base.units import format_time
 from trioflow.cli.main import build_parser
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.hardware.topologies.registry import BUILDERS, ENTRY_POINTS
-from trioflow.units import format_time
 
 PAGE = (Path(__file__).parents[3] / "docs" / "platforms.md").read_text()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Routing
 from trioflow.hardware.platform import load_platform, save_platform
 

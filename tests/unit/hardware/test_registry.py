@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.platform import load_platform
 from trioflow.hardware.topologies.registry import BUILDERS, find_builder, list_builders

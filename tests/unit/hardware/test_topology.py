@@ -9,7 +9,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, is_rank_node
 from trioflow.hardware.topologies.grids import build_double_ring
 from trioflow.hardware.topologies.nodes import build_node_groups, build_rail_optimised

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.base.provenance import write_json
 from trioflow.costmodel.collectives.model import fit_collective_model
 from trioflow.hardware.platform import load_platform
 from trioflow.measure.machine import describe_machine
-from trioflow.provenance import write_json
 
 
 def write_inputs(folder, overlaps):

@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 
 import pytest
 from captured import BATCH, TRANSFORMER, with_steady_times
-from trioflow.errors import MeasurementError
+from trioflow.base.errors import MeasurementError
+from trioflow.base.provenance import read_json
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.measure.session import measure_workload, sweep_sizes
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.pipeline import partition_trace
-from trioflow.provenance import read_json
 from trioflow.tables import read_table
 from trioflow.trace.store import save_trace
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
@@ -23,7 +24,6 @@ from trioflow.network.across_nodes import (
 )
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.parallel.task_graph import TaskGraphBuilder
-from trioflow.provenance import PACKAGE
 
 INSIDE, NIC, HOP_S = 100e9, 10e9, 4e-6
 NODE_S = {"all_reduce": 2e-3, "all_gather": 1e-3, "reduce_scatter": 1e-3, "broadcast": 5e-4}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.model import COLLECTIVES as MEASURED
-from trioflow.errors import InputError
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
     SUPPORTED,

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from oracles.closed_form import closed_form_s
 from oracles.replay import Wiring, execute_schedule
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.network.algorithms.catalogue import SUPPORTED, build_schedule, count_switches
 from trioflow.network.algorithms.pattern import Schedule, order_connections
 

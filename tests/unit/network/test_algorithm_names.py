@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.network.algorithms.catalogue import (
     ALGORITHMS,
     list_algorithm_words,

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import NodeGroups
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.routing import Router
-from trioflow.provenance import PACKAGE
 
 
 def load(name: str) -> PlatformCollectives:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.switches import build_switch
 from trioflow.network.circuit import CircuitNetwork, CircuitSettings

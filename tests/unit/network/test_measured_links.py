@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trioflow.base.yaml_files import read_yaml
 from trioflow.costmodel.choices import find_collectives, load_collectives
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.hardware.machine import Platform, Routing
@@ -14,7 +15,6 @@ from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
 from trioflow.network.measured_links import RelinkedCollectives, hold_to_links
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
 from trioflow.prediction.options import Options
-from trioflow.yaml_files import read_yaml
 
 LARGE_BYTES = 1 << 28
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from oracles.closed_form import closed_form_s
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.planning import make_run_alone
-from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED

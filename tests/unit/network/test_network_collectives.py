@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import count_steps
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.collectives import (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates

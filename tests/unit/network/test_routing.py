@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.routing import Router

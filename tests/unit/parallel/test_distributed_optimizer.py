@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
+from trioflow.base.precision_recipes import RECIPES
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.memory.peak import FRAGMENTATION, PASSING
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.splits.updates import list_updates
-from trioflow.precision_recipes import RECIPES
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

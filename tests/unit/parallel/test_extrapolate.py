@@ -6,8 +6,8 @@ import pytest
 from captured import BATCH
 from few_facts import few_facts
 from same_model import ProportionalModel
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.intervals import combine_intervals
-from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate, repeat_interval
 from trioflow.parallel.plan import describe_plan, make_plan, named_plan
 from trioflow.parallel.task_graph import load_task_graph

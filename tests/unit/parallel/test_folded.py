@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
-from trioflow.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.folded_grid import Grid, fold_representatives

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from captured import BATCH, capture_raw
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.parallel.splits.gathered_layers import find_layers, gather_rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, read_plan, read_stages
 from trioflow.parallel.schedules.build import build_schedule, lower_schedule, write_schedule

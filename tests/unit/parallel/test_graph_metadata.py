@@ -7,7 +7,7 @@ import json
 import pytest
 from same_model import ProportionalModel
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.parallel.task_graph import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
+from trioflow.base.errors import PlanError
 from trioflow.engine.simulate import simulate
-from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan

@@ -6,7 +6,8 @@ import pytest
 from captured import BATCH
 from hypothesis import given
 from hypothesis import strategies as st
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
+from trioflow.base.provenance import read_json
 from trioflow.parallel.splits.parameters import build_buckets
 from trioflow.parallel.splits.pipeline import (
     assign_units,
@@ -14,7 +15,6 @@ from trioflow.parallel.splits.pipeline import (
     partition,
     partition_trace,
 )
-from trioflow.provenance import read_json
 from trioflow.trace.store import Trace, load_trace, pipeline_units, save_trace
 
 MIB = 2**20

@@ -8,8 +8,15 @@ from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
-from trioflow.errors import PlanError, TableError
-from trioflow.experiments import Plan, Workload, as_rows, load_experiments, load_plans, row_schema
+from trioflow.base.errors import PlanError, TableError
+from trioflow.base.experiments import (
+    Plan,
+    Workload,
+    as_rows,
+    load_experiments,
+    load_plans,
+    row_schema,
+)
 from trioflow.parallel.plan import (
     check_plan,
     make_plan,

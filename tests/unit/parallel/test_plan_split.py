@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import check_plan, fit_vocabulary, make_plan, named_plan
 from trioflow.parallel.splits.tensor_parallel import prepare_split
 from trioflow.parallel.splits.tensor_split import kind_of_module

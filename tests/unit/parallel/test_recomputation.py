@@ -9,8 +9,8 @@ import pytest
 from captured import BATCH
 from few_facts import few_facts
 from same_model import ProportionalModel
+from trioflow.base.errors import PlanError
 from trioflow.engine.simulate import simulate
-from trioflow.errors import PlanError
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate

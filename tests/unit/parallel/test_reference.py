@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from captured import BATCH
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.reference import choose_reference, resize_batch

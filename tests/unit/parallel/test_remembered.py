@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.choices import choose_times
-from trioflow.experiments import Plan
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, vary_plan
 from trioflow.parallel.remembered import Memory, remembered, remembering

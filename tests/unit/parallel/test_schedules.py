@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.schedules.build import (
     SCHEDULES,
     add_communication,

@@ -11,8 +11,8 @@ from captured import BATCH
 from jsonschema import Draft202012Validator
 from same_model import ProportionalModel
 from test_staged_program import run_graph
-from trioflow.errors import PlanError, TableError
-from trioflow.experiments import SHARDINGS, as_rows, load_plans, row_schema
+from trioflow.base.errors import PlanError, TableError
+from trioflow.base.experiments import SHARDINGS, as_rows, load_plans, row_schema
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, named_plan
 from trioflow.parallel.splits.sharding import build_units, partition_optimizer

@@ -11,7 +11,7 @@ from captured import capture_raw
 from hypothesis import given
 from hypothesis import strategies as st
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.splits.parameters import Parameter, find_gradients, list_parameters

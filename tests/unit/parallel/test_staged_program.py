@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from captured import BATCH, capture_raw, with_steady_times
 from same_model import ProportionalModel
-from trioflow import experiments
-from trioflow.errors import PlanError
+from trioflow.base import experiments
+from trioflow.base.errors import PlanError
 from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from captured import BATCH, capture_raw
 from same_model import ProportionalModel
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan, split_operators

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from few_facts import few_facts
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 from trioflow.prediction.breakdown import build_breakdown
 from trioflow.trace.store import Trace

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.cli.main import main
-from trioflow.errors import InputError
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.language_answer import describe_run, name_group

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE, read_json, write_json
 from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times, load_named_platform
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
-from trioflow.errors import InputError
 from trioflow.export.step_files import simulate_experiment
 from trioflow.parallel.extrapolate import phase_times
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import extrapolate_experiment, predict
 from trioflow.prediction.options import CLOSED_FORM, Options
-from trioflow.provenance import PACKAGE, read_json, write_json
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop

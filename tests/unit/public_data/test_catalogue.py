@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from trioflow import provenance
+from trioflow.base import provenance
+from trioflow.base.errors import DatasetError
 from trioflow.datasets import catalogue as module
 from trioflow.datasets.catalogue import CATALOGUE, SCHEMA, load_catalogue
-from trioflow.errors import DatasetError
 
 REPOSITORY = Path(__file__).parents[3]
 SHA = "ab" * 32

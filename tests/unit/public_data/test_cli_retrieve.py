@@ -7,9 +7,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from trioflow.base.errors import DatasetError
 from trioflow.cli.datasets import add_retrieve
 from trioflow.datasets import catalogue
-from trioflow.errors import DatasetError
 
 from . import server as on
 

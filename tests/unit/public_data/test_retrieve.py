@@ -22,10 +22,10 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
+from trioflow.base.errors import DatasetError, InputError
 from trioflow.datasets.catalogue import DatasetFile
 from trioflow.datasets.download import FIRST_WAIT_S, LONGEST_WAIT_S
 from trioflow.datasets.retrieve import THERE, Retrieval, choose_source, retrieve_file
-from trioflow.errors import DatasetError, InputError
 
 from . import server as on
 

@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 from same_model import ProportionalModel
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import write_json
+from trioflow.base.units import s_to_ns
 from trioflow.costmodel.collectives.model import CollectiveTime, fit_collective_model
 from trioflow.engine.simulate import simulate
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
@@ -22,7 +24,6 @@ from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder, TimesOrigi
 from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.options import Options
 from trioflow.prediction.step import Step
-from trioflow.provenance import write_json
 from trioflow.report.attribution import (
     ATTRIBUTION,
     REMAINDER,
@@ -49,7 +50,6 @@ from trioflow.report.live_case import (
     share_host,
 )
 from trioflow.trace.store import load_trace, save_trace
-from trioflow.units import s_to_ns
 
 ONES = {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
 SLOW = {"forward": 1.5, "backward": 1.5, "optimizer": 1.5}

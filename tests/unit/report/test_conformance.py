@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.errors import TableError
+from trioflow.base.errors import TableError
 from trioflow.report.conformance import (
     COLUMNS,
     read_conformance,

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from trioflow import __version__, tables
-from trioflow.provenance import digest_file, stamp, write_json
+from trioflow.base.provenance import digest_file, stamp, write_json
 from trioflow.report.html import escape_text
 from trioflow.report.inputs import OWN_TABLES
 from trioflow.report.pages import (

@@ -21,7 +21,7 @@ from reproductions.published.published_cases import make_cases
 from reproductions.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
 from reproductions.validation.validation_cases import write_files
 from trioflow import tables
-from trioflow.provenance import atomic_path
+from trioflow.base.provenance import atomic_path
 from trioflow.report.build import build_report
 from trioflow.report.causes import CAUSES
 from trioflow.report.html import Cell, Column, render_table

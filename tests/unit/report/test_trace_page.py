@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.report.trace_page import build_trace_page
 from trioflow.tables import read_table, records
 from trioflow.trace.facts import UNTIMED

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from sweep_files import write_sweep
-from trioflow.errors import InputError
-from trioflow.settings import list_descriptions
+from trioflow.base.errors import InputError
+from trioflow.base.settings import list_descriptions
 from trioflow.sweeps.chunks import (
     SIMULATED_ONLY,
     cut_chunks,

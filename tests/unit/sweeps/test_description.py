@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sweep_files import SMALL, write_sweep
-from trioflow.errors import InputError, PlanError
+from trioflow.base.errors import InputError, PlanError
 from trioflow.sweeps.description import load_sweep
 from trioflow.sweeps.parameters import PARAMETERS, fill_values
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from sweep_files import SMALL, write_sweep
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.sweeps.chunk_job import TABLE, simulate_sweep
 from trioflow.sweeps.chunks import cut_chunks
 from trioflow.sweeps.description import load_sweep
@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         Path(path).write_bytes(b"PAR1 and then nothing")
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("trioflow.tables.pq.write_table", write_half)
+    monkeypatch.setattr("trioflow.tables.files.pq.write_table", write_half)
     with pytest.raises(InputError, match="No space left on device; make room"):
         if job == "simulate":
             simulate_sweep(file, chunks[0].stem, tmp_path / "out" / chunks[0].name, 5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trioflow.experiments import Plan
+from trioflow.base.experiments import Plan
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.reference import predict_operator_times, resize_batch
 from trioflow.parallel.schedules.build import build_schedule

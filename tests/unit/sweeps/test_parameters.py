@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from trioflow import tables
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_plan
 from trioflow.sweeps.parameters import PARAMETERS, fill_values, resolve_batch, resolve_plan
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import find_plan_problem
 from trioflow.cli import main
 from trioflow.cli.search import describe_rest, read_ranks
-from trioflow.errors import InputError
 from trioflow.hardware.platform import SHIPPED
 from trioflow.parallel.plan import make_plan, vary_plan
-from trioflow.plan_row import find_plan_problem
 from trioflow.sweeps.search import (
     Candidate,
     Variants,

@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_json
 from trioflow.cli.main import main
-from trioflow.errors import InputError
-from trioflow.provenance import read_json
 from trioflow.trace.store import load_trace, pack_trace, save_trace
 
 SHIPPED = "gpt2-tiny-b8"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from few_facts import few_facts
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.facts import DIGESTS, Facts
 from trioflow.trace.store import SHIPPED, load_trace, save_trace
 

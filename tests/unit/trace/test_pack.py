@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError, TraceError
 from trioflow.cli import main
-from trioflow.errors import InputError, TraceError
 from trioflow.trace.pack import MANIFEST, MEMBERS, open_pack
 from trioflow.trace.store import find_trace, load_trace, pack_trace, read_pack
 

@@ -13,8 +13,8 @@ import pytest
 import triosim_files
 from small_step import small_step
 from trioflow import tables
+from trioflow.base.errors import TableError, TraceError, TrioflowError
 from trioflow.cli import main
-from trioflow.errors import TableError, TraceError, TrioflowError
 from trioflow.trace.importers.detect import import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.merge import merge_trace

@@ -8,7 +8,7 @@ import pytest
 from captured import BERT, CNN, TRANSFORMER, capture_raw
 from same_model import ProportionalModel
 from same_step import assert_same_step, category_bytes
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.trace.profile.merge import merge_trace

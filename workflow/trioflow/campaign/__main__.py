@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
+from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.units import BYTES_PER_MIB
 from trioflow.campaign.items import Item, list_items, read_rows
 from trioflow.campaign.packing import Limits
-from trioflow.errors import InputError, TrioflowError
-from trioflow.units import BYTES_PER_MIB
 
 _START_S = time.monotonic()
 """The call's time counts from here: importing torch takes some of it."""

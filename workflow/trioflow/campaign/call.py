@@ -13,6 +13,8 @@ from types import FrameType
 
 import torch
 
+from trioflow.base.errors import InputError
+from trioflow.base.units import format_bytes
 from trioflow.campaign.ceilings import run_ceiling
 from trioflow.campaign.items import Item
 from trioflow.campaign.machine import describe_machine, read_clocks
@@ -21,8 +23,6 @@ from trioflow.campaign.runner import Budget, DeviceLost, Report, Runner, Stopped
 from trioflow.campaign.state import Result, State
 from trioflow.campaign.sweeps import free_memory, run_sweep
 from trioflow.campaign.workload_captures import run_workload
-from trioflow.errors import InputError
-from trioflow.units import format_bytes
 
 __all__ = ["CallSettings", "DeviceLost", "run_call"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trioflow.base.units import s_to_ns
 from trioflow.campaign.operations import Work
 from trioflow.campaign.state import Result
 from trioflow.campaign.stopwatch import (
@@ -20,7 +21,6 @@ from trioflow.campaign.stopwatch import (
     make_stopwatch,
 )  # fmt: skip
 from trioflow.campaign.sweeps import DTYPES, arithmetic, free_memory, make_row
-from trioflow.units import s_to_ns
 
 _KIBI, _MEBI = 1 << 10, 1 << 20
 LAUNCHES = 500

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 
 NESTED = "args"
 """Key whose object is spread over columns as well."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
 from trioflow.campaign.sweep_points import (
     MATRIX_OPERATIONS,
     OPERATIONS,
     count_levels,
     list_points,
 )  # fmt: skip
-from trioflow.errors import InputError
 
 DATA = Path(__file__).parent.parent / "data"
 _CATALOGS = (DATA / "catalog.tsv", DATA / "workloads.tsv")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from trioflow import __version__
-from trioflow.errors import MeasurementError
-from trioflow.provenance import host_environment
+from trioflow.base.errors import MeasurementError
+from trioflow.base.provenance import host_environment
 
 _PACKAGES = ("torchvision", "transformers", "numpy", "pandas", "pyarrow", "triton")
 _PROPERTIES = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 
 Point = Mapping[str, Any]
 

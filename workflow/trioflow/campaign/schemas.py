@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trioflow.errors import TableError
+from trioflow.base.errors import TableError
 from trioflow.tables import open_parquet
 
 INT, TEXT = pa.int64(), pa.string()

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_json, write_json
 from trioflow.campaign.compaction import Content
-from trioflow.errors import InputError
-from trioflow.provenance import read_json, write_json
 
 _SCRATCH = ".trioflow-scratch-"
 _RESULT, _RUNNING, _SESSIONS = "result.json", "running.json", "sessions.json"

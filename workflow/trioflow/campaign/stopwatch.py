@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trioflow.units import ns_to_s, s_to_ns
+from trioflow.base.units import ns_to_s, s_to_ns
 
 Work = Callable[[], Any]
 

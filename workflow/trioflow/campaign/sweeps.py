@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from trioflow.base.units import us_to_ns
 from trioflow.campaign.operations import Work, build_case, list_work
 from trioflow.campaign.runner import is_out_of_memory
 from trioflow.campaign.state import Result
@@ -21,7 +22,6 @@ from trioflow.campaign.stopwatch import CudaStopwatch, HostStopwatch, make_stopw
 from trioflow.trace.profile.kernels import LAUNCHES
 from trioflow.trace.profile.kineto import DEVICE
 from trioflow.trace.workloads.precision import single_precision
-from trioflow.units import us_to_ns
 
 DTYPES = {
     "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
+from trioflow.base.provenance import read_json, write_json
+from trioflow.base.units import format_bytes
 from trioflow.campaign.compaction import pack_raw, read_raw
 from trioflow.campaign.state import Result
-from trioflow.provenance import read_json, write_json
 from trioflow.trace.capture.workload import capture_workload
 from trioflow.trace.profile.kineto import DEVICE
 from trioflow.trace.profile.merge import RAW_FILES
 from trioflow.trace.workloads.build import build_workload
-from trioflow.units import format_bytes
 
 STEPS = {"warm_up": 5, "timed_steps": 15, "profiled_steps": 5}
 _STATES = 3

@@ -14,6 +14,8 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.arguments import (
     add_collectives_argument,
     add_json_argument,
@@ -24,7 +26,6 @@ from trioflow.cli.choices import add_configuration_argument, apply_configuration
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table
-from trioflow.errors import InputError
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
 from trioflow.parallel.memory.peak import find_fullest
@@ -32,7 +33,6 @@ from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.language_answer import describe_run
-from trioflow.units import format_bytes, format_time
 
 DAY_S, _JOULES_PER_MWH = 86400.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from trioflow.base.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
+from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.step_anchor import TIMER
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.schedules.table import MODES
 from trioflow.parallel.splits.pipeline import BALANCES
-from trioflow.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
-from trioflow.precision_recipes import RECIPE_NAMES
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
 from trioflow.trace.language.step import ATTENTIONS
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import InputError
-from trioflow.experiments import Workload, load_workloads
-from trioflow.settings import OPTIMIZERS, PRECISIONS
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Workload, load_workloads
+from trioflow.base.settings import OPTIMIZERS, PRECISIONS
 from trioflow.trace.language.make import CAPTURED_BLOCKS, quieten_profiler
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trioflow import __version__
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import digest_file
+from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.network import (
     add_algorithm_arguments,
     add_network_arguments,
@@ -27,7 +30,6 @@ from trioflow.costmodel.collectives.tests_log import PROGRAMS, import_nccl_tests
 from trioflow.engine.planning import keep_planner
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.across_nodes import measures_a_node
 from trioflow.network.algorithms.catalogue import spell_algorithm
@@ -37,8 +39,6 @@ from trioflow.network.message_planner import WHOLE
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.prediction.assembly import choose_collectives, doubt_collectives
 from trioflow.prediction.options import Options
-from trioflow.provenance import digest_file
-from trioflow.units import format_bytes, format_time
 
 EXAMPLE = """example:
   all_reduce_perf -b 1K -e 1G -f 2 -g 8 | tee all_reduce_perf.log

@@ -7,11 +7,11 @@ import textwrap
 from dataclasses import asdict
 from pathlib import Path
 
+from trioflow.base.errors import DatasetError
+from trioflow.base.units import format_bytes
 from trioflow.cli.text import format_table
 from trioflow.datasets.catalogue import Catalogue, Dataset, load_catalogue
 from trioflow.datasets.retrieve import choose_source, retrieve_file
-from trioflow.errors import DatasetError
-from trioflow.units import format_bytes
 
 FOLDER = Path("results/data")
 """Where the workflow keeps public data too."""

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trioflow.base.errors import InputError, PlanError
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
-from trioflow.errors import InputError, PlanError
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules.build import SCHEDULES
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.units import format_bytes
 from trioflow.trace.importers.detect import FORMATS, import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import pack_trace, save_trace
 from trioflow.trace.summary import describe_step, summarise_trace
-from trioflow.units import format_bytes
 
 SOURCES = """sources:
   a Kineto trace (export_chrome_trace), best with the execution trace of the same run

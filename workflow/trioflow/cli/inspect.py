@@ -6,18 +6,18 @@ import argparse
 import json
 from typing import Any
 
+from trioflow.base.precision_recipes import choose_recipe
+from trioflow.base.units import format_bytes, format_count, format_time, ns_to_s
 from trioflow.cli.arguments import add_json_argument, add_model_arguments
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
 from trioflow.costmodel.overrides import write_operator_times
-from trioflow.precision_recipes import choose_recipe
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 from trioflow.trace.store import Trace, find_operators, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
-from trioflow.units import format_bytes, format_count, format_time, ns_to_s
 
 
 def describe_model(facts: Facts) -> str:

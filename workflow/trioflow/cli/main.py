@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from trioflow import __version__
+from trioflow.base.errors import TrioflowError
 from trioflow.cli.text import PlainStream, escape_text
-from trioflow.errors import TrioflowError
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
 """Variable of the environment that shows where an unforeseen error came from."""

@@ -6,9 +6,9 @@ import argparse
 import math
 from dataclasses import replace
 
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
 from trioflow.engine.networks import DEFAULT_NETWORK, NETWORKS
-from trioflow.errors import InputError
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
 from trioflow.network.message_planner import Chunks

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import BUCKETED
+from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
 from trioflow.cli.arguments import add_model_arguments, add_run_arguments
 from trioflow.cli.text import format_table
-from trioflow.errors import InputError
-from trioflow.plan_row import BUCKETED
-from trioflow.units import BYTES_PER_MIB, format_bytes, format_time
 
 _SHOWN_REASONS = 5
 _BAR, WIDTH = 24, 76

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from trioflow.base.errors import InputError, PlatformError
+from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.costmodel.collectives.platform import (
     KIND,
@@ -17,10 +19,8 @@ from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.costmodel.overrides import load_overrides
-from trioflow.errors import InputError, PlatformError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import list_platforms, load_platform
-from trioflow.provenance import read_json
 from trioflow.trace.store import Trace
 
 MEASURED = Path("results")

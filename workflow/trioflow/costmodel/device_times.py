@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.intervals import WIDEST_FACTOR, combine_intervals
@@ -17,7 +19,6 @@ from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.operators.methods import make_unfitted_model
 from trioflow.costmodel.operators.precision import class_precision, in_precision
 from trioflow.costmodel.overrides import Overrides, apply_overrides, override_trace
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import (
     FALLBACK_PRECISION,
     DeviceSheet,
@@ -27,7 +28,6 @@ from trioflow.hardware.device_sheet import (
 )
 from trioflow.trace.facts import UNTIMED, Facts
 from trioflow.trace.store import Trace
-from trioflow.units import ns_to_s, s_to_ns
 
 PREDICTED = "predicted"
 """The fact ``step_time_source`` of a trace whose times a model gave."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from trioflow.errors import TableError
+from trioflow.base.errors import TableError
 
 Floats = npt.NDArray[np.float64]
 

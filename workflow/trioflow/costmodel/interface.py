@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import pandas as pd
 
+from trioflow.base.plugins import load_plugin
 from trioflow.costmodel.features import Floats
-from trioflow.plugins import load_plugin
 from trioflow.trace.facts import Facts
 
 ENTRY_POINTS = "trioflow.operator_models"

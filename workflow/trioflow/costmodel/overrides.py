@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.input_files import parse_cells, read_text
+from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import Floats
-from trioflow.errors import InputError
-from trioflow.input_files import parse_cells, read_text
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
-from trioflow.units import s_to_ns
 
 _NEEDED = ("name", "time_us")
 _OPTIONAL = ("phase", "input_shapes")

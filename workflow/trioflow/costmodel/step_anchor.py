@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.units import format_time
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
-from trioflow.errors import InputError
-from trioflow.provenance import PACKAGE, read_json
 from trioflow.trace.store import Trace
-from trioflow.units import format_time
 
 TIMER, RATIO, NONE = "timer", "ratio", "none"
 WAYS = (TIMER, RATIO, NONE)

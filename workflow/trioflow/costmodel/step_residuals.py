@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from trioflow.base.errors import TableError
+from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, student_quantile
-from trioflow.errors import TableError
-from trioflow.provenance import PACKAGE
 
 SHIPPED = PACKAGE / "data" / "step_residuals.tsv"
 

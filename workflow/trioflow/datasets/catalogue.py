@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from jsonschema import Draft202012Validator
 
-from trioflow.errors import DatasetError
-from trioflow.input_files import read_text
-from trioflow.provenance import PACKAGE, read_json
-from trioflow.settings import describe_problem, suggest_name
-from trioflow.yaml_files import LARGEST_BYTES, parse_yaml
+from trioflow.base.errors import DatasetError
+from trioflow.base.input_files import read_text
+from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.settings import describe_problem, suggest_name
+from trioflow.base.yaml_files import LARGEST_BYTES, parse_yaml
 
 CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
 """Where a checkout keeps it; an installed library has none."""

@@ -17,8 +17,8 @@ from email.utils import parsedate_to_datetime
 from io import BufferedRandom, BufferedReader
 
 from trioflow import __version__
+from trioflow.base.errors import DatasetError
 from trioflow.datasets.catalogue import DatasetFile
-from trioflow.errors import DatasetError
 
 BLOCK_BYTES = 1 << 16
 FIRST_WAIT_S = 1.0

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 
+from trioflow.base.errors import DatasetError
 from trioflow.datasets.catalogue import DatasetFile
 from trioflow.datasets.download import OTHER_WAYS, PointerFound, digest_stream, download_file
-from trioflow.errors import DatasetError
 
 _ATTEMPTS = 5
 TIMEOUT_S = 30.0

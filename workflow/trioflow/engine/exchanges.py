@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds
 from trioflow.tables import records

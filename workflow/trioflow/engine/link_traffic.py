@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.program import Execution, Floats, Ints, Program, count_up
-from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, name_link
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.plugins import load_plugin
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.circuit import CircuitNetwork
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
-from trioflow.plugins import load_plugin
 
 NETWORKS: Mapping[str, Callable[[Sequence[Link]], Network]] = {
     "fair_share": FairShareNetwork,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.experiments import Plan
 from trioflow.engine.compiled.run import is_repaid, run_compiled
 from trioflow.engine.exchanges import Exchanges, Planner
 from trioflow.engine.program import Program
 from trioflow.engine.reference import run_reference
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner

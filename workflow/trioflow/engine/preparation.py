@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
 from trioflow.engine.exchanges import Plan, Planner
 from trioflow.engine.folding.classes import find_fold
@@ -28,7 +29,6 @@ from trioflow.engine.program import (
 )
 from trioflow.engine.reference import run_reference
 from trioflow.engine.timeline import RankTimes, TimelineSummary, select_kinds, summarize_tasks
-from trioflow.errors import InputError, SimulationError
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import SimulationError
 from trioflow.engine.exchanges import Exchanges, Planner, make_exchanges
-from trioflow.errors import SimulationError
 from trioflow.network.interface import NEVER_S
 from trioflow.parallel.task_graph import TaskGraph
 

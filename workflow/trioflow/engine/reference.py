@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.errors import SimulationError
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
-from trioflow.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import SimulationError
 from trioflow.engine.link_traffic import LinkTraffic
 from trioflow.engine.program import Execution, Program
 from trioflow.engine.timeline import TimelineSummary
-from trioflow.errors import SimulationError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
+from trioflow.base.errors import SimulationError
 from trioflow.engine.program import COMPUTE_STREAM
-from trioflow.errors import SimulationError
 from trioflow.parallel.task_graph import TaskGraph
 
 Floats = NDArray[np.float64]

@@ -13,12 +13,13 @@ from typing import Any
 import pandas as pd
 
 from trioflow import __version__
-from trioflow.errors import InputError
-from trioflow.experiments import Plan
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
+from trioflow.base.provenance import atomic_path
+from trioflow.base.units import NS_PER_S, NS_PER_US
 from trioflow.parallel.reference import choose_reference, resize_batch
 from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.importers.chakra_messages import (
     COMM_TYPES,
@@ -28,7 +29,6 @@ from trioflow.trace.importers.chakra_messages import (
     write_messages,
 )
 from trioflow.trace.store import Trace
-from trioflow.units import NS_PER_S, NS_PER_US
 
 OWN = "trioflow."
 """Prefix of the attributes that only trioflow reads."""

@@ -27,7 +27,7 @@ from trioflow.export.perfetto_text import (
     write_microseconds,
     write_texts,
 )
-from trioflow.table_columns import STREAMS
+from trioflow.tables import STREAMS
 
 MEASURED = " (measured)"
 PATH_PROCESS, _PATH_THREAD, LINK_PROCESS = "critical path", "what the step waits for", "links"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trioflow.provenance import atomic_path
-from trioflow.units import NS_PER_S, NS_PER_US
+from trioflow.base.provenance import atomic_path
+from trioflow.base.units import NS_PER_S, NS_PER_US
 
 Ints = NDArray[np.int64]
 Piece: TypeAlias = "str | pa.Array"

@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
+from trioflow.base.provenance import write_json
 from trioflow.engine.link_traffic import Simulated, link_rates, measure_links
 from trioflow.engine.networks import find_network
 from trioflow.engine.timeline import build_critical_path
@@ -21,7 +22,6 @@ from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
 from trioflow.prediction.step import load_experiment
-from trioflow.provenance import write_json
 
 
 def simulate_experiment(

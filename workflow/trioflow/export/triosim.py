@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.provenance import atomic_path
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import atomic_path
 from trioflow.tables import records
 from trioflow.trace.facts import UNTIMED
 from trioflow.trace.importers.triosim_tables import (

@@ -22,9 +22,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from trioflow.errors import PlatformError
-from trioflow.provenance import PACKAGE, read_json
-from trioflow.yaml_files import read_yaml
+from trioflow.base.errors import PlatformError
+from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.yaml_files import read_yaml
 
 TABLE = PACKAGE / "data" / "device_names.json"
 

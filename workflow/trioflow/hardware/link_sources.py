@@ -6,7 +6,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import SLOWDOWN, TIES, Link, Platform, is_rank_node, name_link
 
 

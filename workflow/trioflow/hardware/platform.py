@@ -18,14 +18,14 @@ from typing import Any
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
+from trioflow.base.provenance import PACKAGE, atomic_path, read_json
+from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.device_sheet import load_device
 from trioflow.hardware.link_sources import describe_platform, find_link_source
 from trioflow.hardware.machine import SLOWDOWN, Device, Link, Platform, Routing, name_link
 from trioflow.hardware.topologies.links import build_links, list_failed_links
 from trioflow.hardware.topologies.wiring import MOST_PARTS
-from trioflow.provenance import PACKAGE, atomic_path, read_json
-from trioflow.yaml_files import read_yaml
 
 SCHEMA = PACKAGE / "data" / "platform.schema.json"
 

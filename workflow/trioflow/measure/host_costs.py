@@ -21,8 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trioflow.base.units import ns_to_s
 from trioflow.trace.workloads.build import Workload
-from trioflow.units import ns_to_s
 
 _REPEATS_BELOW_BYTES = ((65_536, 8), (5_000_000, 4), (20_000_000, 2))
 """Small messages are timed several at a time: a single one is near the clock's noise."""

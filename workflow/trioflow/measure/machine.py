@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.provenance import read_json
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import save_platform
-from trioflow.provenance import read_json
 
 _OVERLAP_COUNTS = 0.5
 """Communication counts as running beside compute when this share of it hides there."""

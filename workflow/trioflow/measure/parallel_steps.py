@@ -17,8 +17,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from trioflow.errors import MeasurementError
-from trioflow.experiments import UNIT_SHARDINGS
+from trioflow.base.errors import MeasurementError
+from trioflow.base.experiments import UNIT_SHARDINGS
 from trioflow.measure.records import Mark, StepMarks
 from trioflow.trace.capture.training_step import TrainingStep, call_model
 from trioflow.trace.workloads.build import Workload, build_workload

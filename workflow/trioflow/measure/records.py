@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pyarrow as pa
 
-from trioflow.table_columns import FLOAT, INT, TEXT, TIMELINE, column
-from trioflow.tables import PHASES
-from trioflow.units import NS_PER_S, ns_to_s
+from trioflow.base.units import NS_PER_S, ns_to_s
+from trioflow.tables import FLOAT, INT, PHASES, TEXT, TIMELINE, column
 
 MARKED, PROFILED = "marks", "profile"
 """Recordings: rounds with marks alone, and rounds in which a profiler runs as well."""

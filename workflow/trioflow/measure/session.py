@@ -17,8 +17,10 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import MeasurementError
-from trioflow.experiments import UNIT_SHARDINGS
+from trioflow.base.errors import MeasurementError
+from trioflow.base.experiments import UNIT_SHARDINGS
+from trioflow.base.provenance import host_environment, read_json, stamp, write_json
+from trioflow.base.units import ns_to_s
 from trioflow.measure.records import (
     RECORDED_EVENTS,
     STEP_MARKS,
@@ -26,9 +28,7 @@ from trioflow.measure.records import (
     median_events,
     relate_marks,
 )
-from trioflow.provenance import host_environment, read_json, stamp, write_json
 from trioflow.trace.capture.rank_process import exclusive_measurement
-from trioflow.units import ns_to_s
 
 TIMEOUT_S = 3600.0
 _SMALL_BYTES = (1_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)

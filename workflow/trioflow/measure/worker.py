@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from trioflow.base.provenance import read_json, write_json
+from trioflow.base.units import ns_to_s
 from trioflow.measure.host_costs import HostCosts, sample_overlap, time_collective
 from trioflow.measure.parallel_steps import Step, make_parallel_step
 from trioflow.measure.records import (
@@ -30,7 +32,6 @@ from trioflow.measure.records import (
     find_marks,
     time_mark,
 )
-from trioflow.provenance import read_json, write_json
 from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import device_name
@@ -39,7 +40,6 @@ from trioflow.trace.profile.step_spans import find_spans
 from trioflow.trace.profile.steps import Step as ProfiledStep
 from trioflow.trace.profile.steps import load_step
 from trioflow.trace.workloads.build import build_workload
-from trioflow.units import ns_to_s
 
 _SPANS = ("gloo:", "nccl:")
 _COMMUNICATION = (*_SPANS, "c10d::", "_c10d_functional::", "record_param_comms")

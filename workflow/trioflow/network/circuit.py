@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
 from trioflow.network.routing import Router

@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import COLLECTIVES, count_steps, wire_factor
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
 from trioflow.network.flows import FlowShape, FlowSpec

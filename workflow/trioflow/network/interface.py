@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 
 NEVER_S = math.inf
 """Time of an event that does not happen [s]."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from trioflow.base.errors import PlatformError
 from trioflow.costmodel.collectives.model import CollectiveTime, count_steps
-from trioflow.errors import PlatformError
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.hardware.platform import list_platforms, load_platform
 from trioflow.network.collectives import UNCALIBRATED, CollectiveCost

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trioflow.errors import InputError, SimulationError
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.hardware.machine import Platform, is_rank_node, name_rank_node
 from trioflow.network.algorithms.catalogue import (
     Algorithms,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link, Routing
 
 _HOP_BITS = 24

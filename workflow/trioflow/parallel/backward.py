@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.experiments import Plan
+from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.device_times import host_times, mention_launches, times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
@@ -21,7 +23,6 @@ from trioflow.costmodel.step_residuals import (
     PIPELINE,
     least_half_width,
 )
-from trioflow.experiments import Plan
 from trioflow.parallel.memory.peak import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.plan import (
     Stages,
@@ -62,7 +63,6 @@ from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
-from trioflow.units import ns_to_s, s_to_ns
 
 
 def extrapolate(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
 from trioflow.parallel.task_graph import TaskGraph
 

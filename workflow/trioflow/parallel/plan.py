@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import PlanError
-from trioflow.experiments import SHARDINGS, Plan, find_plan_problem
-from trioflow.input_files import read_text
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
+from trioflow.base.input_files import read_text
+from trioflow.base.plan_row import find_count_problem
+from trioflow.base.plugins import load_plugin
+from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import SCHEDULES, build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
 from trioflow.parallel.splits.tensor_split import count_heads
 from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
-from trioflow.plan_row import find_count_problem
-from trioflow.plugins import load_plugin
 from trioflow.trace.store import Trace, pipeline_units
-from trioflow.units import BYTES_PER_MIB
 
 FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.errors import PlanError
 from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 

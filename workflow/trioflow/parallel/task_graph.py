@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import InputError, TableError
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.plan_row import Plan
 from trioflow.parallel.plan import make_plan
-from trioflow.plan_row import Plan
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_json
 from trioflow.engine.simulate import DEFAULTS, SimulationOptions, simulate
 from trioflow.engine.timeline import measure_concurrency
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
-from trioflow.provenance import read_json
 from trioflow.tables import PHASES
 from trioflow.trace.store import Trace
 

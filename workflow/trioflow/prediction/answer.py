@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 
 from trioflow import __version__
+from trioflow.base.units import format_bytes, format_time
 from trioflow.engine.result import CONFIDENCES, Summary
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
 from trioflow.prediction.language_answer import describe_rates, describe_waits
 from trioflow.prediction.step import Simulated, Step
-from trioflow.units import format_bytes, format_time
 
 _TIMES = (
     "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",

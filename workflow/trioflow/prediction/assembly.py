@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
+from trioflow.base.provenance import read_json
 from trioflow.costmodel.choices import (
     MEASURED,
     choose_times,
@@ -15,8 +18,6 @@ from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.errors import InputError
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import OFFLOAD_RATES, describe_unmeasured, load_platform
 from trioflow.network.collectives import CollectiveCost
@@ -29,7 +30,6 @@ from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
 from trioflow.prediction.step import Step
-from trioflow.provenance import read_json
 from trioflow.trace.store import Trace, is_model, load_trace
 
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow import tables
+from trioflow.base.errors import InputError
 from trioflow.engine.timeline import (
     LaneIntervals,
     join_lanes,
@@ -19,7 +20,6 @@ from trioflow.engine.timeline import (
     select_compute,
     subtract_lanes,
 )
-from trioflow.errors import InputError
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import Trace
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import Plan
+from trioflow.base.precision_recipes import choose_recipe
 from trioflow.engine.timeline import select_communication
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Device
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
-from trioflow.plan_row import Plan
-from trioflow.precision_recipes import choose_recipe
 from trioflow.prediction.breakdown import measure_exposed
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
-from trioflow.errors import InputError
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.plan import Stages
 from trioflow.parallel.schedules.build import Schedule

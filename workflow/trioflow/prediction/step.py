@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trioflow.base.errors import TableError
 from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
-from trioflow.errors import TableError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.collectives import CollectiveCost

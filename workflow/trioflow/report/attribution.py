@@ -13,12 +13,12 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
-from trioflow.errors import InputError
-from trioflow.provenance import read_json, stamp
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_json, stamp
 from trioflow.report.causes import CAUSES, explain_cases
 from trioflow.report.errors import measured_steps
 from trioflow.report.live_case import COMPUTE, LiveCase, MeasuredParts, measure_parts
-from trioflow.table_columns import FLOAT, TEXT, column
+from trioflow.tables import FLOAT, TEXT, column
 
 REMAINDER = "remainder"
 ATTRIBUTION = pa.schema([

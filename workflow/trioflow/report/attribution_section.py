@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report import style
 from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
 from trioflow.report.causes import SENSITIVITY

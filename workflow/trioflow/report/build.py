@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import InputError
-from trioflow.provenance import stamp
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import stamp
 from trioflow.report import figures, sections, style, timelines
 from trioflow.report.attribution_section import (
     ALL,

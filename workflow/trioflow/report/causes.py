@@ -13,7 +13,7 @@ from trioflow.costmodel.choices import Collectives
 from trioflow.costmodel.collectives.model import CollectiveTime
 from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER
 from trioflow.hardware.machine import Platform
-from trioflow.table_columns import FLOAT, TEXT, column
+from trioflow.tables import FLOAT, TEXT, column
 
 SERIAL, FULL = "none", "full"
 """Overlap of collectives with compute, where a sensitivity sets it."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.errors import TableError
-from trioflow.provenance import PACKAGE, atomic_path
+from trioflow.base.errors import TableError
+from trioflow.base.provenance import PACKAGE, atomic_path
 from trioflow.report.html import Cell, Column, render_paragraph, render_table
 from trioflow.report.wording import count_words, join_words
 

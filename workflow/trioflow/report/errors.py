@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.units import ns_to_s
 from trioflow.engine.result import CONFIDENCES
-from trioflow.errors import InputError
-from trioflow.units import ns_to_s
 
 _EXPERIMENT_COLUMNS = ("experiment", "set", "workload", "plan", "batch")
 WARNING_SEPARATOR = "\n"

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.units import format_bytes
 from trioflow.engine.timeline import COMMUNICATION_KINDS
 from trioflow.prediction.breakdown import DEPTH, cut_path
 from trioflow.report.html import (
@@ -29,7 +30,6 @@ from trioflow.report.wording import (
     write_time,
 )
 from trioflow.tables import records
-from trioflow.units import format_bytes
 
 MOST_ROWS = 40
 """Rows of a table that are shown; the file beside the page holds all."""

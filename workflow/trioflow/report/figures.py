@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from trioflow.base.errors import InputError
+from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.model import CollectiveCostModel
-from trioflow.errors import InputError
 from trioflow.report import style
 from trioflow.report.wording import write_signed
-from trioflow.units import ns_to_s
 
 
 def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:

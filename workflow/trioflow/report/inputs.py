@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import digest_file, read_json
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
-from trioflow.errors import InputError
-from trioflow.provenance import digest_file, read_json
 from trioflow.report.attribution import ATTRIBUTION
 from trioflow.report.causes import CAUSES
 

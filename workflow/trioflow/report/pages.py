@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trioflow import __version__
-from trioflow.errors import TrioflowError
-from trioflow.provenance import atomic_path, digest_file, read_json
+from trioflow.base.errors import TrioflowError
+from trioflow.base.provenance import atomic_path, digest_file, read_json
 from trioflow.report.html import (
     Cell,
     Column,

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.units import format_bytes, format_count
 from trioflow.report.errors import METRICS, WARNING_SEPARATOR
 from trioflow.report.html import (
     Cell,
@@ -31,7 +32,6 @@ from trioflow.report.wording import (
     write_signed_percent,
     write_time,
 )
-from trioflow.units import format_bytes, format_count
 
 LIMITS = (
     "Measured steps are those of this machine on one occasion. The quartiles show how the rounds "

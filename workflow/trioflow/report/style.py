@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
-from trioflow.provenance import atomic_path
+from trioflow.base.provenance import atomic_path
 
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, GREY, INK = "#56B4E9", "#CC79A7", "#8C8C8C", "#222222"

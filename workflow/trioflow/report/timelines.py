@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report import style
 from trioflow.report.wording import write_time
-from trioflow.table_columns import STREAMS
+from trioflow.tables import STREAMS
 
 COMMUNICATION_KINDS = ("collective", "send", "recv")
 _COLOURS = {

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.units import format_bytes, format_count
 from trioflow.report.html import (
     Cell,
     Column,
@@ -27,7 +28,6 @@ from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
 from trioflow.trace.store import load_trace
 from trioflow.trace.summary import SEPARATOR, summarise_trace
-from trioflow.units import format_bytes, format_count
 
 TITLE = "trioflow: traces"
 INTRODUCTION = (

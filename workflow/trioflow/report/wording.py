@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from trioflow.units import format_bytes, format_count, format_time
+from trioflow.base.units import format_bytes, format_count, format_time
 
 SHARES = ("_error", "_overhead", "_fraction", "_share", "drift", "overhead", "overlap", "share")
 _MINUS = "\u2212"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.errors import InputError, TableError
-from trioflow.provenance import atomic_path
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.provenance import atomic_path
 from trioflow.report.scores import ORACLE, OURS, score_published
 from trioflow.report.summary import CAPTIONS, describe_accuracy, describe_run
 from trioflow.report.wording import (

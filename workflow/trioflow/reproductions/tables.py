@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
+from trioflow.base.provenance import stamp
 from trioflow.costmodel.judging import COUNTS, SCORES
-from trioflow.provenance import stamp
-from trioflow.table_columns import FLOAT, INT, TEXT, column
+from trioflow.tables import FLOAT, INT, TEXT, column
 
 MEASURED_HERE = "measured here"
 MEASURED_PUBLIC = "measured, public"

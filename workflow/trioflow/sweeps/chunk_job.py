@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.units import format_time
 from trioflow.sweeps.chunks import Chunk, find_chunk
 from trioflow.sweeps.description import Sweep, load_sweep
 from trioflow.sweeps.workshop import OK, Workshop
-from trioflow.units import format_time
 
 TABLE = "sweep_results"
 _REPORT_EVERY_S = 5.0

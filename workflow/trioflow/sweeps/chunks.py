@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.sweeps.description import DEFAULT_CHUNK, Sweep, load_sweep
 from trioflow.trace.pack import MEMBERS
 

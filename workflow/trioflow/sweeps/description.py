@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trioflow.base.errors import InputError
+from trioflow.base.input_files import parse_cells, read_text
+from trioflow.base.settings import NAME, check_settings, suggest_name
+from trioflow.base.yaml_files import parse_yaml, read_yaml
 from trioflow.costmodel.choices import THIS_MACHINE
-from trioflow.errors import InputError
 from trioflow.hardware.platform import list_platforms
-from trioflow.input_files import parse_cells, read_text
-from trioflow.settings import NAME, check_settings, suggest_name
 from trioflow.sweeps.parameters import PARAMETERS, fill_values
 from trioflow.trace.store import shipped_traces
-from trioflow.yaml_files import parse_yaml, read_yaml
 
 DEFAULT_CHUNK = 64
 """Scenarios of a job, unless the settings or the description say otherwise."""

@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from trioflow import tables
-from trioflow.errors import InputError
-from trioflow.provenance import stamp
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import stamp
 from trioflow.report import style
 from trioflow.sweeps.chunk_job import TABLE, written
 from trioflow.sweeps.chunks import Chunk, cut_chunks

@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.device_times import DeviceTimes, host_times
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.backward import plan_recomputation

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trioflow.experiments import Plan
+from trioflow.base.experiments import Plan
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.flows import FlowShape

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trioflow.experiments import Plan
+from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
 from trioflow.parallel.splits.sharding import build_units

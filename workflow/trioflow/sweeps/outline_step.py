@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trioflow.experiments import Plan
+from trioflow.base.experiments import Plan
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import (

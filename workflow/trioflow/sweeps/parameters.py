@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.engine.networks import DEFAULT_NETWORK
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
 from trioflow.parallel.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_plan
 
 Values = Mapping[str, Any]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from trioflow.base.errors import InputError, PlanError
+from trioflow.base.experiments import Plan
+from trioflow.base.units import format_bytes
 from trioflow.engine.result import CONFIDENCES
-from trioflow.errors import InputError, PlanError
-from trioflow.experiments import Plan
 from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
@@ -30,7 +31,6 @@ from trioflow.sweeps.search_space import (
     probability_faster,
 )
 from trioflow.sweeps.workshop import Workshop
-from trioflow.units import format_bytes
 
 FURTHER = 3
 """At most so many times the plans asked for are simulated while the outline leaves the order open."""

@@ -11,16 +11,16 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
+from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS
+from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.step_residuals import COLLECTIVES, PIPELINE, load_residuals
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan
-from trioflow.plan_row import BUCKETED, RECOMPUTATIONS
 from trioflow.prediction.language_answer import HOUR_S
 from trioflow.sweeps.parameters import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
-from trioflow.units import BYTES_PER_MIB
 
 _SEARCHED_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _SEARCHED_SHARDINGS = ("none", "zero1", "distributed", "zero2", "fsdp")

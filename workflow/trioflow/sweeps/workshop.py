@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.experiments import Plan
+from trioflow.base.units import format_bytes
 from trioflow.costmodel.choices import (
     load_named_platform,
 )
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.compiled.run import is_repaid
 from trioflow.engine.networks import DEFAULT_NETWORK
-from trioflow.errors import InputError, TrioflowError
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.remembered import Memory, remembering
@@ -36,7 +37,6 @@ from trioflow.prediction.step import Step
 from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.parameters import PLAN_COLUMNS, resolve_batch, resolve_plan
 from trioflow.trace.store import Trace
-from trioflow.units import format_bytes
 
 OK, OUT_OF_MEMORY, INFEASIBLE = "ok", "out of memory", "infeasible"
 STATUSES = (OK, OUT_OF_MEMORY, INFEASIBLE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.tables import records
 from trioflow.trace.spanning import Lists, is_spanning, resolve_lists
 from trioflow.trace.store import Trace

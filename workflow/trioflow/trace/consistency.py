@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.facts import Entry, Facts
 
 _MOST_OF_STEP = 2.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.input_files import check_values
-from trioflow.precision_recipes import RECIPES, PrecisionRecipe
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import check_values
+from trioflow.base.precision_recipes import RECIPES, PrecisionRecipe
 
 _REQUIRED_FACTS = ("workload", "batch", "device_name", "step_time_s")
 STEP_TIME_SOURCES = {

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from trioflow import __version__, tables
-from trioflow.errors import InputError, TraceError
-from trioflow.input_files import LARGEST_JSON_BYTES, check_file, parse_json
-from trioflow.provenance import atomic_path
-from trioflow.units import format_bytes
+from trioflow.base.errors import InputError, TraceError
+from trioflow.base.input_files import LARGEST_JSON_BYTES, check_file, parse_json
+from trioflow.base.provenance import atomic_path
+from trioflow.base.units import format_bytes
 
 FORMAT, VERSION = "trioflow trace", 1
 MANIFEST = "pack.json"

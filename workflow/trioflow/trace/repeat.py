@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
+from trioflow.base.units import ns_to_s
 from trioflow.tables import records
 from trioflow.trace.block import BlockName, Row, find_block
 from trioflow.trace.facts import UNTIMED, Entry, Facts
 from trioflow.trace.repeat_tables import Repetition
 from trioflow.trace.store import Trace, pipeline_units
-from trioflow.units import ns_to_s
 
 
 def repeat_layers(trace: Trace, layers: int) -> Trace:

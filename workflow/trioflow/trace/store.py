@@ -15,13 +15,13 @@ from typing import Any, cast
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import TraceError
-from trioflow.input_files import parse_json
-from trioflow.provenance import digest_file, read_json, write_json
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import parse_json
+from trioflow.base.provenance import digest_file, read_json, write_json
+from trioflow.base.units import format_time
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import DIGESTS, Facts, check_facts
 from trioflow.trace.pack import MEMBERS, TABLES, describe_member, open_pack, read_member, write_pack
-from trioflow.units import format_time
 
 
 @dataclass(repr=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from trioflow.base.units import format_time, ns_to_s
 from trioflow.tables import PHASES
 from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
 from trioflow.trace.store import Trace
-from trioflow.units import format_time, ns_to_s
 
 SEPARATOR = "; "
 

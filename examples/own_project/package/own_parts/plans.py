@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
+from trioflow.base.plan_row import Plan
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules.build import Action, Schedule
-from trioflow.plan_row import Plan
 
 
 def make_half_half(ranks: int) -> Plan:

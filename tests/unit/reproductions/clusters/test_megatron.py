@@ -6,7 +6,8 @@ import json
 
 import pytest
 from trioflow import tables
-from trioflow.errors import TableError
+from trioflow.base.errors import TableError
+from trioflow.base.units import BYTES_PER_MIB
 from trioflow.reproductions.clusters.megatron import (
     KEPT,
     PEAK,
@@ -17,7 +18,6 @@ from trioflow.reproductions.clusters.megatron import (
 from trioflow.reproductions.clusters.memory import keep_depth
 from trioflow.reproductions.clusters.peaks import peaks_section, score_peaks
 from trioflow.reproductions.tables import CLUSTER_PEAKS
-from trioflow.units import BYTES_PER_MIB
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 

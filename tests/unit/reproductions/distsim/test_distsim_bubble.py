@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from trioflow.base.errors import InputError
 from trioflow.engine.simulate import simulate
-from trioflow.errors import InputError
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.reproductions.distsim.closed_forms import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.distsim.recorded import (
     compare_marks,
     fill_micro_batches,

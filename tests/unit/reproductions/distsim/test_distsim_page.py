@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow import tables
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.provenance import write_json
 from trioflow.engine.simulate import simulate
-from trioflow.errors import InputError, TableError
 from trioflow.hardware.machine import Device, Link, Platform, name_rank_node
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.provenance import write_json
 from trioflow.reproductions.distsim.closed_forms import find_best_rates, predict_by_rates
 from trioflow.reproductions.distsim.figures import draw_activity, draw_timestamps
 from trioflow.reproductions.distsim.page import CAPTIONS, build_distsim_page

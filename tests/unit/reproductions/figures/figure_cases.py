@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 from trioflow import tables
-from trioflow.experiments import Plan
+from trioflow.base.experiments import Plan
 from trioflow.reproductions.tables import EVIDENCE
 from trioflow.sweeps.chunk_job import make_frame
 from trioflow.sweeps.parameters import fill_values

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trioflow.errors import InputError, TableError
+from trioflow.base.errors import InputError, TableError
 from trioflow.reproductions.figures.build import SCHEMAS, build_figure_data, keep_rivals
 from trioflow.reproductions.figures.catalogue import FIGURES
 from trioflow.reproductions.tables import EVIDENCE_KINDS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.settings import list_descriptions
 from trioflow.reproductions.figures.catalogue import (
     FIGURES,
     find_descriptions,
@@ -13,7 +14,6 @@ from trioflow.reproductions.figures.catalogue import (
     list_figures,
     list_inputs,
 )
-from trioflow.settings import list_descriptions
 from trioflow.sweeps.description import load_sweep
 
 FOLDER = Path(__file__).parents[4] / "config/figures"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.build import build_figure_data
 from trioflow.reproductions.figures.catalogue import FIGURES
 from trioflow.reproductions.figures.drawings import (

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from test_report_page import Page
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.build import make_figure
 from trioflow.reproductions.figures.page import build_figures_page
 from trioflow.reproductions.tables import EVIDENCE, HOP, SHARES, SIMULATOR_TIMES, WAFER

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.rows import (
     count_busy_s,
     list_live_rows,

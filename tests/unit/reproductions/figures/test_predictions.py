@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.build import predict_scenarios
 from trioflow.reproductions.figures.rows import BUSY, list_predicted_rows
 from trioflow.sweeps.chunks import list_sweep_files

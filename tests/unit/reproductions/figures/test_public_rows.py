@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.rows import (
     list_published_rows,
     list_validation_rows,

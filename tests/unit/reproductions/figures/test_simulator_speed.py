@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.figures.build import time_simulations
 from trioflow.reproductions.tables import SIMULATOR_TIMES
 from trioflow.sweeps.parameters import fill_values

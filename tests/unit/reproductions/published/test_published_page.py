@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from test_report_page import Page
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.attribution_section import draw_tornado, summarise_changes
 from trioflow.report.causes import CAUSES
 from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures

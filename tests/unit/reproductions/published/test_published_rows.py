@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from trioflow.errors import InputError, TableError
-from trioflow.experiments import load_imports
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.experiments import load_imports
 from trioflow.reproductions.published.cases import PublishedRow, load_published_rows, rows_of_set
 from trioflow.reproductions.published.judge import read_measured
 

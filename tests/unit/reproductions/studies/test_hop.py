@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.reproductions.studies import hop
 from trioflow.reproductions.studies.hop import (
     HopWork,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 from trioflow.reproductions.studies.hop import GRAPHS, build_graph
 from trioflow.reproductions.studies.hop_simulation import (
     Edge,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow import tables
-from trioflow.errors import InputError, TableError
+from trioflow.base.errors import InputError, TableError
 from trioflow.reproductions.studies import hop, wafer
 from trioflow.reproductions.studies.distsim import BEST, WORST, list_degrees
 from trioflow.reproductions.studies.page import CAPTIONS, FIGURES, STUDIES, build_study_page

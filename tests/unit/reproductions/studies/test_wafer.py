@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from trioflow.base.errors import PlatformError, SimulationError
 from trioflow.engine.simulate import simulate
-from trioflow.errors import PlatformError, SimulationError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.network.collectives import compute_wire_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.validation.collectives import describe_case, parse_case
 
 

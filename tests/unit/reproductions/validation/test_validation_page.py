@@ -7,7 +7,7 @@ import re
 import pytest
 from test_report_page import Page
 from trioflow import tables
-from trioflow.errors import InputError, TableError
+from trioflow.base.errors import InputError, TableError
 from trioflow.reproductions.tables import read_validation_table
 from trioflow.reproductions.validation.page import build_validation_page
 

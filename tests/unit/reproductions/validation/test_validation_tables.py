@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from trioflow.base.errors import TableError
 from trioflow.costmodel.judging import SCORES, score_cases
-from trioflow.errors import TableError
 from trioflow.reproductions.tables import (
     SCHEMAS,
     SUMMARY,

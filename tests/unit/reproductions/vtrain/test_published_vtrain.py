@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.scores import score_published
 from trioflow.reproductions.tables import CHECKS, PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trioflow.errors import TableError
+from trioflow.base.errors import TableError
 from trioflow.reproductions.vtrain.data import (
     COLUMNS,
     FILE,

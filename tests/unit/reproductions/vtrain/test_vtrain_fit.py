@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.reproductions.vtrain import fit as vtrain_fit
 from trioflow.reproductions.vtrain.fit import calibrate, leave_out
 from trioflow.reproductions.vtrain.model import (

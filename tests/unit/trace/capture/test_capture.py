@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from trioflow.errors import InputError, MeasurementError
-from trioflow.provenance import read_json
+from trioflow.base.errors import InputError, MeasurementError
+from trioflow.base.provenance import read_json
 from trioflow.trace.capture.rank_process import exclusive_measurement
 
 torch = pytest.importorskip("torch", reason="capture needs torch (extra [capture])")

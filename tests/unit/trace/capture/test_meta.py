@@ -7,7 +7,7 @@ from math import prod
 import pytest
 from captured import BATCH, TRANSFORMER, capture_raw
 from same_step import assert_same_step, category_bytes
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import load_trace, save_trace

@@ -10,7 +10,7 @@ import chakra_wire as wire
 import pytest
 from captured import with_steady_times
 from same_model import ProportionalModel
-from trioflow.errors import InputError, TraceError
+from trioflow.base.errors import InputError, TraceError
 from trioflow.export.chakra import size_trace, write_chakra
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan

@@ -6,7 +6,7 @@ import tracemalloc
 
 import chakra_wire as wire
 import pytest
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.importers.chakra_messages import (
     add_attribute,
     new_metadata,

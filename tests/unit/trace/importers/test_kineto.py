@@ -8,7 +8,7 @@ import json
 import shutil
 
 import pytest
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.importers.detect import detect_format, import_trace
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from same_model import ProportionalModel
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.options import ImportOptions

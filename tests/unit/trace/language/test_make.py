@@ -5,10 +5,10 @@ from math import prod
 
 import pytest
 from same_step import assert_same_step, category_bytes
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import RECIPES
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_operators
-from trioflow.precision_recipes import RECIPES
 from trioflow.trace.language import make
 from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.language.read import find_configuration, published_models, read_table
 
 LLAMA = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from profiled_events import event, load
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.profile.kernels import busy_ns, charge_kernels, span_ns
 from trioflow.trace.profile.kineto import Event, read_profile
 from trioflow.trace.profile.observe import observe_step

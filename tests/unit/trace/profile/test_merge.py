@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from trioflow.errors import TableError, TraceError
+from trioflow.base.errors import TableError, TraceError
 from trioflow.tables import read_table, records, write_table
 from trioflow.trace.profile.merge import merge_trace, merge_trace_folder
 from trioflow.trace.store import load_trace, tensor_bytes

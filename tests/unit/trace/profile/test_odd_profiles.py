@@ -6,8 +6,8 @@ import json
 
 import pytest
 from profiled_events import event, load
+from trioflow.base.errors import TraceError
 from trioflow.cli.inspect import describe_trace
-from trioflow.errors import TraceError
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile import execution_trace as link

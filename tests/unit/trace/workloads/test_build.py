@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
-from trioflow.settings import OPTIMIZERS
+from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.workloads.catalog import change_workload, load_catalog
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")

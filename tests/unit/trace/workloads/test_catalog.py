@@ -11,8 +11,8 @@ from dataclasses import asdict
 from functools import cache
 
 import pytest
-from trioflow.errors import InputError, TableError
-from trioflow.settings import FAMILIES, OPTIMIZERS, PRECISIONS, SIZES
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.settings import FAMILIES, OPTIMIZERS, PRECISIONS, SIZES
 from trioflow.trace.flops import count_flop
 from trioflow.trace.workloads.catalog import CATALOG, change_workload, find_workload, load_catalog
 

@@ -6,8 +6,8 @@ import textwrap
 import uuid
 
 import pytest
-from trioflow.errors import InputError
-from trioflow.settings import SIZES
+from trioflow.base.errors import InputError
+from trioflow.base.settings import SIZES
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.intervals import COVERAGE
 from trioflow.costmodel.least_squares import solve_nonnegative
-from trioflow.units import ns_to_s
 
 INTERPOLATIONS = ("log", "linear")
 """Straight between the logarithms of size and time, or between size and time themselves."""

@@ -13,6 +13,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.units import NS_PER_S
 from trioflow.costmodel.collectives.model import COLLECTIVES, count_steps, wire_factor
 from trioflow.costmodel.collectives.nccl import (
     Calibration,
@@ -23,8 +25,6 @@ from trioflow.costmodel.collectives.nccl import (
 )
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least, rounded, solve, solve_nonnegative
-from trioflow.errors import InputError, TableError
-from trioflow.units import NS_PER_S
 
 MAX_POINTS = 48
 """Denser curves are replaced by as many points, evenly spaced in the logarithm of the size."""

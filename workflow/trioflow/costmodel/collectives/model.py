@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.provenance import stamp, write_json
 from trioflow.costmodel.collectives.message_curve import (
     INTERPOLATIONS,
     LINE,
@@ -22,8 +24,6 @@ from trioflow.costmodel.collectives.message_curve import (
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.operators.model_file import read_content
-from trioflow.errors import InputError, TableError
-from trioflow.provenance import stamp, write_json
 from trioflow.tables import COLLECTIVE_SAMPLES
 
 KIND = "collective_cost_model"

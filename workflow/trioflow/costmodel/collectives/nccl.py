@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import choose_least, solve
-from trioflow.errors import InputError
-from trioflow.provenance import PACKAGE, read_json
 
 _CONSTANTS = PACKAGE / "data" / "nccl_constants.json"
 _PROTOCOLS = ("ll", "ll128", "simple")

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import write_json
 from trioflow.costmodel.collectives.bands import (
     Bands,
     bands_from_json,
@@ -48,8 +50,6 @@ from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.model_file import read_content
-from trioflow.errors import InputError
-from trioflow.provenance import write_json
 
 KIND = "platform_collectives"
 FORMAT = 1

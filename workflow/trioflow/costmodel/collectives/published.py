@@ -13,6 +13,9 @@ import numpy as np
 import pandas as pd
 
 from trioflow import __version__
+from trioflow.base.errors import InputError
+from trioflow.base.input_files import read_text
+from trioflow.base.provenance import digest_file, read_json, write_json
 from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
@@ -24,9 +27,6 @@ from trioflow.costmodel.collectives.tables import (
 )
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.datasets.catalogue import NODE_BANDWIDTHS, load_catalogue
-from trioflow.errors import InputError
-from trioflow.input_files import read_text
-from trioflow.provenance import digest_file, read_json, write_json
 
 FILE = "collectives.json"
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trioflow import tables
-from trioflow.errors import TableError
-from trioflow.units import ms_to_ns
+from trioflow.base.errors import TableError
+from trioflow.base.units import ms_to_ns
 
 COLUMNS = (*tables.COLLECTIVE_SAMPLES.names, "nodes", "dataset")
 KEY = ["dataset", "platform", "library", "collective", "ranks", "nodes", "message_bytes"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.input_files import read_text
+from trioflow.base.units import us_to_ns
 from trioflow.costmodel.collectives.tables import COLUMNS, UNKNOWN_VERSION
-from trioflow.errors import InputError, TableError
-from trioflow.input_files import read_text
-from trioflow.units import us_to_ns
 
 PROGRAMS = {
     "all_reduce_perf": "all_reduce",

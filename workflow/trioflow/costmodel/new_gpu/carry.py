@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError, TraceError
+from trioflow.base.provenance import PACKAGE, stamp, write_json
+from trioflow.base.settings import PRECISIONS
+from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, StepBand
 from trioflow.costmodel.new_gpu.data import floor_of, shortest_time_s
@@ -18,13 +22,9 @@ from trioflow.costmodel.new_gpu.rules import Exponents, apply_rule, key_of, size
 from trioflow.costmodel.operators.class_curves import ANY
 from trioflow.costmodel.operators.model_file import read_content
 from trioflow.costmodel.step_anchor import anchor_step
-from trioflow.errors import InputError, TraceError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
-from trioflow.provenance import PACKAGE, stamp, write_json
-from trioflow.settings import PRECISIONS
 from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
-from trioflow.units import s_to_ns
 
 KIND, FORMAT = "new_gpu_model", 2
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.new_gpu.rules import size_rows
 from trioflow.costmodel.operators.products import PRODUCTS
 from trioflow.costmodel.operators.published import TEST, TRAIN, benchmark_files, load_benchmarks
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_PRODUCTS, load_catalogue
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace
 

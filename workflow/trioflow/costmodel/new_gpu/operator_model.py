@@ -11,6 +11,8 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.units import s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import RowModel
 from trioflow.costmodel.intervals import combine_intervals
@@ -24,9 +26,7 @@ from trioflow.costmodel.new_gpu.carry import (
 )
 from trioflow.costmodel.operators.class_curves import NOTHING_S
 from trioflow.costmodel.operators.resizing import rescale_rows, resize_rows, with_times
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device
-from trioflow.units import s_to_ns
 
 
 @dataclass(frozen=True)

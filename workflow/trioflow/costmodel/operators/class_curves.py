@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES, HOST_ONLY, Floats, base_class
 from trioflow.costmodel.least_squares import choose_least
 from trioflow.costmodel.operators.curves import Curve, driver_of, fit_curve
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
-from trioflow.errors import InputError
 
 _MIN_ROWS = 4
 """A class with fewer operators borrows the shape of a wider one."""

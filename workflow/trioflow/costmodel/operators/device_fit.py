@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import FEATURES, HOST_ONLY, base_class
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.intervals import HeldOut, fit_bands, fit_step_band, hold_out
@@ -29,9 +31,7 @@ from trioflow.costmodel.operators.class_curves import (
 from trioflow.costmodel.operators.model import OperatorCostModel, class_errors, fit_table
 from trioflow.costmodel.operators.products import PRODUCT_CLASSES, PRODUCTS, work_matrix
 from trioflow.costmodel.operators.rows import collect_rows, pair_rows, sized_rows, trace_names
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device
-from trioflow.units import ns_to_s
 
 
 @dataclass(frozen=True)

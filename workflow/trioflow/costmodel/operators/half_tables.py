@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE, read_json, write_json
 from trioflow.costmodel.features import Floats, plain_name
 from trioflow.costmodel.intervals import COVERAGE
 from trioflow.costmodel.least_squares import rounded, solve_nonnegative
@@ -28,9 +30,7 @@ from trioflow.costmodel.operators.curves import FORMS, Curve, fit_curve
 from trioflow.costmodel.operators.experts import ExpertBand, judge_experts
 from trioflow.costmodel.operators.products import work_matrix
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_PRODUCTS, load_catalogue
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device, load_device
-from trioflow.provenance import PACKAGE, read_json, write_json
 
 SHAPE = (
     "attention_flop", "attention_queries", "attention_keys", "attention_size", "attention_heads",

@@ -10,13 +10,13 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError, TableError
 from trioflow.costmodel.features import FEATURES, Floats, feature_matrix
 from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.intervals import ASSUMED, ASSUMED_FACTOR
 from trioflow.costmodel.operators.device_fit import DeviceLimits, fit_device_model
 from trioflow.costmodel.operators.model import METHODS, fit_operator_model
 from trioflow.costmodel.operators.rows import recorded_times
-from trioflow.errors import InputError, TableError
 from trioflow.hardware.device_sheet import FALLBACK_PRECISION
 
 Shape = tuple[str, str, str, tuple[float, ...]]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES, Floats
 from trioflow.costmodel.interface import OperatorModel, TraceLike, find_operator_model
 from trioflow.costmodel.intervals import (
@@ -37,7 +38,6 @@ from trioflow.costmodel.operators.model_file import read_model, write_model
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
 from trioflow.costmodel.operators.resizing import bound_times, rescale_rows, resize_rows
 from trioflow.costmodel.operators.rows import collect_rows, sized_rows, trace_names
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_sheet
 
 

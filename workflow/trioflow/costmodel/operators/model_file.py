@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import PACKAGE, read_json, stamp, write_json
 from trioflow.costmodel.features import FEATURES
 from trioflow.costmodel.intervals import Band, StepBand
 from trioflow.costmodel.operators.class_curves import ANY, ClassCurve, Key
 from trioflow.costmodel.operators.curves import FORMS, Curve
-from trioflow.errors import InputError
-from trioflow.provenance import PACKAGE, read_json, stamp, write_json
 
 SHIPPED_MODELS = PACKAGE / "data" / "cost_models"
 """A folder for each platform or device."""

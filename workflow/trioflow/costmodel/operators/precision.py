@@ -17,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES, Floats, base_class
 from trioflow.costmodel.interface import OperatorModel, RowModel
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, combine_intervals, find_band
@@ -49,7 +50,6 @@ from trioflow.costmodel.operators.resizing import (
     with_times,
 )
 from trioflow.costmodel.operators.rows import sized_rows
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 
 ATTENTION = "attention"

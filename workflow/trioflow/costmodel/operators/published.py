@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import digest_file, read_json
+from trioflow.base.units import us_to_ns
 from trioflow.costmodel.operators.device_fit import DeviceLimits, fit_device_model
 from trioflow.costmodel.operators.model_file import KIND, SHIPPED_MODELS
 from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_OPERATORS, STEP_TRACES, load_catalogue
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device
-from trioflow.provenance import digest_file, read_json
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.importers.neusight import import_neusight
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import Trace
-from trioflow.units import us_to_ns
 
 DATASET = Path("sitar-lab+NeuSight/scripts/asplos/data/dataset")
 TRAIN, TEST = "train", "test"

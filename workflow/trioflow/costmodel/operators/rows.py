@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import FEATURES, classify, feature_matrix
 from trioflow.costmodel.interface import TraceLike
 from trioflow.costmodel.operators.products import PRODUCTS, product_columns
-from trioflow.errors import InputError, TableError
-from trioflow.units import ns_to_s
 
 Names = npt.NDArray[np.object_]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled import layout
 from trioflow.engine.compiled.state import make_state
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.engine.reference import run_reference
-from trioflow.errors import InputError, SimulationError
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork

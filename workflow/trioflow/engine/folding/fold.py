@@ -72,6 +72,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trioflow.base.errors import SimulationError
+from trioflow.base.machine_memory import find_available_bytes
+from trioflow.base.units import format_bytes, format_count
 from trioflow.engine.exchanges import ExchangeRows, Exchanges, Plan, Planner
 from trioflow.engine.folding.links import make_folded_network
 from trioflow.engine.folding.traffic import (
@@ -81,15 +84,12 @@ from trioflow.engine.folding.traffic import (
     fold_plans,
 )
 from trioflow.engine.program import Ints, Program, build_program
-from trioflow.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.machine_memory import find_available_bytes
 from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
 from trioflow.parallel.folded import Fold
 from trioflow.parallel.folded_grid import split_fold
-from trioflow.units import format_bytes, format_count
 
 MOST_SPLITS = 20
 """Divisions of the classes after which folding is given up."""

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
+from trioflow.base.input_files import parse_cells, read_text
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.wiring import find_nodes, read_rank
-from trioflow.input_files import parse_cells, read_text
 
 COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.wiring import check_count, join, join_pairs, name_ranks
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.registry import build_topology
 from trioflow.hardware.topologies.wiring import find_nodes, read_rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.wiring import (
     NodeBuilder,

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
+from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.edge_list import build_edge_list
 from trioflow.hardware.topologies.grids import (
@@ -31,7 +32,6 @@ from trioflow.hardware.topologies.switches import (
     build_switch,
 )
 from trioflow.hardware.topologies.wiring import NodeBuilder
-from trioflow.plugins import list_plugins, load_plugin
 
 ENTRY_POINTS = "trioflow.topologies"
 """Group under which a package registers builders: functions of a number of ranks and parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.wiring import (
     check_count,

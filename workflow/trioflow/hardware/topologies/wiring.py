@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 
-from trioflow.errors import PlatformError
+from trioflow.base.errors import PlatformError
 from trioflow.hardware.machine import Link, is_rank_node, name_rank_node
 
 NodeBuilder = Callable[[int], list[Link]]

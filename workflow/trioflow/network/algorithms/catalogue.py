@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.network.algorithms import direct, halving_doubling, in_network, ring, trees
 from trioflow.network.algorithms.hierarchical import build_hierarchical
 from trioflow.network.algorithms.pattern import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.collectives.model import COLLECTIVES
-from trioflow.errors import InputError
 
 Index = NDArray[np.int32]
 Offsets = NDArray[np.int64]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory.storages import TEMPORARY, StorageTable, build_storage_table
 from trioflow.parallel.programs.builder import ProgramBuilder
@@ -20,7 +21,6 @@ from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.splits.updates import scale_work, share_storages
-from trioflow.precision_recipes import PrecisionRecipe
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 

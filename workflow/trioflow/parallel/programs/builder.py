@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from trioflow.experiments import Plan
+from trioflow.base.experiments import Plan
 from trioflow.parallel.folded_grid import Grid, fold_representatives
 from trioflow.parallel.memory.profile import HeldMemory
 from trioflow.parallel.programs.work import (

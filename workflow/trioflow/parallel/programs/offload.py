@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.parallel.backward import list_units
 from trioflow.parallel.memory.storages import build_storage_table
 from trioflow.parallel.programs.builder import RankProgram

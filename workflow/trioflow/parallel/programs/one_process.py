@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.work import ReplicaWork
 from trioflow.parallel.splits.parameters import coalesce_broadcasts, coalesce_sums, list_parameters

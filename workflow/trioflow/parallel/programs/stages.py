@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
 from trioflow.parallel.backward import (
     Recomputation,
     keep_sums_with_input,

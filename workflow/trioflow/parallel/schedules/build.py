@@ -17,9 +17,12 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
-from trioflow.input_files import parse_cells, read_text
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
+from trioflow.base.input_files import parse_cells, read_text
+from trioflow.base.plan_row import SCHEDULE_GROUP
+from trioflow.base.plugins import list_plugins, load_plugin
+from trioflow.base.provenance import atomic_path
 from trioflow.parallel.schedules.checks import check_schedule, count_in_flight, run_ideally
 from trioflow.parallel.schedules.orders import ONE_STAGE, ORDERS
 from trioflow.parallel.schedules.table import (
@@ -39,9 +42,6 @@ from trioflow.parallel.schedules.table import (
     lower_directly,
     lower_schedule,
 )
-from trioflow.plan_row import SCHEDULE_GROUP
-from trioflow.plugins import list_plugins, load_plugin
-from trioflow.provenance import atomic_path
 
 __all__ = [
     "SCHEDULES", "Action", "Schedule", "add_communication", "build_schedule", "check_schedule",

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 
 TRAIN, FORWARD_ONLY, WITHOUT_UPDATE = "train", "forward", "forward-backward"
 MODES = (TRAIN, FORWARD_ONLY, WITHOUT_UPDATE)

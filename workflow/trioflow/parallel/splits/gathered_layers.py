@@ -34,8 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
-from trioflow.errors import PlanError
 from trioflow.parallel.reference import WORK
 from trioflow.parallel.splits.parameters import coalesce_broadcasts
 from trioflow.parallel.splits.tensor_split import (

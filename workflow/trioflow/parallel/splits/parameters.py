@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
+from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.tensor_split import kind_of_module
 from trioflow.trace.store import Trace, tensor_bytes
-from trioflow.units import BYTES_PER_MIB
 
 
 @dataclass(frozen=True)

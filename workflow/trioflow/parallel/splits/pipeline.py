@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
+from trioflow.base.provenance import write_json
+from trioflow.base.units import ns_to_s
 from trioflow.parallel.remembered import remembered
-from trioflow.provenance import write_json
 from trioflow.tables import records
 from trioflow.trace.store import Trace, load_trace, pipeline_units, tensor_bytes
-from trioflow.units import ns_to_s
 
 
 @remembered

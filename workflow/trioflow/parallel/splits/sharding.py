@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.errors import PlanError
+from trioflow.base.errors import PlanError
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
 from trioflow.parallel.splits.pipeline import assign_units, find_tied, loss_operators

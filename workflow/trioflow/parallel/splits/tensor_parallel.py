@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
-from trioflow.errors import PlanError
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.gathered_layers import gather_rules, split_gathered
 from trioflow.parallel.splits.tensor_split import (
@@ -65,7 +65,7 @@ from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
 if TYPE_CHECKING:
-    from trioflow.experiments import Plan
+    from trioflow.base.experiments import Plan
 
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 """Columns of operators that are less on a shard."""

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.errors import PlanError
-from trioflow.experiments import Plan
 from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.parameters import Parameter, list_parameters

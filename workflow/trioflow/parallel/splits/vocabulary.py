@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
+from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name, plain_name
-from trioflow.errors import PlanError
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.tensor_split import find_loss, find_weight, is_lookup, kind_of_module
 from trioflow.tables import records

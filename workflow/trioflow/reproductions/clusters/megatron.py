@@ -22,14 +22,14 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.errors import InputError, TableError, TrioflowError
+from trioflow.base.errors import InputError, TableError, TrioflowError
+from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
+from trioflow.base.yaml_files import parse_yaml
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.prediction.options import Options
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import read_configuration, trace_of
-from trioflow.units import BYTES_PER_KIB, BYTES_PER_MIB
-from trioflow.yaml_files import parse_yaml
 
 DATASET = "megatron/peaks"
 FOLDER = "NVIDIA+Megatron-LM/tests/functional_tests/test_cases"

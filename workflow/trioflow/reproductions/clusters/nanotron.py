@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.errors import TableError
-from trioflow.experiments import Plan
+from trioflow.base.errors import TableError
+from trioflow.base.experiments import Plan
+from trioflow.base.units import BYTES_PER_GIB
 from trioflow.parallel.plan import make_plan
 from trioflow.reproductions.clusters.scores import SEQUENCE
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
 from trioflow.trace.store import Trace, pipeline_units
-from trioflow.units import BYTES_PER_GIB
 
 DATASET = "nanotron/runs-h100"
 FILE = "vinjn+nanotron-ultrascale-playbook/assets/data/benchmarks/banner.html"

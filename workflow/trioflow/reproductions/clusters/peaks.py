@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.base.units import BYTES_PER_GIB
 from trioflow.report.html import (  # fmt: skip
     Cell,
     Column,
@@ -17,7 +18,6 @@ from trioflow.report.html import (  # fmt: skip
 )
 from trioflow.report.pages import Section
 from trioflow.report.wording import write_percent
-from trioflow.units import BYTES_PER_GIB
 
 AIM = 0.05
 """Median error of the peaks that was aimed at."""

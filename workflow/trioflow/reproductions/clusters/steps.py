@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.errors import TrioflowError
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.errors import TrioflowError
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.remembered import Memory, remembering

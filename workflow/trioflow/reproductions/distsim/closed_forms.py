@@ -16,18 +16,18 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
+from trioflow.base.provenance import read_json
+from trioflow.base.units import NS_PER_S
 from trioflow.costmodel.device_times import DeviceTimes
-from trioflow.errors import InputError
-from trioflow.experiments import Plan
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.options import CLOSED_FORM
-from trioflow.provenance import read_json
 from trioflow.reproductions.published.baselines import AnalyticalModel
 from trioflow.reproductions.tables import ANALYTICAL
 from trioflow.trace.store import Trace, load_trace
-from trioflow.units import NS_PER_S
 
 _LONG = 0.005
 """Part of its step that an operator takes at least for its rate to count: short ones are timed badly."""

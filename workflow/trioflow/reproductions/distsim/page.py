@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import read_json
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
-from trioflow.provenance import read_json
 from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
 from trioflow.report.pages import Page, Section, glossary_section, write_page

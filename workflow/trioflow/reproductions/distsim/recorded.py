@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.units import NS_PER_S
 from trioflow.measure.records import MARKED, PROFILED, STEP_MARK
 from trioflow.reproductions.tables import TIMESTAMPS
 from trioflow.tables import PHASES
-from trioflow.units import NS_PER_S
 
 _GROUP = ["phase", "micro_batch"]
 COMMUNICATION = ("collective", "send", "recv")

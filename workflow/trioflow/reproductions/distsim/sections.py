@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.errors import TableError
+from trioflow.base.errors import TableError
+from trioflow.base.units import ns_to_s
 from trioflow.report.html import (
     Cell,
     Column,
@@ -38,7 +39,6 @@ from trioflow.reproductions.distsim.figures import (
     TIMESTAMP_ERROR,
 )
 from trioflow.reproductions.tables import ACTIVITY, COSTS, TIMESTAMPS
-from trioflow.units import ns_to_s
 
 _DISTSIM_SIMULATE_S, _DISTSIM_PROFILE_S, _DISTSIM_DIRECT_S = 0.14, 49.18, 380.35
 """DistSim's own: one simulation [s], profiling and running directly [GPU s]."""

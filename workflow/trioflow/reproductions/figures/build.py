@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import stamp
 from trioflow.prediction.answer import predict_step
 from trioflow.prediction.assembly import build_graph
-from trioflow.provenance import stamp
 from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.catalogue import (
     Figure,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trioflow.errors import InputError
-from trioflow.plan_row import Plan
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import Plan
 
 SINGLE, DATA_PARALLEL, DDP, SHARDED = "single", "DataParallel", "DDP", "sharded"
 TENSOR, PIPELINE, _HYBRID = "TP", "PP", "hybrid"

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report import style
 from trioflow.reproductions.figures import catalogue
 from trioflow.reproductions.figures.catalogue import Figure, find_averages

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report.html import (
     Cell,
     Column,

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from trioflow.provenance import atomic_path
+from trioflow.base.provenance import atomic_path
 from trioflow.report import style
 from trioflow.reproductions.figures.catalogue import PAPER
 

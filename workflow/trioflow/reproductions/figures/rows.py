@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
-from trioflow.errors import InputError
-from trioflow.experiments import Plan
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
 from trioflow.reproductions.figures.catalogue import (
     PIPELINE,
     SINGLE,

@@ -32,9 +32,9 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.features import Floats, class_of_name
-from trioflow.errors import InputError
-from trioflow.experiments import Plan
 from trioflow.hardware.device_sheet import DeviceSheet
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from trioflow.errors import PlanError, TableError
-from trioflow.plan_row import Plan, declare_cell
-from trioflow.settings import read_cells, suggest_name
+from trioflow.base.errors import PlanError, TableError
+from trioflow.base.plan_row import Plan, declare_cell
+from trioflow.base.settings import read_cells, suggest_name
 
 _NUMBERS = ("ranks", "micro_batches", "batch")
 _MAY_BE_ZERO = ("micro_batches",)

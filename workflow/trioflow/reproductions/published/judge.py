@@ -14,6 +14,9 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
+from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.provenance import PACKAGE, read_json
+from trioflow.base.units import ms_to_s
 from trioflow.costmodel.features import class_of_name
 from trioflow.costmodel.step_anchor import NONE, TIMER, WAYS, judge_anchors
 from trioflow.costmodel.step_residuals import (
@@ -24,11 +27,9 @@ from trioflow.costmodel.step_residuals import (
     StepResidual,
     spell_workload,
 )
-from trioflow.errors import InputError, TrioflowError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.parallel.reference import resize_batch
 from trioflow.parallel.schedules.build import is_schedule
-from trioflow.provenance import PACKAGE, read_json
 from trioflow.report.causes import CAUSES, GROWTH, Settings
 from trioflow.report.scores import list_scaling
 from trioflow.reproductions.published.cases import PublishedRow, load_published_rows, rows_of_set
@@ -39,8 +40,7 @@ from trioflow.reproductions.published.prediction import (
     prepare_case,
     published_name,
 )
-from trioflow.table_columns import FLOAT, INT, TEXT, column
-from trioflow.units import ms_to_s
+from trioflow.tables import FLOAT, INT, TEXT, column
 
 ANCHORS = pa.schema([
     column("device", TEXT, "GPU"),

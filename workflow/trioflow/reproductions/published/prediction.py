@@ -9,6 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Import, as_rows, load_imports
+from trioflow.base.settings import suggest_name
 from trioflow.costmodel.choices import Collectives, find_collectives, load_collectives
 from trioflow.costmodel.collectives.platform import PlatformCollectives
 from trioflow.costmodel.device_times import DeviceTimes, prepare_device_times
@@ -19,8 +22,6 @@ from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.costmodel.operators.published import PublishedDevice, load_published
 from trioflow.costmodel.step_anchor import NONE as UNANCHORED
 from trioflow.costmodel.step_anchor import RATIO, anchor_step
-from trioflow.errors import InputError
-from trioflow.experiments import Import, as_rows, load_imports
 from trioflow.hardware.device_sheet import find_device, load_device
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import load_platform
@@ -38,7 +39,6 @@ from trioflow.reproductions.published.baselines import (
     read_recorded_step,
 )
 from trioflow.reproductions.published.cases import PublishedRow
-from trioflow.settings import suggest_name
 from trioflow.trace.importers.detect import import_row
 from trioflow.trace.store import Trace
 

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from trioflow import tables
-from trioflow.experiments import load_workloads
+from trioflow.base.experiments import load_workloads
 from trioflow.report import style
 from trioflow.sweeps.chunk_job import make_frame
 from trioflow.sweeps.parameters import fill_values

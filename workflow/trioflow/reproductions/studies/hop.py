@@ -18,10 +18,11 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from trioflow import tables
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
+from trioflow.base.provenance import stamp
+from trioflow.base.units import ns_to_s
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.grids import build_double_ring, build_ring
-from trioflow.provenance import stamp
 from trioflow.report import style
 from trioflow.reproductions.studies.contraction import list_inputs, load_timed_trace
 from trioflow.reproductions.studies.hop_simulation import (
@@ -32,7 +33,6 @@ from trioflow.reproductions.studies.hop_simulation import (
     simulate_hop,
 )
 from trioflow.reproductions.tables import HOP
-from trioflow.units import ns_to_s
 
 TRACE = "vgg11-b128"
 """VGG-11, batch 128; TrioSim paper, Hop case."""

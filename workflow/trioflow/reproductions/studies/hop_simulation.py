@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.errors import SimulationError
+from trioflow.base.errors import SimulationError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from trioflow import tables
-from trioflow.errors import InputError
-from trioflow.provenance import atomic_path, digest_file
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import atomic_path, digest_file
 from trioflow.report.html import (
     Cell,
     Column,

@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from trioflow import tables
+from trioflow.base.errors import PlatformError, SimulationError
+from trioflow.base.provenance import stamp
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
 from trioflow.engine.program import Program, build_program
 from trioflow.engine.reference import run_reference
-from trioflow.errors import PlatformError, SimulationError
 from trioflow.hardware.machine import Link, Platform, name_rank_node
 from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.hardware.topologies.switches import build_switch
@@ -33,7 +34,6 @@ from trioflow.network.interface import Network
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph
-from trioflow.provenance import stamp
 from trioflow.report import style
 from trioflow.reproductions.studies.contraction import (
     contract_graph,

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.errors import InputError
+from trioflow.base.units import ns_to_s
 from trioflow.costmodel.collectives.bands import size_class
 from trioflow.costmodel.collectives.methods import (
     METHODS,
@@ -25,8 +27,6 @@ from trioflow.costmodel.collectives.methods import (
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.collectives.published import PLATFORMS
 from trioflow.costmodel.collectives.tables import read_public_samples
-from trioflow.errors import InputError
-from trioflow.units import ns_to_s
 
 SET = "collectives"
 QUANTITY = "collective"

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.features import FEATURES
-from trioflow.errors import InputError
 from trioflow.report import style
 from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS
 

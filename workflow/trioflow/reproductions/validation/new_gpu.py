@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow import tables
+from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.new_gpu.carry import NewGpuModel, carry_step, scale_rows, scale_trace
 from trioflow.costmodel.new_gpu.data import (
     BENCHMARKS,
@@ -42,7 +43,6 @@ from trioflow.costmodel.new_gpu.fit import (
 )
 from trioflow.costmodel.new_gpu.rules import RULES, Exponents, apply_rule, size_rows
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
-from trioflow.provenance import PACKAGE
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.importers.triosim import import_triosim
 

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from trioflow import tables
+from trioflow.base.errors import InputError
 from trioflow.costmodel.judging import SCORES, score_cases
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph

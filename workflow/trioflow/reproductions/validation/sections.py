@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.units import format_bytes
 from trioflow.costmodel.judging import SCORES
 from trioflow.report.html import (
     Cell,
@@ -52,7 +53,6 @@ from trioflow.reproductions.validation.aims import (
     split_case,
     split_error,
 )
-from trioflow.units import format_bytes
 
 WORST = 2
 """Cases of a missed aim whose operators are shown."""

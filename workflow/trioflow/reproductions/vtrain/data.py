@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import TableError
+from trioflow.base.units import ms_to_s, ns_to_s
 from trioflow.costmodel.collectives.model import count_steps, wire_factor
 from trioflow.costmodel.collectives.tables import PUBLIC_TABLES, PublicTable
 from trioflow.costmodel.features import Floats
-from trioflow.errors import TableError
 from trioflow.reproductions.tables import CHECKS
-from trioflow.units import ms_to_s, ns_to_s
 
 GROUPS, PLANS, UNCALIBRATED = "vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"
 SETS = (GROUPS, PLANS, UNCALIBRATED)

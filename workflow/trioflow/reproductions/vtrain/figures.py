@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report import style
 
 DEGREES = ("tensor", "data", "pipeline", "micro_batch")

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import PlatformCollectives, load_platform_collectives
 from trioflow.costmodel.collectives.published import FILE
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
-from trioflow.provenance import PACKAGE
 from trioflow.reproductions.vtrain.data import AllReduceCurves
 from trioflow.reproductions.vtrain.model import (
     DEVICE,

@@ -41,7 +41,7 @@ from trioflow.reproductions.vtrain.model import (
     list_parameters,
     name_values,
 )
-from trioflow.table_columns import FLOAT
+from trioflow.tables import FLOAT
 
 LEFT_OUT = {GROUPS: ("hidden", "layers"), PLANS: ("tensor", "data", "pipeline")}
 """Columns whose every combination is left out in turn."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trioflow.base.errors import InputError
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.half_tables import shipped_tensor_products
-from trioflow.errors import InputError
 from trioflow.hardware.device_sheet import DeviceSheet, load_device
 from trioflow.reproductions.vtrain.data import AllReduceCurves
 from trioflow.reproductions.vtrain.graph import StageTimes, formula_of

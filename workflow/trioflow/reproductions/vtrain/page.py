@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from trioflow import tables
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.report import style
 from trioflow.report.attribution_section import score_cell
 from trioflow.report.html import (

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from trioflow.errors import InputError
-from trioflow.provenance import stamp, write_json
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import stamp, write_json
 from trioflow.trace.capture.fake_profile import NotingFakeMode, profile_fake_step
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import describe_model

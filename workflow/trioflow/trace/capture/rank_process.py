@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from trioflow.errors import MeasurementError
+from trioflow.base.errors import MeasurementError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER_BYTES = 2**31 - 1

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 
-from trioflow.errors import InputError
-from trioflow.provenance import atomic_path, host_environment, stamp, write_json
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import atomic_path, host_environment, stamp, write_json
 from trioflow.trace.capture.rank_process import exclusive_measurement, keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.profile.kineto import MODULE, STEP

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.provenance import stamp
-from trioflow.settings import PRECISIONS
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import stamp
+from trioflow.base.settings import PRECISIONS
+from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.tables import PHASES
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
@@ -30,7 +31,6 @@ from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.timing import times_of_step
 from trioflow.trace.store import Trace
-from trioflow.units import ns_to_s, us_to_ns
 
 _COMM_NAMES = {number: name for name, number in COMM_TYPES.items()}
 _BACKWARD = ("backward", "Backward")

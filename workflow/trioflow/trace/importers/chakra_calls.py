@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from trioflow.base.units import us_to_ns
 from trioflow.trace.importers.chakra_nodes import ChakraNode
 from trioflow.trace.profile.execution_trace import Links, Node
 from trioflow.trace.profile.kernels import calls_collective, is_communication
 from trioflow.trace.profile.kineto import STEP, Event, is_operator, outermost_operators
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
-from trioflow.units import us_to_ns
 
 _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, proto
 from google.protobuf.message import DecodeError
 
-from trioflow.errors import TraceError
-from trioflow.input_files import check_file
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import check_file
 
 _SCHEMA_VERSION = "0.0.4"
 """Version of Chakra's schema that the tables below describe."""

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.tables import CATEGORIES
 from trioflow.trace.importers.chakra_messages import NODE_TYPES, read_attributes, read_messages
 from trioflow.trace.profile.profiler_fields import element_bytes

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trioflow.errors import TraceError
-from trioflow.input_files import parse_cells, read_text
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import parse_cells, read_text
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?")

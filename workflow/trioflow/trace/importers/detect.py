@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.input_files import check_file
-from trioflow.settings import NOTHING
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import check_file
+from trioflow.base.settings import NOTHING
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace

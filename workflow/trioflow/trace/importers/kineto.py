@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import digest_file, stamp
+from trioflow.base.units import ns_to_s
 from trioflow.hardware.device_sheet import is_processor, list_devices, load_device, read_name
-from trioflow.provenance import digest_file, stamp
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
@@ -26,7 +27,6 @@ from trioflow.trace.profile.step_spans import BY_OPTIMIZER, WHOLE, Span, find_pe
 from trioflow.trace.profile.steps import Step, load_step
 from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
 from trioflow.trace.store import Trace
-from trioflow.units import ns_to_s
 
 _UNSAID = "unknown"
 _TF32 = "tf32"

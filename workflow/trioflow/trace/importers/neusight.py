@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.provenance import stamp
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import stamp
+from trioflow.base.units import format_time, ms_to_s, ns_to_s
 from trioflow.trace.assemble import assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.gradients import ReadyGradient
@@ -35,7 +36,6 @@ from trioflow.trace.importers.neusight_tables import (
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
-from trioflow.units import format_time, ms_to_s, ns_to_s
 
 _FILE = re.compile(r"(?P<model>.+)-(?P<mode>train|inf)-(?P<sequence>\d{1,9})-(?P<batch>\d{1,9})")
 _GPU = re.compile(r"(NVIDIA|Tesla|Quadro|GeForce|AMD)[_ -].+")

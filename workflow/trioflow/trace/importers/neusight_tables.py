@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.provenance import read_json
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import read_json
+from trioflow.base.units import ms_to_ns
 from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten
-from trioflow.units import ms_to_ns
 
 COLUMNS = {
     name: (name,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import stamp
+from trioflow.base.settings import PRECISIONS
+from trioflow.base.units import ns_to_s, us_to_ns
 from trioflow.hardware.device_sheet import is_processor
-from trioflow.provenance import stamp
-from trioflow.settings import PRECISIONS
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop
@@ -41,7 +42,6 @@ from trioflow.trace.importers.triosim_tables import (
 )
 from trioflow.trace.store import Trace
 from trioflow.trace.tensors import MadeInside, TensorRef
-from trioflow.units import ns_to_s, us_to_ns
 
 _HALF = {"bf16": "c10::BFloat16", "fp16": "c10::Half"}
 _DTYPES = {0: "undefined", 1: "bool", 2: "c10::Half", 4: "float", 8: "long int", 16: "c10::complex<double>"}  # fmt: skip

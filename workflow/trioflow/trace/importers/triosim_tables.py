@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.tables import PHASES
 from trioflow.trace.consistency import MOST_ELEMENTS
 from trioflow.trace.importers.csv_rows import CsvRow, read_rows, shorten

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, LanguageModel
 
 

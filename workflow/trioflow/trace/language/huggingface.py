@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
 from trioflow.trace.language.sizes import LanguageModel
 

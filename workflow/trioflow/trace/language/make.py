@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trioflow.errors import InputError, TrioflowError
-from trioflow.precision_recipes import RECIPES, choose_recipe
-from trioflow.provenance import digest_modules
-from trioflow.settings import LANGUAGE
+from trioflow.base.errors import InputError, TrioflowError
+from trioflow.base.precision_recipes import RECIPES, choose_recipe
+from trioflow.base.provenance import digest_modules
+from trioflow.base.settings import LANGUAGE
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
 from trioflow.trace.repeat import repeat_layers
@@ -29,7 +29,7 @@ ROUTING = (
     "experts: every one gets equally many tokens and none is dropped; each data-parallel replica holds or"
     " gathers all experts; a router's auxiliary loss is left out"
 )
-MODULES = ("trace", "tables", "precision_recipes")
+MODULES = ("trace", "tables", "base/precision_recipes")
 """What a kept trace depends on beside the model, the step and PyTorch."""
 
 

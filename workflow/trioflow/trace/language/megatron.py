@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
 from trioflow.trace.language.sizes import LanguageModel
 

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import InputError
-from trioflow.input_files import LARGEST_JSON_BYTES, parse_json, read_text
+from trioflow.base.errors import InputError
+from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, read_text
+from trioflow.base.yaml_files import parse_yaml
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.huggingface import read_huggingface
 from trioflow.trace.language.make import make_trace
@@ -19,7 +20,6 @@ from trioflow.trace.language.nanotron import read_nanotron
 from trioflow.trace.language.sizes import LanguageModel
 from trioflow.trace.language.step import LanguageStep
 from trioflow.trace.store import Trace
-from trioflow.yaml_files import parse_yaml
 
 HUGGINGFACE = "config.json"
 YAML, TEXT = (".yaml", ".yml"), (".sh", ".txt", ".args")

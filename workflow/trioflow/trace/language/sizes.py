@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.facts import Facts
 
 NORMS = ("rms", "layer")

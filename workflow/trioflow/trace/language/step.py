@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trioflow.errors import InputError
-from trioflow.precision_recipes import choose_recipe
-from trioflow.settings import OPTIMIZERS
+from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import choose_recipe
+from trioflow.base.settings import OPTIMIZERS
 
 ATTENTIONS = ("flash", "fused-softmax", "eager")
 """flash keeps no scores; fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
@@ -24,11 +24,11 @@ class LanguageStep:
     batch : int
         Samples.
     precision : str
-        Name of a recipe of `trioflow.precision_recipes`.
+        Name of a recipe of `trioflow.base.precision_recipes`.
     attention : str
         One of `ATTENTIONS`.
     optimizer : str
-        One of `trioflow.settings.OPTIMIZERS`.
+        One of `trioflow.base.settings.OPTIMIZERS`.
     """
 
     sequence: int

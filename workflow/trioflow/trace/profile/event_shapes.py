@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.flops import count_flop
 from trioflow.trace.profile.kineto import Event, is_operator
 from trioflow.trace.profile.profiler_fields import element_bytes

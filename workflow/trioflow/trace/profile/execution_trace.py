@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.profile.kineto import Event
 from trioflow.trace.profile.profiler_fields import element_bytes, kineto_words, load_fields

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from trioflow.errors import TraceError
-from trioflow.input_files import check_file
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import check_file
 
 CHUNK = 1 << 22
 """Characters read at a time."""

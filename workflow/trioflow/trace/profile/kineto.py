@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.profile.profiler_fields import (
     categories,

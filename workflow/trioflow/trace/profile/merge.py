@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trioflow.errors import TraceError
-from trioflow.provenance import digest_file, read_json, stamp
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import digest_file, read_json, stamp
+from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import check_facts
@@ -26,7 +27,6 @@ from trioflow.trace.profile.step_spans import find_spans
 from trioflow.trace.profile.steps import Step, load_step
 from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
 from trioflow.trace.store import Trace, save_trace
-from trioflow.units import ns_to_s
 
 RAW_FILES = (
     "kineto.json.gz",

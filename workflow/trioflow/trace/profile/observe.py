@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from trioflow.base.units import format_time, ns_to_s
 from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.flops import count_flop
 from trioflow.trace.gradients import ReadyGradient
@@ -18,7 +19,6 @@ from trioflow.trace.profile.kineto import DEVICE, MODULE, Event, is_operator
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
 from trioflow.trace.tensors import MadeInside
-from trioflow.units import format_time, ns_to_s
 
 _NODE = "torch::autograd::AccumulateGrad"
 _ACCUMULATE = f"autograd::engine::evaluate_function: {_NODE}"

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
+from trioflow.base.units import NS_PER_US
 from trioflow.trace.profile.kernels import LAUNCHES
 from trioflow.trace.profile.kineto import HOST, Profile
 from trioflow.trace.profile.profiler_fields import kineto_words
-from trioflow.units import NS_PER_US
 
 ROUNDING_NS = 2 * NS_PER_US
 """Profiles in whole microseconds round starts and ends: calls may seem to overlap by this much."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trioflow.errors import TraceError
+from trioflow.base.errors import TraceError
 from trioflow.trace.profile.kernels import (
     LAUNCHES,
     calls_collective,

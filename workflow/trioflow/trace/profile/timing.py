@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trioflow.base.units import s_to_ns
 from trioflow.trace.profile.kernels import LAUNCHES, charge_apart, is_host_copy
 from trioflow.trace.profile.kineto import HOST
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
-from trioflow.units import s_to_ns
 
 _KEPT_SHARE = 0.2
 """An operator keeps at least this share of its profiled time when the profiler's is taken off."""

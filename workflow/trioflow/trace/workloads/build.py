@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trioflow.errors import InputError
-from trioflow.settings import FAMILIES, LANGUAGE
+from trioflow.base.errors import InputError
+from trioflow.base.settings import FAMILIES, LANGUAGE
 from trioflow.trace.language.decoder import build_language_model
 from trioflow.trace.workloads.precision import (
     MainWeights,

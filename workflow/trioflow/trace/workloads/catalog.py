@@ -13,9 +13,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from trioflow.errors import InputError
-from trioflow.experiments import Workload, load_workloads, row_schema
-from trioflow.settings import FAMILIES, SIZES, describe_problem
+from trioflow.base.errors import InputError
+from trioflow.base.experiments import Workload, load_workloads, row_schema
+from trioflow.base.settings import FAMILIES, SIZES, describe_problem
 
 CATALOG = Path(__file__).parents[2] / "data" / "catalog.tsv"
 """Workloads that ship by name, with the columns of ``workloads.tsv``."""

@@ -5,7 +5,7 @@ default leaves it on for convolutions. tf32 switches it on for both; it is
 nothing on a CPU. bf16 and fp16 are autocast: weights stay in single
 precision, and what autocast leaves in single precision is computed strictly.
 fp16 also scales the loss, as its small gradients would vanish otherwise. The
-other recipes of `trioflow.precision_recipes` hold the model itself in bf16.
+other recipes of `trioflow.base.precision_recipes` hold the model itself in bf16.
 
 ``adamw`` leaves the optimizer's implementation to PyTorch (on a GPU one call over
 many tensors, on a CPU a loop over parameters); ``adamw-foreach`` and
@@ -23,9 +23,9 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from trioflow.errors import InputError
-from trioflow.precision_recipes import PrecisionRecipe, choose_recipe
-from trioflow.settings import OPTIMIZERS
+from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import PrecisionRecipe, choose_recipe
+from trioflow.base.settings import OPTIMIZERS
 
 
 def check_optimizer(name: str, workload: str) -> str:
@@ -59,7 +59,7 @@ class MainWeights:
     As Megatron-LM's and nanotron's: backward hands each gradient over in fp32, the optimizer
     updates the copies, and the weights are written from them.
 
-    ``name``: one of `trioflow.experiments.OPTIMIZERS`; ``parameters``: weights in half precision.
+    ``name``: one of `trioflow.base.experiments.OPTIMIZERS`; ``parameters``: weights in half precision.
     """
 
     def __init__(self, name: str, parameters: Iterable[nn.Parameter]) -> None:
@@ -88,7 +88,7 @@ def make_optimizer(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim
 
     Learning rates are small: the data are random, and only the work matters.
 
-    ``name``: one of `trioflow.experiments.OPTIMIZERS`; ``parameters``: what it updates.
+    ``name``: one of `trioflow.base.experiments.OPTIMIZERS`; ``parameters``: what it updates.
     """
     algorithm, _, variant = name.partition("-")
     flags: dict[str, Any] = {variant: True} if variant else {}

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trioflow.errors import InputError
-from trioflow.settings import NOTHING
+from trioflow.base.errors import InputError
+from trioflow.base.settings import NOTHING
 
 Inputs: TypeAlias = "Tensor | tuple[Any, ...] | dict[str, Any]"
 """What a model is called with: one argument, several, or several by name."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.workloads.recipe import Recipe, make_images, mean_cross_entropy, need_size
 
 CLASSES = 1000

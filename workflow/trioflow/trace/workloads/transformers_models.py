@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.workloads.recipe import (
     Recipe,
     make_tokens,

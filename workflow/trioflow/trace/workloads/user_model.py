@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 from trioflow.trace.workloads.recipe import Inputs, Recipe, make_images, make_tokens, read_size
 
 SIZES = ("image_size", "sequence", "hidden", "layers", "heads", "vocabulary")

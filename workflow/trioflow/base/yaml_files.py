@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from trioflow.errors import InputError
-from trioflow.input_files import DEEPEST, check_values, read_text, too_deep
+from trioflow.base.errors import InputError
+from trioflow.base.input_files import DEEPEST, check_values, read_text, too_deep
 
 LARGEST_BYTES = 1 << 21
 """A platform, a sheet or a sweep; PyYAML reads some 100 kB a second."""

@@ -16,8 +16,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from trioflow.errors import InputError
-from trioflow.units import format_bytes
+from trioflow.base.errors import InputError
+from trioflow.base.units import format_bytes
 
 _LARGEST_TEXT_BYTES = 1 << 28
 """A table of text; those of public data have some 10 MB."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trioflow.errors import TrioflowError
+from trioflow.base.errors import TrioflowError
 
 
 @contextmanager

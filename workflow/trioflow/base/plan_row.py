@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import Any
 
-from trioflow.plugins import list_plugins
-from trioflow.settings import NAME
-from trioflow.units import BYTES_PER_MIB
+from trioflow.base.plugins import list_plugins
+from trioflow.base.settings import NAME
+from trioflow.base.units import BYTES_PER_MIB
 
 SCHEDULES = (
     "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from trioflow import __version__
-from trioflow.errors import InputError
-from trioflow.input_files import LARGEST_JSON_BYTES, parse_json, read_text
+from trioflow.base.errors import InputError
+from trioflow.base.input_files import LARGEST_JSON_BYTES, parse_json, read_text
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 def digest_file(path: str | Path) -> str:

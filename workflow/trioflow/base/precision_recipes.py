@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""The tables that stages exchange: explicit Arrow schemas, checked on every read and write.
-
-``table_columns`` holds the schemas; they are offered here too.
-"""
+"""Tables on disk: read, written and checked by their schemas."""
 
 from __future__ import annotations
 
@@ -14,46 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trioflow.errors import TableError
-from trioflow.input_files import check_file
-from trioflow.machine_memory import find_available_bytes
-from trioflow.provenance import atomic_path
-from trioflow.table_columns import (
-    BREAKDOWN,
-    CATEGORIES,
-    COLLECTIVE_SAMPLES,
-    CRITICAL_PATH,
-    DEPENDENCIES,
-    ERRORS,
-    FLOAT,
-    INT,
-    INTS,
-    LINKS,
-    MEASUREMENTS,
-    OPERATOR_FIT,
-    OPERATORS,
-    PHASES,
-    PUBLISHED_CASES,
-    RANK_TIMELINES,
-    SCHEMAS,
-    SHAPES,
-    SWEEP_RESULTS,
-    TASK_KINDS,
-    TASKS,
-    TENSORS,
-    TEXT,
-    TIMELINE,
-    TRACES,
-    VALIDATION,
-)  # fmt: skip
-from trioflow.units import format_bytes, format_count
-
-__all__ = [
-    "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
-    "LINKS",    "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS", "SHAPES", "SWEEP_RESULTS", "TASKS",
-    "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION", "empty", "json_schema",
-    "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
-]  # fmt: skip
+from trioflow.base.errors import TableError
+from trioflow.base.input_files import check_file
+from trioflow.base.machine_memory import find_available_bytes
+from trioflow.base.provenance import atomic_path
+from trioflow.base.units import format_bytes, format_count
+from trioflow.tables.columns import CATEGORIES, FLOAT, INT, PHASES, TASK_KINDS
+from trioflow.tables.schemas import SCHEMAS
 
 _CHOICES = {"phase": ("", *PHASES), "category": CATEGORIES, "kind": TASK_KINDS}
 _VALUE_BYTES = 40

@@ -12,8 +12,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trioflow.errors import InputError, TableError
-from trioflow.input_files import check_values, parse_cells, read_text
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.input_files import check_values, parse_cells, read_text
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError

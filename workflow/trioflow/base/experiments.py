@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from trioflow.errors import TableError
-from trioflow.plan_row import (
+from trioflow.base.errors import TableError
+from trioflow.base.plan_row import (
     MEASURED_SCHEDULES,
     SCHEDULES,
     SHARDINGS,
@@ -20,7 +20,7 @@ from trioflow.plan_row import (
     declare_cell,
     find_plan_problem,
 )
-from trioflow.settings import (
+from trioflow.base.settings import (
     FAMILIES,
     NAME,
     OPTIMIZERS,
@@ -29,7 +29,7 @@ from trioflow.settings import (
     read_rows,
     suggest_name,
 )
-from trioflow.units import BYTES_PER_MIB
+from trioflow.base.units import BYTES_PER_MIB
 
 __all__ = [
     "MEASURED_SCHEDULES", "SCHEDULES", "SHARDINGS", "TABLES", "UNIT_SHARDINGS", "Experiment", "Import", "Plan", "Workload",
@@ -145,7 +145,7 @@ def row_schema(name: str) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": name,
-        "description": f"One row of config/{name}.tsv; generated from trioflow.experiments.",
+        "description": f"One row of config/{name}.tsv; generated from trioflow.base.experiments.",
         "type": "object",
         "properties": properties,
         "required": [name for name, entry in properties.items() if "default" not in entry],

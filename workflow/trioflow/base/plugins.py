@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
-from trioflow.errors import InputError
+from trioflow.base.errors import InputError
 
 
 def list_plugins(group: str, known: Iterable[str] = ()) -> list[str]:

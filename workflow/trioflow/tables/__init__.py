@@ -1,0 +1,42 @@
+"""The tables that stages exchange: explicit Arrow schemas, checked on every read and write.
+
+The schema is the contract: each column has its unit and meaning in the field's metadata, and
+``workflow/schemas/*.schema.json`` is generated from it. One file a stage holds them.
+"""
+
+from trioflow.tables.columns import (
+    CATEGORIES,
+    FLOAT,
+    INT,
+    INTS,
+    PHASES,
+    SHAPES,
+    STREAMS,
+    TASK_KINDS,
+    TEXT,
+    column,
+)
+from trioflow.tables.errors import ERRORS, PUBLISHED_CASES
+from trioflow.tables.files import (
+    empty,
+    json_schema,
+    open_parquet,
+    read_table,
+    records,
+    to_arrow,
+    validate,
+    write_table,
+)
+from trioflow.tables.fits import OPERATOR_FIT, VALIDATION
+from trioflow.tables.measurements import COLLECTIVE_SAMPLES, MEASUREMENTS, RANK_TIMELINES
+from trioflow.tables.schemas import SCHEMAS
+from trioflow.tables.steps import BREAKDOWN, CRITICAL_PATH, DEPENDENCIES, LINKS, TASKS, TIMELINE
+from trioflow.tables.sweeps import SWEEP_RESULTS
+from trioflow.tables.trace import OPERATORS, TENSORS, TRACES
+
+__all__ = [
+    "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
+    "LINKS", "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS",
+    "SHAPES", "STREAMS", "SWEEP_RESULTS", "TASKS", "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION",
+    "column", "empty", "json_schema", "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
+]  # fmt: skip
