@@ -15,6 +15,9 @@
 .DEFAULT_GOAL := setup
 .PHONY: setup reproduce resume test lint docs bench publish clean
 
+# Compiled modules are kept: hundreds of processes start, and each would compile the library again.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 TIER := not slow
 STAMP := .venv/.stamp

@@ -137,7 +137,9 @@ def test_an_answer_imports_nothing_that_it_does_not_need() -> None:
     assert "trioflow.prediction.assembly" in loaded
     libraries = {"torch", "torchvision", "seaborn", "matplotlib", "scipy", "numba"}
     assert not {name.partition(".")[0] for name in loaded} & libraries
-    other = {place.rpartition(".")[0] for name, place in COMMANDS.items() if name != "simulate"}
+    other = {
+        place.rpartition(".")[0] for name, (_, place) in COMMANDS.items() if name != "simulate"
+    }
     other -= {"trioflow.cli.inspect"}  # simulate describes a model as show does
     assert not loaded & other, "other subcommands"
 

@@ -264,11 +264,8 @@ def _check_timeline(path: str | None) -> None:
         )
 
 
-def add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_simulate(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``simulate``."""
-    parser = commands.add_parser(
-        "simulate", help="predict the training step of a plan on a platform"
-    )
     parser.set_defaults(run=_run_simulate)
     add_plan_arguments(parser, megatron=True)
     add_configuration_argument(parser)

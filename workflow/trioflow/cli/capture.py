@@ -95,11 +95,8 @@ def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Tra
     return merge_trace(raw)
 
 
-def add_capture(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_capture(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``capture``."""
-    parser = commands.add_parser(
-        "capture", help="capture one training step on this device (needs torch)"
-    )
     parser.set_defaults(run=_run_capture)
     parser.add_argument(
         "workload", metavar="WORKLOAD",

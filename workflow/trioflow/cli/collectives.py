@@ -47,9 +47,8 @@ EXAMPLE = """example:
 """
 
 
-def add_collective(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_collective(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow collective``."""
-    parser = commands.add_parser("collective", help="predict one collective")
     parser.set_defaults(run=_run_collective)
     parser.add_argument("collective", metavar="NAME", help="all_reduce, all_gather, broadcast, ...")
     parser.add_argument(
@@ -189,12 +188,9 @@ def _summarize(
     }
 
 
-def add_import_collectives(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_fit_collectives(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow fit-collectives``."""
-    parser = commands.add_parser(
-        "fit-collectives", help="fit a platform's collectives to logs of nccl-tests",
-        epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser.epilog, parser.formatter_class = EXAMPLE, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=_run_fit_collectives)
     parser.add_argument(
         "logs", metavar="LOG", nargs="+", help="output of all_reduce_perf and its like"

@@ -18,11 +18,8 @@ FOLDER = Path("results/data")
 WIDTH = 100
 
 
-def add_retrieve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_retrieve(parser: argparse.ArgumentParser) -> None:
     """Add the parser of ``trioflow retrieve``."""
-    parser = commands.add_parser(
-        "retrieve", help="retrieve public measured data, from a mirror or its pinned address"
-    )
     parser.set_defaults(run=_run_retrieve)
     parser.add_argument(
         "names", nargs="*", metavar="NAME",

@@ -13,9 +13,8 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules.build import SCHEDULES
 
 
-def add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_export(parser: argparse.ArgumentParser) -> None:
     """Add ``export`` and its formats to the command's parser."""
-    parser = commands.add_parser("export", help="write another tool's format")
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
     chakra = formats.add_parser(
         "chakra", help="a plan's task graph, a Chakra file a rank (ASTRA-sim and others)"

@@ -24,12 +24,9 @@ example:
 """
 
 
-def add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_import(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's parser."""
-    parser = commands.add_parser(
-        "import", help="make a trace from a profile or another tool's file",
-        epilog=SOURCES, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser.epilog, parser.formatter_class = SOURCES, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=_run_import)
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file or folder, see below")
     parser.add_argument(
@@ -65,11 +62,8 @@ def _run_import(options: argparse.Namespace) -> None:
     print(f"written: {options.output}\nnext: trioflow show {options.output}")
 
 
-def add_pack(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_pack(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
-    parser = commands.add_parser(
-        "pack", help="put a trace into one file, to use it wherever a TRACE is asked for"
-    )
     parser.set_defaults(run=_run_pack)
     parser.add_argument("trace", metavar="TRACE", help="folder of a trace, or a shipped one's name")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")

@@ -142,9 +142,8 @@ def _optional(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_show(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``show``."""
-    parser = commands.add_parser("show", help="what a trace holds: operators by phase and class")
     parser.set_defaults(run=run_show)
     parser.add_argument(
         "trace", metavar="TRACE",
@@ -159,9 +158,8 @@ def add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_json_argument(parser)
 
 
-def add_fit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_fit(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand ``fit``."""
-    parser = commands.add_parser("fit", help="fit an operator cost model to traces")
     parser.set_defaults(run=_run_fit)
     parser.add_argument(
         "traces", nargs="+", metavar="TRACE", help="folders of traces of one device"

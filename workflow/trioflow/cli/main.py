@@ -24,23 +24,47 @@ EXAMPLE = """example, with a trace that ships with trioflow:
 
 
 COMMANDS = {
-    "simulate": "trioflow.cli.answer.add_simulate",
-    "collective": "trioflow.cli.collectives.add_collective",
-    "show": "trioflow.cli.inspect.add_show",
-    "fit": "trioflow.cli.inspect.add_fit",
-    "capture": "trioflow.cli.capture.add_capture",
-    "import": "trioflow.cli.imports.add_import",
-    "export": "trioflow.cli.export.add_export",
-    "retrieve": "trioflow.cli.datasets.add_retrieve",
-    "import-collectives": "trioflow.cli.collectives.add_import_collectives",
-    "pack": "trioflow.cli.imports.add_pack",
-    "search": "trioflow.cli.search.add_search",
+    "simulate": (
+        "predict the training step of a plan on a platform",
+        "trioflow.cli.answer.add_simulate",
+    ),
+    "collective": ("predict one collective", "trioflow.cli.collectives.add_collective"),
+    "show": ("what a trace holds: operators by phase and class", "trioflow.cli.inspect.add_show"),
+    "fit": ("fit an operator cost model to traces", "trioflow.cli.inspect.add_fit"),
+    "capture": (
+        "capture one training step on this device (needs torch)",
+        "trioflow.cli.capture.add_capture",
+    ),
+    "import": (
+        "make a trace from a profile or another tool's file",
+        "trioflow.cli.imports.add_import",
+    ),
+    "export": ("write another tool's format", "trioflow.cli.export.add_export"),
+    "retrieve": (
+        "retrieve public measured data, from a mirror or its pinned address",
+        "trioflow.cli.datasets.add_retrieve",
+    ),
+    "fit-collectives": (
+        "fit a platform's collectives to logs of nccl-tests",
+        "trioflow.cli.collectives.add_fit_collectives",
+    ),
+    "pack": (
+        "put a trace into one file, to use it wherever a TRACE is asked for",
+        "trioflow.cli.imports.add_pack",
+    ),
+    "search": (
+        "rank the plans of a model on a number of ranks of a platform",
+        "trioflow.cli.search.add_search",
+    ),
 }
-"""What adds each subcommand, in the order of the help."""
+"""What each subcommand does and what fills its parser, in the order of the help."""
 
 
-def build_parser(command: str = "") -> argparse.ArgumentParser:
-    """Return the parser of one subcommand, or of all: each imports what it needs."""
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the whole command, only the subcommands among ``words`` filled; None: all are.
+
+    A subcommand imports what it needs to be filled; the version and the list of them need none.
+    """
     parser = argparse.ArgumentParser(
         prog="trioflow",
         description="Predict a training step on many devices from an operator trace of one.",
@@ -49,9 +73,11 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"trioflow {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in [command] if command in COMMANDS else COMMANDS:
-        module, _, function = COMMANDS[name].rpartition(".")
-        getattr(import_module(module), function)(commands)
+    for name, (summary, home) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary)
+        if words is None or name in words:
+            module, _, function = home.rpartition(".")
+            getattr(import_module(module), function)(subparser)
     return parser
 
 
@@ -65,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         redirect_stderr(cast("TextIO", PlainStream(sys.stderr))),
     ):
         words = sys.argv[1:] if arguments is None else list(arguments)
-        return _run(build_parser(words[0] if words else "").parse_args(words))
+        return _run(build_parser(words).parse_args(words))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -21,11 +21,8 @@ _BAR, WIDTH = 24, 76
 """Characters of a progress bar, and of its line."""
 
 
-def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand to the command."""
-    parser = commands.add_parser(
-        "search", help="rank the plans of a model on a number of ranks of a platform"
-    )
     parser.set_defaults(run=_run_search)
     parser.add_argument(
         "trace", metavar="TRACE", nargs="+",
