@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trioflow.base.provenance import read_json, write_json
-from trioflow.costmodel.step_residuals import BATCH, StepResidual, load_residuals, write_residuals
+from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals, write_residuals
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (

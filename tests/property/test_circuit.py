@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trioflow.hardware.topologies.switches import build_switch
 from trioflow.network.circuit import CircuitNetwork, CircuitSettings
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.interface import NEVER_S, Flow, Network
+from trioflow.network.networks import ContentionFreeNetwork
 
 DEVICES = 4
 FABRIC = build_switch(DEVICES, 8.0, 0.0)

@@ -16,7 +16,6 @@ from trioflow.base.errors import SimulationError
 from trioflow.engine.compiled.run import run_compiled
 from trioflow.engine.exchanges import Planner
 from trioflow.engine.link_traffic import LinkTraffic, gather_traffic, keep_pieces, measure_links
-from trioflow.engine.networks import NETWORKS
 from trioflow.engine.planning import make_run_alone
 from trioflow.engine.preparation import aggregate_program
 from trioflow.engine.program import Execution, build_program
@@ -36,6 +35,7 @@ from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.algorithms.catalogue import SUPPORTED
 from trioflow.network.collectives import CollectivePlanner
 from trioflow.network.message_planner import MessagePlanner
+from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 RANKS = 5

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from trioflow.hardware.machine import Link
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
+from trioflow.network.networks import ContentionFreeNetwork
 
 RELATIVE = 1e-9
 

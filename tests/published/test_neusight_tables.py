@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 from same_model import ProportionalModel
-from trioflow.costmodel.step_anchor import Anchoring
+from trioflow.costmodel.steps import Anchoring
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan

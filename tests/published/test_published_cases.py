@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from trioflow.costmodel.step_anchor import load_band
-from trioflow.costmodel.step_residuals import load_residuals
+from trioflow.costmodel.steps import load_band, load_residuals
 from trioflow.datasets.catalogue import MODEL_TABLES, load_catalogue
 from trioflow.parallel.plan import named_plan
 from trioflow.report.scores import list_scaling, score_published

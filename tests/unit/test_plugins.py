@@ -11,8 +11,7 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.plan_row import find_plan_problem
 from trioflow.base.plugins import list_plugins
 from trioflow.costmodel.interface import find_operator_model
-from trioflow.engine.networks import find_network
-from trioflow.network.contention_free import ContentionFreeNetwork
+from trioflow.network.networks import ContentionFreeNetwork, find_network
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 
@@ -24,7 +23,7 @@ def install(tmp_path, monkeypatch):
         info = folder / f"{package}-1.0.dist-info"
         info.mkdir(parents=True)
         (folder / f"{package}_kit.py").write_text(
-            "from trioflow.network.contention_free import ContentionFreeNetwork as Net\nNUMBER = 3\n"
+            "from trioflow.network.networks import ContentionFreeNetwork as Net\nNUMBER = 3\n"
             "from trioflow.parallel.plan import make_plan\n"
             "from trioflow.parallel.schedules.build import Schedule, build_schedule\n"
             "def halves(ranks):\n    return make_plan(data=2, tensor=ranks // 2)\n"

@@ -37,7 +37,7 @@ from trioflow.costmodel.new_gpu.rules import (
     wave_quantisation,
 )
 from trioflow.costmodel.operators.model import fit_operator_model
-from trioflow.costmodel.step_anchor import RATIO, TIMER, anchor_step
+from trioflow.costmodel.steps import RATIO, TIMER, anchor_step
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.facts import Facts, check_facts
 from trioflow.trace.store import Trace

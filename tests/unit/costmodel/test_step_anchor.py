@@ -10,9 +10,9 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.published import shipped_operator_models
-from trioflow.costmodel.step_anchor import (
+from trioflow.costmodel.steps import (
+    ANCHOR_WAYS,
     SHIPPED_BAND,
-    WAYS,
     AnchoredModel,
     Anchoring,
     StepAnchor,
@@ -91,7 +91,7 @@ def test_a_step_is_extrapolated_within_its_anchor_and_says_so(tiny):
     base = load_operator_model(shipped_operator_models()["h100-sxm"])
     plan = named_plan("single", 1)
     compute_s = {}
-    for way in WAYS:
+    for way in ANCHOR_WAYS:
         graph = extrapolate(trace, plan, base, anchoring=Anchoring(way))
         told = graph.tasks
         compute_s[way] = float(told.loc[told["kind"] == "compute", "duration_s"].sum())

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from scipy.special import stdtrit
 from trioflow.base.errors import TableError
-from trioflow.costmodel import step_residuals
+from trioflow.costmodel import steps
 from trioflow.costmodel.intervals import ASSUMED_FACTOR, COVERAGE, student_quantile
-from trioflow.costmodel.step_residuals import (
+from trioflow.costmodel.steps import (
     ALONE,
     BATCH,
     COLLECTIVES,
     PIPELINE,
-    WAYS,
+    RESIDUAL_WAYS,
     StepResidual,
     least_half_width,
     load_residuals,
@@ -24,15 +24,15 @@ from trioflow.costmodel.step_residuals import (
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *rows: StepResidual) -> None:
-    step_residuals._half_of_way.cache_clear()
-    monkeypatch.setattr(step_residuals, "load_residuals", lambda: rows)
+    steps._half_of_way.cache_clear()
+    monkeypatch.setattr(steps, "load_residuals", lambda: rows)
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    step_residuals._half_of_way.cache_clear()
+    steps._half_of_way.cache_clear()
     yield
-    step_residuals._half_of_way.cache_clear()
+    steps._half_of_way.cache_clear()
 
 
 def off(way: str, kind: str, workload: str, error: float, ranks: int = 2) -> StepResidual:
@@ -40,7 +40,7 @@ def off(way: str, kind: str, workload: str, error: float, ranks: int = 2) -> Ste
 
 
 def test_every_way_has_residuals_of_several_workloads_with_their_provenance() -> None:
-    for way in WAYS:
+    for way in RESIDUAL_WAYS:
         rows = [one for one in load_residuals() if one.way == way]
         assert len({one.workload for one in rows}) >= 3
         assert all(one.case for one in rows)

@@ -11,10 +11,10 @@ from fuzz import count_examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from trioflow.base.errors import InputError
-from trioflow.engine.networks import NETWORKS
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import TaskGraph, TaskGraphBuilder
 
 RANKS = 6
@@ -149,7 +149,7 @@ def test_networks_of_others_run_every_message(monkeypatch: pytest.MonkeyPatch) -
     class Own(NETWORKS["fair_share"]):  # type: ignore[misc]
         pass
 
-    monkeypatch.setattr("trioflow.engine.networks.NETWORKS", {**NETWORKS, "own": Own})
+    monkeypatch.setattr("trioflow.network.networks.NETWORKS", {**NETWORKS, "own": Own})
     assert compare(graph, make_platform("switch"), network="own") == 0
 
 

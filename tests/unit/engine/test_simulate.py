@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
-from trioflow.engine.networks import NETWORKS
 from trioflow.engine.simulate import ENGINES, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.networks import NETWORKS
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-6
@@ -361,7 +361,7 @@ def test_auto_leaves_other_networks_to_the_reference(monkeypatch: pytest.MonkeyP
         """Looks like one that the compiled engine knows, and may do anything."""
 
     monkeypatch.setattr("trioflow.engine.preparation.is_repaid", lambda events: True)
-    monkeypatch.setattr("trioflow.engine.networks.NETWORKS", {"own": OwnNetwork})
+    monkeypatch.setattr("trioflow.network.networks.NETWORKS", {"own": OwnNetwork})
     result = simulate(data_parallel(), make_platform(), Cost(), network="own")
     assert result.summary.engine == "reference"
     with pytest.raises(InputError, match="does not know the network OwnNetwork; choose the engine"):

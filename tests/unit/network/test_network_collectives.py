@@ -16,8 +16,7 @@ from trioflow.network.collectives import (
     build_collective_flows,
     compute_wire_bytes,
 )
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.flows import FlowSpec
+from trioflow.network.fair_share import FairShareNetwork, FlowSpec
 from trioflow.network.interface import NEVER_S, Flow
 
 BANDWIDTH, LATENCY_S = 1e9, 3e-6

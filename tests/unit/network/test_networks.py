@@ -5,9 +5,9 @@ import math
 import pytest
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
 from trioflow.network.interface import NEVER_S, Flow, Network
+from trioflow.network.networks import ContentionFreeNetwork
 
 LINE = [Link(f"n{i}", f"n{i + 1}", 100.0, 0.0) for i in range(3)]
 BOTH = pytest.mark.parametrize("kind", [FairShareNetwork, ContentionFreeNetwork])

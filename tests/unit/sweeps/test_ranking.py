@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from trioflow.costmodel.step_residuals import load_residuals
+from trioflow.costmodel.steps import load_residuals
 from trioflow.sweeps.search_space import (
     QUANTILE,
     Prediction,

@@ -7,7 +7,7 @@ import argparse
 from trioflow.base.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.costmodel.operators.methods import UNFITTED
-from trioflow.costmodel.step_anchor import TIMER
+from trioflow.costmodel.steps import TIMER
 from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.schedules.table import MODES

@@ -12,8 +12,8 @@ from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.cli.network import change_platform, set_algorithms, spell_network
 from trioflow.costmodel.choices import load_named_platform
-from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.hardware.machine import Platform
+from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, vary_plan
 from trioflow.parallel.schedules.build import Schedule, is_schedule
 from trioflow.prediction.options import Options

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from trioflow.base.errors import InputError
 from trioflow.base.experiments import Plan
-from trioflow.engine.networks import DEFAULT_NETWORK, NETWORKS
 from trioflow.hardware.machine import TIES, Link, Platform
 from trioflow.network.algorithms.catalogue import list_algorithm_words, read_algorithms
 from trioflow.network.message_planner import Chunks
+from trioflow.network.networks import DEFAULT_NETWORK, NETWORKS
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:

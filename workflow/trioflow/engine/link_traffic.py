@@ -11,11 +11,10 @@ import pandas as pd
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.program import Execution, Floats, Ints, Program, count_up
 from trioflow.hardware.machine import Link, name_link
-from trioflow.network.contention_free import ContentionFreeNetwork
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.flows import FlowShape
+from trioflow.network.fair_share import FairShareNetwork, FlowShape
 from trioflow.network.interface import Network
 from trioflow.network.messages import CollectiveRounds
+from trioflow.network.networks import ContentionFreeNetwork
 from trioflow.tables import LINKS
 
 Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]

@@ -30,11 +30,10 @@ from trioflow.engine.program import (
 from trioflow.engine.reference import run_reference
 from trioflow.engine.timeline import RankTimes, TimelineSummary, select_kinds, summarize_tasks
 from trioflow.hardware.machine import Link, Platform
-from trioflow.network.contention_free import ContentionFreeNetwork
-from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
-from trioflow.network.flows import FlowShape
+from trioflow.network.fair_share import FairShareNetwork, FlowShape, compute_max_min_rates
 from trioflow.network.interface import Network
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds
+from trioflow.network.networks import ContentionFreeNetwork
 from trioflow.parallel.folded import Fold, FoldedTaskGraph
 from trioflow.parallel.task_graph import TaskGraph
 

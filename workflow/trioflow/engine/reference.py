@@ -15,11 +15,10 @@ from trioflow.base.errors import SimulationError
 from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.contention_free import ContentionFreeNetwork
-from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.flows import FlowSpec
+from trioflow.network.fair_share import FairShareNetwork, FlowSpec
 from trioflow.network.interface import NEVER_S, Flow, Network
 from trioflow.network.messages import JOIN, CollectiveRounds, MessagePattern
+from trioflow.network.networks import ContentionFreeNetwork
 
 _END, _START = 0, 1
 _ALONE = -1

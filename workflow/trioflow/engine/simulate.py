@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
-from trioflow.engine.networks import DEFAULT_NETWORK, make_network
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
 from trioflow.engine.preparation import Prepared, prepare, run_prepared
 from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
@@ -28,6 +27,7 @@ from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
 from trioflow.network.message_planner import Chunks
+from trioflow.network.networks import DEFAULT_NETWORK, make_network
 from trioflow.parallel.task_graph import TaskGraph
 
 ENGINES = ("auto", "compiled", "reference")

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from trioflow import tables
 from trioflow.base.provenance import write_json
 from trioflow.engine.link_traffic import Simulated, link_rates, measure_links
-from trioflow.engine.networks import find_network
 from trioflow.engine.timeline import build_critical_path
 from trioflow.export.perfetto import write_perfetto
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.networks import ContentionFreeNetwork, find_network
 from trioflow.prediction.anchors import SessionAnchor
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.breakdown import WAYS
@@ -125,7 +124,7 @@ _HELD_BY_DEVICE = ("compute", "memcpy", "host")
 def can_count_links(network: str) -> bool:
     """Return whether a network can be simulated with ``record_links=True``.
 
-    ``network``: as for ``engine.networks.find_network``.
+    ``network``: as for ``network.networks.find_network``.
     """
     return find_network(network) in (FairShareNetwork, ContentionFreeNetwork)
 

@@ -22,9 +22,13 @@ from trioflow.base.errors import PlatformError
 from trioflow.base.provenance import PACKAGE, atomic_path, read_json
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.device_sheet import load_device
-from trioflow.hardware.link_sources import describe_platform, find_link_source
+from trioflow.hardware.links import (
+    build_links,
+    describe_platform,
+    find_link_source,
+    list_failed_links,
+)
 from trioflow.hardware.machine import SLOWDOWN, Device, Link, Platform, Routing, name_link
-from trioflow.hardware.topologies.links import build_links, list_failed_links
 from trioflow.hardware.topologies.wiring import MOST_PARTS
 
 SCHEMA = PACKAGE / "data" / "platform.schema.json"

@@ -13,7 +13,7 @@ from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.nccl import load_constants
 from trioflow.costmodel.collectives.published import BetweenNodes, find_between_nodes
 from trioflow.hardware.machine import Platform, name_rank_node
-from trioflow.network.flows import Floats, FlowShape
+from trioflow.network.fair_share import Floats, FlowShape
 from trioflow.network.routing import Router
 
 Ask = Callable[[str, int, int], Any]

@@ -20,7 +20,7 @@ from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import COLLECTIVES, count_steps, wire_factor
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
-from trioflow.network.flows import FlowShape, FlowSpec
+from trioflow.network.fair_share import FlowShape, FlowSpec
 from trioflow.network.routing import Router
 
 UNCALIBRATED = "uncalibrated"

@@ -27,7 +27,7 @@ from trioflow.network.collectives import (
     CollectivePlanner,
     warn_of_speed,
 )
-from trioflow.network.flows import Floats, FlowShape
+from trioflow.network.fair_share import Floats, FlowShape
 from trioflow.network.messages import CollectiveMessages, MessagePattern
 
 RunAlone = Callable[[CollectiveMessages], float]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trioflow.network.algorithms.catalogue import build_schedule
 from trioflow.network.algorithms.pattern import Schedule, check_entries, order_connections
-from trioflow.network.flows import FlowShape
+from trioflow.network.fair_share import FlowShape
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

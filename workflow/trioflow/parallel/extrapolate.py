@@ -14,15 +14,17 @@ from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.device_times import host_times, mention_launches, times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
-from trioflow.costmodel.step_anchor import NONE as UNANCHORED
-from trioflow.costmodel.step_anchor import Anchoring, StepAnchor, describe_anchor
-from trioflow.costmodel.step_residuals import (
+from trioflow.costmodel.steps import (
     ALONE,
     BATCH,
     COLLECTIVES,
     PIPELINE,
+    Anchoring,
+    StepAnchor,
+    describe_anchor,
     least_half_width,
 )
+from trioflow.costmodel.steps import NONE as UNANCHORED
 from trioflow.parallel.memory.peak import estimate_memory, find_fullest, take_curves
 from trioflow.parallel.plan import (
     Stages,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import InputError
-from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER, Anchoring
+from trioflow.costmodel.steps import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.plan import Stages
@@ -37,7 +37,7 @@ class Options(SimulationOptions):
         platform's measured ones by default.
     anchor : {"timer", "ratio", "none", "session"}
         How the trace's operators are brought to a measured step: the first three as in
-        ``step_anchor.anchor_step``. session: as timer, and then to the single-rank steps of the
+        ``steps.anchor_step``. session: as timer, and then to the single-rank steps of the
         session that measured the workload on this machine; see ``anchors.SessionAnchor``.
     anchor_band : tuple of float, optional
         80 % interval of a whole step predicted from its operators, relative to the step; the

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from trioflow.costmodel.choices import Collectives
 from trioflow.costmodel.collectives.model import CollectiveTime
-from trioflow.costmodel.step_anchor import NONE, RATIO, TIMER
+from trioflow.costmodel.steps import NONE, RATIO, TIMER
 from trioflow.hardware.machine import Platform
 from trioflow.tables import FLOAT, TEXT, column
 
@@ -23,7 +23,7 @@ SERIAL, FULL = "none", "full"
 class Settings:
     """What a sensitivity changes; the prediction itself has none changed."""
 
-    anchor: str = TIMER  # one of ``step_anchor.WAYS``
+    anchor: str = TIMER  # one of ``steps.ANCHOR_WAYS``
     copies: float = 1.0  # factor on copies into and out of gradient buckets
     vocabulary: bool = True  # whether tensor parallelism cuts embedding and head
     # none: collectives wait for compute and compute for them. full: neither waits. Empty: as the

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.costmodel.step_anchor import NONE
+from trioflow.costmodel.steps import NONE
 from trioflow.engine.timeline import (
     Intervals,
     measure_intervals,

@@ -9,7 +9,7 @@ import numpy as np
 from trioflow.base.experiments import Plan
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
-from trioflow.network.flows import FlowShape
+from trioflow.network.fair_share import FlowShape
 
 Grid = tuple[int, int, int]
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
-from trioflow.engine.networks import DEFAULT_NETWORK
+from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.plan import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_plan
 
 Values = Mapping[str, Any]

@@ -15,7 +15,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.costmodel.step_residuals import COLLECTIVES, PIPELINE, load_residuals
+from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
 from trioflow.parallel.plan import BUCKET_BYTES, check_plan
 from trioflow.prediction.language_answer import HOUR_S
 from trioflow.sweeps.parameters import fill_values, resolve_plan

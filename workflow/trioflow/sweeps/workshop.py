@@ -19,9 +19,9 @@ from trioflow.costmodel.choices import (
 )
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.compiled.run import is_repaid
-from trioflow.engine.networks import DEFAULT_NETWORK
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
+from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.answer import Prediction, predict_step

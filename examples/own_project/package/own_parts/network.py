@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.interface import Flow
+from trioflow.network.networks import ContentionFreeNetwork
 
 EXTRA_S = 20e-6
 """What we see on our switch before a message moves [s]."""

@@ -9,7 +9,7 @@ from math import prod
 import pytest
 from same_model import ProportionalModel
 from trioflow.base.errors import TraceError
-from trioflow.costmodel.step_anchor import Anchoring
+from trioflow.costmodel.steps import Anchoring
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import named_plan
 from trioflow.trace.importers.neusight import import_neusight, recognise

@@ -20,10 +20,10 @@ from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Execution, Pieces, Program, explain_deadlock
 from trioflow.engine.reference import run_reference
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import NEVER_S, Network
 from trioflow.network.messages import CollectiveRounds
+from trioflow.network.networks import ContentionFreeNetwork
 
 _ROOM = 2
 """Pieces of flows for which there is room at first, for every event of a program."""

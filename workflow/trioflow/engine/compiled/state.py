@@ -14,7 +14,7 @@ from trioflow.engine.exchanges import Plan
 from trioflow.engine.program import Ints, Program, count_up
 from trioflow.hardware.machine import Link
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.flows import FlowShape
+from trioflow.network.fair_share import FlowShape
 from trioflow.network.interface import NEVER_S
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds, MessagePattern
 

@@ -85,9 +85,9 @@ from trioflow.engine.folding.traffic import (
 )
 from trioflow.engine.program import Ints, Program, build_program
 from trioflow.hardware.machine import Link
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
+from trioflow.network.networks import ContentionFreeNetwork
 from trioflow.parallel.folded import Fold
 from trioflow.parallel.folded_grid import split_fold
 

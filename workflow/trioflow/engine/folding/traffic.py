@@ -19,7 +19,7 @@ from trioflow.engine.folding.links import (
 from trioflow.engine.program import Floats, Ints, count_up
 from trioflow.hardware.machine import Link
 from trioflow.network.collectives import CollectiveFlows
-from trioflow.network.flows import FlowShape
+from trioflow.network.fair_share import FlowShape
 from trioflow.network.messages import CollectiveMessages
 from trioflow.parallel.folded import Family
 

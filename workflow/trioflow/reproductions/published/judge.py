@@ -18,13 +18,16 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.units import ms_to_s
 from trioflow.costmodel.features import class_of_name
-from trioflow.costmodel.step_anchor import NONE, TIMER, WAYS, judge_anchors
-from trioflow.costmodel.step_residuals import (
+from trioflow.costmodel.steps import (
     ALONE,
+    ANCHOR_WAYS,
     BATCH,
     COLLECTIVES,
+    NONE,
     PIPELINE,
+    TIMER,
     StepResidual,
+    judge_anchors,
     spell_workload,
 )
 from trioflow.hardware.device_sheet import find_device
@@ -49,7 +52,7 @@ ANCHORS = pa.schema([
     column("source_batch", INT, "samples of the recorded step"),
     column("target_batch", INT, "samples of the predicted step"),
     column("measured_s", FLOAT, "the target's measured step", "s"),
-    *(column(f"{way}_s", FLOAT, f"the step by the anchor {way}, from the source's operators", "s") for way in WAYS),
+    *(column(f"{way}_s", FLOAT, f"the step by the anchor {way}, from the source's operators", "s") for way in ANCHOR_WAYS),
 ])  # fmt: skip
 """Single-GPU steps predicted from operators of another batch, by each way to anchor; never the judged rows."""
 
@@ -84,7 +87,7 @@ def judge_anchored_steps(
                     "device": device.name, "workload": one.facts.workload,
                     "mode": str(one.facts.mode), "source_batch": one.facts.batch,
                     "target_batch": other.facts.batch, "measured_s": judged["measured_s"],
-                    **{f"{way}_s": judged[way] for way in WAYS},
+                    **{f"{way}_s": judged[way] for way in ANCHOR_WAYS},
                 }
             )  # fmt: skip
     return pd.DataFrame(rows, columns=ANCHORS.names)
@@ -93,7 +96,7 @@ def judge_anchored_steps(
 def find_band(anchors: pd.DataFrame, workload: str, way: str = TIMER) -> tuple[float, float]:
     """Return the 80 % interval of a whole step predicted from its operators, relative to the prediction.
 
-    ``anchors``: columns ``ANCHORS``; ``workload``: left out; ``way``: one of ``step_anchor.WAYS``.
+    ``anchors``: columns ``ANCHORS``; ``workload``: left out; ``way``: one of ``steps.ANCHOR_WAYS``.
 
     The errors' quantiles, on either side of 1; 1 and 1 where fewer than ``FEWEST`` steps of other
     workloads were judged.

@@ -20,8 +20,8 @@ from trioflow.costmodel.operators.device_fit import DeviceData, fit_device_data
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.costmodel.operators.published import PublishedDevice, load_published
-from trioflow.costmodel.step_anchor import NONE as UNANCHORED
-from trioflow.costmodel.step_anchor import RATIO, anchor_step
+from trioflow.costmodel.steps import NONE as UNANCHORED
+from trioflow.costmodel.steps import RATIO, anchor_step
 from trioflow.hardware.device_sheet import find_device, load_device
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import load_platform

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from trioflow.costmodel.step_anchor import WAYS
+from trioflow.costmodel.steps import ANCHOR_WAYS
 from trioflow.report.attribution_section import (
     score_cell,
 )
@@ -261,22 +261,22 @@ def render_anchors(anchors: pd.DataFrame) -> str:
     if anchors.empty:
         return ""
     errors = pd.DataFrame(
-        {way: (anchors[f"{way}_s"] / anchors["measured_s"] - 1.0).abs() for way in WAYS}
+        {way: (anchors[f"{way}_s"] / anchors["measured_s"] - 1.0).abs() for way in ANCHOR_WAYS}
     ).assign(device=anchors["device"])
     names = {
         "timer": "less the timer, at most its floor an operator; then one factor",
         "ratio": "one factor", "none": "the operators as they are",
     }  # fmt: skip
     means = [
-        {"device": device, "steps": len(group), **group[list(WAYS)].mean()}
+        {"device": device, "steps": len(group), **group[list(ANCHOR_WAYS)].mean()}
         for device, group in [*errors.groupby("device", sort=True), ("all", errors)]
     ]
     fields = [
         words("GPU", "", "", "device"),
         numbers("steps", "", "ordered pairs of batches", count_cell, "steps"),
-        *(numbers(names[way], "mean absolute", "error of the whole step", percent_cell, way) for way in WAYS),
+        *(numbers(names[way], "mean absolute", "error of the whole step", percent_cell, way) for way in ANCHOR_WAYS),
     ]  # fmt: skip
-    best = min(WAYS, key=means[-1].__getitem__)
+    best = min(ANCHOR_WAYS, key=means[-1].__getitem__)
     note = (
         "Every ordered pair of batches of one model on one GPU, training and inference: the target's measured step from "
         "the source's operators, rescaled by a model that did not see the workload, and the source's measured step. "

@@ -28,9 +28,9 @@ from trioflow.hardware.topologies.grids import build_mesh
 from trioflow.hardware.topologies.switches import build_switch
 from trioflow.network.circuit import CircuitNetwork, CircuitSettings
 from trioflow.network.collectives import CollectivePlanner
-from trioflow.network.contention_free import ContentionFreeNetwork
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
+from trioflow.network.networks import ContentionFreeNetwork
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.assembly import build_graph

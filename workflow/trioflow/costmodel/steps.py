@@ -1,4 +1,4 @@
-"""Operators timed one by one, and the whole step that they came from: what the timer adds.
+"""Whole steps: operators timed one by one brought to the step they came from, and how far predicted steps were off.
 
 A table of operators that were timed alone sums to more than the step it was taken from: each row
 holds what the timer shows where nothing runs. The single-GPU step's measured time tells how much of
@@ -7,6 +7,8 @@ that is left to take off.
 
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -16,15 +18,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.units import format_time
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, looks_at_rows
+from trioflow.costmodel.intervals import ASSUMED_FACTOR, student_quantile
 from trioflow.trace.store import Trace
 
 TIMER, RATIO, NONE = "timer", "ratio", "none"
-WAYS = (TIMER, RATIO, NONE)
+ANCHOR_WAYS = (TIMER, RATIO, NONE)
 """Ways to bring operators to their step: less the timer, one factor, or as they are."""
 
 SHIPPED_BAND = PACKAGE / "data/cost_models/step-anchor/band.json"
@@ -49,7 +52,7 @@ class StepAnchor:
 class Anchoring:
     """How the operators of a trace are brought to its measured step."""
 
-    way: str = TIMER  # One of ``WAYS``
+    way: str = TIMER  # One of ``ANCHOR_WAYS``
     # 80 % interval of a whole step summed from its operators, relative to the step; by default the one
     # that ships, where the anchor changes anything.
     band: tuple[float, float] | None = None
@@ -95,8 +98,8 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
     timer shows where nothing runs (``timer_floor_s``); a factor makes up for the rest. ``ratio``:
     the factor alone. Raises InputError when the way is unknown or the trace holds no times.
     """
-    if way not in WAYS:
-        raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(WAYS)}")
+    if way not in ANCHOR_WAYS:
+        raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(ANCHOR_WAYS)}")
     step_s = trace.facts.measured_end_to_end_s
     if step_s is None or way == NONE:
         return StepAnchor()
@@ -155,14 +158,115 @@ class AnchoredModel:
 def judge_anchors(
     source: Trace, target: Trace, model: OperatorModel, resized: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return ``measured_s`` of a target's step and what each of ``WAYS`` predicts from the source's operators.
+    """Return ``measured_s`` of a target's step and what each of ``ANCHOR_WAYS`` predicts from the source's operators.
 
     ``source`` and ``target``: one model on one GPU at two batches; the operator model was fitted
     without it.
     """
     answers: dict[str, Any] = {"measured_s": float(target.facts.measured_end_to_end_s or 0.0)}
-    for way in WAYS:
+    for way in ANCHOR_WAYS:
         anchor = anchor_step(source, way)
         anchored = AnchoredModel(model, anchor).rescale(source.operators, resized)
         answers[way] = float(anchored["time_s"].sum())
     return answers
+
+
+SHIPPED = PACKAGE / "data" / "step_residuals.tsv"
+
+BATCH, ALONE, COLLECTIVES, PIPELINE = "batch", "alone", "collectives", "pipeline"
+RESIDUAL_WAYS = (BATCH, ALONE, COLLECTIVES, PIPELINE)
+"""Ways to leave a recorded step: another batch a rank; no whole step was timed, operators alone;
+ranks that exchange tensors; ranks that wait for each other's micro-batches."""
+
+FEWEST_WORKLOADS = 2
+"""A kind of device with fewer is not told from the others."""
+
+
+@dataclass(frozen=True)
+class StepResidual:
+    """A predicted step that was measured, too."""
+
+    way: str  # One of ``RESIDUAL_WAYS``: what of it was not recorded
+    device_kind: str  # ``cpu`` or ``cuda``
+    workload: str  # Model; the prediction's operator model did not see it
+    case: str  # Device and plan, for the reader
+    ranks: int  # Ranks of the measured step
+    error: float  # Predicted over measured, less 1
+
+    @property
+    def log_error(self) -> float:
+        """Logarithm of predicted over measured."""
+        return math.log1p(self.error)
+
+
+@cache
+def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
+    """Read the residuals that ship, or others.
+
+    Raises TableError when a row is incomplete or its way is unknown.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    found = []
+    for row in csv.DictReader(lines, delimiter="\t"):
+        try:
+            one = StepResidual(
+                row["way"], row["device_kind"], row["workload"], row["case"],
+                int(row["ranks"]), float(row["error"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            raise TableError(f"{row} is not a residual", file=path) from None
+        if one.way not in RESIDUAL_WAYS or not -1 < one.error < math.inf:
+            raise TableError(f"{row} is not a residual", file=path)
+        found.append(one)
+    return tuple(found)
+
+
+def write_residuals(residuals: Iterable[StepResidual], path: Path = SHIPPED) -> None:
+    """Write residuals as `load_residuals` reads them, in the order of the ways."""
+    lines = [
+        "# Predicted over measured steps, less 1, by what of them was not recorded (make publish; none left out).",
+        "# cpu: trioflow's own runs over gloo on one machine, those of docs/errors.md. cuda: public measurements;",
+        "# batch and alone from every pair of NeuSight's single-GPU steps, the others from docs of the public page;",
+        "# resnet50 (Lambda's throughputs): n GPUs over one. No operator model saw the workload of its row.",
+        "way\tdevice_kind\tworkload\tcase\tranks\terror",
+    ]
+    for one in sorted(residuals, key=lambda one: RESIDUAL_WAYS.index(one.way)):
+        lines.append(
+            f"{one.way}\t{one.device_kind}\t{one.workload}\t{one.case}\t{one.ranks}\t{one.error:.4f}"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def least_half_width(ways: Iterable[str], device_kind: str, workload: str, ranks: int = 1) -> float:
+    """Return the least half width of a step's 80 % interval, as a logarithm.
+
+    As ``intervals.fit_step_band`` for each of the ``ways`` in which the step leaves what was
+    recorded; ways are independent. The workload's own residuals do not count, so that a judged
+    step's interval never rests on that step; residuals of the other kind of device stand in where
+    this one has fewer than ``FEWEST_WORKLOADS``. Beyond the most ranks that were measured the width
+    grows with the doublings, as that of collectives does.
+    """
+    return math.sqrt(sum(_half_of_way(way, device_kind, workload, ranks) ** 2 for way in ways))
+
+
+@cache
+def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float:
+    own = spell_workload(workload)
+    rows = [one for one in load_residuals() if one.way == way and one.workload != own]
+    same = [one for one in rows if one.device_kind == device_kind]
+    if len({one.workload for one in same}) >= FEWEST_WORKLOADS:
+        rows = same
+    if not rows:
+        return math.log(ASSUMED_FACTOR)
+    squares: dict[str, list[float]] = {}
+    for one in rows:
+        squares.setdefault(one.workload, []).append(one.log_error**2)
+    mean = float(np.mean([np.mean(errors) for errors in squares.values()]))
+    half = student_quantile(len(squares)) * math.sqrt(mean)
+    most = max(one.ranks for one in rows)
+    return half * max(1.0, math.log2(ranks) / math.log2(most) if most > 1 else 1.0)
+
+
+def spell_workload(name: str) -> str:
+    """Return a workload's name as the residuals spell it."""
+    return name.replace("_", "-").lower()
