@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trioflow import tables
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate
-from trioflow.engine.timeline import find_critical_path
+from trioflow.engine.timeline import build_critical_path
 from trioflow.export.perfetto import write_perfetto
 from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.topologies.registry import BUILDERS
@@ -158,7 +158,7 @@ def test_every_task_starts_as_soon_as_it_can(
     """The critical path has no gap: each of its tasks starts when the one before it ends."""
     graph = build(program, IDENTITY)
     timeline = simulate(graph, make_platform(builder)).timeline
-    path = timeline.loc[find_critical_path(graph, timeline)]
+    path = build_critical_path(graph, timeline)
     assert path["start_s"].iloc[0] == 0.0
     assert path["end_s"].tolist()[:-1] == path["start_s"].tolist()[1:]
     assert path["end_s"].iloc[-1] == timeline["end_s"].max()

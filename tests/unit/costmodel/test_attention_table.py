@@ -11,15 +11,15 @@ import pytest
 from trioflow.base.errors import InputError
 from trioflow.costmodel.choices import list_models
 from trioflow.costmodel.device_times import choose_operator_model, find_mask
-from trioflow.costmodel.operators.half_tables import (
+from trioflow.costmodel.operators.attention import (
     BACKWARD_FLOP,
     BACKWARD_SHARES,
     NEWER_SPEEDUP,
     SHAPE,
     attention_columns,
     fit_attention,
-    shipped_attention,
 )
+from trioflow.costmodel.operators.half_tables import shipped_attention
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.hardware.device_sheet import load_device
 from trioflow.trace.store import load_trace

@@ -15,9 +15,9 @@ from trioflow.costmodel.device_times import choose_operator_model
 from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.operators import half_tables
 from trioflow.costmodel.operators.device_fit import fit_device_model
-from trioflow.costmodel.operators.experts import judge_experts
 from trioflow.costmodel.operators.half_tables import (
     fit_tensor_products,
+    judge_experts,
     load_tensor_products,
     nearest_table,
     save_tensor_products,

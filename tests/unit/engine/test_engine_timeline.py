@@ -6,7 +6,6 @@ from trioflow.base.errors import SimulationError
 from trioflow.engine.simulate import simulate
 from trioflow.engine.timeline import (
     build_critical_path,
-    find_critical_path,
     measure_intervals,
     merge_intervals,
     subtract_intervals,
@@ -67,7 +66,7 @@ def late_rank() -> TaskGraphBuilder:
 def test_critical_path_goes_through_the_late_rank() -> None:
     graph = late_rank().build()
     timeline = simulate(graph, PLATFORM).timeline
-    path = find_critical_path(graph, timeline)
+    path = build_critical_path(graph, timeline)["task_id"].tolist()
     assert path == [1, 4, 5], "work of rank 1, its all-reduce, end of rank 0"
     rows = timeline.loc[path]
     assert rows["start_s"].iloc[0] == 0.0
@@ -102,11 +101,10 @@ def test_critical_path_through_a_stream_and_the_first_of_equals() -> None:
 
 def test_critical_path_of_nothing_and_of_another_graph() -> None:
     empty = TaskGraphBuilder().build()
-    assert find_critical_path(empty, simulate(empty, PLATFORM).timeline) == []
     assert build_critical_path(empty, simulate(empty, PLATFORM).timeline).empty
     graph = late_rank().build()
     with pytest.raises(SimulationError, match="different tasks"):
-        find_critical_path(empty, simulate(graph, PLATFORM).timeline)
+        build_critical_path(empty, simulate(graph, PLATFORM).timeline)
 
 
 def test_summary_is_of_the_busiest_rank() -> None:

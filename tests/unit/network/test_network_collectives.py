@@ -13,7 +13,6 @@ from trioflow.network.collectives import (
     COLLECTIVES,
     CollectiveCost,
     CollectivePlanner,
-    build_collective_flows,
     compute_wire_bytes,
 )
 from trioflow.network.fair_share import FairShareNetwork, FlowSpec
@@ -25,6 +24,13 @@ BANDWIDTH, LATENCY_S = 1e9, 3e-6
 def make_platform(ranks: int, builder: str = "ring", **extra: float) -> Platform:
     links = BUILDERS[builder](ranks, BANDWIDTH, LATENCY_S, **extra)
     return Platform(builder, Device("chip", "gpu", 10**9, {}), ranks, tuple(links))
+
+
+def plan_flows(
+    collective: str, size_bytes: int, group: Sequence[int], platform: Platform,
+    cost: CollectiveCost | None = None,
+) -> list[FlowSpec]:  # fmt: skip
+    return list(CollectivePlanner(platform, cost).build(collective, size_bytes, group).flows)
 
 
 @dataclass
@@ -77,7 +83,7 @@ def test_ring_closed_form(collective: str, factor: float, steps: int, builder: s
     platform = make_platform(4, builder)
     assert compute_wire_bytes(collective, size, 4) == factor * size
     assert count_steps(collective, 4, chain=True) == steps
-    flows = build_collective_flows(collective, size, range(4), platform)
+    flows = plan_flows(collective, size, range(4), platform)
     sent = dict.fromkeys(("rank0", "rank1", "rank2", "rank3"), 0.0)
     for flow in flows:
         sent[flow.source] += flow.size_bytes
@@ -94,34 +100,34 @@ def test_ring_closed_form(collective: str, factor: float, steps: int, builder: s
 
 def test_route_latency_of_a_switch_counts_both_links() -> None:
     platform = make_platform(4, "switch")
-    flows = build_collective_flows("all_reduce", 4_000, range(4), platform)
+    flows = plan_flows("all_reduce", 4_000, range(4), platform)
     assert last_end_s(platform, flows) == 6 * (2 * LATENCY_S) + 6_000 / BANDWIDTH
 
 
 def test_all_to_all_on_a_switch_takes_the_closed_form() -> None:
     platform = make_platform(4, "switch")
-    flows = build_collective_flows("all_to_all", 8_000_000, range(4), platform)
+    flows = plan_flows("all_to_all", 8_000_000, range(4), platform)
     assert len(flows) == 12
     assert last_end_s(platform, flows) == pytest.approx(6 * LATENCY_S + 6_000_000 / BANDWIDTH)
 
 
 def test_send_is_one_flow() -> None:
-    flows = build_collective_flows("send", 500, (2, 0), make_platform(3))
+    flows = plan_flows("send", 500, (2, 0), make_platform(3))
     assert flows == [FlowSpec("rank2", "rank0", 500.0, LATENCY_S)]
 
 
 def test_roots_of_broadcast_and_reduce() -> None:
     platform = make_platform(4)
-    out = build_collective_flows("broadcast", 500, (2, 3, 0), platform)
+    out = plan_flows("broadcast", 500, (2, 3, 0), platform)
     assert [(flow.source, flow.target) for flow in out] == [("rank2", "rank3"), ("rank3", "rank0")]
-    back = build_collective_flows("reduce", 500, (2, 3, 0), platform)
+    back = plan_flows("reduce", 500, (2, 3, 0), platform)
     assert [(flow.source, flow.target) for flow in back] == [("rank3", "rank0"), ("rank0", "rank2")]
 
 
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "send"])
 def test_group_of_one_moves_nothing(collective: str) -> None:
     cost = ConstantCost(1.0)
-    assert build_collective_flows(collective, 500, (1,), make_platform(2), cost) == []
+    assert plan_flows(collective, 500, (1,), make_platform(2), cost) == []
     assert cost.asked == []
 
 
@@ -136,7 +142,7 @@ def test_measured_time_is_kept_whatever_the_links(
     platform = make_platform(4, builder, **(tree if builder == "pcie_tree" else {}))
     group = (1, 3) if collective == "send" else (0, 2, 1, 3)
     cost = ConstantCost(time_s)
-    flows = build_collective_flows(collective, 10_000_000, group, platform, cost)
+    flows = plan_flows(collective, 10_000_000, group, platform, cost)
     assert last_end_s(platform, flows) == pytest.approx(time_s, rel=1e-12)
     assert cost.asked == [(collective, len(group), 10_000_000)]
 
@@ -168,13 +174,13 @@ def test_much_faster_than_the_links_is_said() -> None:
 @pytest.mark.parametrize("time_s", [1.0, 1e-6])
 def test_measured_collective_waits_for_its_latency_before_it_takes_bandwidth(time_s: float) -> None:
     cost = ConstantCost(time_s)
-    flows = build_collective_flows("all_reduce", 10**6, range(4), make_platform(4), cost)
+    flows = plan_flows("all_reduce", 10**6, range(4), make_platform(4), cost)
     assert {flow.latency_s for flow in flows} == {min(6 * LATENCY_S, time_s)}
 
 
 def test_disturbed_collective_slows_down() -> None:
     platform = make_platform(2)
-    flows = build_collective_flows("all_reduce", 10**7, (0, 1), platform, ConstantCost(0.0125))
+    flows = plan_flows("all_reduce", 10**7, (0, 1), platform, ConstantCost(0.0125))
     # It needs 80 % of each link, so two of them at once take 1.6 times as long.
     both = last_end_s(platform, [*flows, *flows])
     assert both == pytest.approx(2 * LATENCY_S + 1.6 * (0.0125 - 2 * LATENCY_S), rel=1e-3)
@@ -203,4 +209,4 @@ def test_what_cannot_be_is_refused(
     collective: str, group: tuple[int, ...], cost: CollectiveCost | None, message: str
 ) -> None:
     with pytest.raises(SimulationError, match=message):
-        build_collective_flows(collective, 1000, group, make_platform(3), cost)
+        plan_flows(collective, 1000, group, make_platform(3), cost)

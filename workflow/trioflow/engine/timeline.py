@@ -261,27 +261,6 @@ def summarize_tasks(
     )
 
 
-def find_critical_path(graph: TaskGraph, timeline: pd.DataFrame) -> list[int]:
-    """Return the chain of tasks that the step waits for, from its start to its end.
-
-    Returns
-    -------
-    list of int
-        ``task_id`` of tasks, each of which starts when the one before it
-        ends. Of an exchange, the member that was ready last stands for it.
-
-    Raises
-    ------
-    SimulationError
-        When the timeline is not that of the graph.
-
-    Notes
-    -----
-    Walks back from the task that ends last. Ties go to the lowest ``task_id``.
-    """
-    return [task for task, _ in _walk_back(graph, timeline)]
-
-
 def build_critical_path(
     graph: TaskGraph, timeline: pd.DataFrame, modules: Sequence[str] = ()
 ) -> pd.DataFrame:
@@ -296,6 +275,11 @@ def build_critical_path(
     ------
     SimulationError
         When the timeline is not that of the graph.
+
+    Notes
+    -----
+    Walks back from the task that ends last; each task starts when the one before it ends. Of an
+    exchange, the member that was ready last stands for it. Ties go to the lowest ``task_id``.
     """
     walked = np.array(_walk_back(graph, timeline), dtype=np.int64).reshape(-1, 2)
     tasks, awaited = walked.T

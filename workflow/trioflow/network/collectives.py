@@ -128,17 +128,6 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
     return message_bytes * wire_factor(collective, ranks)
 
 
-def build_collective_flows(
-    collective: str,
-    message_bytes: int,
-    group: Sequence[int],
-    platform: Platform,
-    cost: CollectiveCost | None = None,
-) -> list[FlowSpec]:
-    """Turn one collective of a group into flows; see ``CollectivePlanner.build``."""
-    return list(CollectivePlanner(platform, cost).build(collective, message_bytes, group).flows)
-
-
 class CollectivePlanner:
     """Turns collectives into flows over one platform, remembering what it has made.
 

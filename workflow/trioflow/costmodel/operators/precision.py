@@ -27,13 +27,12 @@ from trioflow.costmodel.new_gpu.carry import (
     load_new_gpu_model,
     scale_rows,
 )
+from trioflow.costmodel.operators.attention import AttentionTable, attention_columns
 from trioflow.costmodel.operators.class_curves import Flags
-from trioflow.costmodel.operators.experts import GROUPED
 from trioflow.costmodel.operators.half_tables import (
+    GROUPED,
     HALF,
-    AttentionTable,
     ProductTable,
-    attention_columns,
     nearest_table,
     shipped_attention,
     shipped_experts,
