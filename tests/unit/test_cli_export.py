@@ -23,8 +23,8 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 def run(*words):
     parser = argparse.ArgumentParser()
-    add_export(parser.add_subparsers(dest="command"))
-    options = parser.parse_args(["export", *map(str, words)])
+    add_export(parser)
+    options = parser.parse_args([*map(str, words)])
     options.run(options)
 
 

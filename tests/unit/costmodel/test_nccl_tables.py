@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError, TableError, TrioflowError
-from trioflow.cli.collectives import add_import_collectives
+from trioflow.cli.collectives import add_fit_collectives
 from trioflow.costmodel.collectives.platform import load_platform_collectives
 from trioflow.costmodel.collectives.tables import (
     COLUMNS,
@@ -135,8 +135,8 @@ def test_an_unnamed_operation_is_asked_for(tmp_path: Path) -> None:
 
 def run(*arguments: str) -> None:
     parser = argparse.ArgumentParser()
-    add_import_collectives(parser.add_subparsers(required=True))
-    options = parser.parse_args(["fit-collectives", *arguments])
+    add_fit_collectives(parser)
+    options = parser.parse_args([*arguments])
     options.run(options)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 import yaml
-from trioflow.hardware.device_sheet import find_device
+from trioflow.base.yaml_files import read_yaml
+from trioflow.hardware import device_sheet
+from trioflow.hardware.device_sheet import find_device, validate_sheet
 from trioflow.hardware.machine import Platform
-from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform
+from trioflow.hardware.platform import SHIPPED, list_platforms, load_platform, validate_platform
 from trioflow.network.routing import Router
 
 DGX = {"dgx-a100": (25e9, 20), "dgx-h100": (50e9, 32), "dgx-h200": (50e9, 32)}
@@ -19,6 +21,14 @@ def route(platform: Platform, one: int, other: int) -> list[str]:
     routes = Router(platform.links)
     indices = routes.route(f"rank{one}", f"rank{other}")
     return [platform.links[index].target for index in indices]
+
+
+def test_what_ships_keeps_to_its_schema() -> None:
+    """Answers read these files without the check that a user's own go through."""
+    for file in sorted(SHIPPED.glob("*.yaml")):
+        validate_platform(read_yaml(file), file)
+    for file in sorted(device_sheet.SHIPPED.glob("*.yaml")):
+        validate_sheet(read_yaml(file), file)
 
 
 def test_the_machines_asked_for_ship() -> None:

@@ -39,8 +39,8 @@ def datasets(tmp_path: Path) -> Path:
 
 def run(*arguments: object) -> None:
     parser = argparse.ArgumentParser()
-    add_retrieve(parser.add_subparsers())
-    options = parser.parse_args(["retrieve", *map(str, arguments)])
+    add_retrieve(parser)
+    options = parser.parse_args([*map(str, arguments)])
     options.run(options)
 
 

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-from jsonschema import Draft202012Validator
 
 from trioflow.base.errors import DatasetError
 from trioflow.base.input_files import read_text
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.settings import describe_problem, suggest_name
 from trioflow.base.yaml_files import LARGEST_BYTES, parse_yaml
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
 
 CATALOGUE = PACKAGE.parent / "resources" / "datasets.yaml"
 """Where a checkout keeps it; an installed library has none."""
@@ -195,6 +196,8 @@ def _suggest_file(key: str, known: Mapping[str, DatasetFile]) -> str:
 
 @cache
 def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator
+
     return Draft202012Validator(read_json(SCHEMA))
 
 
