@@ -234,3 +234,28 @@ def test_imported_names_hold_the_module_and_what_is_taken_from_it() -> None:
         "trioflow.base.errors",
         "trioflow.base.errors.TableError",
     } <= names
+
+
+MODULES = {
+    "trioflow." + short_name(path).replace("/", "."): short_name(path)
+    for path in SOURCES
+    if path.name != "__init__.py"
+}
+
+
+def modules_imported(path: Path) -> set[str]:
+    """The library's modules that a file imports anywhere, functions included, types alone not."""
+    return {
+        known
+        for name in imported_names(path)
+        if (known := MODULES.get(name) or MODULES.get(name.rpartition(".")[0]))
+    } - {short_name(path)}
+
+
+def test_no_circle_of_imports() -> None:
+    """What two modules need of one another belongs into one of them, or into a third."""
+    needs = {short_name(path): modules_imported(path) for path in SOURCES}
+    while free := [name for name, others in needs.items() if not others & set(needs)]:
+        for name in free:
+            del needs[name]
+    assert not needs, f"a circle among {', '.join(sorted(needs))}"

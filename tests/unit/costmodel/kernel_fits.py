@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from trioflow.costmodel.collectives.message_curve import fit_message_curve
-from trioflow.costmodel.collectives.methods import fit_alpha_beta, thin
+from trioflow.costmodel.collectives.methods import fit_alpha_beta
+from trioflow.costmodel.collectives.points import thin
 from trioflow.costmodel.new_gpu.data import pair_rows
 from trioflow.costmodel.new_gpu.fit import describe_pairs, fit_exponents
 from trioflow.costmodel.operators.curves import FORMS, fit_curve

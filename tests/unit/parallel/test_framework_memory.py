@@ -6,8 +6,7 @@ import pytest
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.trace.language.make import make_trace
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 

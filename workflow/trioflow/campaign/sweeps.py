@@ -19,8 +19,7 @@ from trioflow.campaign.operations import Work, build_case, list_work
 from trioflow.campaign.runner import is_out_of_memory
 from trioflow.campaign.state import Result
 from trioflow.campaign.stopwatch import CudaStopwatch, HostStopwatch, make_stopwatch
-from trioflow.trace.profile.kernels import LAUNCHES
-from trioflow.trace.profile.kineto import DEVICE
+from trioflow.trace.profile.events import DEVICE, LAUNCHES
 from trioflow.trace.workloads.precision import single_precision
 
 DTYPES = {

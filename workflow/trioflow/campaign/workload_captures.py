@@ -14,7 +14,7 @@ from trioflow.base.units import format_bytes
 from trioflow.campaign.compaction import pack_raw, read_raw
 from trioflow.campaign.state import Result
 from trioflow.trace.capture.workload import capture_workload
-from trioflow.trace.profile.kineto import DEVICE
+from trioflow.trace.profile.events import DEVICE
 from trioflow.trace.profile.merge import RAW_FILES
 from trioflow.trace.workloads.build import build_workload
 

@@ -13,7 +13,7 @@ from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.schedules.table import MODES
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
-from trioflow.trace.language.step import ATTENTIONS
+from trioflow.trace.language.sizes import ATTENTIONS
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:

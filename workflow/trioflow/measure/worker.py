@@ -35,7 +35,8 @@ from trioflow.measure.records import (
 from trioflow.trace.capture.rank_process import keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import device_name
-from trioflow.trace.profile.kineto import STEP, Event, read_profile
+from trioflow.trace.profile.events import STEP, Event
+from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.step_spans import find_spans
 from trioflow.trace.profile.steps import Step as ProfiledStep
 from trioflow.trace.profile.steps import load_step

@@ -57,7 +57,7 @@ class Options(SimulationOptions):
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
     precision, attention : str, optional
-        Of such a model's step: see ``trace.language.step.LanguageStep``.
+        Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     """
 
     cost_model: str | Path | None = None

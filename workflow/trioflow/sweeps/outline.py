@@ -49,8 +49,14 @@ from trioflow.parallel.splits.updates import (
     upkeep_phase,
 )
 from trioflow.sweeps.memo_model import MemoModel, number_rows
-from trioflow.sweeps.outline_messages import MessageTimes
-from trioflow.sweeps.outline_units import Floats, OperatorWork, UnitState, UnitUpkeep, UnitWork
+from trioflow.sweeps.outline_parts import (
+    Floats,
+    MessageTimes,
+    OperatorWork,
+    UnitState,
+    UnitUpkeep,
+    UnitWork,
+)
 from trioflow.trace.store import Trace, pipeline_units
 
 Made = TypeVar("Made")

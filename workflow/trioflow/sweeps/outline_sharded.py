@@ -17,7 +17,7 @@ from trioflow.parallel.splits.parameters import Parameter, list_parameters
 from trioflow.parallel.splits.sharding import build_units
 from trioflow.parallel.splits.updates import place_parameters, predict_elementwise, upkeep_phase
 from trioflow.sweeps.outline import Outline
-from trioflow.sweeps.outline_units import UnitWork
+from trioflow.sweeps.outline_parts import UnitWork
 from trioflow.trace.store import pipeline_units
 
 _KEEPS_UNTIL_END = ("gpipe", "looped-bfs")

@@ -20,8 +20,8 @@ from trioflow.parallel.schedules.table import (
     recomputed_pairs,
 )
 from trioflow.sweeps.outline import Outline, sum_stages
+from trioflow.sweeps.outline_parts import Floats, UnitWork
 from trioflow.sweeps.outline_sharded import time_accumulated, time_stages
-from trioflow.sweeps.outline_units import Floats, UnitWork
 
 _INPUT_SHARE = 0.5
 """Part of backward that makes the gradient of a stage's input: two products of equal size, one for it."""

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import format_bytes
+from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
+from trioflow.hardware.machine import Platform
 from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
@@ -37,7 +39,7 @@ FURTHER = 3
 Watch = Callable[[int, int, str], None]
 """Follows a search: plans done, of how many, and what was done."""
 _ALIKE_SHARE = 0.01
-"""Bucket sizes of a plan whose outlined steps differ by no more are told as alike."""
+"""Bucket sizes of a plan whose outlined steps differ by no more count as alike."""
 
 
 class Candidate(NamedTuple):
@@ -229,87 +231,93 @@ def search_plans(
     """
     if ranks < 1 or batch < 1 or top < 1:
         raise InputError(f"{ranks} ranks, a batch of {batch}, {top} plans: all must be positive")
-    asked = (trace, platform, ranks, batch, top, space, plans, cost_model, override)
+    watch = watch or (lambda done, all_plans, doing: None)
     with remembering(workshop.memory):
-        return _search(workshop, *asked, watch or (lambda done, all_plans, doing: None))
+        machine = workshop.load_platform(platform, ranks)
+        times = workshop.time_operators(trace, machine.device.name, cost_model, override)
+        key = [trace, cost_model, override]
+        one = _Search(workshop, machine, times, key, batch, top, watch)
+        if plans is None:
+            first = workshop.load_traces(trace)[0]
+            plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.refusals))
+        simulated = _simulate_best(_group_variants(one.outline(plans)), top, one.simulate)
+        one.found.refused = dict(one.refusals.counts.most_common())
+        _rank(one.found, simulated)
+    return one.found
 
 
-def _search(
-    workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, top: int,
-    space: Space | None, plans: Sequence[Plan] | None, cost_model: str, override: str, watch: Watch,
-) -> Found:  # fmt: skip
-    traces = workshop.load_traces(trace)
-    machine = workshop.load_platform(platform, ranks)
-    times = workshop.time_operators(trace, machine.device.name, cost_model, override)
-    found = Found(model_text=times.model_text, confidence=times.confidence)
-    found.warnings += times.warnings
-    refusals = Refusals()
-    outline = Outline(times, machine, workshop.load_collectives(machine))
-    chosen = plans
-    if chosen is None:
-        chosen = list(enumerate_plans(traces[0], ranks, batch, space or Space(), refusals))
-    outline.prepare(chosen, batch)
-    candidates: list[Candidate] = []
-    for place, plan in enumerate(chosen):
-        watch(place, len(chosen), "outlined")
-        try:
-            step = outline_step(outline, plan, batch)
-        except PlanError as error:
-            refusals.add(error)
-            continue
-        found.outlined += 1
-        if step.least_bytes > machine.device.memory_bytes:
-            _drop(found, plan, batch, step.least_bytes, machine.device.memory_bytes, "at least ")
-        else:
-            candidates.append(Candidate(step.time_s, plan, step.least_bytes))
-    candidates.sort(key=lambda c: c.time_s)
-    key = [trace, cost_model, override]
+class _Search:
+    """One search on one number of ranks: what it compares plans by, and what it has found so far."""
 
-    tried = 0
+    def __init__(
+        self, workshop: Workshop, machine: Platform, times: DeviceTimes, key: list[str], batch: int,
+        top: int, watch: Watch,
+    ) -> None:  # fmt: skip
+        self.workshop, self.machine, self.times, self.key = workshop, machine, times, key
+        self.batch, self.watch = batch, watch
+        self.most_tried, self.tried = FURTHER * top, 0
+        self.refusals = Refusals()
+        self.found = Found(model_text=times.model_text, confidence=times.confidence)
+        self.found.warnings += times.warnings
 
-    def run(variants: Variants) -> _Simulated | None:
-        nonlocal tried
-        watch(tried, FURTHER * top, "tried in full, at most")
-        tried += 1
-        candidate = variants.best
-        _, graph = workshop.build_graph(times, key, candidate.plan, batch, machine)
-        step = workshop.prepare(times, graph, machine)
-        peak = step.peak_memory_bytes
+    def outline(self, plans: Sequence[Plan]) -> list[Candidate]:
+        """Return the plans that may fit the memory, the fastest outline first."""
+        outline = Outline(self.times, self.machine, self.workshop.load_collectives(self.machine))
+        outline.prepare(plans, self.batch)
+        candidates: list[Candidate] = []
+        for place, plan in enumerate(plans):
+            self.watch(place, len(plans), "outlined")
+            try:
+                step = outline_step(outline, plan, self.batch)
+            except PlanError as error:
+                self.refusals.add(error)
+                continue
+            self.found.outlined += 1
+            if step.least_bytes > self.machine.device.memory_bytes:
+                self._drop(plan, step.least_bytes, "at least ")
+            else:
+                candidates.append(Candidate(step.time_s, plan, step.least_bytes))
+        return sorted(candidates, key=lambda c: c.time_s)
+
+    def simulate(self, variants: Variants) -> _Simulated | None:
+        """Simulate the best of some variants in full; None where it does not fit the memory."""
+        self.watch(self.tried, self.most_tried, "tried in full, at most")
+        self.tried += 1
+        workshop, found, plan = self.workshop, self.found, variants.best.plan
+        _, graph = workshop.build_graph(self.times, self.key, plan, self.batch, self.machine)
+        step = workshop.prepare(self.times, graph, self.machine)
         if not step.fits_memory:
-            for same in (candidate, *variants.others):
-                _drop(found, same.plan, batch, peak, machine.device.memory_bytes, "")
+            for same in (variants.best, *variants.others):
+                self._drop(same.plan, step.peak_memory_bytes, "")
             return None
-        told = workshop.simulate(step)
+        result = workshop.simulate(step)
         highest = graph.metadata.compute_interval[1]
-        slower = workshop.prepare(times, graph, machine, interval=False, compute_scale=highest)
-        time_s = told.step_time_s
+        slower = workshop.prepare(
+            self.times, graph, self.machine, interval=False, compute_scale=highest
+        )
+        time_s = result.step_time_s
         compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)
-        rest_log = max(math.log(told.high_s / time_s) - compute_log, 0.0)
-        found.confidence = max([found.confidence, told.confidence], key=CONFIDENCES.index)
-        found.warnings += told.warnings
+        rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
+        found.confidence = max([found.confidence, result.confidence], key=CONFIDENCES.index)
+        found.warnings += result.warnings
         row = {
-            "plan_text": _describe_way(candidate.plan, batch), "step_time_s": time_s,
-            "low_s": told.low_s, "high_s": told.high_s,
-            "exposed_communication_s": told.exposed_communication_s,
-            "micro_batch_samples": batch / candidate.plan.data / candidate.plan.pieces,
-            "peak_memory_bytes": peak, "outlined_s": candidate.time_s, "ranks": ranks,
-            **_tell_buckets(variants),
-            **{name: getattr(candidate.plan, name) for name in PLAN_COLUMNS},
+            "plan_text": _describe_way(plan, self.batch), "step_time_s": time_s,
+            "low_s": result.low_s, "high_s": result.high_s,
+            "exposed_communication_s": result.exposed_communication_s,
+            "micro_batch_samples": self.batch / plan.data / plan.pieces,
+            "peak_memory_bytes": step.peak_memory_bytes, "outlined_s": variants.best.time_s,
+            "ranks": self.machine.ranks, **_compare_buckets(variants),
+            **{name: getattr(plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
-        return _Simulated(row, Prediction(time_s, compute_log, rest_log), candidate)
+        return _Simulated(row, Prediction(time_s, compute_log, rest_log), variants.best)
 
-    simulated = _simulate_best(_group_variants(candidates), top, run)
-    found.refused = dict(refusals.counts.most_common())
-    _rank(found, simulated)
-    return found
-
-
-def _drop(
-    found: Found, plan: Plan, batch: int, needed_bytes: int, room_bytes: int, how: str
-) -> None:
-    reason = f"needs {how}{format_bytes(needed_bytes)} of {format_bytes(room_bytes)}"
-    text = _describe_way(plan, batch)
-    found.dropped.append({"plan_text": text, "reason": reason, "needed_bytes": needed_bytes})
+    def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
+        room = format_bytes(self.machine.device.memory_bytes)
+        reason = f"needs {how}{format_bytes(needed_bytes)} of {room}"
+        text = _describe_way(plan, self.batch)
+        self.found.dropped.append(
+            {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
+        )
 
 
 def _group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
@@ -327,7 +335,7 @@ def _group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
     return [Variants(group[0], tuple(group[1:])) for group in groups.values()]
 
 
-def _tell_buckets(variants: Variants) -> dict[str, Any]:
+def _compare_buckets(variants: Variants) -> dict[str, Any]:
     """Return what a row says of a plan's other bucket sizes."""
     best_s = variants.best.time_s
     return {

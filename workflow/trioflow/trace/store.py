@@ -73,7 +73,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     ``folder``: a trace; or a language model by its name or its configuration, whose trace is made
     (``trace.language.read.find_configuration``). ``**step``: of such a model alone: ``sequence``
     [tokens], ``batch`` [samples], ``precision`` (a recipe), ``attention`` and ``optimizer``, as in
-    ``trace.language.step.LanguageStep``.
+    ``trace.language.sizes.LanguageStep``.
 
     Raises
     ------

@@ -11,8 +11,7 @@ from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.trace.language import make
 from trioflow.trace.language.read import published_models
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import load_trace
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")

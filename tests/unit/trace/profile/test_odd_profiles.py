@@ -11,8 +11,7 @@ from trioflow.cli.inspect import describe_trace
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile import execution_trace as link
-from trioflow.trace.profile.kernels import charge_apart, is_communication
-from trioflow.trace.profile.kineto import Event
+from trioflow.trace.profile.events import Event, charge_apart, is_communication
 from trioflow.trace.profile.observe import observe_step
 from trioflow.trace.profile.timing import times_of_step
 

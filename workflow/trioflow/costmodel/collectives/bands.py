@@ -20,13 +20,11 @@ from trioflow.costmodel.collectives.methods import (
     SITUATIONS,
     SIZE,
     SIZE_BEYOND,
-    Key,
     Method,
-    each_curve,
-    halve,
     place,
 )
 from trioflow.costmodel.collectives.model import UNCALIBRATED_FACTOR
+from trioflow.costmodel.collectives.points import Key, each_curve, halve
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.least_squares import rounded
 

@@ -32,8 +32,6 @@ from trioflow.costmodel.collectives.methods import (
     SIZE,
     SIZE_BEYOND,
     AlphaBeta,
-    Curve,
-    Key,
     Measured,
     Method,
     Nccl,
@@ -42,12 +40,10 @@ from trioflow.costmodel.collectives.methods import (
     fit_alpha_beta,
     fit_nccl,
     fit_one_bandwidth,
-    make_curves,
-    median_points,
-    thin,
 )
 from trioflow.costmodel.collectives.model import COLLECTIVES, CollectiveTime
 from trioflow.costmodel.collectives.nccl import Calibration, NcclMachine
+from trioflow.costmodel.collectives.points import Curve, Key, make_curves, median_points, thin
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.model_file import read_content
 

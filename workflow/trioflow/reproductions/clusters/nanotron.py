@@ -26,8 +26,7 @@ from trioflow.base.units import BYTES_PER_GIB
 from trioflow.parallel.plan import make_plan
 from trioflow.reproductions.clusters.scores import SEQUENCE
 from trioflow.trace.language.make import make_trace
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, pipeline_units
 
 DATASET = "nanotron/runs-h100"

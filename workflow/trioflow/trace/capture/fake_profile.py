@@ -33,7 +33,8 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 from torch.utils._pytree import tree_leaves
 
 from trioflow.trace.capture.workload import module_annotations
-from trioflow.trace.profile.kineto import ABSENT, STEP
+from trioflow.trace.profile.events import STEP
+from trioflow.trace.profile.kineto import ABSENT
 
 _HAND_OVER = "PythonDispatchMode"
 """What the profiler calls PyTorch's hand-over of a call to fake tensors."""

@@ -19,7 +19,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path, host_environment, stamp, write_json
 from trioflow.trace.capture.rank_process import exclusive_measurement, keep_freed_memory, pinned_to
 from trioflow.trace.capture.training_step import TrainingStep
-from trioflow.trace.profile.kineto import MODULE, STEP
+from trioflow.trace.profile.events import MODULE, STEP
 from trioflow.trace.workloads.build import Workload, build_workload
 
 _HEADS = ("num_attention_heads", "num_key_value_heads")

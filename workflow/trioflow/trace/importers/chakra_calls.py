@@ -10,9 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from trioflow.base.units import us_to_ns
 from trioflow.trace.importers.chakra_nodes import ChakraNode
+from trioflow.trace.profile.events import (
+    STEP,
+    Event,
+    calls_collective,
+    is_communication,
+    is_operator,
+    outermost_operators,
+)
 from trioflow.trace.profile.execution_trace import Links, Node
-from trioflow.trace.profile.kernels import calls_collective, is_communication
-from trioflow.trace.profile.kineto import STEP, Event, is_operator, outermost_operators
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
 

@@ -17,9 +17,9 @@ from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.agreement import count_rounds, list_doubts
 from trioflow.trace.profile.event_shapes import check_types
+from trioflow.trace.profile.events import DEVICE, LAUNCHES, busy_ns
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
-from trioflow.trace.profile.kernels import LAUNCHES, busy_ns
-from trioflow.trace.profile.kineto import ABSENT, DEVICE, Profile, read_profile
+from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words, precision_of, vendors

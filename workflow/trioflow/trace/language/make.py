@@ -16,8 +16,7 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.precision_recipes import RECIPES, choose_recipe
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import LANGUAGE
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
 

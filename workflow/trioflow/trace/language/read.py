@@ -17,8 +17,7 @@ from trioflow.trace.language.huggingface import read_huggingface
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.nanotron import read_nanotron
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace
 
 HUGGINGFACE = "config.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 from trioflow.base.errors import TraceError
 from trioflow.trace.flops import count_flop
-from trioflow.trace.profile.kineto import Event, is_operator
+from trioflow.trace.profile.events import Event, is_operator
 from trioflow.trace.profile.profiler_fields import element_bytes
 from trioflow.trace.tensors import TensorRef
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trioflow.base.errors import TraceError
+from trioflow.trace.profile.events import Event
 from trioflow.trace.profile.json_stream import ListStream
-from trioflow.trace.profile.kineto import Event
 from trioflow.trace.profile.profiler_fields import element_bytes, kineto_words, load_fields
 from trioflow.trace.tensors import TensorRef
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
+from trioflow.trace.profile.events import DEVICE, Event
 from trioflow.trace.profile.json_stream import ListStream
 from trioflow.trace.profile.profiler_fields import (
     categories,
@@ -20,16 +19,6 @@ from trioflow.trace.profile.profiler_fields import (
     kineto_words,
 )
 
-STEP = "trioflow: step"
-"""Annotation that encloses one captured step."""
-MODULE = "module: "
-"""Prefix of the annotation that encloses one module's forward."""
-
-HOST = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver")
-"""Categories of what runs on a host thread and can enclose one another."""
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what runs on the device."""
-
 ABSENT = -1
 _NUMBERS = ("record_id", "external_id", "sequence_number", "correlation")
 _LIMIT = 1 << 62
@@ -37,43 +26,6 @@ _LONGEST_NS = 10**15
 """Eleven days: no call, and no step of a training run, takes longer."""
 _NANOSECONDS_SINCE_1970 = 10**17
 """A time stamp beyond this counts nanoseconds: in microseconds it would lie after the year 5000."""
-
-
-@dataclass(eq=False, slots=True)
-class Event:
-    """One timed event; children are the events that it encloses on its thread."""
-
-    name: str
-    category: str
-    start_ns: int
-    end_ns: int
-    thread: int
-    record_id: int | None
-    sequence_number: int | None
-    correlation: int | None = None
-    external_id: int | None = None
-    details: dict[str, Any] = field(default_factory=dict)
-    children: list[Event] = field(default_factory=list)
-    parent: Event | None = None
-
-    def walk(self) -> Iterator[Event]:
-        """Yield the event and all that it encloses, in order of start."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-    def walk_by_end(self) -> Iterator[Event]:
-        """Yield all that the event encloses, then the event: in order of end."""
-        for child in self.children:
-            yield from child.walk_by_end()
-        yield self
-
-    def ancestors(self) -> Iterator[Event]:
-        """Yield what encloses the event, innermost first."""
-        above = self.parent
-        while above is not None:
-            yield above
-            above = above.parent
 
 
 class Profile:
@@ -372,45 +324,3 @@ def _to_id(value: Any) -> int:
     if value.__class__ is not int or not ABSENT <= value < _LIMIT:
         raise ValueError(f"{value!r:.40} is no id")
     return int(value)
-
-
-def nest(events: Iterable[Event]) -> list[Event]:
-    """Fill ``children`` by containment in time on each host thread; return the outermost events."""
-    roots: list[Event] = []
-    open_events: dict[int, list[Event]] = {}
-    for event in events:
-        if event.category not in HOST:
-            continue
-        stack = open_events.setdefault(event.thread, [])
-        while stack and event.start_ns >= stack[-1].end_ns:
-            stack.pop()
-        if stack:
-            event.parent = stack[-1]
-            stack[-1].children.append(event)
-        else:
-            roots.append(event)
-        stack.append(event)
-    return roots
-
-
-def is_operator(name: str) -> bool:
-    """Tell operators (``library::name``) from autograd nodes, annotations and functions."""
-    library, separator, rest = name.partition("::")
-    return (
-        bool(separator and rest)
-        and library.isidentifier()
-        and library not in kineto_words("no_operator")
-    )
-
-
-def outermost_operators(step: Event) -> list[Event]:
-    """Return the operators of a step that no other operator encloses, in order of start."""
-    found: list[Event] = []
-    pending = list(reversed(step.children))
-    while pending:
-        event = pending.pop()
-        if event.category == "cpu_op" and is_operator(event.name):
-            found.append(event)
-        else:
-            pending += reversed(event.children)
-    return found

@@ -20,8 +20,9 @@ from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.facts import check_facts
 from trioflow.trace.profile.agreement import list_doubts
+from trioflow.trace.profile.events import STEP
 from trioflow.trace.profile.execution_trace import link_nodes, read_nodes
-from trioflow.trace.profile.kineto import STEP, read_profile
+from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.observe import coverage_of, observe_step
 from trioflow.trace.profile.step_spans import find_spans
 from trioflow.trace.profile.steps import Step, load_step

@@ -13,9 +13,17 @@ from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.flops import count_flop
 from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.profile.event_shapes import count_event_flop, tensors_of_event
+from trioflow.trace.profile.events import (
+    DEVICE,
+    MODULE,
+    Event,
+    busy_ns,
+    charge_apart,
+    is_host_copy,
+    is_operator,
+    span_ns,
+)
 from trioflow.trace.profile.execution_trace import Links
-from trioflow.trace.profile.kernels import busy_ns, charge_apart, is_host_copy, span_ns
-from trioflow.trace.profile.kineto import DEVICE, MODULE, Event, is_operator
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
 from trioflow.trace.tensors import MadeInside

@@ -10,8 +10,8 @@ import numpy as np
 
 from trioflow.base.errors import TraceError
 from trioflow.base.units import NS_PER_US
-from trioflow.trace.profile.kernels import LAUNCHES
-from trioflow.trace.profile.kineto import HOST, Profile
+from trioflow.trace.profile.events import HOST, LAUNCHES
+from trioflow.trace.profile.kineto import Profile
 from trioflow.trace.profile.profiler_fields import kineto_words
 
 ROUNDING_NS = 2 * NS_PER_US

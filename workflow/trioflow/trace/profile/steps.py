@@ -11,24 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import TraceError
-from trioflow.trace.profile.kernels import (
+from trioflow.trace.profile.events import (
+    DEVICE,
+    HOST,
     LAUNCHES,
+    STEP,
+    Event,
     calls_collective,
     communication_streams,
     index_kernels,
     is_communication,
     kernels_of,
-)
-from trioflow.trace.profile.kineto import (
-    ABSENT,
-    DEVICE,
-    HOST,
-    STEP,
-    Event,
-    Profile,
     nest,
     outermost_operators,
 )
+from trioflow.trace.profile.kineto import ABSENT, Profile
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.step_spans import ROUNDING_NS, Span
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.units import s_to_ns
-from trioflow.trace.profile.kernels import LAUNCHES, charge_apart, is_host_copy
-from trioflow.trace.profile.kineto import HOST
+from trioflow.trace.profile.events import HOST, LAUNCHES, charge_apart, is_host_copy
 from trioflow.trace.profile.profiler_fields import kineto_words
 from trioflow.trace.profile.steps import Step
 

@@ -1,12 +1,104 @@
-"""Device kernels of a profile: which operator launched each, and what time it is charged."""
+"""Events of a profile: what encloses what on a thread; which operator launched each kernel, and what it is charged."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from trioflow.trace.profile.kineto import Event
-from trioflow.trace.profile.profiler_fields import kineto_words
+from trioflow.trace.profile.profiler_fields import (
+    kineto_words,
+)
+
+STEP = "trioflow: step"
+"""Annotation that encloses one captured step."""
+MODULE = "module: "
+"""Prefix of the annotation that encloses one module's forward."""
+HOST = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver")
+"""Categories of what runs on a host thread and can enclose one another."""
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what runs on the device."""
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """One timed event; children are the events that it encloses on its thread."""
+
+    name: str
+    category: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    record_id: int | None
+    sequence_number: int | None
+    correlation: int | None = None
+    external_id: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    children: list[Event] = field(default_factory=list)
+    parent: Event | None = None
+
+    def walk(self) -> Iterator[Event]:
+        """Yield the event and all that it encloses, in order of start."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def walk_by_end(self) -> Iterator[Event]:
+        """Yield all that the event encloses, then the event: in order of end."""
+        for child in self.children:
+            yield from child.walk_by_end()
+        yield self
+
+    def ancestors(self) -> Iterator[Event]:
+        """Yield what encloses the event, innermost first."""
+        above = self.parent
+        while above is not None:
+            yield above
+            above = above.parent
+
+
+def nest(events: Iterable[Event]) -> list[Event]:
+    """Fill ``children`` by containment in time on each host thread; return the outermost events."""
+    roots: list[Event] = []
+    open_events: dict[int, list[Event]] = {}
+    for event in events:
+        if event.category not in HOST:
+            continue
+        stack = open_events.setdefault(event.thread, [])
+        while stack and event.start_ns >= stack[-1].end_ns:
+            stack.pop()
+        if stack:
+            event.parent = stack[-1]
+            stack[-1].children.append(event)
+        else:
+            roots.append(event)
+        stack.append(event)
+    return roots
+
+
+def is_operator(name: str) -> bool:
+    """Tell operators (``library::name``) from autograd nodes, annotations and functions."""
+    library, separator, rest = name.partition("::")
+    return (
+        bool(separator and rest)
+        and library.isidentifier()
+        and library not in kineto_words("no_operator")
+    )
+
+
+def outermost_operators(step: Event) -> list[Event]:
+    """Return the operators of a step that no other operator encloses, in order of start."""
+    found: list[Event] = []
+    pending = list(reversed(step.children))
+    while pending:
+        event = pending.pop()
+        if event.category == "cpu_op" and is_operator(event.name):
+            found.append(event)
+        else:
+            pending += reversed(event.children)
+    return found
+
 
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Categories of the host's calls into the driver; a kernel shares its call's correlation."""
