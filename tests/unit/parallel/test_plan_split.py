@@ -9,9 +9,14 @@ import pandas as pd
 import pytest
 from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import check_plan, fit_vocabulary, make_plan, named_plan
-from trioflow.parallel.splits.tensor_parallel import prepare_split
 from trioflow.parallel.splits.tensor_split import kind_of_module
-from trioflow.parallel.splits.vocabulary import LAYERS, VOCABULARY, find_layers, split_like_megatron
+from trioflow.parallel.splits.vocabulary import (
+    LAYERS,
+    VOCABULARY,
+    find_layers,
+    prepare_split,
+    split_like_megatron,
+)
 from trioflow.trace.store import Trace, load_trace
 
 

@@ -6,8 +6,8 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan, split_operators
-from trioflow.parallel.splits.vocabulary import find_vocabulary
+from trioflow.parallel.splits.tensor_parallel import split_for_plan, split_operators
+from trioflow.parallel.splits.vocabulary import find_vocabulary, prepare_split
 from trioflow.trace.store import load_trace
 
 MODEL = ProportionalModel()

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
 from trioflow.base.units import ns_to_s, s_to_ns
@@ -58,9 +57,10 @@ from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
-from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
+from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
 from trioflow.parallel.splits.updates import predict_updates, split_updates
+from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
@@ -148,10 +148,10 @@ def extrapolate(
     extrapolated |= works.extrapolated or {reference.batch} != set(sizes)
     operators_s = float(times[0].device_s.sum() + times[0].host_s.sum())
     added = anchoring.interval(anchor), works.interval(operators_s)
-    distance = (
-        _rescale_distance(times[0].device_s, reference.operators, anchor) if rescaled else None
-    )
+    distance = _rescale_distance(times[0], reference, anchor) if rescaled else None
     interval, confidence = _certainty(trace, model, distance, added, works.predicted, extrapolated)
+    warnings = [*mention_launches(trace.facts.warnings, launch_s), *describe_anchor(anchor)]
+    warnings += [*_size_warnings(schedule, sizes), *_repeat_warnings(repeated, batch, plan)]
     graph = builder.build(
         replace(
             _describe_step(given, reference, plan, batch, mode),
@@ -162,16 +162,10 @@ def extrapolate(
             peak_memory_bytes=find_fullest(memory)["peak_bytes"],
             memory_curves=take_curves(memory),
             memory=memory,
-            warnings=[
-                *mention_launches(trace.facts.warnings, launch_s),
-                *describe_anchor(anchor),
-                *_size_warnings(schedule, sizes),
-                *_repeat_warnings(repeated, batch, plan),
-            ],
+            warnings=warnings,
         )
     )
-    one_process = bool(replicas) or plan.tensor_style == "gather"
-    return share_host(graph) if one_process else graph
+    return share_host(graph) if replicas or plan.tensor_style == "gather" else graph
 
 
 def _set_up_builder(
@@ -314,13 +308,11 @@ def _part_of_step(trace: Trace, mode: str) -> float:
     return sum(times[phase] for phase in run) / whole if whole and mode != TRAIN else 1.0
 
 
-def _rescale_distance(
-    device_s: NDArray[np.float64], operators: pd.DataFrame, anchor: StepAnchor
-) -> float:
+def _rescale_distance(times: OperatorTimes, reference: Reference, anchor: StepAnchor) -> float:
     """Return the logarithm of the rescaled over the recorded compute; 0 where there is none."""
-    recorded_ns = operators["device_ns"].to_numpy(np.float64)
+    recorded_ns = reference.operators["device_ns"].to_numpy(np.float64)
     in_step = StepAnchor(s_to_ns(anchor.timer_s), anchor.scale).apply(recorded_ns)
-    recorded_s, rescaled_s = ns_to_s(float(in_step.sum())), float(device_s.sum())
+    recorded_s, rescaled_s = ns_to_s(float(in_step.sum())), float(times.device_s.sum())
     return float(np.log(rescaled_s / recorded_s)) if recorded_s > 0 and rescaled_s > 0 else 0.0
 
 

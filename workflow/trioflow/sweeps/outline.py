@@ -38,7 +38,7 @@ from trioflow.parallel.reference import (
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.splits.sharding import partition_optimizer
-from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
+from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
     find_owners,
@@ -48,6 +48,7 @@ from trioflow.parallel.splits.updates import (
     spread_updates,
     upkeep_phase,
 )
+from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_parts import (
     Floats,

@@ -297,12 +297,8 @@ class StagedRank(RankProgram):
         for index, bucket in buckets:
             self._reduce_bucket(index, bucket)
         if done and makes_gradients and work.accumulate_s:
-            self.compute(
-                "gradient accumulation",
-                work.accumulate_s,
-                phase="backward",
-                micro_batch=micro_batch,
-            )
+            of: dict[str, Any] = {"phase": "backward", "micro_batch": micro_batch}
+            self.compute("gradient accumulation", work.accumulate_s, **of)
         self.backwards[self.stage] += makes_gradients
 
     def _prepare_backward(self, op_id: int, micro_batch: int) -> None:

@@ -41,7 +41,7 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.splits.gathered_layers import gather_rules, split_gathered
+from trioflow.parallel.splits.gathered_layers import split_gathered
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
     BEFORE,
@@ -50,16 +50,13 @@ from trioflow.parallel.splits.tensor_split import (
     is_lookup,
     is_sharded,
     kind_of_module,
-    with_rules,
 )
 from trioflow.parallel.splits.updates import scale_work, shard_updates
 from trioflow.parallel.splits.vocabulary import (
     Vocabulary,
     check_tokens,
     find_head,
-    find_layers,
     find_vocabulary,
-    split_like_megatron,
 )
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
@@ -69,10 +66,6 @@ if TYPE_CHECKING:
 
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 """Columns of operators that are less on a shard."""
-
-__all__ = [
-    "TensorSplit", "is_sharded", "kind_of_module", "split_operators",
-]  # fmt: skip
 
 _WHOLE_SUMS = ("elementwise", "view", "reshape")
 """Classes of operators on embeddings that come before these are cut by tokens."""
@@ -378,30 +371,6 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
         growing = int(row[f"batch_{column}"])
         cells[column][op_id] = after
         cells[f"batch_{column}"][op_id] = round(after * growing / before) if before else 0
-
-
-def prepare_split(trace: Trace, plan: Plan) -> Trace:
-    """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
-
-    A trace that names no rules, a table of another tool for instance, gets
-    Megatron-LM's where its modules have the names that are known.
-
-    Raises
-    ------
-    PlanError
-        When the model has not what the plan splits.
-    """
-    if plan.tensor > 1 and plan.tensor_style == "gather":
-        return with_rules(trace, gather_rules(trace), {})
-    if plan.tensor == 1:
-        return trace
-    if not trace.facts.tensor_split and find_layers(trace):
-        return split_like_megatron(trace, vocabulary=plan.vocabulary_parallel)
-    if not plan.vocabulary_parallel:
-        return trace
-    found = find_vocabulary(trace, plan.tensor)
-    rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
-    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:

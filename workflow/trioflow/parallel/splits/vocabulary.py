@@ -16,9 +16,17 @@ from math import prod
 from typing import Any
 
 from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.costmodel.features import class_of_name, plain_name
 from trioflow.parallel.remembered import remembered
-from trioflow.parallel.splits.tensor_split import find_loss, find_weight, is_lookup, kind_of_module
+from trioflow.parallel.splits.gathered_layers import gather_rules
+from trioflow.parallel.splits.tensor_split import (
+    find_loss,
+    find_weight,
+    is_lookup,
+    kind_of_module,
+    with_rules,
+)
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -248,3 +256,27 @@ def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
         for pattern, kind in rules.items()
         if any(fnmatchcase(module, pattern) for module in modules)
     }
+
+
+def prepare_split(trace: Trace, plan: Plan) -> Trace:
+    """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
+
+    A trace that names no rules, a table of another tool for instance, gets
+    Megatron-LM's where its modules have the names that are known.
+
+    Raises
+    ------
+    PlanError
+        When the model has not what the plan splits.
+    """
+    if plan.tensor > 1 and plan.tensor_style == "gather":
+        return with_rules(trace, gather_rules(trace), {})
+    if plan.tensor == 1:
+        return trace
+    if not trace.facts.tensor_split and find_layers(trace):
+        return split_like_megatron(trace, vocabulary=plan.vocabulary_parallel)
+    if not plan.vocabulary_parallel:
+        return trace
+    found = find_vocabulary(trace, plan.tensor)
+    rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
+    return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
