@@ -31,7 +31,13 @@ Collectives = CollectiveCostModel | PlatformCollectives
 
 
 def _find_platform(name: str) -> str | Path:
-    """Return what ``load_platform`` takes; PlatformError for a ``this-machine`` never measured here."""
+    """Return what ``load_platform`` takes.
+
+    Raises
+    ------
+    PlatformError
+        For a ``this-machine`` never measured here.
+    """
     if name != THIS_MACHINE:
         return name
     path = MEASURED / "platforms" / f"{THIS_MACHINE}.yaml"
@@ -66,7 +72,13 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
 
 
 def load_collectives(path: Path, method: str | None = None) -> Collectives:
-    """Read either kind of collective model; InputError where it lacks the method."""
+    """Read either kind of collective model.
+
+    Raises
+    ------
+    InputError
+        When the model lacks the method.
+    """
     content = read_json(path)
     if isinstance(content, dict) and content.get("kind") == KIND:
         model = load_platform_collectives(path)
@@ -111,7 +123,13 @@ def list_models() -> list[Path]:
 
 
 def find_model(name: str) -> Path:
-    """Return the file of an operator model by path or shipped name; InputError when neither exists."""
+    """Return the file of an operator model by path or shipped name.
+
+    Raises
+    ------
+    InputError
+        When neither exists.
+    """
     shipped = SHIPPED_MODELS / name / "operators.json"
     if "/" not in name and shipped.exists():
         return shipped

@@ -60,8 +60,12 @@ def time_trace(
     The interval of the sum is the held-out error of whole steps that the model predicted from
     shapes alone, joined with that of the operators which nobody measured alike: those err together.
     On a GPU, what moves no byte (a view, say) launches no kernel and takes no time. Host time is
-    not part of it: what the device computes is a lower bound where launches are slower. Raises
-    InputError when the model cannot predict, or an override fits no operator.
+    not part of it: what the device computes is a lower bound where launches are slower.
+
+    Raises
+    ------
+    InputError
+        When the model cannot predict, or an override fits no operator.
     """
     times = model.predict(trace.operators)
     if device == "cuda":
@@ -170,8 +174,14 @@ def prepare_device_times(
     warning. Recorded times of another GPU are carried over by the same rule; those of a processor
     stay, with a warning. ``overrides`` need exactly one trace.
 
-    Raises InputError when no model fits or can time an untimed trace; PlatformError when a GPU has
-    neither a model nor a sheet; TraceError when a trace of another GPU does not say its precision.
+    Raises
+    ------
+    InputError
+        When no model fits or can time an untimed trace.
+    PlatformError
+        When a GPU has neither a model nor a sheet.
+    TraceError
+        When a trace of another GPU does not say its precision.
     """
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
@@ -218,7 +228,13 @@ def prepare_device_times(
 def lend_recorded_times(
     traces: Sequence[Trace], name: str, device_name: str, overrides: Overrides | None = None
 ) -> DeviceTimes:
-    """Return traces with a model of their own times; InputError when a trace holds none."""
+    """Return traces with a model of their own times.
+
+    Raises
+    ------
+    InputError
+        When a trace holds none.
+    """
     if any(trace.facts.step_time_source == UNTIMED for trace in traces):
         raise InputError(f"the cost model {name!r} needs a trace with times")
     _check_overrides(overrides, traces)
@@ -275,8 +291,12 @@ def choose_operator_model(
 ) -> DeviceTimes:
     """Return the model of a device, or what comes nearest; without traces yet.
 
-    Raises InputError when a GPU has only processors' models, PlatformError when it has neither
-    model nor sheet.
+    Raises
+    ------
+    InputError
+        When a GPU has only processors' models.
+    PlatformError
+        When it has neither model nor sheet.
     """
     sheet = find_sheet(device_name)
     for name, model in models.items():

@@ -274,7 +274,13 @@ class CollectivePlanner:
 def _read_measured_time(
     cost: CollectiveCost, bound: Bound, collective: str, message_bytes: int, ranks: int
 ) -> tuple[CollectiveTime, float]:
-    """Return what a cost says of a collective and the requested bound of it [s]; SimulationError if not a time."""
+    """Return what a cost says of a collective and the requested bound of it [s].
+
+    Raises
+    ------
+    SimulationError
+        When it is not a time.
+    """
     measured = cost.time_s(collective, ranks, message_bytes)
     time_s = float(getattr(measured, bound))
     if not 0 <= time_s < math.inf:

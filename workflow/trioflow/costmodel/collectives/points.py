@@ -39,8 +39,12 @@ class Curve:
 def median_points(samples: pd.DataFrame) -> pd.DataFrame:
     """Return the median ``time_s`` [s] and ``rounds`` of the repeats of every message, sorted by key.
 
-    Raises TableError when a column is missing or a collective is unknown; InputError when there is
-    no sample.
+    Raises
+    ------
+    TableError
+        When a column is missing or a collective is unknown.
+    InputError
+        When there is no sample.
     """
     key = ["collective", "ranks", "nodes", "library", "dataset", "message_bytes"]
     missing = [name for name in (*key, "time_ns") if name not in samples.columns]
@@ -107,7 +111,10 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
 def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
     """Return a monotone curve for every collective, ranks and nodes.
 
-    Raises InputError when two libraries or datasets measured the same.
+    Raises
+    ------
+    InputError
+        When two libraries or datasets measured the same.
     """
     from scipy.optimize import isotonic_regression
 

@@ -121,7 +121,13 @@ white paper (4 on a bridge)."""
 
 
 def find_published(name: str) -> PublishedPlatform:
-    """Return a platform of ``PLATFORMS``; InputError when there is no such one."""
+    """Return a platform of ``PLATFORMS``.
+
+    Raises
+    ------
+    InputError
+        When the platform is unknown.
+    """
     if name not in PLATFORMS:
         raise InputError(
             f"no platform of public measurements is called {name!r}",
@@ -158,7 +164,15 @@ def _select_samples(platform: PublishedPlatform, samples: pd.DataFrame) -> pd.Da
 
 
 def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
-    """Fit one of ``PLATFORMS``; InputError for another, TableError for a missing or damaged file."""
+    """Fit one of ``PLATFORMS``.
+
+    Raises
+    ------
+    InputError
+        When the platform is unknown.
+    TableError
+        When a file is missing or damaged.
+    """
     platform = find_published(name)
     tables = published_tables(platform)
     samples = _select_samples(platform, read_public_samples(data_folder, tables))
@@ -219,11 +233,14 @@ class BetweenNodes:
 def read_node_bandwidths(data_folder: str | Path) -> BetweenNodes:
     """Read the published bandwidths of collectives over 1 to 64 nodes.
 
-    Raises InputError when the file is missing or does not hold the three collectives.
-
     The figure does not say what its bandwidth is. On one node its all-reduce reaches 436 GB/s, the
     bus bandwidth of 8 H100 (two NVLink directions of data over that time would be impossible): it
     is read as the bus bandwidth.
+
+    Raises
+    ------
+    InputError
+        When the file is missing or does not hold the three collectives.
     """
     files = load_catalogue().held_files(data_folder, NODE_BANDWIDTHS)
     if not files:

@@ -61,12 +61,18 @@ def import_nccl_tests(
 
     ``ranks``, ``collective`` and ``library`` (``NCCL 2.21.5``) are for logs that do not give them.
     Out-of-place and in-place times are rounds of a message, and so are repeats in several logs;
-    messages of no bytes are left out. Raises TableError with line and column when a line is cut
-    short, holds no number where one is due or reports wrong results; InputError when a file cannot
-    be read, holds no measurement, or lacks ranks or operation.
+    messages of no bytes are left out.
 
     Source: NVIDIA/nccl-tests, ``src/common.cu``: the table's format; sizes are those of
     ``tables.TASKS``.
+
+    Raises
+    ------
+    TableError
+        With line and column when a line is cut short, holds no number where one is due or reports
+        wrong results.
+    InputError
+        When a file cannot be read, holds no measurement, or lacks ranks or operation.
     """
     logs = [_read(Path(path), ranks, collective) for path in paths]
     found = [

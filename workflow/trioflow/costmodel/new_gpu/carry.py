@@ -93,7 +93,10 @@ class NewGpuModel:
 def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
     """Read a model, the shipped one unless another file is named.
 
-    Raises InputError when the file is missing, is not such a model, or is incomplete.
+    Raises
+    ------
+    InputError
+        When the file is missing, is not such a model, or is incomplete.
     """
     return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, _parse)
 
@@ -142,14 +145,20 @@ def scale_trace(
 
     Returns ``time_s``, ``low_s``, ``high_s`` [s] (80 % of residuals on GPUs left out) and
     ``extrapolated``. Copies to and from the device and collectives keep their time, which no sheet
-    gives; on the traced GPU every time stays, without an interval. Raises InputError when rule or
-    precision is unknown; TableError when a value is missing or out of range.
+    gives; on the traced GPU every time stays, without an interval.
 
     ``ours`` keeps the share of its roofline that an operator reached on the source. Three things
     change it, with exponents fitted for each class: the board's power for its peak rate (few GPUs
     hold their clock in long products), how short the operator is, and the quantisation of waves.
     Nothing comes out faster than its roofline; what the source's cache served is taken to be served
     so again.
+
+    Raises
+    ------
+    InputError
+        When rule or precision is unknown.
+    TableError
+        When a value is missing or out of range.
     """
     if precision not in PRECISIONS:
         raise InputError(
@@ -230,8 +239,12 @@ def retime_trace(
     there. Host times stay: another machine's processor is not known. The step's time changes as
     much as the device's time in operators does.
 
-    Raises TraceError when the trace holds no times, is itself predicted, or does not say its
-    precision; PlatformError when a device has no sheet.
+    Raises
+    ------
+    TraceError
+        When the trace holds no times, is itself predicted, or does not say its precision.
+    PlatformError
+        When a device has no sheet.
     """
     source = find_device(trace.facts.device_name)
     target = find_device(target) if isinstance(target, str) else target

@@ -45,7 +45,10 @@ class Case:
 def load_cases(data_folder: str | Path) -> list[Case]:
     """Read every table of NeuSight's whole models, in order of file names.
 
-    Raises InputError when the folder holds none.
+    Raises
+    ------
+    InputError
+        When the folder holds none.
     """
     from trioflow.trace.importers.neusight import import_neusight
     from trioflow.trace.importers.options import ImportOptions

@@ -223,9 +223,14 @@ _BASIS = "chip of the target and workload left out"
 
 
 def fit_new_gpu_model(data_folder: str | Path) -> NewGpuModel:
-    """Fit the rule to every public pair of GPUs; InputError when the data is not there.
+    """Fit the rule to every public pair of GPUs.
 
     Intervals come from pairs whose target's chip and whose workload the predicting fit did not see.
+
+    Raises
+    ------
+    InputError
+        When the data is not there.
     """
     pairs = describe_pairs(pair_rows(read_rows(data_folder, load_cases(data_folder))))
     held = {rule: predict_held_out(pairs, rule) for rule in RULES}

@@ -72,12 +72,17 @@ class ProductTable:
 
 
 def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
-    """Fit the products of every GPU that has a table, by sheet; InputError without any table.
+    """Fit the products of every GPU that has a table, by sheet.
 
     Products from ``LEAST_ROWS`` rows on, evenly thinned to ``_MOST_PRODUCTS``. Folds leave out whole
     weight shapes (n, k); how the curve pads and overlaps is chosen inside each fold. The two
     products of a gradient are products of their own sizes, at the rate of the forward one: no table
     holds them.
+
+    Raises
+    ------
+    InputError
+        When there is no table.
     """
     found = {}
     for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS):
@@ -246,7 +251,13 @@ def shipped_experts() -> dict[str, ExpertBand]:
 
 
 def load_tensor_products(path: str | Path) -> dict[str, ProductTable]:
-    """Read ``save_tensor_products``'s file; InputError when it is missing or another file."""
+    """Read ``save_tensor_products``'s file.
+
+    Raises
+    ------
+    InputError
+        When it is missing or another file.
+    """
     found = {}
     for name, entry in _read(path)["tables"].items():
         curve = Curve(str(entry["curve"]["form"]), tuple(entry["curve"]["coefficients"]))

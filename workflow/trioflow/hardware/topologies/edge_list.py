@@ -18,9 +18,6 @@ COLUMNS = ("source", "target", "bandwidth_bytes_per_s", "latency_s")
 def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) -> list[Link]:
     """Read the links of a network from a file.
 
-    Raises PlatformError as ``read_edge_list``; also when a rank is missing, or the file names more
-    ranks than there are.
-
     Parameters
     ----------
     ranks : int
@@ -29,6 +26,12 @@ def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) ->
         Comma- or tab-separated, with the columns of ``read_edge_list``.
     both_ways : bool
         Whether each row stands for a link each way.
+
+    Raises
+    ------
+    PlatformError
+        As ``read_edge_list``; also when a rank is missing, or the file names more ranks than there
+        are.
 
     Notes
     -----
@@ -59,10 +62,13 @@ def read_edge_list(path: str | Path, *, both_ways: bool = False) -> list[Link]:
 
     The first line names the columns source, target, bandwidth_bytes_per_s and latency_s in any
     order; empty lines and those that start with ``#`` are skipped. ``both_ways``: each line is a
-    link each way; where the two directions differ, write both and leave this out. Raises
-    PlatformError, naming file, line and column, when the file is missing or empty, a column is
-    missing or unknown, or a line does not hold a new link between two named nodes with numbers in
-    range.
+    link each way; where the two directions differ, write both and leave this out.
+
+    Raises
+    ------
+    PlatformError
+        Naming file, line and column, when the file is missing or empty, a column is missing or
+        unknown, or a line does not hold a new link between two named nodes with numbers in range.
     """
     path = Path(path)
     links: list[Link] = []

@@ -40,8 +40,6 @@ def build_double_ring(
 ) -> list[Link]:
     """Make two rings of half the ranks each and join them rank to rank.
 
-    Raises PlatformError when the number of ranks is odd.
-
     Parameters
     ----------
     ranks : int
@@ -51,6 +49,11 @@ def build_double_ring(
         Each link, per direction [bytes/s], [s].
     chords : bool
         Whether either ring has the links across of ``build_ring``.
+
+    Raises
+    ------
+    PlatformError
+        When the number of ranks is odd.
 
     Notes
     -----
@@ -106,8 +109,6 @@ def build_mesh(
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid of two or three dimensions.
 
-    Raises PlatformError when an extent is below 1, or the grid has another number of places.
-
     Parameters
     ----------
     ranks : int
@@ -117,6 +118,11 @@ def build_mesh(
     rows, columns, layers : int
         Extent of the grid, r, c and l. The rank at (layer, row, column) is (layer r + row) c +
         column.
+
+    Raises
+    ------
+    PlatformError
+        When an extent is below 1, or the grid has another number of places.
 
     Notes
     -----
@@ -137,8 +143,6 @@ def build_torus(
 ) -> list[Link]:
     """Join every rank to its neighbours in a grid whose lines are rings.
 
-    Raises PlatformError when an extent is below 1, or the grid has another number of places.
-
     Parameters
     ----------
     ranks : int
@@ -147,6 +151,11 @@ def build_torus(
         Each link, per direction [bytes/s], [s].
     rows, columns, layers : int
         Extent of the grid, r, c and l, numbered as in ``build_mesh``.
+
+    Raises
+    ------
+    PlatformError
+        When an extent is below 1, or the grid has another number of places.
 
     Notes
     -----
@@ -161,8 +170,6 @@ def build_torus(
 def build_cube_mesh(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) -> list[Link]:
     """Join eight ranks as NVLink joins the V100 GPUs of a DGX-1: the hybrid cube mesh.
 
-    Raises PlatformError when the number of ranks is not 8.
-
     Parameters
     ----------
     ranks : int
@@ -171,6 +178,11 @@ def build_cube_mesh(ranks: int, bandwidth_bytes_per_s: float, latency_s: float) 
         One NVLink, per direction [bytes/s]; a double link has twice that.
     latency_s : float
         Latency of each link [s].
+
+    Raises
+    ------
+    PlatformError
+        When the number of ranks is not 8.
 
     Notes
     -----

@@ -31,8 +31,6 @@ def build_node_groups(
 ) -> list[Link]:
     """Join nodes of ranks, each with a network inside, by a network between them.
 
-    Raises PlatformError when a count is below 1, or NICs are described twice or not at all.
-
     Parameters
     ----------
     ranks : int
@@ -50,6 +48,11 @@ def build_node_groups(
     attach_bandwidth_bytes_per_s, attach_latency_s : float, optional
         Between a rank and its NIC, per direction [bytes/s], [s]; due where the network inside has
         no NICs.
+
+    Raises
+    ------
+    PlatformError
+        When a count is below 1, or NICs are described twice or not at all.
 
     Notes
     -----
@@ -99,8 +102,6 @@ def build_rail_optimised(
 ) -> list[Link]:
     """Join nodes by rails: the NICs of equal place in their nodes share a leaf switch.
 
-    Raises PlatformError when a count is below 1, or the factor is not above 0.
-
     Parameters
     ----------
     ranks : int
@@ -122,6 +123,11 @@ def build_rail_optimised(
         Nodes below one set of leaves (a scalable unit), u; all unless given.
     oversubscription : float
         How many times less than its NICs' bandwidth a leaf has upwards.
+
+    Raises
+    ------
+    PlatformError
+        When a count is below 1, or the factor is not above 0.
 
     Notes
     -----

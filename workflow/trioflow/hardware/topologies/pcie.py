@@ -68,9 +68,6 @@ def build_pcie_sockets(
 ) -> list[Link]:
     """Hang ranks below PCIe switches, these below host bridges, and these below sockets.
 
-    Raises PlatformError when a count is below 1, several sockets have no link, or ranks must cross
-    a memory that is not described.
-
     Parameters
     ----------
     ranks : int
@@ -98,6 +95,12 @@ def build_pcie_sockets(
     peer_to_peer : bool
         Whether ranks reach each other without the host's memory. Where not, every route crosses the
         memory of the receiver's socket once.
+
+    Raises
+    ------
+    PlatformError
+        When a count is below 1, several sockets have no link, or ranks must cross a memory that is
+        not described.
 
     Notes
     -----

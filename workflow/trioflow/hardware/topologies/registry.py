@@ -66,8 +66,10 @@ def list_builders() -> list[str]:
 def find_builder(name: str) -> Builder:
     """Return a builder by its name; trioflow's own come first, so that shipped platforms keep their meaning.
 
-    Raises PlatformError when the name is unknown, several packages register it, or it cannot be
-    loaded or called.
+    Raises
+    ------
+    PlatformError
+        When the name is unknown, several packages register it, or it cannot be loaded or called.
     """
     if name in BUILDERS:
         return BUILDERS[name]
@@ -91,9 +93,13 @@ def build_topology(
 
     ``description``: a ``builder``'s name and its parameters, numbers as ``{value, source}``,
     choices plain, a network within as a topology of its own. ``shared``: values of the whole
-    platform, such as ``ranks_per_node``, for builders that have a parameter of that name. Raises
-    PlatformError, naming file and key, when the builder or a parameter is unknown, missing or of
-    the wrong type, or the builder refuses.
+    platform, such as ``ranks_per_node``, for builders that have a parameter of that name.
+
+    Raises
+    ------
+    PlatformError
+        Naming file and key, when the builder or a parameter is unknown, missing or of the wrong
+        type, or the builder refuses.
     """
     return _choose_topology(description, file, shared=shared or {})(ranks)
 

@@ -74,8 +74,6 @@ def build_nvswitch(
 ) -> list[Link]:
     """Join the ranks of a node through NVSwitches, on one board or on several.
 
-    Raises PlatformError when a count is below 1, or several boards have no trunk.
-
     Parameters
     ----------
     ranks : int
@@ -95,6 +93,11 @@ def build_nvswitch(
         several boards.
     trunk_latency_s : float, optional
         Latency of a link between two boards' switches [s]; due likewise.
+
+    Raises
+    ------
+    PlatformError
+        When a count is below 1, or several boards have no trunk.
 
     Notes
     -----
@@ -134,8 +137,6 @@ def build_fat_tree(
 ) -> list[Link]:
     """Hang ranks below a folded Clos network of equal switches in three levels.
 
-    Raises PlatformError when the arity is odd or holds too few ranks, or the factor is not above 0.
-
     Parameters
     ----------
     ranks : int
@@ -149,6 +150,11 @@ def build_fat_tree(
     oversubscription : float
         How many times less than its ranks' bandwidth an edge switch has upwards: each link between
         switches has the bandwidth of a rank's, divided by it.
+
+    Raises
+    ------
+    PlatformError
+        When the arity is odd or holds too few ranks, or the factor is not above 0.
 
     Notes
     -----
@@ -202,8 +208,6 @@ def build_dragonfly(
 ) -> list[Link]:
     """Make groups of routers, all joined within a group, and every two groups by one link.
 
-    Raises PlatformError when a count is below 1 or the routers have too few places.
-
     Parameters
     ----------
     ranks : int
@@ -222,6 +226,11 @@ def build_dragonfly(
         Between two groups, per direction [bytes/s], [s].
     ranks_per_router : int, optional
         Ranks at one router; as many as are needed unless given.
+
+    Raises
+    ------
+    PlatformError
+        When a count is below 1 or the routers have too few places.
 
     Notes
     -----
