@@ -277,6 +277,7 @@ def _check_plan(
         (plan.tensor > 1 and workload.family != "transformer",
          f"splits transformer blocks, which is measured for the family transformer and not for"
          f" {row.workload}, {workload.family}", "choose another plan or a transformer"),
+        (plan.context > 1, "shares sequences, which is not measured yet", "choose a context degree of 1"),
         (plan.replication == "dp", "copies a model with DataParallel, which is not measured: it needs several GPUs",
          "choose ddp"),
         (plan.tensor_style != "megatron" or plan.sequence_parallel or plan.vocabulary_parallel,

@@ -35,7 +35,9 @@ RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
 REPEATS = ("gpipe-recompute",)
 """Schedules that run forwards again by themselves."""
-DEGREES = ("data", "tensor", "pipeline")
+CONTEXT_METHODS = ("ring", "all-gather", "all-to-all")
+"""How ranks that share a sequence attend to all of it; see ``parallel.splits.context``."""
+DEGREES = ("data", "tensor", "context", "pipeline")
 """Columns whose product is the number of ranks."""
 OFFLOADS = ("none", "optimizer", "activations")
 """What lies in the host's memory instead of the device's."""
@@ -125,6 +127,16 @@ class Plan:
         "largest piece of a message of an algorithm [bytes]; 0 for no limit", minimum=0, default=0
     )
 
+    context: int = declare_cell(
+        "context-parallel degree: ranks that share every sequence by its tokens",
+        minimum=1, default=1,
+    )  # fmt: skip
+    context_method: str = declare_cell(
+        "how they attend to the whole sequence: ring (keys and values go round while blocks are computed),"
+        " all-gather (keys and values whole on each), or all-to-all (heads are shared instead of tokens)",
+        enum=list(CONTEXT_METHODS), default=CONTEXT_METHODS[0],
+    )  # fmt: skip
+
     def __repr__(self) -> str:
         usual = {"data": 1, "tensor": 1, "pipeline": 1, "schedule": "none", "micro_batches": 1}
         usual |= {"first_bucket_bytes": BYTES_PER_MIB, "bucket_bytes": 25 * BYTES_PER_MIB}
@@ -138,7 +150,12 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Processes that the plan takes."""
-        return self.data * self.tensor * self.pipeline
+        return self.replicas * self.tensor * self.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: whose gradients are added up, or who share what is sharded."""
+        return self.data * self.context
 
     @property
     def pieces(self) -> int:
@@ -155,7 +172,7 @@ class Plan:
         """Ranks that each hold a part of what is shared; 1 without sharding."""
         if self.sharding == "none":
             return 1
-        return self.shard if self.sharding == "hsdp" else self.data
+        return self.shard if self.sharding == "hsdp" else self.replicas
 
     @property
     def stages(self) -> int:
@@ -182,7 +199,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
     if found := find_count_problem(plan):
         return found
     shared, groups = plan.sharding != "none", plan.sharding == "hsdp"
-    uneven = groups and (not 1 < plan.shard < plan.data or bool(plan.data % plan.shard))
+    uneven = groups and (not 1 < plan.shard < plan.replicas or bool(plan.replicas % plan.shard))
     rules = [
         (plan.schedule not in ("none", *SCHEDULES)
          and plan.schedule not in list_plugins(SCHEDULE_GROUP), "schedule",
@@ -197,11 +214,16 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          "use sharding distributed, fsdp or none with a pipeline, or a pipeline degree of 1"),
         (plan.shards_units and plan.schedule in REPEATS, "sharding",
          f"{plan.sharding} with {plan.schedule}, whose stages are one process's", "use gpipe"),
-        (shared and plan.data == 1, "sharding", f"{plan.sharding} on one rank",
+        (shared and plan.replicas == 1, "sharding", f"{plan.sharding} on one rank",
          "give a data degree above 1"),
         (uneven, "shard",
-         f"{plan.data} data-parallel ranks do not make several groups of {plan.shard}",
-         f"use a divisor of {plan.data} between 1 and {plan.data}, or sharding fsdp"),
+         f"{plan.replicas} data-parallel ranks do not make several groups of {plan.shard}",
+         f"use a divisor of {plan.replicas} between 1 and {plan.replicas}, or sharding fsdp"),
+        (groups and bool(plan.shard % plan.context and plan.context % plan.shard), "shard",
+         f"groups of {plan.shard} ranks across sequences that {plan.context} share",
+         f"use a multiple or a divisor of {plan.context}"),
+        (plan.context == 1 and plan.context_method != CONTEXT_METHODS[0], "context_method",
+         f"{plan.context_method} without context parallelism", "give a context degree above 1"),
         (plan.sharding == "zero1" and plan.tensor > 1, "sharding",
          "ZeroRedundancyOptimizer takes no parameters split by tensor parallelism",
          "use distributed, or fsdp"),
@@ -231,6 +253,7 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
             (plan.sharding, plan.sharding != "none"), ("accumulated micro-steps", plan.accumulate > 1),
             (f"recompute {plan.recompute}", plan.recompute != "none"),
             (f"offload {plan.offload}", plan.offload != "none"),
+            ("context parallelism", plan.context > 1),
         ) if held
     ]  # fmt: skip
     several = "data-parallel replicas" if plan.data > 1 else "a pipeline"
@@ -247,6 +270,8 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
          "give a tensor degree above 1"),
         (gathers and bool(part), "tensor_style",
          f"gather with {part}: every layer's outputs are made whole again", "use megatron"),
+        (gathers and plan.context > 1, "tensor_style",
+         "gather with context parallelism is not simulated", "use megatron"),
         (gathers and (plan.data > 1 or plan.pipeline > 1), "tensor_style",
          f"gather with {several}: one process drives all ranks of a model", "use megatron"),
         (gathers and (plan.recompute != "none" or plan.offload != "none"), "tensor_style",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from trioflow.base.plan_row import OFFLOADS, RECOMPUTATIONS, SHARDINGS, TENSOR_STYLES
+from trioflow.base.plan_row import (
+    CONTEXT_METHODS,
+    OFFLOADS,
+    RECOMPUTATIONS,
+    SHARDINGS,
+    TENSOR_STYLES,
+)
 from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
@@ -106,6 +112,14 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
     degrees.add_argument(
         "--tensor-parallel", type=int, metavar="T", help="ranks that share each layer"
     )
+    degrees.add_argument(
+        "--context-parallel", type=int, metavar="C", help="ranks that share every sequence by its tokens"
+    )  # fmt: skip
+    degrees.add_argument(
+        "--context-method", choices=CONTEXT_METHODS,
+        help="how they attend to the whole sequence (default: ring): keys and values in a ring, all of them gathered, "
+        "or heads shared instead of tokens (all-to-all)",
+    )  # fmt: skip
     degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
     degrees.add_argument(
         "--sharding", choices=SHARDINGS[1:],

@@ -20,7 +20,9 @@ from trioflow.prediction.options import Options
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import find_configuration
 
-FURTHER = ("tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload")
+FURTHER = (
+    "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload", "context_method",
+)  # fmt: skip
 """Arguments that are columns of a plan."""
 _VARIED = ("recompute", "offload")
 """Columns that go with named plans too."""
@@ -42,6 +44,7 @@ def _choose_plan(options: argparse.Namespace) -> Plan:
     degrees = {
         "data": options.data_parallel,
         "tensor": options.tensor_parallel,
+        "context": options.context_parallel,
         "pipeline": options.pipeline_parallel,
     }
     given = {name: degree for name, degree in degrees.items() if degree is not None}
@@ -95,6 +98,7 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
     plan, schedule = read_plan(
         options.schedule_file,
         *(1 if n is None else n for n in (options.data_parallel, options.tensor_parallel)),
+        context=1 if options.context_parallel is None else options.context_parallel,
         **{name: vars(options)[name] for name in FURTHER if vars(options)[name]},
     )  # fmt: skip
     for flag, asked, found in (
@@ -192,22 +196,25 @@ def apply_configuration(options: argparse.Namespace) -> None:
 def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     """Settle the data degree, the batch and the micro-batches."""
     tensor, pipeline = options.tensor_parallel or 1, options.pipeline_parallel or 1
+    context = options.context_parallel or 1
+    rest_of = tensor * context * pipeline
     data = options.data_parallel or found.degrees.get("data")
     if options.ranks is None:
-        options.ranks = tensor * pipeline * (data or max(NODE // (tensor * pipeline), 1))
+        options.ranks = rest_of * (data or max(NODE // rest_of, 1))
         if data is None:
             print(
                 f"{options.megatron} does not say how many GPUs run it: {options.ranks} (--ranks)",
                 file=sys.stderr,
             )
-    data, rest = divmod(options.ranks, tensor * pipeline)
+    data, rest = divmod(options.ranks, rest_of)
     if rest:
         raise PlanError(
-            f"--ranks {options.ranks} is no multiple of {tensor} tensor x {pipeline} pipeline",
+            f"--ranks {options.ranks} is no multiple of {tensor} tensor x"
+            f"{f' {context} context x' if context > 1 else ''} {pipeline} pipeline",
             file=options.megatron,
         )
     options.data_parallel = data
-    if data == 1:
+    if data * context == 1:
         options.sharding = None
     micro = int(found.step.get("batch", 1))
     if options.batch is None:

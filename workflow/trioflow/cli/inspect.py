@@ -52,7 +52,7 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
                     "operators": len(group),
                     "device_time_s": time_s,
                     "share": time_s / device_s if device_s else 0.0,
-                    "flop": int(group["flop"].sum()),
+                    "flop": sum(group["flop"].tolist()),
                     "bytes": int((group["read_bytes"] + group["write_bytes"]).sum()),
                 }
             )

@@ -330,6 +330,11 @@ class _Export:
         size = task["message_bytes"]
         add_attribute(node, "is_cpu_op", "bool_val", False)
         if task["kind"] == "collective":
+            if task["name"] not in COMM_TYPES:
+                raise InputError(
+                    f"{_name_task(task)}: Chakra has no collective of this name",
+                    fix="export a plan without it, such as one with --context-method all-gather",
+                )
             add_attribute(node, "comm_type", "int64_val", COMM_TYPES[task["name"]])
             if task["name"] == "all_gather":
                 add_attribute(node, OWN + "message_bytes", "int64_val", size)

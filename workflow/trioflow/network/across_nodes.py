@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.costmodel.collectives.model import SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import load_constants
 from trioflow.costmodel.collectives.published import BetweenNodes, find_between_nodes
 from trioflow.hardware.machine import Platform, name_rank_node
@@ -115,7 +115,7 @@ class NodeGroups:
             sizes_bytes = size_across(collective, message_bytes, spread)
         else:
             pairs = pair_group(collective, group)
-            share = 1.0 if collective == "send" else 1 / len(group)
+            share = 1.0 if collective in ("send", SHIFT) else 1 / len(group)
             sizes_bytes = np.full(len(pairs), message_bytes * share)
         kind = ("striped" if collective in _STRIPED[:3] else collective, group)
         if kind not in self._shapes:
@@ -235,7 +235,12 @@ def estimate_across(
         steps = 2 * math.ceil(math.log2(nodes))
     inside_s, low_s, high_s = limits.base_s, limits.base_s, limits.slowest_base_s
     if per_node > 1 and collective != "send":
-        inside = ask(collective, per_node, inside_bytes)
+        asked = (
+            ("send", 2, message_bytes)
+            if collective == SHIFT
+            else (collective, per_node, inside_bytes)
+        )
+        inside = ask(*asked)
         inside_s, low_s, high_s = float(inside.time_s), float(inside.low_s), float(inside.high_s)
     least = 1.0
     if collective in ("all_reduce", "reduce_scatter", "all_gather"):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
-from trioflow.costmodel.collectives.model import COLLECTIVES, count_steps, wire_factor
+from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, count_steps, wire_factor
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
 from trioflow.network.fair_share import FlowShape, FlowSpec
@@ -281,6 +281,8 @@ def _read_measured_time(
     SimulationError
         When it is not a time.
     """
+    if collective == SHIFT and ranks > 1:
+        collective, ranks = "send", 2
     measured = cost.time_s(collective, ranks, message_bytes)
     time_s = float(getattr(measured, bound))
     if not 0 <= time_s < math.inf:
@@ -316,7 +318,7 @@ def _fit(
 
 
 def _check_collective(collective: str) -> None:
-    if collective not in COLLECTIVES:
+    if collective not in (*COLLECTIVES, SHIFT):
         raise SimulationError(
             f"no collective is called {collective!r}; known are {', '.join(COLLECTIVES)}"
         )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trioflow.base.errors import InputError, SimulationError
+from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.hardware.machine import Platform, is_rank_node, name_rank_node
 from trioflow.network.algorithms.catalogue import (
     Algorithms,
@@ -134,7 +135,7 @@ class MessagePlanner:
 
     def _choose(self, collective: str) -> str | None:
         if isinstance(self._algorithms, str):
-            return None if collective == "send" else self._algorithms
+            return None if collective in ("send", SHIFT) else self._algorithms
         return self._algorithms.get(collective)
 
     def _build(

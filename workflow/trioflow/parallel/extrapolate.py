@@ -56,6 +56,7 @@ from trioflow.parallel.reference import (
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
+from trioflow.parallel.splits.context import time_blocks
 from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
@@ -138,13 +139,14 @@ def extrapolate(
     split = split_updates(trace, plan, split_for_plan(trace, plan))
     launch_s = float((host or {}).get("launch_s", 0.0))
     times, extrapolated = _predict_times(reference, split.operators, factors, model, launch_s)
+    times, split = _time_rings(times, reference, split, factors, model)
     cut = choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
     builder = _set_up_builder(works, split, cut, reference, times, replicas, dict(host or {}))
     builder.add_ranks()
     stage_of, _ = stages_of_operators(trace, cut)
     memory = estimate_memory(trace, split.operators, builder, factors, stage_of)
-    rescaled = set(factors) != {1.0} or plan.tensor > 1 or plan.sharding != "none"
+    rescaled = set(factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
     extrapolated |= works.extrapolated or {reference.batch} != set(sizes)
     operators_s = float(times[0].device_s.sum() + times[0].host_s.sum())
     added = anchoring.interval(anchor), works.interval(operators_s)
@@ -176,7 +178,7 @@ def _set_up_builder(
     trace, plan, model = works.trace, works.plan, works.model
     partition, partition_s = None, []
     if plan.sharding == "zero1":
-        partition = partition_optimizer(trace, plan.data)
+        partition = partition_optimizer(trace, plan.replicas)
         partition_s = predict_updates(reference.operators, split.operators, partition.shares, model)
     stages = works.build(split, cut)
     of_stages = [work.update_shares for work in stages]
@@ -252,7 +254,7 @@ def _least_half_width(
     facts = reference.trace.facts
     ways = {
         BATCH: {reference.batch} != set(sizes),
-        COLLECTIVES: plan.data > 1 or plan.tensor > 1,
+        COLLECTIVES: plan.replicas > 1 or plan.tensor > 1,
         PIPELINE: plan.pipeline > 1,
     }
     left = [way for way, leaves in ways.items() if leaves]
@@ -275,6 +277,22 @@ def _predict_times(
         f: _predict_for(reference, operators, f, model, launch_s) for f in dict.fromkeys(factors)
     }
     return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
+
+
+def _time_rings(
+    times: list[OperatorTimes], reference: Reference, split: TensorSplit,
+    factors: Sequence[float], model: OperatorModel,
+) -> tuple[list[OperatorTimes], TensorSplit]:  # fmt: skip
+    """Return times and split in which attentions that run in blocks take their blocks' times."""
+    shares: dict[int, float] = {}
+    timed = []
+    for one, factor in zip(times, factors, strict=True):
+        device_s = one.device_s.copy()
+        for op, (first_s, other_s) in time_blocks(reference, split, factor, model).items():
+            device_s[op] = first_s + other_s * (split.attentions[op].ranks - 1)
+            shares.setdefault(op, first_s / device_s[op] if device_s[op] else 1.0)
+        timed.append(replace(one, device_s=device_s))
+    return (timed, replace(split, first_blocks=shares)) if shares else (times, split)
 
 
 @remembered

@@ -15,6 +15,7 @@ from trioflow.base.plugins import load_plugin
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import SCHEDULES, build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
+from trioflow.parallel.splits.context import check_context
 from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
 from trioflow.parallel.splits.tensor_split import count_heads
 from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
@@ -63,7 +64,7 @@ def make_plan(
     accumulate : int
         Micro-steps whose gradients are added up before ranks exchange them.
     **other
-        Further columns of ``plans.tsv``: replication, tensor_style,
+        Further columns of ``plans.tsv``: replication, tensor_style, context, context_method,
         sequence_parallel, vocabulary_parallel, recompute, offload.
 
     Raises
@@ -72,7 +73,8 @@ def make_plan(
         When a number is below one, the schedule or the sharding is unknown
         or does not allow these numbers.
     """
-    degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
+    context = other.get("context", 1)
+    degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
     if schedule not in ("", "none") and not is_schedule(schedule):
         raise PlanError(f"unknown schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}")
     if pipeline == 1:
@@ -236,6 +238,7 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
             if degrees
             else "use a tensor degree of 1",
         )
+    check_context(trace, plan)
     units = len(pipeline_units(trace))
     if plan.stages > max(units, 1):
         raise PlanError(
@@ -250,6 +253,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
         for name, degree in (
             ("data", plan.data),
             ("tensor", plan.tensor),
+            ("context", plan.context),
             ("pipeline", plan.pipeline),
         )
         if degree > 1
@@ -258,7 +262,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
     text = f"{ranks} = {' x '.join(factors)}" if factors else ranks
     each = micro_batch_sizes(plan, batch)[0] if plan.replication == "dp" else batch // plan.data
     uneven = plan.replication == "dp" and bool(batch % plan.data)
-    text += f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline == 1 else 'replica'}"
+    text += f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline * plan.context == 1 else 'replica'}"
     if plan.micro_batches > 1:
         text += f" in {len(micro_batch_sizes(plan, batch))} micro-batches ({plan.schedule})"
     if plan.stages_per_rank > 1:
@@ -276,6 +280,7 @@ def _describe_styles(plan: Plan) -> list[str]:
     styles = {
         "DataParallel in one process": plan.replication == "dp",
         "outputs of layers gathered": plan.tensor_style == "gather",
+        f"sequences shared by {plan.context_method}": plan.context > 1,
         "sequence parallel": plan.sequence_parallel,
         "vocabulary parallel": plan.vocabulary_parallel,
         "embedding and head whole on each rank": plan.plan == "tp-layers",

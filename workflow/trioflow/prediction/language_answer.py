@@ -106,7 +106,7 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
     -------
     dict
         ``bubble_share`` (means over ranks, of the step; only of a pipeline) and
-        ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, data, pipeline;
+        ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, context, data, pipeline;
         where groups wait at once, each counts.
     """
     if graph.metadata.mode != TRAIN or timeline.empty:
@@ -124,9 +124,14 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
 
 
 def name_group(text: str, plan: Plan) -> str:
-    """Return the degree whose ranks a group holds, by Megatron-LM's order: tensor, data, pipeline."""
+    """Return the degree whose ranks a group holds, by Megatron-LM's order: tensor, context, data, pipeline.
+
+    Gradients of one replica, that the ranks of a sequence add up, are counted with the context.
+    """
     ranks = [int(word) for word in text.split(",")]
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     if step < plan.tensor:
         return "tensor"
-    return "data" if step < plan.tensor * plan.data else "pipeline"
+    if step >= plan.tensor * plan.replicas:
+        return "pipeline"
+    return "context" if ranks[-1] - ranks[0] < plan.tensor * plan.context else "data"

@@ -24,7 +24,7 @@ _FIRST: dict[str, dict[str, Any]] = {
         "type": "string",
     },
     "ranks": {
-        "description": "number of ranks; the data degree is what tensor and pipeline leave of it;"
+        "description": "number of ranks; the data degree is what the other degrees leave of it;"
         " left out, the degrees decide",
         "type": "integer", "minimum": 1, "default": None,
     },
@@ -82,7 +82,7 @@ _LAST: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _TYPES = {int: "integer", str: "string", bool: "boolean"}
 PLAN_COLUMNS = tuple(column.name for column in fields(Plan) if column.name != "plan")
-DEGREES = ("data", "tensor", "pipeline")
+DEGREES = ("data", "tensor", "context", "pipeline")
 
 
 def _plan_parameters() -> dict[str, dict[str, Any]]:
@@ -147,7 +147,7 @@ def _resolve_data(values: Values) -> int:
         When these do not fit.
     """
     ranks, data = int(values["ranks"]), int(values["data"])
-    others = int(values["tensor"]) * int(values["pipeline"])
+    others = int(values["tensor"]) * int(values["context"]) * int(values["pipeline"])
     if not ranks:
         return data or 1
     if ranks % others or (data and data * others != ranks):

@@ -97,7 +97,7 @@ def assemble_trace(
         "gradients": gradients,
         "operators": len(rows),
         "backward_operators_joined": int(frame["forward_op_id"].notna().sum()),
-        "flop": int(frame["flop"].sum()),
+        "flop": sum(frame["flop"].tolist()),
         "warnings": warnings,
     }
     return Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(content))

@@ -27,7 +27,7 @@ _MOST_OF_STEP = 2.0
 _MOST_OF_BUSY_STEP = 10.0
 """The same on a processor, either way: other programs take turns there, in the step or in its profile."""
 MOST_WORK = 1 << 60
-"""Operations, bytes or nanoseconds of all operators; more than any step has."""
+"""Operations of one operator, bytes or nanoseconds of all; more than any step has."""
 MOST_ELEMENTS = 1 << 40
 """Elements of one tensor: a trillion, more than any device holds."""
 _FIX = "import or capture it again, or undo the edit"
@@ -87,7 +87,7 @@ def _phases_are_named(c: _Columns) -> Found | None:
 
 
 def _counts_agree(c: _Columns) -> Found | None:
-    flop = int(c.operators["flop"].sum())
+    flop = sum(c.operators["flop"].tolist())  # of Python: a million tokens overflow 64 bits
     for name, said, found in (
         ("operators", c.facts.operators, c.count),
         ("flop", c.facts.flop, flop),
@@ -100,7 +100,7 @@ def _counts_agree(c: _Columns) -> Found | None:
 def _works_are_possible(c: _Columns) -> Found | None:
     for name in ("flop", "read_bytes", "write_bytes", "device_ns", "cpu_ns"):
         numbers = c.operators[name].tolist()  # of Python: their sum cannot overflow
-        if sum(numbers) >= MOST_WORK:
+        if (max(numbers, default=0) if name == "flop" else sum(numbers)) >= MOST_WORK:
             row = max(range(len(numbers)), key=numbers.__getitem__)
             problem = (
                 f"{numbers[row]} of {c.operators['name'].iloc[row]!r:.60} is more than any step"

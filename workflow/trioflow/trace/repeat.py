@@ -92,7 +92,7 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
         facts,
         operators=len(operators),
         backward_operators_joined=int(operators["forward_op_id"].notna().sum()),
-        flop=int(operators["flop"].sum()),
+        flop=sum(operators["flop"].tolist()),
     )
     added_ns = {
         column: int(operators[column].sum() - trace.operators[column].sum())

@@ -52,7 +52,7 @@ def summarise_trace(trace: Trace, name: str) -> dict[str, Any]:
         "kernels": int(operators["kernels"].sum()),
         "device_s": ns_to_s(float(operators["device_ns"].sum())),
         "coverage": coverage_of_trace(trace),
-        "flop": int(operators["flop"].sum()),
+        "flop": sum(operators["flop"].tolist()),
         "read_bytes": int(operators["read_bytes"].sum()),
         "write_bytes": int(operators["write_bytes"].sum()),
         "parameter_bytes": sum(int(g["size_bytes"]) for g in facts.gradients),

@@ -41,6 +41,10 @@ COLLECTIVES = (
 )
 """Known collectives; one that was not measured is derived from the first measured one in this order."""
 
+SHIFT = "shift"
+"""Each rank of a group hands its buffer to the next, the last to the first, all at once: every one a send (as in
+nccl-tests' sendrecv), and measured as one."""
+
 UNCALIBRATED_FACTOR = 2.0
 """Factor either way of the interval of a derived time: a convention, nothing measured backs it."""
 
@@ -77,7 +81,7 @@ def count_steps(collective: str, ranks: int, *, chain: bool = False) -> int:
     """
     if ranks < 2:
         return 0
-    if collective == "send":
+    if collective in ("send", SHIFT):
         return 1
     if collective in ("broadcast", "reduce") and not chain:
         return math.ceil(math.log2(ranks))

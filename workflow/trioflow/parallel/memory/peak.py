@@ -18,6 +18,7 @@ from trioflow.parallel.programs.staged import COPIES_EARLY
 from trioflow.parallel.programs.work import StageWork
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
+from trioflow.parallel.splits.context import share_tokens
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.pipeline import crossing_storages, loss_operators
 from trioflow.parallel.splits.updates import scale_work, share_storages
@@ -62,7 +63,7 @@ def estimate_memory(
     spans = any(stage.update_shares for stage in program.stages)
     found = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
-        pipeline, rest = divmod(rank, program.plan.data * program.plan.tensor)
+        pipeline, rest = divmod(rank, program.plan.replicas * program.plan.tensor)
         parts = program.partition is not None and bool(program.partition.shared)
         place = (pipeline if spans else -1, rest // program.plan.tensor if parts else -1)
         if place not in tables:
@@ -130,6 +131,7 @@ def _table_of(
         placed = enumerate(program.placed)
         here = frozenset(i for i, at in placed if not at or at.intersection(stages))
     shares = share_storages(trace, program.plan, here, replicated=data >= 0)
+    shares = {**share_tokens(trace, program.plan.context, program.plan.pipeline), **shares}
     return _build_table(trace, operators, shares)
 
 
@@ -209,10 +211,10 @@ def _held_always(
         sizes = rows.loc[gathers & (rows["group"] == group), "message_bytes"]
         held["gathered"] = recipe.gather_buffers * float(sizes.max()) if len(sizes) else 0.0
     place = program.schedule.rank_of_stage
-    pipeline = rank // (program.plan.data * program.plan.tensor)
+    pipeline = rank // (program.plan.replicas * program.plan.tensor)
     for stage in program.schedule.stages_of_rank(pipeline):
         work = program.stages[stage]
-        if program.plan.data > 1 and (main or not work.gathered_bytes):
+        if program.plan.replicas > 1 and (main or not work.gathered_bytes):
             held["bucket"] += copied * sum(b.size_bytes for b in work.buckets)
         if program.schedule.name in COPIES_EARLY or main:
             continue

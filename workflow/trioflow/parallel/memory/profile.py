@@ -19,6 +19,8 @@ from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 
 AGAIN = "recompute "
 """How the names of operators that run again begin."""
+BLOCK = "block of "
+"""How the names of an operator's blocks begin, all but the last one's."""
 CATEGORIES = (
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", TEMPORARY,
     "bucket", "gathered", "message", "workspace",
@@ -161,6 +163,7 @@ class _Runs:
 def _list_runs(tasks: pd.DataFrame) -> _Runs:
     """Return the rank's operators; launches on the host are no runs of their own."""
     chosen = tasks["op_id"].notna().to_numpy() & (tasks["kind"] != "host").to_numpy()
+    chosen &= ~tasks["name"].str.startswith(BLOCK).to_numpy(dtype=bool)
     rows = tasks[chosen]
     again = rows["name"].str.startswith(AGAIN).to_numpy(dtype=bool)
     phase = rows["phase"].to_numpy()

@@ -30,7 +30,8 @@ from trioflow.parallel.task_graph import UNKNOWN, GraphMetadata, TaskGraph, Task
 class ProgramBuilder:
     """Writes the programs of all ranks into one task graph.
 
-    Rank numbers follow Megatron-LM: tensor fastest, then data, then pipeline.
+    Rank numbers follow Megatron-LM: tensor fastest, then context, data, pipeline. Who holds the same
+    parameters is a replica, numbered over data and context.
     """
 
     plan: Plan
@@ -70,9 +71,9 @@ class ProgramBuilder:
         self.phases = self.operators["phase"].tolist()
         self.grid = _make_grid(self.plan, self.kind.alike)
 
-    def rank_of(self, data: int, pipeline: int, tensor: int) -> int:
+    def rank_of(self, replica: int, pipeline: int, tensor: int) -> int:
         """Return the rank at a place of the plan's grid."""
-        return (pipeline * self.plan.data + data) * self.plan.tensor + tensor
+        return (pipeline * self.plan.replicas + replica) * self.plan.tensor + tensor
 
     def memory_of(self, rank: int) -> HeldMemory:
         """Return what a rank holds beside its operators' results, to be added to."""
@@ -95,8 +96,8 @@ class ProgramBuilder:
         """Write the whole step of every rank, in order of rank; of ranks that are alike, the first's."""
         for rank in self.grid.find_representatives().tolist():
             rest, tensor = divmod(rank, self.plan.tensor)
-            pipeline, data = divmod(rest, self.plan.data)
-            self.kind(self, data, pipeline, tensor).run()
+            pipeline, replica = divmod(rest, self.plan.replicas)
+            self.kind(self, replica, pipeline, tensor).run()
 
     def collect(self) -> TaskGraph:
         """Return the tasks of the first of all ranks that are alike."""
@@ -114,8 +115,15 @@ class ProgramBuilder:
 
 
 def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
-    shards = plan.shard if plan.sharding == "hsdp" else plan.data
-    return Grid((plan.pipeline, plan.data // shards, shards, plan.tensor), alike)
+    shards = plan.shard if plan.sharding == "hsdp" else plan.replicas
+    stage, of_group, in_group, of_layers = alike
+    # Replicas along an axis each for groups of shards, their members, and the ranks of a sequence.
+    sizes, same = [plan.replicas // shards, shards], [of_group, in_group]
+    if plan.context > 1:
+        at = 1 if shards >= plan.context else 0
+        inner = plan.context if at else plan.context // shards
+        sizes[at : at + 1], same[at : at + 1] = [sizes[at] // inner, inner], [same[at], same[at]]
+    return Grid((plan.pipeline, *sizes, plan.tensor), (stage, *same, of_layers))
 
 
 class RankProgram:

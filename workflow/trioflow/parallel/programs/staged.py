@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trioflow.parallel.memory.profile import AGAIN
+from trioflow.parallel.programs.attention import attend
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.offload import make_movers
 from trioflow.parallel.programs.work import StageWork
@@ -69,7 +70,11 @@ class StagedRank(RankProgram):
         self.mover, self.host_optimizer = make_movers(self)
         plan = program.plan
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
-        self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.data)]
+        self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
+        first = data - data % plan.context
+        self.context_group = [
+            program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)
+        ]
 
     @property
     def work(self) -> StageWork:
@@ -147,11 +152,12 @@ class StagedRank(RankProgram):
         return micro_batch or 0
 
     def collective(
-        self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str
-    ) -> int:
+        self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str,
+        stream: str = "communication",
+    ) -> int:  # fmt: skip
         """Add this rank's part of a collective, after all computed so far."""
         return self.program.graph.add(
-            self.rank, "communication", "collective", name,
+            self.rank, stream, "collective", name,
             after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
             stage=self._stage_field(), group=",".join(map(str, group)),
             match_id=self.program.match(*key),
@@ -160,7 +166,7 @@ class StagedRank(RankProgram):
     def broadcast_buffers(self) -> None:
         """DDP: rank 0 of the replicas sends its buffers before forward."""
         hooks_s = self.program.host.get("data_parallel_step_s", 0.0)
-        if self.program.plan.data > 1 and hooks_s and self.program.mode != FORWARD_ONLY:
+        if self.program.plan.replicas > 1 and hooks_s and self.program.mode != FORWARD_ONLY:
             self.compute("data_parallel: hooks", hooks_s, "host")
         for stage in self.stages:
             self.stage = stage
@@ -250,7 +256,10 @@ class StagedRank(RankProgram):
         for index, exchange in enumerate(before):
             self._exchange(exchange, (*key, "before", index), micro_batch, when)
         count = len(before) + len(after)
-        self.operator(op_id, micro_batch, dispatch_s * count, part, name, when)
+        if op_id in self.work.attentions:
+            attend(self, op_id, micro_batch, again, dispatch_s * count, part, name, when)
+        else:
+            self.operator(op_id, micro_batch, dispatch_s * count, part, name, when)
         for index, exchange in enumerate(after):
             self._exchange(exchange, (*key, "after", index), micro_batch, when)
 
@@ -317,7 +326,7 @@ class StagedRank(RankProgram):
         """Copy a bucket's gradients in and start its all-reduce; send them to the host if asked to."""
         ready, size = self.last, bucket.size_bytes
         scatters = self.program.plan.sharding == "distributed"
-        if self.program.plan.data > 1:
+        if self.program.plan.replicas > 1:
             if self.work.bucket_copy_s:
                 copy_s = self.work.bucket_copy_s[index]
                 self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")

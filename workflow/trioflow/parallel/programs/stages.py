@@ -19,6 +19,7 @@ from trioflow.parallel.backward import (
     plan_recomputation,
     split_backward,
 )
+from trioflow.parallel.programs.attention import size_attentions
 from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.programs.work import ShardedWork, StageWork
 from trioflow.parallel.remembered import remembered
@@ -112,6 +113,10 @@ class StageWorks:
             self._share_optimizer(work, stage)
             work.before = self._place_exchanges(split.before, in_stage)
             work.after = self._place_exchanges(split.after, in_stage)
+            mine = {op: one for op, one in split.attentions.items() if op in in_stage}
+            work.attentions = size_attentions(
+                mine, self.factors, self.copies_s, self.trace.facts.recipe, split.first_blocks
+            )
             if splits:
                 self._split_backward(work, stage_of, stage)
             if repeats:
@@ -124,6 +129,7 @@ class StageWorks:
                 boundary = sum(len(units) for units in cut[: stage + 1])
                 crossing = boundary_bytes(self.trace, unit_of, boundary)
                 shares = self.plan.tensor if self.plan.sequence_parallel else 1
+                shares *= self.plan.context
                 work.send_bytes = [round(crossing / shares * factor) for factor in self.factors]
             stages.append(work)
         return stages
@@ -227,11 +233,11 @@ class StageWorks:
             return
         if self.mode == FORWARD_ONLY:
             # DDP sends its buffers in every forward.
-            replicas = plan.data > 1 and plan.replication == "ddp"
+            replicas = plan.replicas > 1 and plan.replication == "ddp"
             work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage)) if replicas else []
             return
         gradients = self._gradients_of(in_stage, stage)
-        if plan.data > 1 and plan.replication == "ddp":
+        if plan.replicas > 1 and plan.replication == "ddp":
             work.buckets = self._group_gradients(work, gradients)
             if plan.sharding == "distributed":
                 work.gathered_bytes = self._size_weights(work.buckets)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trioflow.parallel.backward import Recomputation
 from trioflow.parallel.splits.parameters import Bucket
 from trioflow.parallel.splits.sharding import ShardedUnit
-from trioflow.parallel.splits.tensor_split import StageExchange
+from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange
 
 UNITS_ON_DEVICE = 2
 """Units whose activations are on the device at one time."""
@@ -112,6 +112,22 @@ class ShardedWork:
     beside: bool
 
 
+@dataclass(frozen=True)
+class AttentionWork:
+    """What one attention operator of ranks that share a sequence sends and copies."""
+
+    shared: SharedAttention
+    first_block: float  # part of its time that a ring's first block takes
+    # Of each micro-batch: messages before it and after it; what a ring hands on before each block,
+    # and of gradients after each [bytes]
+    before_bytes: list[tuple[int, ...]]
+    after_bytes: list[tuple[int, ...]]
+    keys_bytes: list[int]
+    gradients_bytes: list[int]
+    copy_s: dict[int, float]  # copy of a buffer into another order, by its size [s]
+    merge_s: list[float]  # adding a block's result to the others' [s]
+
+
 @dataclass
 class StageWork:
     """What one pipeline stage (one tensor-parallel shard of it) does."""
@@ -136,6 +152,8 @@ class StageWork:
     # Operator to the tensor-parallel collectives right before and after it
     before: dict[int, list[StageExchange]] = field(default_factory=dict)
     after: dict[int, list[StageExchange]] = field(default_factory=dict)
+    # Attention operators of ranks that share a sequence
+    attentions: dict[int, AttentionWork] = field(default_factory=dict)
     # Gradients of parameters that saw a tensor-parallel rank's tokens alone, and the time to copy
     # them into one buffer or back [bytes], [s]
     partial_bytes: int = 0

@@ -41,6 +41,7 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.gathered_layers import split_gathered
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
@@ -374,14 +375,15 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
-    """Return the operators of one tensor-parallel rank of a plan, of a trace from `prepare_split`.
+    """Return the operators of one rank of a plan, its tokens and its layers' shards, of a trace from `prepare_split`.
 
     Raises
     ------
     PlanError
         When the model has no layer to split.
     """
-    return split_operators(
+    split = split_operators(
         trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
         vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
     )  # fmt: skip
+    return split_context(split, trace, plan.context, plan.context_method)

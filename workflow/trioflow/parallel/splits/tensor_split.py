@@ -40,6 +40,24 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class SharedAttention:
+    """An attention operator of ranks that share a sequence: one rank's tokens of the traced batch."""
+
+    method: str  # one of ``plan_row.CONTEXT_METHODS``
+    ranks: int  # that share it
+    forward: int | None  # the forward operator, of a gradient
+    # Queries (results, their gradients), keys, values [bytes]
+    query_bytes: float
+    key_bytes: float
+    value_bytes: float
+
+    @property
+    def backward(self) -> bool:
+        """Whether it is the gradient of an attention."""
+        return self.forward is not None
+
+
+@dataclass(frozen=True)
 class StageExchange:
     """An exchange as a stage runs it."""
 
@@ -65,6 +83,10 @@ class TensorSplit:
     first_rank_only: frozenset[int] = frozenset()
     # Inputs that the first rank hands to all in every forward [bytes]
     input_bytes: tuple[int, ...] = ()
+    # Attention operators of ranks that share a sequence, and the part of the time that a ring's first
+    # block takes of each
+    attentions: dict[int, SharedAttention] = field(default_factory=dict)
+    first_blocks: dict[int, float] = field(default_factory=dict)
     gathered_bytes: int = 0  # parameters that no layer splits, gathered in each step [bytes]
 
     @property

@@ -161,7 +161,7 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
     parameters = list_parameters(trace, plan.tensor)
     if plan.sharding == "distributed":
         # Buckets are cut into equal slices wherever parameters begin and end.
-        return [p.size_bytes / plan.data for p in parameters]
+        return [p.size_bytes / plan.replicas for p in parameters]
     if not plan.shards_units:
         return [float(p.size_bytes) for p in parameters]
     return [p.padded_bytes(plan.shards) / plan.shards for p in parameters]

@@ -51,6 +51,19 @@ class Vocabulary:
         return self.padded_words / self.words
 
 
+@remembered
+def list_lengths(trace: Trace) -> frozenset[int]:
+    """Return the lengths of what a step's inputs look up: the tokens of a sample."""
+    category = trace.tensors["category"].tolist()
+    return frozenset(
+        int(row["input_shapes"][place][-1])
+        for row in records(trace.operators, "name", "phase", "input_ids", "input_shapes")
+        if row["phase"] == "forward" and is_lookup(row, category)
+        for place, index in enumerate(row["input_ids"])
+        if category[index] == "input" and row["input_shapes"][place]
+    )
+
+
 def check_tokens(trace: Trace, degree: int) -> None:
     """Check that the tokens of a sample can be shared.
 
@@ -59,14 +72,7 @@ def check_tokens(trace: Trace, degree: int) -> None:
     PlanError
         When the model looks no tokens up, or their number does not divide.
     """
-    category = trace.tensors["category"].tolist()
-    lengths = {
-        int(row["input_shapes"][place][-1])
-        for row in records(trace.operators, "name", "phase", "input_ids", "input_shapes")
-        if row["phase"] == "forward" and is_lookup(row, category)
-        for place, index in enumerate(row["input_ids"])
-        if category[index] == "input" and row["input_shapes"][place]
-    }
+    lengths = list_lengths(trace)
     if not lengths:
         raise PlanError(
             "sequence parallelism: the model of this trace looks no tokens up",

@@ -1,0 +1,162 @@
+"""Attention of ranks that share a sequence: its blocks, and the messages around and between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trioflow.base.precision_recipes import PrecisionRecipe
+from trioflow.costmodel.collectives.model import SHIFT
+from trioflow.parallel.memory.profile import BLOCK
+from trioflow.parallel.programs.work import AttentionWork
+from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
+from trioflow.parallel.splits.tensor_split import SharedAttention
+
+if TYPE_CHECKING:
+    from trioflow.parallel.programs.staged import StagedRank
+
+_NAMES = {ALL_GATHER: ("all_gather", "reduce_scatter"), ALL_TO_ALL: ("all_to_all", "all_to_all")}
+"""Collectives before, and behind, an attention."""
+_FP32_BYTES = 4
+Copies = Callable[[Sequence[int]], list[float]]
+"""Times of copies of some buffers, one by one [bytes] to [s]."""
+
+
+def size_attentions(
+    attentions: Mapping[int, SharedAttention], factors: Sequence[float], copies_s: Copies,
+    recipe: PrecisionRecipe, first_blocks: Mapping[int, float],
+) -> dict[int, AttentionWork]:  # fmt: skip
+    """Return what each attention of a stage sends and copies in each micro-batch.
+
+    PyTorch's ring adds results and gradients up in fp32, and hands gradients on so; Megatron-LM's in the format of
+    the activations.
+    """
+    wide = 1.0 if recipe.keeps_main_gradients else _FP32_BYTES / _activation_bytes(recipe)
+    known: dict[SharedAttention, AttentionWork] = {}
+    found = {}
+    for op, shared in attentions.items():
+        if shared not in known:
+            known[shared] = _size(shared, factors, copies_s, wide, first_blocks.get(op, 1.0))
+        found[op] = known[shared]
+    return found
+
+
+def _activation_bytes(recipe: PrecisionRecipe) -> int:
+    return 2 if recipe.arithmetic in ("bf16", "fp16") else _FP32_BYTES
+
+
+def _size(
+    shared: SharedAttention, factors: Sequence[float], copies_s: Copies, wide: float, first: float
+) -> AttentionWork:
+    query, key, value = shared.query_bytes, shared.key_bytes, shared.value_bytes
+    before: tuple[float, ...] = ()
+    after: tuple[float, ...] = ()
+    if shared.method == ALL_GATHER:
+        whole = (key * shared.ranks, value * shared.ranks)
+        before, after = ((), whole) if shared.backward else (whole, ())
+    elif shared.method == ALL_TO_ALL:
+        inputs, results = (query, key, value), (query,)
+        before, after = (results, inputs) if shared.backward else (inputs, results)
+    sizes = [tuple(tuple(round(s * f) for s in part) for part in (before, after)) for f in factors]
+    copied = sorted({size for pair in sizes for part in pair for size in part})
+    merged = query + (key + value if shared.backward else 0.0)
+    merges = copies_s([round(merged * wide * f) for f in factors]) if shared.method == RING else []
+    return AttentionWork(
+        shared, first, [pair[0] for pair in sizes], [pair[1] for pair in sizes],
+        [round((key + value) * f) for f in factors],
+        [round((key + value) * wide * f) if shared.backward else 0 for f in factors],
+        dict(zip(copied, copies_s(copied), strict=True)), merges,
+    )  # fmt: skip
+
+
+def attend(
+    rank: StagedRank, op_id: int, micro_batch: int, again: bool, extra_s: float, part: float,
+    name: str, phase: str,
+) -> None:  # fmt: skip
+    """Write one attention operator: between its collectives, or as the blocks of a ring."""
+    work = rank.work.attentions[op_id]
+    key = ("context", rank.data // work.shared.ranks, rank.tensor, op_id, micro_batch, again)
+    if work.shared.method == RING:
+        _Ring(rank, work, key, phase).run(op_id, micro_batch, extra_s, part, name)
+        return
+    names = _NAMES[work.shared.method]
+    _exchange(rank, names[0], work.before_bytes[micro_batch], work, (*key, "before"), phase)
+    if work.shared.method == ALL_GATHER:
+        _keep_gathered(rank, op_id, micro_batch, again)
+    rank.operator(op_id, micro_batch, extra_s, part, name, phase)
+    if work.shared.method == ALL_GATHER and work.shared.backward:
+        whole = work.keys_bytes[micro_batch] * work.shared.ranks
+        _hold(rank, -whole)
+    _exchange(rank, names[1], work.after_bytes[micro_batch], work, (*key, "after"), phase)
+
+
+def _exchange(
+    rank: StagedRank, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...],
+    phase: str,
+) -> None:  # fmt: skip
+    """Run some collectives, each with the copy that brings its buffer into order."""
+    for index, size in enumerate(sizes):
+        copy_s = work.copy_s[size]
+        if name == "reduce_scatter":
+            rank.compute(f"copy into {name}", copy_s, "memcpy", phase=phase)
+        task = rank.collective(name, (*key, index), size, rank.context_group, phase, "context")
+        rank.waits.append(task)
+        if name != "reduce_scatter":
+            rank.compute(f"copy out of {name}", copy_s, "memcpy", phase=phase)
+
+
+def _keep_gathered(rank: StagedRank, op_id: int, micro_batch: int, again: bool) -> None:
+    """Hold gathered keys and values until backward has used them, unless forward runs again before."""
+    work = rank.work.attentions[op_id]
+    if work.shared.backward:
+        return
+    whole = work.keys_bytes[micro_batch] * work.shared.ranks
+    _hold(rank, whole)
+    repeated = any(op_id in region.operators for region in rank.work.regions)
+    if repeated and not again:
+        _hold(rank, -whole, later=1)
+
+
+def _hold(rank: StagedRank, size_bytes: float, later: int = 0) -> None:
+    memory = rank.program.memory_of(rank.rank)
+    memory.add(rank.program.graph.next_task + later, "message", size_bytes)
+
+
+class _Ring:
+    """Writes the blocks of one attention; keys, values and their gradients go round meanwhile."""
+
+    def __init__(
+        self, rank: StagedRank, work: AttentionWork, key: tuple[Any, ...], phase: str
+    ) -> None:
+        self.rank, self.work, self.key, self.phase = rank, work, key, phase
+
+    def run(self, op_id: int, micro_batch: int, extra_s: float, part: float, name: str) -> None:
+        """Write the operator of a micro-batch."""
+        rank, work, blocks = self.rank, self.work, self.work.shared.ranks
+        name = name or rank.program.names[op_id]
+        keys, gradients = work.keys_bytes[micro_batch], work.gradients_bytes[micro_batch]
+        buffers = 2 * (keys + gradients)  # one arrives while the other is used
+        _hold(rank, buffers)
+        arriving: int | None = None
+        returning: int | None = None
+        for block in range(blocks):
+            rank.waits += [] if arriving is None else [arriving]
+            last = block == blocks - 1
+            arriving = None if last else self._shift("keys", block, keys)
+            share = work.first_block if not block else (1 - work.first_block) / (blocks - 1)
+            rank.operator(
+                op_id, micro_batch, 0.0 if block else extra_s, part * share,
+                name if last else f"{BLOCK}{name}", self.phase,
+            )  # fmt: skip
+            if block:
+                rank.waits += [] if returning is None else [returning]
+                rank.compute("merge of blocks", work.merge_s[micro_batch], phase=self.phase)
+            if work.shared.backward:
+                returning = self._shift("gradients", block, gradients)
+        rank.waits += [] if returning is None else [returning]
+        _hold(rank, -buffers)
+
+    def _shift(self, what: str, block: int, size: int) -> int:
+        """Hand a buffer on to the next rank; return the task."""
+        rank, key = self.rank, (*self.key, what, block)
+        return rank.collective(SHIFT, key, size, rank.context_group, self.phase, "context")

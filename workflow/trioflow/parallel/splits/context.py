@@ -1,0 +1,256 @@
+"""Context parallelism: ranks share every sequence by its tokens, and attend to all of it.
+
+Each of C ranks has two of 2C equal chunks of every sequence, one from the front and one from the back, so that causal
+masking leaves all of them as much to compute. All but attention works on a rank's own tokens alone.
+
+*Ring*: keys and values go from rank to rank while a block of attention is computed, C blocks in all. The first is
+causal among a rank's own tokens; of the others half is masked, and is not computed: all keys and the rear chunk's
+queries, or all queries and the front chunk's keys. Backward hands keys and values on again, and behind them their
+gradients, which come home with the last of C messages.
+
+*All-gather*: every rank gathers all keys, then all values, and keeps them for backward, which reduce-scatters
+their gradients. Megatron-LM and Llama 3 do so too, but gather again in backward.
+
+*All-to-all*: before attention a rank hands its tokens of all heads for all tokens of its part of the heads
+(queries, keys, values), behind it the results back; backward likewise.
+
+References
+----------
+PyTorch 2.13 ``torch/distributed/tensor/experimental/_context_parallel`` (``_templated_ring_attention`` with
+``_AllToAllRotater``, ``flex_cp_allgather``); H. Liu et al., Ring Attention, arXiv 2310.01889; S. A. Jacobs et al.,
+DeepSpeed-Ulysses, arXiv 2309.14509; Llama team, The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.base.errors import PlanError
+from trioflow.base.units import ns_to_s
+from trioflow.costmodel.features import plain_name
+from trioflow.costmodel.interface import OperatorModel
+from trioflow.parallel.reference import WORK, Reference
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
+from trioflow.parallel.splits.vocabulary import list_lengths
+from trioflow.tables import records
+from trioflow.trace.store import Trace, tensor_bytes
+
+if TYPE_CHECKING:
+    from trioflow.base.plan_row import Plan
+
+_COLUMNS = ("op_id", "name", "phase", "forward_op_id", "input_ids", "input_shapes")
+_BEFORE = ("input", "buffer")
+"""Categories of what is there before the step and holds something for each token: tokens, positions."""
+RING, ALL_GATHER, ALL_TO_ALL = "ring", "all-gather", "all-to-all"
+
+
+@remembered
+def find_attentions(trace: Trace) -> dict[int, tuple[list[int], list[tuple[int, ...]], int | None]]:
+    """Return the fused attentions: places of queries, keys, values among an operator's inputs, their shapes, the forward operator.
+
+    Shapes are [samples, heads, tokens, size].
+    """
+    found = {}
+    for row in records(trace.operators, *_COLUMNS):
+        name, backward = plain_name(str(row["name"]))
+        if "attention" not in name or row["phase"] not in ("forward", "backward"):
+            continue
+        places = [i for i, shape in enumerate(row["input_shapes"]) if len(shape) == 4]
+        places = places[backward : backward + 3]
+        if len(places) == 3:
+            shapes = [tuple(int(n) for n in row["input_shapes"][i]) for i in places]
+            forward = None if pd.isna(row["forward_op_id"]) else int(row["forward_op_id"])
+            found[int(row["op_id"])] = (places, shapes, forward if backward else None)
+    return found
+
+
+def check_context(trace: Trace, plan: Plan) -> None:
+    """Check that ranks can share a trace's sequences.
+
+    Raises
+    ------
+    PlanError
+        When the trace does not tell its tokens or its attention, masks it by a tensor, or the
+        numbers do not divide.
+    """
+    if plan.context == 1:
+        return
+    tokens = count_tokens(trace)
+    attentions = find_attentions(trace)
+    heads = {shape[1] for _, shapes, _ in attentions.values() for shape in shapes}
+    lengths = {shape[2] for _, shapes, _ in attentions.values() for shape in shapes}
+    masked = any(
+        len(shape) > 1
+        for op, (places, _, forward) in attentions.items()
+        for shape in trace.operators["input_shapes"].iloc[op][places[-1] + 1 :]
+        if forward is None
+    )
+    unknown = "the trace does not say how many tokens a sample has"
+    kind = f"attention over {', '.join(map(str, sorted(lengths)))} positions of {tokens} tokens"
+    parts = 2 * plan.context * (plan.tensor if plan.sequence_parallel else 1)
+    shared = plan.context * plan.tensor
+    problems = [
+        (not tokens, unknown, "use a language model by its name, or leave context parallelism out"),
+        (not attentions, "the trace has no fused attention", "use --attention flash"),
+        (lengths != {tokens}, kind, "leave context parallelism out"),
+        (masked, "attention with a mask of its own", "leave the mask to causal attention"),
+        (tokens % parts, f"{tokens} tokens a sample are not {parts} equal chunks",
+         f"use a sequence that is a multiple of {parts}"),
+        (plan.context_method == ALL_TO_ALL and any(n % shared for n in heads),
+         f"{' and '.join(map(str, sorted(heads)))} attention heads cannot be shared by {shared} ranks"
+         " (tensor x context) with all-to-all", "use ring or all-gather"),
+    ]  # fmt: skip
+    for wrong, problem, fix in problems:
+        if wrong:
+            raise PlanError(f"plan {plan.plan}: context parallelism: {problem}", fix=fix)
+
+
+def count_tokens(trace: Trace) -> int:
+    """Return the tokens of a sample: as the model's name says, or as it looks them up; 0 where unknown."""
+    if trace.facts.language_model:
+        return int(trace.facts.language_model["sequence"])
+    lengths = list_lengths(trace)
+    return next(iter(lengths)) if len(lengths) == 1 else 0
+
+
+def _list_token_tensors(trace: Trace) -> list[bool]:
+    """Tell which tensors hold something for each token although they do not grow with the batch, or came with it."""
+    tokens = count_tokens(trace)
+    return [
+        category in _BEFORE and tokens in tuple(shape)[:2]
+        for category, shape in zip(trace.tensors["category"], trace.tensors["shape"], strict=True)
+    ]
+
+
+@remembered
+def share_tokens(trace: Trace, degree: int, pipeline: int) -> dict[int, float]:
+    """Return the part that a rank holds of storages that were there before the step: its own tokens.
+
+    Layers that share one table of positions have a copy each in a trace whose model was cast: a stage holds one.
+    """
+    if degree == 1:
+        return {}
+    names = ("storage_id", "shape", "dtype")
+    columns = zip(*(trace.tensors[name].tolist() for name in names), strict=True)
+    held = [
+        (storage, (tuple(shape), dtype))
+        for (storage, shape, dtype), mine in zip(columns, _list_token_tensors(trace), strict=True)
+        if mine
+    ]
+    copies = Counter(kind for _, kind in dict.fromkeys(held))
+    batch = trace.facts.batch
+    return {
+        storage: min(pipeline / copies[kind], 1.0) / degree
+        if kind[0][:1] != (batch,)
+        else 1 / degree
+        for storage, kind in held
+    }
+
+
+@remembered
+def split_context(split: TensorSplit, trace: Trace, degree: int, method: str) -> TensorSplit:
+    """Return what one of the ranks that share a sequence does of a tensor-parallel rank's work.
+
+    What grows with the batch is done for a rank's own tokens; so is what reads a table of positions.
+    """
+    if degree == 1:
+        return split
+    operators = split.operators.copy()
+    steps = operators["phase"] != "optimizer"
+    sizes, held = tensor_bytes(trace), _list_token_tensors(trace)
+    grows = (trace.operators["batch_read_bytes"] > 0).tolist()
+    tables = np.array([
+        sum(sizes[i] for i in ids if held[i] and trace.tensors["shape"].iloc[i][:1] != [trace.facts.batch])
+        if any(held[i] for i in ids) and grows[op] else 0
+        for op, ids in enumerate(trace.operators["input_ids"])
+    ], dtype=float)  # fmt: skip
+    for column in WORK:
+        growing = operators[f"batch_{column}"].to_numpy(dtype=float)
+        fixed = operators[column].to_numpy(dtype=float) - growing
+        spared = np.minimum(tables, fixed) if column == "read_bytes" else 0.0
+        gone = np.where(steps, np.floor((growing + spared) * (1 - 1 / degree)), 0.0)
+        operators[column] -= gone.astype("int64")
+        kept = np.where(steps, np.ceil(growing / degree), growing)
+        grown = operators[f"batch_{column}"]
+        operators[f"batch_{column}"] = pd.Series(kept, grown.index).astype(grown.dtype)
+    before, after = (
+        {op: [replace(e, size_bytes=round(e.size_bytes / degree)) for e in held_] for op, held_ in found.items()}
+        for found in (split.before, split.after)
+    )  # fmt: skip
+    return replace(
+        split, operators=operators, before=before, after=after,
+        attentions=_list_attentions(split, trace, degree, method),
+    )  # fmt: skip
+
+
+def _list_attentions(
+    split: TensorSplit, trace: Trace, degree: int, method: str
+) -> dict[int, SharedAttention]:
+    sizes = tensor_bytes(trace)
+    ids, whole = trace.operators["input_ids"].tolist(), trace.operators["flop"].tolist()
+    mine = split.operators["flop"].tolist()
+    return {
+        op: SharedAttention(
+            method, degree, forward,
+            *(sizes[ids[op][place]] * mine[op] / max(whole[op], 1) / degree for place in places),
+        )
+        for op, (places, _, forward) in find_attentions(trace).items()
+    }  # fmt: skip
+
+
+def time_blocks(
+    reference: Reference, split: TensorSplit, factor: float, model: OperatorModel
+) -> dict[int, tuple[float, float]]:
+    """Return the time of each ring attention's first block and of each of the others [s].
+
+    The recorded time of the whole in relation to the model's; of blocks with the rear queries and with the front
+    keys, the mean.
+    """
+    rings = [op for op, shared in split.attentions.items() if shared.method == RING]
+    if not rings:
+        return {}
+    attentions, flop = find_attentions(reference.trace), split.operators["flop"].tolist()
+    kinds: dict[Any, int] = {}
+    kind_of, rows = {}, []
+    recorded: dict[int, float] = {}
+    for op, row in zip(rings, records(reference.operators.iloc[rings]), strict=True):
+        mine = float(flop[op]) * factor  # of C blocks
+        kind = (row["name"], row["phase"], repr(row["input_shapes"]), mine)
+        if kind not in kinds:
+            rows += _make_blocks(row, attentions[op][0], split.attentions[op].ranks, mine)
+        kind_of[op] = kinds.setdefault(kind, len(kinds))
+        recorded[op] = ns_to_s(float(row["device_ns"]))
+    predicted = model.predict(pd.DataFrame(rows))["time_s"].to_numpy(dtype=float).reshape(-1, 4)
+    shares = predicted[:, 1:] / predicted[:, :1]
+    blocks = np.column_stack([shares[:, 0], shares[:, 1:].mean(axis=1)]).tolist()
+    return {
+        op: (recorded[op] * blocks[kind][0], recorded[op] * blocks[kind][1])
+        for op, kind in kind_of.items()
+    }
+
+
+def _make_blocks(
+    row: Mapping[str, Any], places: Sequence[int], ranks: int, flop: float
+) -> list[dict[str, Any]]:
+    """Return an attention as recorded, its first block, and the two kinds of the others."""
+    found = [dict(row)]
+    query = row["input_shapes"][places[0]]
+    for queries, keys, part in ((1.0, 1.0, 1.0), (0.5, 1.0, 0.5), (1.0, 0.5, 0.5)):
+        shapes = [list(shape) for shape in row["input_shapes"]]
+        for place, shape in enumerate(shapes):
+            if len(shape) == 4:
+                share = keys if place in places[1:] else queries
+                shape[2] = max(round(query[2] / ranks * share), 1)
+        work = {
+            name: round(int(row[name]) / ranks * (queries + keys) / 2)
+            for name in ("read_bytes", "write_bytes")
+        }  # fmt: skip
+        found.append({**row, **work, "input_shapes": shapes, "flop": round(flop / ranks * part)})
+    return found
