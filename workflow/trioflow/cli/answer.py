@@ -18,11 +18,17 @@ from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.arguments import (
     add_collectives_argument,
+    add_fault_arguments,
     add_json_argument,
     add_plan_arguments,
     add_run_arguments,
 )
-from trioflow.cli.choices import add_configuration_argument, apply_configuration, read_options
+from trioflow.cli.choices import (
+    add_configuration_argument,
+    add_what_if_arguments,
+    apply_configuration,
+    read_options,
+)
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
 from trioflow.cli.text import format_facts, format_table
@@ -32,9 +38,10 @@ from trioflow.parallel.memory.peak import find_fullest
 from trioflow.prediction.answer import Prediction
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
-from trioflow.prediction.language_answer import describe_run
+from trioflow.prediction.goodput import Faults
+from trioflow.prediction.language_answer import HOUR_S, describe_run
 
-DAY_S, _JOULES_PER_MWH = 86400.0, 3.6e9
+DAY_S, MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
@@ -111,7 +118,12 @@ def _add_run(
 ) -> dict[str, Any]:
     """Return the run of ``--tokens`` as an entry of the answer; nothing where none is asked for."""
     power_w = _find_power(device_name) if options.power_w is None else options.power_w
-    run = describe_run(answer, options.tokens, options.price_per_gpu_hour, power_w)
+    faults, hours = None, options.gpu_hours_per_failure
+    if hours is not None:
+        faults = Faults(hours, options.checkpoint_s, options.restart_s)
+        if options.tokens is None:
+            raise InputError("--gpu-hours-per-failure of no run", fix="give its --tokens")
+    run = describe_run(answer, options.tokens, options.price_per_gpu_hour, power_w, faults)
     return {"run": run} if run else {}
 
 
@@ -159,6 +171,11 @@ def _describe_cost(answer: Mapping[str, Any]) -> str:
     text = f"{run['tokens']:.3g} tokens: {run['time_s'] / DAY_S:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours"
     if "cost" in run:
         text += f", {run['cost']:,.0f} at the price given"
+    if "goodput" in run:
+        text += (
+            f" ({run['goodput']:.1%} of it kept: a failure every {run['mtbf_s'] / HOUR_S:,.1f} h, state saved every"
+            f" {run['checkpoint_interval_s'] / MINUTE_S:,.0f} min)"
+        )
     if "energy_j" in run:
         text += f", {run['energy_j'] / _JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"
     return text
@@ -271,6 +288,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     add_configuration_argument(parser)
     add_collectives_argument(parser)
     add_run_arguments(parser)
+    add_fault_arguments(parser)
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )
@@ -286,4 +304,5 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         help=f"parts of a module's path that --by module tells apart (default: {DEPTH})",
     )  # fmt: skip
     parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
+    add_what_if_arguments(parser)
     add_json_argument(parser)

@@ -104,6 +104,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_fault_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what stops a run of --tokens."""
+    faults = parser.add_argument_group("failures of a run of --tokens")
+    faults.add_argument(
+        "--gpu-hours-per-failure", type=float, metavar="H",
+        help="GPU-hours between failures that stop the run, to say what is lost and how often to save",
+    )  # fmt: skip
+    faults.add_argument(
+        "--checkpoint-s", type=float, metavar="S", default=0.0,
+        help="time in which the run waits for its state to be saved [s] (default: 0)",
+    )  # fmt: skip
+    faults.add_argument(
+        "--restart-s", type=float, metavar="S", default=0.0,
+        help="from a failure to the first step after it [s] (default: 0)",
+    )  # fmt: skip
+
+
 def _add_degrees(parser: argparse.ArgumentParser) -> None:
     degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
     degrees.add_argument(

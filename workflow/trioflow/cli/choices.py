@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
@@ -17,8 +19,11 @@ from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, vary_plan
 from trioflow.parallel.schedules.build import Schedule, is_schedule
 from trioflow.prediction.options import Options
+from trioflow.prediction.what_if import check_factor
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import find_configuration
+
+Number = TypeVar("Number", int, float)
 
 FURTHER = (
     "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload", "context_method",
@@ -141,8 +146,57 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         sequence=options.sequence,
         precision=options.precision,
         attention=options.attention,
+        **_read_what_if(options),
     )
     return plan, platform, assumed
+
+
+def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what may be faster or slower than predicted."""
+    supposed = parser.add_argument_group("what if (each factor but the network's is on a time)")
+    supposed.add_argument(
+        "--scale-network", type=float, metavar="F", help="the network were F times as fast"
+    )
+    supposed.add_argument(
+        "--scale-operator", nargs=2, action="append", default=[], metavar=("NAME", "F"),
+        help="operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
+    )  # fmt: skip
+    supposed.add_argument(
+        "--slow-rank", nargs=2, action="append", default=[], metavar=("RANK", "F"),
+        help="a rank computed F times as long; may come several times",
+    )  # fmt: skip
+
+
+def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is supposed, as fields of ``Options``.
+
+    Raises
+    ------
+    InputError
+        When a factor or a rank is not a number.
+    """
+    if "scale_network" not in options:
+        return {}
+    network = options.scale_network
+    if network is not None:
+        check_factor(network, "--scale-network")
+    return {
+        "communication_scale": 1.0 if network is None else 1.0 / network,
+        "operator_scales": [(n, _read_number(f, "--scale-operator", float)) for n, f in options.scale_operator],
+        "slow_ranks": [
+            (_read_number(r, "--slow-rank", int), _read_number(f, "--slow-rank", float))
+            for r, f in options.slow_rank
+        ],
+    }  # fmt: skip
+
+
+def _read_number(word: str, flag: str, kind: Callable[[str], Number]) -> Number:
+    try:
+        return kind(word)
+    except ValueError:
+        raise InputError(
+            f"{flag}: {word!r} is not a number", fix=f"see trioflow simulate --help, {flag}"
+        ) from None
 
 
 NODE = 8

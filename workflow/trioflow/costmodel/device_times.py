@@ -86,6 +86,9 @@ def time_trace(
         total_s, 1e-12
     )
     basis = model.step_interval_basis("predict")
+    unread = "no time was recorded"
+    if device == "cuda" and trace.facts.device == "cpu" and trace.facts.step_time_source != UNTIMED:
+        unread = f"the recorded times are those of a processor ({trace.facts.device_name})"
     facts = replace(
         trace.facts,
         device=device,
@@ -95,7 +98,7 @@ def time_trace(
         step_times_s=[],
         predicted_times={"interval": [low, high], "basis": basis, "extrapolated_share": share},
         warnings=trace.facts.warn(
-            f"no time was recorded: all are predicted by the cost model of {device_name}, "
+            f"{unread}: all are predicted by the cost model of {device_name}, "
             f"{share:.0%} of them outside the sizes that it was fitted to{NO_HOST}"
         ),
     )
@@ -172,7 +175,7 @@ def prepare_device_times(
     of the device's; a GPU without one gets that of the GPU nearest to it (``nearest_model``),
     carried over by the new-GPU rule, never a processor's; a processor gets that of another, with a
     warning. Recorded times of another GPU are carried over by the same rule; those of a processor
-    stay, with a warning. ``overrides`` need exactly one trace.
+    are not read for a GPU, and stay on another processor, with a warning. ``overrides`` need exactly one trace.
 
     Raises
     ------
@@ -186,7 +189,8 @@ def prepare_device_times(
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
     _check_overrides(overrides, traces)
-    untimed = [trace.facts.step_time_source == UNTIMED for trace in traces]
+    on_processor = traces[0].facts.device == "cpu" and find_sheet(device_name) is not None
+    untimed = [on_processor or trace.facts.step_time_source == UNTIMED for trace in traces]
     if any(untimed) and not all(untimed):
         raise InputError(
             "some of the traces hold no times", fix="give traces with times, or without"

@@ -9,7 +9,8 @@ groups are one family and the tensor-parallel groups another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -245,6 +246,21 @@ class FoldedTaskGraph(TaskGraph):
     def kinds(self) -> set[str]:
         """Kinds of task that there are."""
         return self._expand().kinds if self._fold is None else self._fold.graph.kinds
+
+    @property
+    def compute_names(self) -> list[str]:
+        """Names of the operators that are computed."""
+        return (
+            self._expand().compute_names if self._fold is None else self._fold.graph.compute_names
+        )
+
+    def scale_compute(self, names: Sequence[str], factor: float) -> TaskGraph:
+        """Return a graph, folded as this one, whose operators of some names take a factor as long."""
+        if self._fold is None:
+            return self._expand().scale_compute(names, factor)
+        given = self._fold.given and self._fold.given.scale_compute(names, factor)
+        graph = self._fold.graph.scale_compute(names, factor)
+        return FoldedTaskGraph(replace(self._fold, graph=graph, given=given))
 
     def _expand(self) -> TaskGraph:
         if self._whole is None:

@@ -30,6 +30,7 @@ from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
 from trioflow.prediction.step import Step
+from trioflow.prediction.what_if import list_rank_scales, scale_operators
 from trioflow.trace.store import Trace, is_model, load_trace
 
 Traces = str | Path | Trace | DeviceTimes | Sequence[str | Path | Trace]
@@ -105,14 +106,24 @@ def join_step(
     Raises
     ------
     InputError
-        When there is no such model of collectives, or a session does not anchor the step.
+        When there is no such model of collectives, a session does not anchor the step, or no such
+        operator or rank is there to be scaled.
     """
     collectives = choose_collectives(platform, options)
     anchor = None
     if options.anchor == SESSION:
         path = options.session or _find_session(graph.metadata.workload)
         anchor = read_session(path, graph.metadata, times.traces, platform)
-    warnings = [*times.warnings, *_list_doubts(graph, platform, collectives, options)]
+    if options.operator_scales:
+        graph = scale_operators(graph, options.operator_scales)
+    if options.slow_ranks:
+        scales = list_rank_scales(options.slow_ranks, graph.metadata.ranks)
+        options = replace(options, compute_scale=[*scales, *[1.0] * (platform.ranks - len(scales))])
+    warnings = [
+        *options.what_if,
+        *times.warnings,
+        *_list_doubts(graph, platform, collectives, options),
+    ]
     return Step(
         graph, platform, collectives, times.traces, options, times.model_text, times.confidence,
         tuple(warnings), anchor,

@@ -11,11 +11,13 @@ import pandas as pd
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import choose_recipe
+from trioflow.base.units import format_time
 from trioflow.engine.timeline import select_communication
 from trioflow.hardware.machine import Device
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import measure_exposed
+from trioflow.prediction.goodput import Faults, choose_interval_s, measure_goodput
 from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 
@@ -66,6 +68,7 @@ def describe_run(
     tokens: float | None,
     price_per_gpu_hour: float | None,
     power_w: float | None,
+    faults: Faults | None = None,
 ) -> dict[str, Any]:
     """Return what training on many tokens takes at a predicted step's rate.
 
@@ -75,6 +78,9 @@ def describe_run(
         Price of a GPU [1/h]; the cost is in its currency.
     power_w : float, optional
         Power of a GPU while it trains [W].
+    faults : Faults, optional
+        What stops the run: its time, GPU-hours, cost and energy then hold what is lost, and
+        ``goodput`` is what is kept.
 
     Raises
     ------
@@ -89,14 +95,31 @@ def describe_run(
         raise InputError(
             "--tokens of a step that has none", fix="name a language model, such as llama-3.1-8b"
         )
-    time_s = tokens / rates["tokens_per_s"]
+    time_s, found = tokens / rates["tokens_per_s"], {"tokens": tokens}
+    if faults is not None:
+        lost = _describe_faults(faults, rates["ranks"])
+        found |= lost
+        time_s /= lost["goodput"]
     gpu_hours = time_s * rates["ranks"] / HOUR_S
-    found = {"tokens": tokens, "time_s": time_s, "gpu_hours": gpu_hours}
+    found |= {"time_s": time_s, "gpu_hours": gpu_hours}
     if price_per_gpu_hour is not None:
         found["cost"] = gpu_hours * price_per_gpu_hour
     if power_w is not None:
         found |= {"energy_j": gpu_hours * HOUR_S * power_w, "power_w": power_w}
     return found
+
+
+def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:
+    """Return the mean time between failures, the best interval of checkpoints, and what is kept."""
+    mtbf_s = faults.mtbf_s(ranks)
+    interval_s = choose_interval_s(faults.checkpoint_s, mtbf_s)
+    goodput = measure_goodput(faults, interval_s, ranks)
+    if not goodput:
+        raise InputError(
+            f"a failure every {format_time(mtbf_s)}: no work is ever kept",
+            fix="give --gpu-hours-per-failure of one GPU's share, and shorter --checkpoint-s and --restart-s",
+        )
+    return {"mtbf_s": mtbf_s, "checkpoint_interval_s": interval_s, "goodput": goodput}
 
 
 def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ class Options(SimulationOptions):
         Tokens of a sample, where a language model's name or configuration stands for a trace.
     precision, attention : str, optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
+    operator_scales : sequence of (str, float)
+        What if operators whose name fits a pattern took a factor as long.
+    slow_ranks : sequence of (int, float)
+        What if a rank's compute took a factor as long.
     """
 
     cost_model: str | Path | None = None
@@ -74,6 +79,8 @@ class Options(SimulationOptions):
     sequence: int | None = None
     precision: str | None = None
     attention: str | None = None
+    operator_scales: Sequence[tuple[str, float]] = ()
+    slow_ranks: Sequence[tuple[int, float]] = ()
 
     def __post_init__(self) -> None:
         if self.anchor not in ANCHORS:
@@ -82,6 +89,15 @@ class Options(SimulationOptions):
             raise InputError(
                 f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}"
             )
+
+    @property
+    def what_if(self) -> list[str]:
+        """What is supposed to be faster or slower than predicted, in words."""
+        supposed = [f"operators {p} take {f:g} times as long" for p, f in self.operator_scales]
+        supposed += [f"rank {r} computes {f:g} times as long" for r, f in self.slow_ranks]
+        if self.communication_scale != 1:
+            supposed.append(f"messages take {self.communication_scale:.4g} times as long")
+        return [f"what if: {one}" for one in supposed]
 
     @property
     def language_step(self) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""What would a step take if operators, ranks or the network were faster or slower than predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from trioflow.base.errors import InputError
+from trioflow.parallel.task_graph import TaskGraph
+
+_NAMED = 8
+
+
+def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> TaskGraph:
+    """Return a task graph whose operators take a factor as long, those that a pattern of names fits.
+
+    ``scales``: pairs of a pattern with ``*`` and ``?`` (``aten::mm``, or ``mm``) and a factor; an
+    operator that several fit takes their product.
+
+    Raises
+    ------
+    InputError
+        When no operator has such a name, or a factor is not positive.
+    """
+    for pattern, factor in scales:
+        check_factor(factor, f"--scale-operator {pattern}")
+        names = graph.compute_names
+        meant = [name for name in names if _fits(name, pattern)]
+        if not meant:
+            some = ", ".join(names[:_NAMED])
+            raise InputError(
+                f"--scale-operator {pattern}: no operator of the step has such a name",
+                fix=f"the step has {some}{' and others' if len(names) > _NAMED else ''}",
+            )
+        graph = graph.scale_compute(meant, factor)
+    return graph
+
+
+def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> list[float]:
+    """Return each rank's factor on its compute [ranks], 1 for those that nothing is said of.
+
+    Raises
+    ------
+    InputError
+        When there is no such rank, or a factor is not positive.
+    """
+    scales = [1.0] * ranks
+    for rank, factor in slow_ranks:
+        check_factor(factor, f"--slow-rank {rank}")
+        if not 0 <= rank < ranks:
+            raise InputError(f"--slow-rank {rank}: the plan has ranks 0 to {ranks - 1}")
+        scales[rank] *= factor
+    return scales
+
+
+def check_factor(factor: float, flag: str) -> None:
+    """Refuse a factor that no time can be multiplied by.
+
+    Raises
+    ------
+    InputError
+        When it is not positive and finite.
+    """
+    if not 0 < factor < math.inf:
+        raise InputError(f"{flag}: the factor {factor:g} is not positive")
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("::")[2], pattern)
