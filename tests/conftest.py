@@ -21,7 +21,7 @@ from cpu_spent import (  # noqa: E402, F401
 from fuzz import count_examples  # noqa: E402
 from warm_start import close_servers  # noqa: E402
 
-# Deterministic, and without a clock: a busy machine is no failure.
+# Deterministic, and without a clock: a busy machine is not a failure.
 settings.register_profile(
     "trioflow", deadline=None, derandomize=True, max_examples=count_examples()
 )

@@ -17,7 +17,7 @@ class Measured:
 
 @dataclass
 class Cost:
-    """A measured cost, so that flows have caps and sizes that are no round numbers."""
+    """A measured cost, so that flows have caps and sizes that are not round numbers."""
 
     factor: float
 

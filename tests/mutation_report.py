@@ -59,7 +59,7 @@ REASONS = {
     "other dtype": "a type of known size stands where another did, and nothing else gives the size",
     "element size changed": "a type is known by its size alone; other rows of the same memory are not compared",
     "another row's value": "a cell took a possible value of its column",
-    "cell emptied": "an empty type stands for a result that is no tensor",
+    "cell emptied": "an empty type stands for a result that is not a tensor",
     "phase changed": "a row names its phase once",
     "phase removed": "a step may lack a phase",
     "row removed": "a row that none refers to is missed by nobody",

@@ -45,7 +45,9 @@ def read_chakra_graph(prefix: str | Path) -> TaskGraph:
                 rows.append(_read_task(message, told, rank, ranks, groups))
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(
-                    f"node {message.id} is none of trioflow's ({error!r})", file=path, place=place
+                    f"node {message.id} is not one of trioflow's ({error!r})",
+                    file=path,
+                    place=place,
                 ) from None
             before = set(message.ctrl_deps)
             edges += [(message.id, other) for other in message.data_deps if other not in before]

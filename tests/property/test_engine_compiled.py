@@ -148,7 +148,7 @@ class Kept:
 def check_traffic(plain: LinkTraffic, compiled: LinkTraffic, *, shared: bool) -> None:
     """Both engines kept the same of every link, and the rates over time add up to its bytes.
 
-    No link is over its capacity at any time, and what comes to a node that is no rank leaves it.
+    No link is over its capacity at any time, and what comes to a node that is not a rank leaves it.
     """
     for name in ("link_bytes", "link", "begin_s", "end_s", "rate_bytes_per_s", "flows"):
         assert getattr(plain, name).tobytes() == getattr(compiled, name).tobytes()

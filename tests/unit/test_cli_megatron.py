@@ -65,8 +65,8 @@ def test_arguments_of_the_command_win_over_the_file(file, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--ranks", "6"], "--ranks 6 is no multiple of 2 tensor x 2 pipeline"),
-        (["--batch", "6"], "6 samples a step are no micro-batches of 2 on 2 replicas"),
+        (["--ranks", "6"], "--ranks 6 is not a multiple of 2 tensor x 2 pipeline"),
+        (["--batch", "6"], "6 samples a step do not divide into micro-batches of 2 on 2 replicas"),
         (["--plan", "ddp"], "--megatron gives the model and the plan"),
     ],
 )

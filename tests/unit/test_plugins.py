@@ -51,7 +51,9 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(install):
     install("odd", "trioflow.networks", number="NUMBER", absent="nothing")
     install("one", "trioflow.operator_models", twice="Net")
     install("two", "trioflow.operator_models", twice="NUMBER")
-    with pytest.raises(InputError, match=r"the network 'number' \(odd_kit:NUMBER\) is no function"):
+    with pytest.raises(
+        InputError, match=r"the network 'number' \(odd_kit:NUMBER\) is not a function"
+    ):
         find_network("number")
     with pytest.raises(
         InputError, match=r"the network 'absent' \(odd_kit:nothing\) cannot be loaded"

@@ -58,7 +58,7 @@ def test_the_default_table_is_one_that_ships():
 def test_a_row_without_batches_is_refused(tmp_path, cell):
     row = [*HUGE]
     row[3] = cell
-    with pytest.raises(InputError, match=r"line 2, batches: .* are no batch sizes"):
+    with pytest.raises(InputError, match=r"line 2, batches: .* are not batch sizes"):
         read_rows(write_table(tmp_path / "t.tsv", row))
 
 

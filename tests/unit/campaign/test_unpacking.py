@@ -36,7 +36,7 @@ def test_names_that_leave_the_target_are_refused(tmp_path):
     row = {"item": "../evil", "file": "x.json", "size_bytes": content.size_bytes}
     table = to_parquet([{**row, "content": content.packed}], "files")
     (tmp_path / "captures-1.parquet").write_bytes(table)
-    with pytest.raises(InputError, match="are no file names"):
+    with pytest.raises(InputError, match="are not file names"):
         unpack_campaign(tmp_path, tmp_path / "target")
     assert not (tmp_path / "evil").exists()
 

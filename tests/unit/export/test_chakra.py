@@ -402,7 +402,7 @@ def test_files_of_a_larger_export_are_not_left_among_the_new_ones(tmp_path):
 @pytest.mark.parametrize("prefix", ["", "folder/"])
 def test_a_prefix_needs_a_name(prefix, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="is no prefix"):
+    with pytest.raises(InputError, match="is not a prefix"):
         write_chakra(two_groups(), prefix)
     assert not list(tmp_path.iterdir())
 

@@ -138,7 +138,10 @@ def test_a_missing_parameter_is_named(install: Install, tmp_path: Path) -> None:
     [
         ("build_texts", r"topology\.builder: the builder returned 'rank0->rank1', not a link"),
         ("build_broken", r"topology: build_broken failed: KeyError: 'nothing'"),
-        ("NUMBER", r"topology\.builder: the builder 'odd' \(oddkit_nets:NUMBER\) is no function"),
+        (
+            "NUMBER",
+            r"topology\.builder: the builder 'odd' \(oddkit_nets:NUMBER\) is not a function",
+        ),
         ("absent", r"the builder 'odd' \(oddkit_nets:absent\) cannot be loaded"),
     ],
 )

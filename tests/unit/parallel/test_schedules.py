@@ -205,7 +205,9 @@ def test_messages_cannot_be_added_to_what_waits_for_itself():
 def test_cells_that_name_no_action_are_refused(cell, tmp_path):
     path = tmp_path / "bad.csv"
     path.write_text(f"0F0,0B0\n1F0,{cell}\n")
-    with pytest.raises(PlanError, match=r"bad\.csv, line 2, cell 2: .* is no action; write stage"):
+    with pytest.raises(
+        PlanError, match=r"bad\.csv, line 2, cell 2: .* is not an action; write stage"
+    ):
         read_schedule(path)
 
 

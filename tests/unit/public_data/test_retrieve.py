@@ -330,7 +330,7 @@ def test_an_untrusted_certificate_is_told_at_once(
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:port", "http://[::1", "http://" + "x" * 70])
 def test_an_address_that_is_none(target: Path, url: str) -> None:
-    fails(on.Served({}, url=url), target, "is no address", "TRIOFLOW_DATA_URL")
+    fails(on.Served({}, url=url), target, "is not a URL", "TRIOFLOW_DATA_URL")
 
 
 @pytest.mark.parametrize("declared", [50_000, 400_000])
@@ -372,7 +372,7 @@ def test_a_proxy_is_used(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with on.serve(on.ignore_range, content={on.unquote(address): CONTENT}) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         get(on.Served({}, url="http://data.example/"), target)
-    assert proxy.asked == [(address, "")], "a slash at the end of the base is no second one"
+    assert proxy.asked == [(address, "")], "a slash at the end of the base is not a second one"
     assert target.read_bytes() == CONTENT
 
 

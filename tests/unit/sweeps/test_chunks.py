@@ -129,5 +129,5 @@ def test_snakemake_is_told_names_chunks_and_files(tmp_path: Path) -> None:
     assert list(plan) == [chunk.digest for chunk in cut_chunks(load_sweep(file), 40)]
     assert any("mine.yaml" in files for files in plan.values())
     write_sweep(tmp_path, CONTENT, "One_two")
-    with pytest.raises(InputError, match="'One_two' is no name"):
+    with pytest.raises(InputError, match="'One_two' is not a name"):
         list_descriptions(tmp_path)

@@ -78,7 +78,7 @@ def test_a_seed_that_draws_nothing_is_no_other_scenario(tmp_path: Path) -> None:
         ("description: x\nlist: [{trace: gpt2-tiny-b8}]", ["list.0.platform", "the platform is missing"]),
         (
             "description: x\nlist: [{trace: gpt2-tiny-b8, platform: cpu2-gloo, sharding: fspd}]",
-            ["list.0.sharding", "'fspd' is none of none, zero1"],
+            ["list.0.sharding", "'fspd' is not one of none, zero1"],
         ),
         ("description: x\ntraces: {Big: a}\nlist: [{trace: Big, platform: cpu2-gloo}]", ["'Big'", "small letters"]),
         ("description: x\ntable: nowhere.tsv", ["nowhere.tsv", "no such file", "key table"]),

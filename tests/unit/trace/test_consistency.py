@@ -83,14 +83,14 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a parameter's elem_bytes -4": (
         edit_facts(lambda f: f["parameters"][0].update(elem_bytes=-4)),
-        r"parameters\[0\]\.elem_bytes: -4 is no size of an element",
+        r"parameters\[0\]\.elem_bytes: -4 is not an element size",
     ),
     "a buffer's elem_bytes -4": (
         edit_facts(lambda f: f["buffers"].append({"name": "b", "shape": [8], "elem_bytes": -4})),
-        r"buffers\[0\]\.elem_bytes: -4 is no size",
+        r"buffers\[0\]\.elem_bytes: -4 is not an element size",
     ),
     "a parameter's shape": (
-        edit_facts(lambda f: f["parameters"][0].update(shape=[-8192, -256])), r"\[-8192, -256\] is no shape",
+        edit_facts(lambda f: f["parameters"][0].update(shape=[-8192, -256])), r"\[-8192, -256\] is not a shape",
     ),
     "elem_bytes 2": (
         edit_table("tensors", put("elem_bytes", 1, 2)), "bytes an element of 'float', and 2 in another row",
@@ -111,12 +111,12 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
         edit_table("operators", put("batch_flop", 0, 5)), "5 grow with the batch, of 0",
     ),
     "differentiates itself": (
-        edit_table("operators", put("forward_op_id", 600, 600)), "600 is no operator before it",
+        edit_table("operators", put("forward_op_id", 600, 600)), "600 is not an operator before it",
     ),
     "an empty phase": (
         edit_table("operators", put("phase", 3, "")), "row 3, column phase: the phase is empty",
     ),
-    "batch 16": (edit_facts(lambda f: f.update(batch=16)), "no multiple of the batch, 16"),
+    "batch 16": (edit_facts(lambda f: f.update(batch=16)), "not a multiple of the batch, 16"),
     "batch 4": (edit_facts(lambda f: f.update(batch=4)), "no input of the step has 4 samples"),
     "flop": (edit_table("operators", scale("flop", 2)), "facts, flop: 34091302912 is said"),
     "operators gone": (
@@ -124,7 +124,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a word for a number": (edit_facts(lambda f: f.update(tail_s="1")), "tail_s: '1' is not a time"),
     "a number for a word": (edit_facts(lambda f: f.update(precision=16)), "precision: 16 is not a text"),
-    "no such clock": (edit_facts(lambda f: f.update(step_time_source="sun")), "'sun' is none of un-profiled"),
+    "no such clock": (edit_facts(lambda f: f.update(step_time_source="sun")), "'sun' is not one of un-profiled"),
     "a list for a mapping": (
         edit_facts(lambda f: f.update(tensor_split=[1])), "tensor_split: .* is not a mapping of texts",
     ),

@@ -78,17 +78,17 @@ BAD_PROFILES = {
     "record id 5 stands on": twice(lambda e: e["args"].update({"External id": 0})),
     "external id 905 stands on": twice(lambda e: e["args"].pop("Record function id")),
     "a kernel stands twice": lambda p, g: p["traceEvents"].append(event(p, "kernel_4", "kernel")),
-    "1e+30 is no time": lambda p, g: event(p, "aten::relu").update(dur=1e30),
+    "1e+30 is not a time": lambda p, g: event(p, "aten::relu").update(dur=1e30),
     "no call takes 200": lambda p, g: event(p, "aten::relu").update(dur=2 * 10**13),
     "negative duration -1": lambda p, g: event(p, "aten::relu").update(dur=-1),
     "begins inside 'aten::linear' and ends": lambda p, g: event(p, "aten::t").update(dur=60),
-    "[-8, 4] is no shape": lambda p, g: event(p, "aten::relu")["args"].update(
+    "[-8, 4] is not a shape": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": [[-8, 4]]}
     ),
     "the shapes of 2 arguments and the types of 1": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": [[8, 4], [8, 4]]}
     ),
-    "are no lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update(
+    "are not lists of shapes and types": lambda p, g: event(p, "aten::relu")["args"].update(
         {"Input Dims": 7}
     ),
     "devices 0, 1": lambda p, g: event(p, "kernel_5", "kernel")["args"].update(device=1),
@@ -172,7 +172,9 @@ def test_shapes_that_differ_between_steps_are_warned_of(load):
 
 @pytest.mark.parametrize("batch", [0, -3, True])
 def test_a_batch_that_is_none_is_refused(load, batch, tmp_path):
-    with pytest.raises(TraceError, match="is no number of samples; give it with --batch") as error:
+    with pytest.raises(
+        TraceError, match="is not a number of samples; give it with --batch"
+    ) as error:
         load(options=ImportOptions(batch=batch, precision="fp32"))
     assert str(tmp_path) in str(error.value)
 
@@ -213,11 +215,11 @@ def _without(words):
 BAD_CAPTURES = {
     "step_time_s: 99.0 s is not the median of step_times_s": _environment(step_time_s=99.0),
     "seed: nan is not finite": _environment(seed=float("nan")),
-    "parameters[0].shape: None is no shape": _environment(
+    "parameters[0].shape: None is not a shape": _environment(
         parameters=[{"name": "x", "shape": None}]
     ),
     "units[0]: modules is missing": _environment(units=[{"name": "x"}]),
-    "warnings: 3 is no list": _environment(warnings=3),
+    "warnings: 3 is not a list": _environment(warnings=3),
     "workload: [] is not a text": _environment(workload=[]),
     "shows no update": _without("Optimizer.step"),
     "and the step updates parameters": _environment(optimizer="none"),

@@ -215,7 +215,7 @@ def test_a_first_or_last_block_may_differ_where_others_agree(deep_transformer):
 @pytest.mark.parametrize(
     ("block", "copies", "words"),
     [
-        ("layer1", 2, "'layer1' is no block"),
+        ("layer1", 2, "'layer1' is not a block"),
         ("layer1.5", 2, "no block 'layer1.5'; blocks there: layer1.0, layer1.1"),
         ("stage.0", 2, "no block 'stage.0'; name a module"),
         ("layer2.0", 2, "shape [4, 128, 4, 4] in forward but takes none like it"),

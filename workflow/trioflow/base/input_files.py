@@ -77,7 +77,7 @@ def read_content(
             content = stream.read(largest_bytes + 1)
     except OSError as error:
         raise kind(f"cannot be read: {_reason(error)}", file=path) from None
-    if len(content) > largest_bytes:  # it grew, or its size is not told (/proc)
+    if len(content) > largest_bytes:  # it grew, or its size is not known (/proc)
         raise _too_large(path, len(content), largest_bytes, kind)
     return content
 

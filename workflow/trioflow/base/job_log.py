@@ -32,10 +32,10 @@ def log_job(path: str | Path) -> Iterator[None]:
                 os.dup2(log.fileno(), stream)
             yield
     except TrioflowError as error:
-        _tell(terminal, target, f"{type(error).__name__}: {error}\n")
+        _write_line(terminal, target, f"{type(error).__name__}: {error}\n")
         sys.exit(1)
     except Exception:
-        _tell(terminal, target, traceback.format_exc())
+        _write_line(terminal, target, traceback.format_exc())
         sys.exit(1)
     finally:
         _flush()
@@ -45,7 +45,7 @@ def log_job(path: str | Path) -> Iterator[None]:
         os.close(terminal)
 
 
-def _tell(terminal: int, log: Path, text: str) -> None:
+def _write_line(terminal: int, log: Path, text: str) -> None:
     """Write a message to the log and to the terminal."""
     _flush()
     with log.open("a") as stream:

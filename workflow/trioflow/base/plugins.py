@@ -60,7 +60,7 @@ def load_plugin(
         ) from None  # fmt: skip
     if not callable(loaded):
         raise error(
-            f"the {what} {name!r} ({entry.value}) is no function", place=place,
+            f"the {what} {name!r} ({entry.value}) is not a function", place=place,
             fix="register a function or a class",
         )  # fmt: skip
     function: Callable[..., Any] = loaded

@@ -72,11 +72,11 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
     value = repr(error.instance if cell is None else cell)
     limit: Any = error.validator_value
     if error.validator == "enum":
-        return f"{value} is none of {', '.join(str(word) for word in limit)}"
+        return f"{value} is not one of {', '.join(str(word) for word in limit)}"
     if error.validator == "minimum":
         return f"{value} is below {limit}"
     if error.validator == "pattern" and limit == NAME:
-        return f"{value} is no name of small letters, digits and single hyphens"
+        return f"{value} is not a name of small letters, digits and single hyphens"
     if error.validator == "type":
         wanted = limit if isinstance(limit, str) else limit[0]
         return f"{value} is not of type {wanted}"
@@ -97,7 +97,7 @@ def list_descriptions(folder: str | Path) -> dict[str, str]:
     for path in sorted(Path(folder).glob("*.yaml")):
         if not re.fullmatch(NAME, path.stem):
             raise InputError(
-                f"{path.stem!r} is no name of small letters, digits and single hyphens",
+                f"{path.stem!r} is not a name of small letters, digits and single hyphens",
                 file=path, fix="rename the file",
             )  # fmt: skip
         found[path.stem] = str(path)

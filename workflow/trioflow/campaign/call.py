@@ -87,7 +87,7 @@ def run_call(items: Sequence[Item], settings: CallSettings) -> int:
     Raises
     ------
     InputError
-        When what is to be taken over is no campaign's or another device's.
+        When what is to be taken over is not a campaign's, or is another device's.
     DeviceLost
         When the device refuses further work in this process.
     """
@@ -101,11 +101,11 @@ def run_call(items: Sequence[Item], settings: CallSettings) -> int:
     budget = Budget(time.monotonic, settings.until_s - reserve_s, settings.whole_s - reserve_s)
     chosen = [item for item in items if fnmatch(item.name, settings.only)]
     before = sum(item.name in state.results for item in chosen)
-    _tell(f"{len(chosen)} items, {before} finished before; {budget.left_s():.0f} s to go")
+    _print_line(f"{len(chosen)} items, {before} finished before; {budget.left_s():.0f} s to go")
     signals, executor = _Signals(), Executor(device, settings.quick)
     packer = _Packer(items, state, output, settings.limits, signals)
     runner = Runner(
-        chosen, state, executor, budget, check_device=executor.check_device, notify=_tell,
+        chosen, state, executor, budget, check_device=executor.check_device, notify=_print_line,
         after_item=packer.pack_now_and_then,
     )  # fmt: skip
     lost, report = False, None
@@ -188,7 +188,7 @@ def _end_session(state: State, device: str) -> None:
     state.write_sessions()
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -241,7 +241,7 @@ class Executor:
         return run_workload(arguments["row"], arguments["batch"], self.device, self.quick, folder)
 
     def check_device(self) -> bool:
-        """Tell whether the device still works, after freeing what a failed item held."""
+        """Return whether the device still works, after freeing what a failed item held."""
         if self.device != "cuda":
             return True
         try:

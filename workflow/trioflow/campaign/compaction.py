@@ -29,7 +29,7 @@ def to_columns(rows: Sequence[Any]) -> dict[str, Any]:
     """Return rows of JSON as columns, grouped by the keys that they have.
 
     ``order`` (group of each row) and ``groups``: the key of every column, a nested one as a list of
-    two, and the columns. Rows that are no objects are a group without keys.
+    two, and the columns. Rows that are not objects are a group without keys.
     """
     numbers: dict[tuple[tuple[str, ...], ...] | None, int] = {}
     order, members = list[int](), list[list[Any]]()

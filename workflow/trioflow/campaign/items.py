@@ -88,7 +88,7 @@ def _typed(row: Mapping[str, str | None], line: int, file: Path) -> dict[str, An
         batches = []
     if not batches or min(batches) < 1:
         raise InputError(
-            f"{cells.get('batches')!r} are no batch sizes", file=file, place=f"{place}, batches",
+            f"{cells.get('batches')!r} are not batch sizes", file=file, place=f"{place}, batches",
             fix="give whole numbers with commas between",
         )  # fmt: skip
     return {**cells, "batches": tuple(batches)}

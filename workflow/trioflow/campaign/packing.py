@@ -198,7 +198,7 @@ def load_pack(folder: str | Path, state: State) -> int:
     Raises
     ------
     InputError
-        When the folder holds no table of items, or files that are no campaign's.
+        When the folder holds no table of items, or files that are not a campaign's.
     """
     folder = Path(folder)
     if not (folder / ITEMS_FILE).exists():
@@ -268,7 +268,7 @@ def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
             names = (cells["item"], cells["file"])
             # Names become paths: nothing may leave the target folder.
             if not all(_FILE_NAME.fullmatch(name) for name in names):
-                raise InputError(f"{names} are no file names", file=path, place=f"row {row}")
+                raise InputError(f"{names} are not file names", file=path, place=f"row {row}")
             place = Path(target) / cells["item"]
             restore_file(Content(cells["content"], cells["size_bytes"]), place / cells["file"])
             folders[place] = None

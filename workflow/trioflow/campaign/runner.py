@@ -69,7 +69,7 @@ class Runner:
     """Runs items one after another and stores what came of each.
 
     ``execute``: does one item, given a scratch folder; raises what goes wrong. ``check_device``:
-    tells after a failed item whether the device still works. ``after_item``: called after every
+    says after a failed item whether the device still works. ``after_item``: called after every
     stored item: packs now and then.
     """
 
@@ -120,7 +120,7 @@ class Runner:
     def estimate(self, item: Item) -> float:
         """Return how long an item is expected to take [s].
 
-        A workload's other batch or precision tells most; otherwise the first
+        A workload's other batch or precision says most; otherwise the first
         guess counts, corrected by the slowest of the last items of the kind.
         """
         guess_s = self._from_sibling(item)
@@ -154,7 +154,7 @@ class Runner:
                 continue
             growth = item.arguments["batch"] / other.arguments["batch"]
             steps_s = result.facts["steps"] * result.facts["step_time_s"]
-            # What is no step (building, writing profiles) does not grow; steps may not shrink either.
+            # What is not a step (building, writing profiles) does not grow; steps may not shrink either.
             rest_s = max(ns_to_s(result.time_ns) - steps_s, 0.0)
             found.append(rest_s + steps_s * max(growth, 0.5))
         return max(found[-2:]) if found else None
@@ -226,7 +226,7 @@ def _precision(item: Item) -> Any:
 
 
 def _is_mixed(item: Item) -> bool:
-    """Tell precisions whose activations take half the memory; those of a kind need the same."""
+    """Return whether activations in a precision take half the memory; those of a kind need the same."""
     return _precision(item) in _MIXED
 
 
@@ -258,7 +258,7 @@ def _result_of_error(error: Exception, item: Item) -> Result:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out, on the device or the host."""
+    """Return whether an error says that memory ran out, on the device or the host."""
     # torch.OutOfMemoryError since 2.5, torch.cuda.OutOfMemoryError before; some libraries raise
     # a plain RuntimeError with these words, and their handles fail to be made in full memory.
     kinds = {kind.__name__ for kind in type(error).__mro__}

@@ -301,7 +301,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", choices=WAYS, help="break the step down as well")
     parser.add_argument(
         "--depth", type=int, default=DEPTH, metavar="N",
-        help=f"parts of a module's path that --by module tells apart (default: {DEPTH})",
+        help=f"parts of a module's path that --by module distinguishes (default: {DEPTH})",
     )  # fmt: skip
     parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
     add_what_if_arguments(parser)

@@ -263,7 +263,7 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     data, rest = divmod(options.ranks, rest_of)
     if rest:
         raise PlanError(
-            f"--ranks {options.ranks} is no multiple of {tensor} tensor x"
+            f"--ranks {options.ranks} is not a multiple of {tensor} tensor x"
             f"{f' {context} context x' if context > 1 else ''} {pipeline} pipeline",
             file=options.megatron,
         )
@@ -276,7 +276,7 @@ def _share_ranks(options: argparse.Namespace, found: Configuration) -> None:
     pieces, rest = divmod(options.batch, data * micro)
     if rest or not pieces:
         raise InputError(
-            f"{options.batch} samples a step are no micro-batches of {micro} on {data} replicas",
+            f"{options.batch} samples a step do not divide into micro-batches of {micro} on {data} replicas",
             file=options.megatron, fix="give --batch or --ranks",
         )  # fmt: skip
     if pipeline > 1 and options.micro_batches is None:

@@ -30,7 +30,7 @@ def add_retrieve(parser: argparse.ArgumentParser) -> None:
         help="folder to write into, with a mirror's layout (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--list", action="store_true", help="tell what there is, or what is in NAME, and end"
+        "--list", action="store_true", help="list what there is, or what is in NAME, and exit"
     )
     parser.add_argument(
         "--datasets", metavar="FILE", help="catalogue (default: the one of this checkout)"

@@ -146,7 +146,7 @@ EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
 class DeviceTimes:
     """What a plan on a device is built from."""
 
-    traces: list[Trace]  # With the times of the device asked for, as far as anything tells them
+    traces: list[Trace]  # With the times of the device asked for, as far as anything gives them
     model: OperatorModel  # Rescales them to other sizes
     model_text: str  # Name and method of the model, and what the times rest on
     # measured, extrapolated (another GPU's trace or no recorded time, with an interval from devices

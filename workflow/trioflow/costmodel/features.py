@@ -96,13 +96,13 @@ _BACKWARD_ENDINGS = ("_backward_data", "_backward", "_backward_overrideable")
 
 @lru_cache(maxsize=4096)
 def class_of_name(name: str) -> str:
-    """Return the class that an operator's name alone tells.
+    """Return the class that an operator's name alone says.
 
     ``name``: ATen name with or without its namespace, overload or in-place underscore:
     ``aten::add_``, ``aten::add.Tensor``. Returns one of gemm, convolution, convolution_backward,
     attention, norm, softmax, loss, elementwise, transcendental (element-wise too, but bound by
     arithmetic), random, reduction, pooling, embedding, memory, reshape (a view or a copy, the name
-    does not tell), view (no data moves), optimizer (one call over a list of tensors) and other.
+    does not say), view (no data moves), optimizer (one call over a list of tensors) and other.
     """
     base, backward = plain_name(name)
     found = _class_of_base(base)
@@ -195,7 +195,7 @@ def _detailed(
 
 
 def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequence[int]) -> str:
-    """Tell apart the convolutions that a library runs in different kernels.
+    """Distinguish the convolutions that a library runs in different kernels.
 
     ``data``: shape of the input, (batch, channels, ...); ``weight``: shape of the weight, (output
     channels, channels per group, ...); ``result``: shape of the output; may be empty where unknown.

@@ -247,7 +247,7 @@ def find_band(bands: Mapping[Key, Band], operator_class: str, phase: str) -> Ban
 def fit_step_band(
     frame: pd.DataFrame, by: list[str], basis: str, stand_in: pd.DataFrame | None = None
 ) -> StepBand:
-    """Estimate the error of a whole step's sum from held-out steps, told apart by the columns ``by``.
+    """Estimate the error of a whole step's sum from held-out steps, separated by the columns ``by``.
 
     Root mean square of the logarithmic error around 0 (so that a bias widens it), every workload
     with the same weight, times Student's 90 % quantile with as many degrees of freedom as

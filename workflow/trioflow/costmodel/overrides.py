@@ -40,7 +40,7 @@ class Override:
     input_shapes: Shapes | None = None
 
     def fits(self, name: str, phase: str, shapes: Shapes) -> bool:
-        """Tell whether an operator is meant."""
+        """Return whether an operator is meant."""
         named = name == self.name or name.rpartition("::")[2] == self.name
         return (
             named

@@ -1,7 +1,7 @@
 """Whole steps: operators timed one by one brought to the step they came from, and how far predicted steps were off.
 
 A table of operators that were timed alone sums to more than the step it was taken from: each row
-holds what the timer shows where nothing runs. The single-GPU step's measured time tells how much of
+holds what the timer shows where nothing runs. The single-GPU step's measured time shows how much of
 that is left to take off.
 """
 
@@ -184,7 +184,7 @@ RESIDUAL_WAYS = (BATCH, ALONE, COLLECTIVES, PIPELINE)
 ranks that exchange tensors; ranks that wait for each other's micro-batches."""
 
 FEWEST_WORKLOADS = 2
-"""A kind of device with fewer is not told from the others."""
+"""A kind of device with fewer borrows from the others."""
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _validator() -> Draft202012Validator:
 def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
     """Read and check a catalogue; the checkout's own unless another is given.
 
-    ``file``: a ``datasets.yaml``; ``name``: what messages call it, where the path would tell nobody
+    ``file``: a ``datasets.yaml``; ``name``: what messages call it, where the path would help nobody
     anything.
 
     Raises

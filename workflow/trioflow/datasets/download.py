@@ -260,7 +260,7 @@ def _explain_connection(
         )  # fmt: skip
     if isinstance(reason, http.client.InvalidURL | ValueError):
         return DatasetError(
-            f"{url} is no address: {reason}", file=entry.key, fix="check TRIOFLOW_DATA_URL and base_url"
+            f"{url} is not a URL: {reason}", file=entry.key, fix="check TRIOFLOW_DATA_URL and base_url"
         )  # fmt: skip
     if isinstance(reason, TimeoutError):
         return _Passing(f"no answer within {timeout_s:g} s")

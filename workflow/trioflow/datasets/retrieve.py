@@ -68,7 +68,7 @@ def choose_source(
     if url:
         if not re.fullmatch(ADDRESS, url):
             fix = "write http://... or https://... without login, question mark or hash sign"
-            raise DatasetError(f"{_URL_VARIABLE} is {url!r}, which is no address", fix=fix)
+            raise DatasetError(f"{_URL_VARIABLE} is {url!r}, which is not a URL", fix=fix)
         base_url, lfs_url = url, ""
     mirror = Path(folder).expanduser() if folder else None
     if mirror is not None:
@@ -203,7 +203,7 @@ def _is_right(path: Path, entry: DatasetFile) -> bool:
 def _check_mirror(mirror: Path) -> None:
     if not mirror.is_dir():
         raise DatasetError(
-            "the mirror of public data is no folder", file=mirror,
+            "the mirror of public data is not a folder", file=mirror,
             fix=f"set {_MIRROR_VARIABLE} to a folder with <owner>+<repository>/<path>, or unset it",
         )  # fmt: skip
 

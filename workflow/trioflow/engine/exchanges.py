@@ -301,7 +301,7 @@ class ExchangeRows:
         return "send", tuple(ends if self.kind[row] == SEND else ends[::-1])
 
     def find_suspects(self) -> Flags:
-        """Tell which matches must be looked at one by one [matches]."""
+        """Return which matches must be looked at one by one [matches]."""
         if len(self.first) < 2:
             return np.zeros(0, dtype=bool)
         collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
@@ -311,7 +311,7 @@ class ExchangeRows:
         return suspects
 
     def find_odd(self) -> Flags:
-        """Tell which matches do not fit together even where only some of their members are here."""
+        """Return which matches do not fit together even where only some of their members are here."""
         if len(self.first) < 2:
             return np.zeros(0, dtype=bool)
         collective = (self._least(self.kind) == COLLECTIVE) & self._agree(self.kind)
@@ -322,7 +322,7 @@ class ExchangeRows:
         return odd
 
     def _find_odd_sizes(self) -> Flags:
-        """Tell which matches have not one size, or not one valid duration for each task [matches]."""
+        """Return which matches have not one size, or not one valid duration for each task [matches]."""
         begin = self.first[:-1]
         lacking = np.logical_or.reduceat(np.isnan(self.duration_s), begin)
         wrong = np.logical_or.reduceat((self.duration_s < 0) | np.isinf(self.duration_s), begin)
@@ -334,12 +334,12 @@ class ExchangeRows:
         return np.minimum.reduceat(column, self.first[:-1])
 
     def _agree(self, column: Ints) -> Flags:
-        """Tell in which matches all rows have the same value [matches]."""
+        """Return in which matches all rows have the same value [matches]."""
         equal: Flags = self._least(column) == np.maximum.reduceat(column, self.first[:-1])
         return equal
 
     def _fit_groups(self) -> Flags:
-        """Tell which matches have one task on each rank of the group that all name [matches]."""
+        """Return which matches have one task on each rank of the group that all name [matches]."""
         begin, counts = self.first[:-1], np.diff(self.first)
         lengths = np.array([*(-1 if g is None else len(g) for g in self._groups), -1])
         group = self.group[begin]
@@ -356,7 +356,7 @@ class ExchangeRows:
         return fits
 
     def _fit_messages(self) -> Flags:
-        """Tell which matches are a send and a recv that name each other, or nobody [matches]."""
+        """Return which matches are a send and a recv that name each other, or nobody [matches]."""
         pairs: Flags = (np.diff(self.first) == 2) & (self._least(self.kind) == SEND)
         pairs &= np.maximum.reduceat(self.kind, self.first[:-1]) == RECV
         one, other = self._find_ends()

@@ -91,7 +91,7 @@ def aggregate_program(program: Program, network: Network) -> tuple[Program, int]
 
 
 def _find_undisturbed(program: Program) -> Flags:
-    """Tell which plans' exchanges share no link with others that run at the same time [plans]."""
+    """Return which plans' exchanges share no link with others that run at the same time [plans]."""
     exchanges = program.exchanges
     class_of_plan = _classify(exchanges.plans)
     count = len(exchanges.plan_of)

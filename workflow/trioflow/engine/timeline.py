@@ -130,12 +130,12 @@ def measure_intervals(intervals: Intervals) -> float:
 
 
 def select_communication(timeline: pd.DataFrame) -> NDArray[np.bool_]:
-    """Tell which tasks move data [tasks]: collectives, sends and receives, both ends ready."""
+    """Return which tasks move data [tasks]: collectives, sends and receives, both ends ready."""
     return timeline["kind"].isin(COMMUNICATION_KINDS).to_numpy(dtype=bool)
 
 
 def select_compute(timeline: pd.DataFrame) -> NDArray[np.bool_]:
-    """Tell which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
+    """Return which tasks keep a device [tasks]: compute, memcpy, and host in a compute stream.
 
     A host task in the compute stream keeps the device from its next operator
     (on a CPU the two are one); one in a stream of its own does not.

@@ -117,7 +117,9 @@ def write_chakra(
 def _check_free(prefix: str | Path, files: list[Path], groups_file: Path) -> None:
     """Refuse a prefix without a name, and one with files that would not be replaced."""
     if str(prefix) == "" or str(prefix).endswith(("/", ".")):
-        raise InputError(f"{str(prefix)!r} is no prefix of files", fix="give such as folder/name")
+        raise InputError(
+            f"{str(prefix)!r} is not a prefix of file names", fix="give such as folder/name"
+        )
     folder, stem = files[0].parent, files[0].name.removesuffix("0.et")
     known = {file.name for file in files}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -42,7 +42,7 @@ class DeviceName:
     form_factor: str | None  # ``PCIe`` or ``SXM``; None where the name does not say
 
     def fits(self, other: DeviceName) -> bool:
-        """Tell whether another name may be this device's: nothing that both say differs."""
+        """Return whether another name may be this device's: nothing that both say differs."""
         return self.product == other.product and all(
             None in pair or pair[0] == pair[1]
             for pair in ((self.memory_gb, other.memory_gb), (self.form_factor, other.form_factor))
@@ -68,7 +68,7 @@ def read_name(name: str) -> DeviceName:
 
 
 def is_processor(name: str) -> bool:
-    """Tell whether a name is that of a processor, not of a GPU."""
+    """Return whether a name is that of a processor, not of a GPU."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\((?:r|tm)\)", " ", name.lower()))
     return any(word in _table()["processors"] for word in words)
 
@@ -139,7 +139,7 @@ class DeviceSheet:
         return bool(self.tensor_core_precisions)
 
     def runs_on_tensor_cores(self, precision: str) -> bool:
-        """Tell whether matrix products of a precision run on tensor cores."""
+        """Return whether matrix products of a precision run on tensor cores."""
         return precision in self.tensor_core_precisions
 
     def peak(self, precision: str) -> float:

@@ -152,7 +152,7 @@ def name_rank_node(rank: int) -> str:
 
 
 def is_rank_node(node: str) -> bool:
-    """Tell whether a network node is a rank."""
+    """Return whether a network node is a rank."""
     return re.fullmatch(r"rank\d+", node) is not None
 
 

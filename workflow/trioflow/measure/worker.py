@@ -161,7 +161,7 @@ class _RankSession:
             if costs:
                 self._sweep(number)
                 self.host.append({**costs.sample(), "overlap": sample_overlap(self.device)})
-            self._say(number, series)
+            self._print_progress(number, series)
         events = [
             self._profile(facts, step)
             for facts, step, _ in series
@@ -185,7 +185,9 @@ class _RankSession:
             return int(torch.cuda.get_device_properties(self.device).total_memory)
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(self.job["ranks"])
 
-    def _say(self, number: int, series: list[tuple[dict[str, Any], Step, range]]) -> None:
+    def _print_progress(
+        self, number: int, series: list[tuple[dict[str, Any], Step, range]]
+    ) -> None:
         if self.rank == 0:
             done = [s["step_ns"] / 1e6 for s in self.steps if s["round"] == number]
             print(

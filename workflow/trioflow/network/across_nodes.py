@@ -67,7 +67,7 @@ class AcrossPlan:
 
 
 def measures_a_node(cost: object, platform: Platform) -> bool:
-    """Tell whether a cost was measured inside one node of a platform that has several."""
+    """Return whether a cost was measured inside one node of a platform that has several."""
     return (
         platform.ranks_per_node is not None
         and platform.ranks > platform.ranks_per_node
@@ -90,11 +90,11 @@ class NodeGroups:
         self._plans: dict[tuple[object, ...], AcrossPlan] = {}
 
     def is_inside(self, group: tuple[int, ...]) -> bool:
-        """Tell whether all ranks are in one node."""
+        """Return whether all ranks are in one node."""
         return len({rank // self._per_node for rank in group}) <= 1
 
     def holds(self, group: tuple[int, ...]) -> bool:
-        """Tell whether a group lies evenly on several nodes."""
+        """Return whether a group lies evenly on several nodes."""
         if group not in self._spreads:
             self._spreads[group] = spread_group(group, self._per_node)
         spread = self._spreads[group]

@@ -233,7 +233,7 @@ class CircuitNetwork:
                 self._ask_first(flow, asking)
 
     def _can_grant(self, flow: Flow) -> bool:
-        """Tell whether both ends have a port that carries nothing, and room for the bytes."""
+        """Return whether both ends have a port that carries nothing, and room for the bytes."""
         held = self._reserved.get(flow.target, {})
         if held and sum(held.values()) + flow.size_bytes > self.settings.receive_buffer_bytes:
             return False

@@ -172,7 +172,7 @@ class CollectivePlanner:
         ------
         SimulationError
             When the collective is unknown, the group does not fit it, no
-            route joins two members, or the measured time is no time.
+            route joins two members, or the measured time is not a time.
 
         Notes
         -----

@@ -167,7 +167,7 @@ def _list_attentions(trace: Trace) -> list[list[int]]:
 
 
 def _mixes(row: dict[str, Any], category: Sequence[str]) -> bool:
-    """Tell whether an operator multiplies two activations."""
+    """Return whether an operator multiplies two activations."""
     factors = [category[i] for i in row["input_ids"]]
     return row["name"] in PRODUCTS and factors.count("activation") >= 2
 

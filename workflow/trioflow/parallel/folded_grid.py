@@ -128,7 +128,7 @@ def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
     has as few classes as possible: ranks whose groups differ are in different classes, groups whose
     members differ in different families.
     """
-    ranks, groups = _tell_apart(fold, of_rank, of_group)
+    ranks, groups = _divide_classes(fold, of_rank, of_group)
     representatives = np.sort(np.unique(ranks, return_index=True)[1]).astype(np.int64)
     number = np.empty(len(representatives), dtype=np.int64)
     number[ranks[representatives]] = np.arange(len(representatives))
@@ -141,7 +141,9 @@ def split_fold(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> Fold:
     return Fold(graph, class_of, representatives, family_of, families, fold.given, given_rows, fold)
 
 
-def _tell_apart(fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]) -> tuple[Ints, list[Ints]]:
+def _divide_classes(
+    fold: Fold, of_rank: Ints, of_group: Mapping[int, Ints]
+) -> tuple[Ints, list[Ints]]:
     """Return a number for each rank and each group of each family, until nothing more differs."""
     ranks = _number_pairs(fold.class_of, of_rank)
     groups = [

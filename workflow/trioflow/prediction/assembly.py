@@ -294,7 +294,7 @@ def doubt_collectives(
 
 
 def _is_of(collectives: CollectiveCost, platform: Platform, options: Options) -> bool:
-    """Tell whether collectives are the platform's own, by the name that they were found or made under."""
+    """Return whether collectives are the platform's own, by the name that they were found or made under."""
     given = options.collectives
     if given is None or not isinstance(given, str | Path):
         return True

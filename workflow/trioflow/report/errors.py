@@ -113,7 +113,7 @@ def _build_row(
     confidence = str(summary.get("confidence", ""))
     if confidence not in CONFIDENCES:
         raise InputError(
-            f"experiment {name!r}: confidence {confidence!r} is none of {', '.join(CONFIDENCES)}"
+            f"experiment {name!r}: confidence {confidence!r} is not one of {', '.join(CONFIDENCES)}"
         )
     return {
         **{column: str(experiment[column]) for column in ("experiment", "set", "workload", "plan")},

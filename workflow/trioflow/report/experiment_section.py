@@ -266,7 +266,7 @@ def sum_up_path(path: pd.DataFrame) -> pd.DataFrame:
     """
     communicates = path["kind"].isin(COMMUNICATION_KINDS)
     words = (path["phase"] + " " + path["kind"].map(_WORDS).fillna("")).str.strip()
-    # A collective's first word tells which it is; a message goes by either of its ends.
+    # A collective's first word says which it is; a message goes by either of its ends.
     names = path["name"].str.split().str[0].where(path["kind"] == "collective", "messages")
     named = path.assign(
         work=words.where(~communicates, names),

@@ -91,7 +91,7 @@ def load_report_inputs(
 ) -> ReportInputs:
     """Read a run's files.
 
-    ``files``: in any order. The name tells what a file holds, its folder which workload
+    ``files``: in any order. The name shows what a file holds, its folder which workload
     (``measurements/<workload>/``), experiment (``timelines/<experiment>/``) or trace
     (``operator_tables/<trace>/``) it belongs to; files of other names are ignored. ``experiments``,
     ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``.

@@ -19,7 +19,7 @@ MODELS: Mapping[str, str] = {
 }  # fmt: skip
 """Who predicts, and the column that holds it."""
 APART = 0.05
-"""Plans whose measured times differ by less are no order to get right."""
+"""Plans whose measured times differ by less are not an order to get right."""
 _TOGETHER = ("set", "workload", "source_gpu", "platform", "ranks", "batch", "mode")
 """Cases that agree in these were measured under different plans of one question."""
 _OF_ONE_MACHINE = ("set", "workload", "platform")

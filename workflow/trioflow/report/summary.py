@@ -106,7 +106,7 @@ CAPTIONS: dict[str, tuple[str, str, str]] = {
         "Measured collectives against the two ways to describe them.",
         "Above, time against message size: every measured round, the piecewise table that the "
         "simulation uses, and the best single line of start-up time plus bytes over bandwidth. "
-        "Below, how far rounds and line lie from the table. A round at 1 ns is no time: what the "
+        "Below, how far rounds and line lie from the table. A round at 1 ns is not a time: what the "
         "collective added was lost in the noise of the compute before it.",
         "Limit: the table goes through the medians of these very samples, so the lower panel shows "
         "their spread and not the error at a size that was not measured.",

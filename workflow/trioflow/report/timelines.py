@@ -186,7 +186,7 @@ def _draw_rank(axes: Any, lanes: list[_Lane], span_s: float) -> None:
         # Communication last: a short message must not vanish under merged operators.
         for colour in sorted(lane.bars, key=lambda name: (name == "communication", name)):
             bars = lane.bars[colour]
-            # An edge would swallow a thin bar; wide ones need it to be told from their neighbour.
+            # An edge would swallow a thin bar; wide ones need it to stand out from their neighbour.
             for wide in (False, True):
                 chosen = bars[(bars[:, 1] >= edge_s) == wide]
                 if len(chosen):

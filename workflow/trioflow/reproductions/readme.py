@@ -109,7 +109,7 @@ def _write_speed(value: float, unit: str) -> str:
 
 
 def _reaches(row: Mapping[Any, Any]) -> bool:
-    """Tell whether an aim is reached: a time at most, a rate at least."""
+    """Return whether an aim is reached: a time at most, a rate at least."""
     if pd.isna(row["aim"]):
         return False
     rate = "/s" in row["unit"]

@@ -245,7 +245,7 @@ TRIALS = pa.schema([
     column("mean_absolute_error", FLOAT, "mean over draws of the mean absolute relative error"),
     column("ordered", FLOAT, "mean over draws of the share of pairs of plans in the right order"),
 ])  # fmt: skip
-"""Comparisons that are no set of cases of their own."""
+"""Comparisons that are not a set of cases of their own."""
 
 
 CHECKS = pa.schema([

@@ -142,7 +142,7 @@ def _sort_key(values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_cut(values: Mapping[str, Any]) -> bool:
-    """Tell whether a chunk may end after the scenarios of a graph: after one graph in eight."""
+    """Return whether a chunk may end after the scenarios of a graph: after one graph in eight."""
     return hashlib.sha256(json.dumps(_graph_key(values)).encode()).digest()[0] < 32
 
 

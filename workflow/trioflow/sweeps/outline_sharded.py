@@ -135,7 +135,7 @@ def time_stages(
 
 
 def _runs_beside(outline: Outline, plan: Plan) -> bool:
-    """Tell whether a unit arrives while another computes.
+    """Return whether a unit arrives while another computes.
 
     Not on a CPU, and not where tensor parallelism has collectives in every unit: these queue behind
     the gather of the next one, in the one stream of communication that the task graph has.

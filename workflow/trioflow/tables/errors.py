@@ -46,7 +46,7 @@ PUBLISHED_CASES = pa.schema([
     column("mode", TEXT, "what the measured time spans, such as forward and backward, or a whole step"),
     column("measured_s", FLOAT, "measured time", "s"),
     column("source", TEXT, "file of the measured value"),
-    column("spread", FLOAT, "half the range of the source's repeats over their median; null where it tells none", null=True),
+    column("spread", FLOAT, "half the range of the source's repeats over their median; null where it gives none", null=True),
     column("predicted_s", FLOAT, "predicted time", "s"),
     column("low_s", FLOAT, "lower end of the 80 % interval", "s", null=True),
     column("high_s", FLOAT, "upper end of the 80 % interval", "s", null=True),

@@ -98,7 +98,7 @@ def _check_values(column: pa.ChunkedArray, field: pa.Field, file: str | Path | N
         row = _first(pc.invert(pc.is_in(column, pa.array(allowed, field.type))))
         if row >= 0:
             raise TableError(
-                f"{column[row].as_py()!r} is none of {', '.join(filter(None, allowed))}",
+                f"{column[row].as_py()!r} is not one of {', '.join(filter(None, allowed))}",
                 file=file, place=f"row {row}, column {field.name}",
             )  # fmt: skip
     elif pa.types.is_primitive(field.type) and field.name.endswith(_NOT_NEGATIVE):

@@ -90,7 +90,7 @@ def assemble_trace(
         warnings.append(f"{known - len(gradients)} of {known} parameters have no gradient here")
     if frame["flop"].any() and not frame["batch_read_bytes"].any():
         warnings.append(f"no input has {batch} samples: nothing is taken to grow with the batch")
-    uncounted = _tell_uncounted(operators, rows)
+    uncounted = _warn_uncounted(operators, rows)
     warnings += [uncounted] if uncounted else []
     content = {
         **facts,
@@ -103,7 +103,7 @@ def assemble_trace(
     return Trace(frame, tracker.table(_owners(rows, tracker)), Facts.read(content))
 
 
-def _tell_uncounted(
+def _warn_uncounted(
     operators: Sequence[ObservedOperator], rows: Sequence[Mapping[str, Any]]
 ) -> str | None:
     """Name the operators whose work no formula counts, with their share of the operators' time."""

@@ -36,7 +36,7 @@ class BlockName:
         prefix, _, number = path.rpartition(".")
         if not number.isdecimal():
             raise TraceError(
-                f"{path!r} is no block of a row of equal ones",
+                f"{path!r} is not a block in a row of equal ones",
                 fix="name a module whose path ends in its number, such as blocks.1",
             )
         return cls(prefix, int(number))

@@ -124,7 +124,9 @@ def _parts_fit_into_wholes(c: _Columns) -> Found | None:
 def _forward_operators_come_before(c: _Columns) -> Found | None:
     forward = c.numbers("forward_op_id")
     outside = (forward < -1) | (forward >= np.arange(c.count))
-    return _row(outside, "forward_op_id", lambda row: f"{forward[row]} is no operator before it")
+    return _row(
+        outside, "forward_op_id", lambda row: f"{forward[row]} is not an operator before it"
+    )
 
 
 def _tensors_are_possible(c: _Columns) -> Found | None:
@@ -135,10 +137,10 @@ def _tensors_are_possible(c: _Columns) -> Found | None:
         known = sizes.setdefault(kind, size)
         if size < 0 or size != known:
             problem = f"{size} bytes an element of {kind!r:.40}, and {known} in another row"
-            problem = f"{size} is no size of an element" if size < 0 else problem
+            problem = f"{size} is not an element size" if size < 0 else problem
             return "tensors", f"row {row}, column elem_bytes", problem
         if len(shape) and (min(shape) < 0 or prod(shape) > MOST_ELEMENTS):
-            return "tensors", f"row {row}, column shape", f"{list(shape)!r:.60} is no shape"
+            return "tensors", f"row {row}, column shape", f"{list(shape)!r:.60} is not a shape"
     return None
 
 
@@ -175,7 +177,7 @@ def _sizes_grow_with_the_batch(c: _Columns) -> Found | None:
     for row in np.flatnonzero(dims >= 0).tolist():
         shapes, dim = recorded[row], int(dims[row])
         if not shapes or dim >= len(shapes[0]) or shapes[0][dim] % c.batch:
-            problem = f"dimension {dim} of {shapes!r:.60} is no multiple of the batch, {c.batch}"
+            problem = f"dimension {dim} of {shapes!r:.60} is not a multiple of the batch, {c.batch}"
             return "operators", f"row {row}, column batch_dim", problem
     return None
 
@@ -194,9 +196,9 @@ def _named_tensors_are_possible(c: _Columns) -> Found | None:
         for row, one in enumerate(entries or []):
             size, shape = one.get("elem_bytes", 1), one.get("shape", [])
             if not isinstance(size, int) or size < 1:
-                return "facts", f"{key}[{row}].elem_bytes", f"{size!r:.40} is no size of an element"
+                return "facts", f"{key}[{row}].elem_bytes", f"{size!r:.40} is not an element size"
             if not all(isinstance(part, int) and part >= 0 for part in shape):
-                return "facts", f"{key}[{row}].shape", f"{shape!r:.60} is no shape"
+                return "facts", f"{key}[{row}].shape", f"{shape!r:.60} is not a shape"
     return None
 
 
@@ -207,7 +209,7 @@ def _gradients_are_of_the_step(c: _Columns) -> Found | None:
             problem = f"operator {ready} does not exist"
             return "facts", f"{place}.ready_after_op_id", problem
         if one["size_bytes"] < 1:
-            return "facts", f"{place}.size_bytes", f"{one['size_bytes']} is no size"
+            return "facts", f"{place}.size_bytes", f"{one['size_bytes']} is not a size"
     return None
 
 

@@ -202,15 +202,15 @@ def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> Non
             raise TraceError(f"{value!r:.40} is not a {kind}", file=file, place=str(name))
     batch, step_s = facts["batch"], facts["step_time_s"]
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise TraceError(f"{batch!r:.40} is no number of samples", file=file, place="batch")
+        raise TraceError(f"{batch!r:.40} is not a number of samples", file=file, place="batch")
     source = facts.get("step_time_source", "un-profiled")
     if source not in STEP_TIME_SOURCES:
         raise TraceError(
-            f"{source!r:.40} is none of {', '.join(STEP_TIME_SOURCES)}", file=file,
+            f"{source!r:.40} is not one of {', '.join(STEP_TIME_SOURCES)}", file=file,
             place="step_time_source",
         )  # fmt: skip
     if step_s is None or (step_s == 0) != (source == UNTIMED):
-        raise TraceError(f"{step_s!r} is no time of a step", file=file, place="step_time_s")
+        raise TraceError(f"{step_s!r} is not a step time", file=file, place="step_time_s")
     for name in ("workload", "device_name"):
         if facts[name] is None:
             raise TraceError("None is not a text", file=file, place=name)
@@ -232,7 +232,7 @@ _KINDS = {
     "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
     "mapping": ("host", "language_model"),
 }  # fmt: skip
-"""What optional facts are, where they are there; what ends in ``_s`` and is no list is a time."""
+"""What optional facts are, where they are there; what ends in ``_s`` and is not a list is a time."""
 _TESTS: dict[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
     "number": _is_number,
@@ -262,12 +262,12 @@ def _check_list(
 ) -> None:
     """Refuse a list of facts that lacks something or holds another type."""
     if not isinstance(entries, list):
-        raise TraceError(f"{entries!r:.40} is no list", file=file, place=key)
+        raise TraceError(f"{entries!r:.40} is not a list", file=file, place=key)
     for row, entry in enumerate(entries):
         place = f"{key}[{row}]"
         known = isinstance(entry, dict if needed else str)
         if not known:
-            raise TraceError(f"{entry!r:.40} is no entry", file=file, place=place)
+            raise TraceError(f"{entry!r:.40} is not an entry", file=file, place=place)
         for name, kind in needed.items():
             if name not in entry:
                 raise TraceError(f"{name} is missing", file=file, place=place)
@@ -276,4 +276,6 @@ def _check_list(
             if not isinstance(value, kind) or (
                 isinstance(value, list) and not all(isinstance(one, member) for one in value)
             ):
-                raise TraceError(f"{value!r:.40} is no {name}", file=file, place=f"{place}.{name}")
+                raise TraceError(
+                    f"{value!r:.40} is not a {name}", file=file, place=f"{place}.{name}"
+                )

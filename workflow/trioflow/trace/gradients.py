@@ -102,7 +102,7 @@ def _find_gradient(
     shape: tuple[int, ...],
     taken: set[int],
 ) -> int:
-    """Return the storage of the first result of that shape that is no other gradient.
+    """Return the storage of the first result of that shape that is not another gradient.
 
     Gradients that are kept in another format than they were made in are cast one after the other
     before the first of them is handed over.

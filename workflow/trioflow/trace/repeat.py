@@ -285,7 +285,7 @@ def find_layers(trace: Trace) -> list[_Stack]:
         if not counted:
             found = ", ".join(f"{len(n)} of {n[0].prefix}" for n in stacks)
             raise TraceError(
-                f"the model has several stacks of blocks ({found}) and nothing tells which to repeat",
+                f"the model has several stacks of blocks ({found}) and nothing says which to repeat",
                 fix="name one block for trioflow.trace.repeat.repeat_block",
             )
         stacks = counted

@@ -53,7 +53,7 @@ class Lists:
 def resolve_lists(trace: Trace, rows: list[Row]) -> tuple[dict[int, Lists], dict[int, str]]:
     """Return what each operator over lists works on, and the parameter of each listed tensor.
 
-    A list of parameters or of gradients tells the order; a list of nothing else follows the next
+    A list of parameters or of gradients gives the order; a list of nothing else follows the next
     operator that has one (the step counts come first).
 
     Returns ``dict of int to Lists``: by ``op_id``; operators whose lists cannot be distinguished are

@@ -109,7 +109,7 @@ class TensorTracker:
 
         `made_inside` are the results of the operators that it encloses, in order of end: autograd
         may save one of them for backward although the operator does not return it. `written` are
-        the arguments that it writes in place; None to tell by the name's ending.
+        the arguments that it writes in place; None to go by the name's ending.
         """
         op_id = len(self.uses)
         if written is None:
@@ -138,7 +138,7 @@ class TensorTracker:
         return use
 
     def _identify(self, ref: TensorRef) -> tuple[int | None, int, tuple[int, ...], str]:
-        """Return what tells a tensor from all others that are there; one of a freed id differs in shape."""
+        """Return what distinguishes a tensor from all others that are there; one of a freed id differs in shape."""
         return self._live.get(ref.storage), ref.tensor, ref.shape, ref.dtype
 
     def _read(

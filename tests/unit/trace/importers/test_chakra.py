@@ -354,7 +354,7 @@ BAD = {
     "node 7 'work': it depends on node 9, which is not in the file": [make(7, data=[9])],
     "node 7 'work': it waits, in a circle, for itself": [make(7, ctrl=[7])],
     "in a circle": [make(5), make(6, data=[8, 5]), make(7, ctrl=[6]), make(8, data=[7])],
-    "node 7, message 1, byte 8: 0 is no type of node": [make(7, kind="INVALID_NODE")],
+    "node 7, message 1, byte 8: 0 is not a node type": [make(7, kind="INVALID_NODE")],
     "duration_micros is negative (-5)": [make(7, time=(1 << 64) - 5)],
     "start_time_micros is negative (-1)": [make(7, start=(1 << 64) - 1)],
     "node 8 'work': it starts 2000000000000 microseconds after node 7": [
@@ -365,17 +365,17 @@ BAD = {
         make(n, num_ops=1 << 62) for n in range(3)
     ],
     "fits no memory": [shaped(shapes=str([[1 << 40, 1 << 40]]))],
-    "are no time of a node": [make(7, time=1 << 60)],
+    "are not a node time": [make(7, time=1 << 60)],
     "node 7 'work': num_ops is -1": [make(7, num_ops=-1)],
     "node 7 'work': num_ops is 'many'": [make(7, num_ops="many")],
     "node 7 'sum': comm_type is 12": [make(7, "sum", "COMM_COLL_NODE", comm_type=12)],
     "node 7 'sum': comm_type is None": [make(7, "sum", "COMM_COLL_NODE")],
     "the file holds no operator": [make(7, kind="METADATA_NODE")],
-    "node 7 'work': its inputs are no list of tensors": [shaped(values="[[")],
-    "'{}' is no list": [shaped(values="{}")],
+    "node 7 'work': its inputs are not a list of tensors": [shaped(values="[[")],
+    "'{}' is not a list": [shaped(values="{}")],
     "unknown element type 'floot'": [shaped(types="['Tensor(floot)']")],
     "8 bytes for an element of type float": [shaped(values="[[1, 1, 0, 6, 8, '']]")],
-    "of shape [2, -3] is no tensor": [shaped(shapes="[[2, -3]]")],
+    "of shape [2, -3] is not a tensor": [shaped(shapes="[[2, -3]]")],
     "argument 2 is shorter": [shaped(types="[]", shapes="[[1], [2]]", values="[1, 2]")],
 }
 

@@ -92,9 +92,9 @@ def test_an_empty_message_is_not_the_end(tmp_path):
         (b"\x05ab", "message 0, byte 0: a message of 5 bytes where 2 are left"),
         (b"\x00\xff", "message 1, byte 1: the file ends inside a message's length"),
         (b"\xff" * 20, "no message's length"),
-        (b'{"nodes": [' + b" " * 200, "this is no GlobalMetadata message"),
+        (b'{"nodes": [' + b" " * 200, "this is not a GlobalMetadata message"),
         (b"\x00\x03\x98\x06\x01", "message 1, byte 1: a Node has fields that schema 0.0.4"),
-        (b"\x00\x03\x12\x01\xff", "message 1, byte 1: this is no Node message"),
+        (b"\x00\x03\x12\x01\xff", "message 1, byte 1: this is not a Node message"),
     ],
 )
 def test_what_is_no_chakra_file_is_refused_with_its_place(data, words, tmp_path):
@@ -111,7 +111,7 @@ def test_a_length_beyond_any_node_is_refused_before_it_fills_the_memory(tmp_path
         stream.write(b"\x00\x80\x80\x80\x80\x01")  # 256 MiB follow, all holes
         stream.truncate((1 << 28) + 100)
     tracemalloc.start()
-    with pytest.raises(TraceError, match="is no Chakra node"):
+    with pytest.raises(TraceError, match="is not a Chakra node"):
         list(read_messages(path))
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()

@@ -157,7 +157,7 @@ def test_the_layer_occurs_as_often_as_the_sidecar_says(trace):
 
 
 def test_rows_without_a_kernel_take_no_device_time(trace, layer):
-    assert not (trace.operators["name"] == "aten::size").any(), "a size is no tensor"
+    assert not (trace.operators["name"] == "aten::size").any(), "a size is not a tensor"
     views = trace.operators[trace.operators["name"].isin(["aten::view", "aten::split"])]
     assert len(views) == 1 + 3 * LAYERS
     assert views["device_ns"].sum() == 0
@@ -306,21 +306,21 @@ def drop(line):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (change(5, "op", "call"), "line 5, column op: 'call' is none of placeholder"),
+        (change(5, "op", "call"), "line 5, column op: 'call' is not one of placeholder"),
         (change(5, "target", ""), "line 5, column target: the target is empty"),
         (change(5, "Name", "ids"), "line 5, column Name: node ids stands on line 2 too"),
-        (change(5, "Name", "a b"), "'a b' is no name of a node"),
+        (change(5, "Name", "a b"), "'a b' is not the name of a node"),
         (change(5, "_input_nodes", "view"), "column _input_nodes: 'view' does not list nodes"),
         (change(5, "_input_nodes", "{other: None}"), "no row above is node other"),
         (change(5, "input_shapes", "[[2, 5]]"), "node view has shape [2, 4] on line 4, here [2, 5]"),
-        (change(5, "input_shapes", "[2, 4]"), "'[2, 4]' is no list of shapes"),
+        (change(5, "input_shapes", "[2, 4]"), "'[2, 4]' is not a list of shapes"),
         (change(5, "input_shapes", "[[2, 4], [1]]"), "2 shapes found for 1 input nodes"),
-        (change(5, "output_shape", "2 x 4"), "column output_shape: '2 x 4' is no shape"),
+        (change(5, "output_shape", "2 x 4"), "column output_shape: '2 x 4' is not a shape"),
         (change(5, "output_shape", f"({10**9}, {10**9})"), "more than any device holds"),
-        (change(5, "dtype", "torch.int4"), "column dtype: 'torch.int4' is no known element type"),
+        (change(5, "dtype", "torch.int4"), "column dtype: 'torch.int4' is not a known element type"),
         (change(5, "fw_latency", "-0.1"), "line 5, column fw_latency: -0.1 is negative"),
-        (change(5, "bw_latency", ""), "column bw_latency: '' is no number"),
-        (change(5, "acc_latency", "inf"), "column acc_latency: 'inf' is no number"),
+        (change(5, "bw_latency", ""), "column bw_latency: '' is not a number"),
+        (change(5, "acc_latency", "inf"), "column acc_latency: 'inf' is not a number"),
         (change(5, "meta", "{}"), "column meta: module class (none) is not known here"),
         (change(14, "acc_latency", "0.5"), "node product accumulates gradients, but it has no parameter"),
         (change(6, "meta", "('g.1.norm', <class 'torch.nn.LayerNorm'>)"), "the table holds the layers g.1 and h.0"),
@@ -350,10 +350,10 @@ def test_bad_files_are_refused(path, tmp_path):
     for text, words in (
         ("{", "not valid JSON"),
         ("[]", "not a JSON object"),
-        ('{"num_layer": 1.5}', "num_layer: 1.5 is no number of layers"),
-        ('{"num_layer": "36"}', "'36' is no number from 0 on"),
+        ('{"num_layer": 1.5}', "num_layer: 1.5 is not a number of layers"),
+        ('{"num_layer": "36"}', "'36' is not a number from 0 on"),
         ('{"num_layer": 0}', "does not say the repeat layers"),
-        ('{"num_layer": 2, "e2e_latency": -1}', "e2e_latency: -1 is no number from 0 on"),
+        ('{"num_layer": 2, "e2e_latency": -1}', "e2e_latency: -1 is not a number from 0 on"),
     ):
         path.with_suffix(".json").write_text(text)
         with pytest.raises(TraceError) as error:

@@ -118,8 +118,8 @@ def test_a_trace_of_one_sample_grows_too(tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch": "4"}, "no number of samples"),
-        ({"step_time_s": 0}, "no time of a step"),
+        ({"batch": "4"}, "not a number of samples"),
+        ({"step_time_s": 0}, "not a step time"),
         ({"device_name": None}, "device_name"),
     ],
 )

@@ -217,7 +217,7 @@ def test_published_facts_of_images_are_torchvision_s_own(name):
 def test_units_cover_every_parameter_once(name):
     workload = built(name)
     if name.startswith(("t5", "flan")):
-        assert workload.units == {}, "an encoder-decoder model is no chain"
+        assert workload.units == {}, "an encoder-decoder model is not a chain"
         return
     paths = [path for paths in workload.units.values() for path in paths]
     assert len(paths) == len(set(paths))
@@ -315,8 +315,8 @@ def test_changes_on_the_command_line_reach_the_row(tmp_path, monkeypatch):
         ("resnet18", {"sequence": 8}, "--sequence: workload resnet18 has none"),
         ("resnet18", {"layers": 8}, "--layers: workload resnet18 has none"),
         ("gpt2", {"layers": 0}, "--layers: 0 is below 1"),
-        ("gpt2", {"precision": "int8"}, "--precision: 'int8' is none of fp32, tf32"),
-        ("gpt2", {"optimizer": "lion"}, "--optimizer: 'lion' is none of sgd, sgd-foreach"),
+        ("gpt2", {"precision": "int8"}, "--precision: 'int8' is not one of fp32, tf32"),
+        ("gpt2", {"optimizer": "lion"}, "--optimizer: 'lion' is not one of sgd, sgd-foreach"),
     ],
 )
 def test_a_choice_that_does_not_fit_is_refused(tmp_path, monkeypatch, workload, changes, words):

@@ -246,7 +246,7 @@ class Measured:
         at = self.form.predict(key, x)
         ratio = np.interp(np.log(np.maximum(sizes, 1.0)), np.log(x), np.log(y / at))
         formed = self.form.predict(key, np.maximum(sizes, 1.0)) * np.exp(ratio)
-        # The form tells how a step lies between two sizes, never that it leaves their times.
+        # The form shows how a step lies between two sizes, never that it leaves their times.
         after = np.clip(np.searchsorted(x, sizes), 1, len(x) - 1) if len(x) > 1 else 0
         if len(x) > 1:
             formed = np.clip(formed, y[after - 1], y[after])

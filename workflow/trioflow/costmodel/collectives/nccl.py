@@ -37,7 +37,7 @@ class NcclMachine:
     bus_bytes_per_s: float  # What a ring carries within a node [bytes/s]
     in_switch_reduction: bool = False  # Whether NVLS can be chosen
     ranks_per_node: int = 8  # Devices of a node
-    # A rank's share of the network between nodes [bytes/s]; None where nothing tells it.
+    # A rank's share of the network between nodes [bytes/s]; None where nothing gives it.
     network_bytes_per_s: float | None = None
 
 
@@ -63,7 +63,7 @@ class _Option:
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """What a GPU's name tells."""
+    """What a GPU's name says."""
 
     generation: str  # As in :class:`NcclMachine`
     links: int  # Its NVLinks; 0 for an unknown GPU
@@ -72,7 +72,7 @@ class KnownDevice:
 
 
 def recognise_device(name: str) -> KnownDevice:
-    """Return what a GPU's name tells; an unknown one counts as Ampere, with its links to be measured."""
+    """Return what a GPU's name says; an unknown one counts as Ampere, with its links to be measured."""
     for entry in read_json(_CONSTANTS)["devices"]:
         if entry["name"].lower() in name.lower():
             return KnownDevice(

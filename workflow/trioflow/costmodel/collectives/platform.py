@@ -265,7 +265,7 @@ def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
     """Return the machine with a rank's share of the network, read off the largest messages.
 
     A send between nodes has one rank's share to itself; without one, the ring's bytes of the
-    collective with fewest ranks a node tell it.
+    collective with fewest ranks a node give it.
     """
     between = points[points["nodes"] > 1]
     if machine.network_bytes_per_s is not None or between.empty:

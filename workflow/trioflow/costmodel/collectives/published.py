@@ -110,7 +110,7 @@ PLATFORMS: Mapping[str, PublishedPlatform] = {
                 Part("vidur/profiling-a40", ("all_reduce",)),
                 Part("vidur/profiling-a40", ("send",), places=("within", "between")),
             ),
-            "A40s joined in pairs by NVLink bridges: nothing here tells of an A40 over PCIe alone; an "
+            "A40s joined in pairs by NVLink bridges: nothing here was measured on an A40 over PCIe alone; an "
             "unnamed NCCL, times of PyTorch's calls, below about 100 kB bound by the host; the pair's "
             f"bridge carries 2 ranks, more cross PCIe; {_CLOUD}",
         ),

@@ -40,7 +40,7 @@ _VIDUR_ELEMENT_BYTES = 2
 
 @dataclass(frozen=True)
 class PublicTable:
-    """One public file and what only its place tells."""
+    """One public file and what only its place says."""
 
     key: str  # ``<owner>+<repository>/<path>``, as in a data mirror
     dataset: str  # Its name in the catalogue

@@ -40,7 +40,7 @@ _TIME_UNITS = {"(us)": 1.0, "(ns)": 1e-3}
 
 @dataclass
 class _Log:
-    """What a log has told so far."""
+    """What a log has said so far."""
 
     path: Path
     collective: str = ""

@@ -52,7 +52,7 @@ ASSUMED = NewGpuBand(-math.log(ASSUMED_FACTOR), math.log(ASSUMED_FACTOR), 0)
 class NewGpuModel:
     """Exponents of every class, and how far each rule misses GPUs that it did not see."""
 
-    exponents: Mapping[str, Exponents]  # By class; ``*`` for all that are no products
+    exponents: Mapping[str, Exponents]  # By class; ``*`` for all that are not products
     bands: Mapping[str, Mapping[str, NewGpuBand]]  # By rule and class, of single operators
     steps: Mapping[str, NewGpuBand]  # By rule, of sums over a step
     # GPUs and workloads that it was fitted to.

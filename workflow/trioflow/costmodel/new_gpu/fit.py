@@ -149,7 +149,7 @@ def _fit_one(group: pd.DataFrame) -> Exponents:
 
 
 def _free_parameters(flop: Floats, before: Rates, after: Rates) -> Positions:
-    """Tell which parameters a class can have: power with arithmetic, waves with tiles."""
+    """Return which parameters a class can have: power with arithmetic, waves with tiles."""
     computes = bool((flop > 0).any())
     tiled = bool((before.quantisation != 1).any() or (after.quantisation != 1).any())
     return np.flatnonzero([computes, computes, True, True, tiled])

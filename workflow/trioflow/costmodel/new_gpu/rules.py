@@ -46,7 +46,7 @@ class Exponents:
     # Exponent with which the reached share of the peak grows with the board's power per peak rate,
     # while power is the limit.
     power: float
-    saturation: float  # Power per peak rate from which on power is no limit [W/(Tflop/s)]
+    saturation: float  # Power per peak rate from which on power is not a limit [W/(Tflop/s)]
     # Roofline time of an operator that takes twice as long as a long one would, in relation to its
     # roofline [s].
     short_s: float
@@ -220,7 +220,7 @@ def _apply_bandwidth(rows: pd.DataFrame, source: DeviceSheet, target: DeviceShee
 def _apply_li(rows: pd.DataFrame, source: DeviceSheet, target: DeviceSheet) -> Floats:
     """Regress every class on the source, and scale the slopes with the bandwidth [s].
 
-    Li's inter-GPU, kernel-wise rule as secondary sources tell it: time = a + b x driver for each
+    Li's inter-GPU, kernel-wise rule as secondary sources give it: time = a + b x driver for each
     kernel, the driver the best correlated of operations, input and output, and b in inverse
     proportion with the memory's bandwidth. The paper's own text was not at hand, so neither the
     rule nor the kernels' classes are verified; here a class and phase of operators stands for a

@@ -55,7 +55,7 @@ class ClassCurve:
     shape_of: str
 
     def covers(self, features: Floats) -> Flags:
-        """Tell which rows of features lie inside the fitted range; booleans, shape (n,)."""
+        """Return which rows of features lie inside the fitted range; booleans, shape (n,)."""
         sizes = features[:, : len(self.low)]
         inside = (sizes >= np.asarray(self.low)) & (sizes <= np.asarray(self.high))
         return np.asarray(inside.all(axis=1))

@@ -22,7 +22,7 @@ from trioflow.costmodel.operators.tile_curve import (
 )
 
 SIZES = len(FEATURES)
-"""Columns that every form has; matrix products follow them where the rows tell them."""
+"""Columns that every form has; matrix products follow them where the rows give them."""
 
 _CACHE_BYTES = tuple(float(2**power) for power in range(22, 28))
 """Sizes [bytes] among which a fit looks for the knee of a cache: 4 to 128 MiB."""

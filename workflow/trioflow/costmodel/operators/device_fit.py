@@ -93,7 +93,7 @@ def fit_device_model(
 ) -> tuple[OperatorCostModel, pd.DataFrame]:
     """Fit the model of one GPU, with intervals from held-out workloads, and ``tables.OPERATOR_FIT``.
 
-    Captures of one model share their fact ``workload``; ``mode`` tells training from inference.
+    Captures of one model share their fact ``workload``; ``mode`` distinguishes training from inference.
     Shapes that a left-out workload has are left out of the benchmarks with it.
 
     A class of matrix products keeps the rows of its commonest precision: rates of fp32 and TF32

@@ -103,7 +103,7 @@ class RecordedModel(_Unfitted):
         if changed.any():
             raise InputError(
                 f"{int(changed.sum())} operators change their size, which recorded times do not "
-                "tell", fix="use a model that predicts other shapes",
+                "cover", fix="use a model that predicts other shapes",
             )  # fmt: skip
         time_s = np.asarray(recorded_times(operators), np.float64)
         return _frame(operators.index, time_s, 1.0, 1.0, False)

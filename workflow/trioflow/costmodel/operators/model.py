@@ -229,7 +229,7 @@ class OperatorCostModel:
         return low, high
 
     def _outside(self, rows: pd.DataFrame, resized: pd.DataFrame) -> Any:
-        """Tell which resized rows lie outside the fitted range of their class."""
+        """Return which resized rows lie outside the fitted range of their class."""
         features = resized[list(FEATURES)].to_numpy(np.float64)
         outside = np.zeros(len(rows), dtype=bool)
         for operator_class, phase, positions in class_positions(rows):

@@ -238,7 +238,7 @@ class PrecisionModel:
         return -math.hypot(low_log, assumed), math.hypot(high_log, assumed)
 
     def _products(self, rows: pd.DataFrame) -> Flags:
-        """Tell which rows are products whose sizes are known, or attention whose shapes are not."""
+        """Return which rows are products whose sizes are known, or attention whose shapes are not."""
         bases = rows["operator_class"].map(base_class)
         known = bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS) & (rows[PRODUCTS[0]] > 0)
         fused = (bases == ATTENTION) & (rows["flop"] > 0)
@@ -252,7 +252,7 @@ class PrecisionModel:
         return rows.join(attention_columns(operators, self.causal is not False))
 
     def _fused(self, rows: pd.DataFrame) -> Flags:
-        """Tell which rows are fused attention whose shapes are known."""
+        """Return which rows are fused attention whose shapes are known."""
         if self.attention is None or "attention_flop" not in rows.columns:
             return np.zeros(len(rows), dtype=bool)
         return np.asarray((rows["attention_flop"] > 0) & (rows["flop"] > 0), dtype=bool)
@@ -263,7 +263,7 @@ class PrecisionModel:
         return np.asarray(known & (self.convolutions is not None), dtype=bool)
 
     def _outside(self, rows: pd.DataFrame) -> Flags:
-        """Tell which products no table holds: batched, convolutions, gradients of attention, the largest."""
+        """Return which products no table holds: batched, convolutions, gradients of attention, the largest."""
         single = (rows["operator_class"] == "gemm").to_numpy()
         flop = rows["flop"].to_numpy(np.float64)
         inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
@@ -314,7 +314,7 @@ def measured_convolutions() -> OperatorCostModel | None:
 
 
 def _same_rate(one: str | None, other: str) -> bool:
-    """Tell whether products of two precisions run at one rate: the same, or both halves."""
+    """Return whether products of two precisions run at one rate: the same, or both halves."""
     return one == other or (one in HALF and other in HALF)
 
 

@@ -164,7 +164,7 @@ class _Line:
     slope: Floats
 
     def misses(self, growth: Floats) -> Flags:
-        """Tell which products' dimensions do not give the FLOPs at a growth: two of them changed."""
+        """Return which products' dimensions do not give the FLOPs at a growth: two of them changed."""
         sizes = slice(len(FEATURES), len(FEATURES) + 4)
         if self.first.shape[1] <= len(FEATURES):
             return np.zeros(len(growth), dtype=bool)

@@ -19,7 +19,7 @@ from trioflow.costmodel.operators.products import PRODUCTS, product_columns
 Names = npt.NDArray[np.object_]
 
 IDENTITY = ["name", "phase", "module", "occurrence"]
-"""What tells that operators of two captures of one workload are the same one."""
+"""What shows that operators of two captures of one workload are the same one."""
 
 
 def collect_rows(traces: Sequence[TraceLike], *, products: bool = False) -> pd.DataFrame:

@@ -209,7 +209,7 @@ def _filled(
 
 
 def _sizes(work: Floats) -> Floats:
-    """Return the products' sizes; rows that do not tell them have none."""
+    """Return the products' sizes; rows that do not give them have none."""
     products = work[:, len(FEATURES) :]
     return product_sizes(products if products.shape[1] else np.zeros((len(work), len(PRODUCTS))))
 

@@ -30,7 +30,7 @@ _ROOM = 2
 
 
 def supports(network: Network) -> bool:
-    """Tell whether the compiled engine knows how a network shares its links."""
+    """Return whether the compiled engine knows how a network shares its links."""
     return type(network) in (FairShareNetwork, ContentionFreeNetwork)
 
 
@@ -93,7 +93,7 @@ def _read_pieces(state: Any) -> Pieces:
 
 
 def _can_end(plan: Plan) -> bool:
-    """Tell whether a network would take all flows of a plan; see ``interface.check_flow``."""
+    """Return whether a network would take all flows of a plan; see ``interface.check_flow``."""
     if isinstance(plan, CollectiveRounds):
         return True
     sizes_bytes = plan.sizes_bytes if isinstance(plan, CollectiveFlows) else plan.block_bytes
@@ -114,7 +114,7 @@ LOADED_FROM_EVENTS = 2_000
 
 
 def is_repaid(events: int) -> bool:
-    """Tell whether the compiled engine answers sooner than the plain one, start-up included.
+    """Return whether the compiled engine answers sooner than the plain one, start-up included.
 
     Notes
     -----
@@ -129,7 +129,7 @@ def is_repaid(events: int) -> bool:
 
 
 def is_kept() -> bool:
-    """Tell whether an earlier run left its compiled kernels for this one."""
+    """Return whether an earlier run left its compiled kernels for this one."""
     folder = find_cache_folder()
     return folder is not None and any(folder.rglob("*.nbc"))
 

@@ -76,8 +76,8 @@ def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Cross
     flows = np.unique(flow_kind, return_inverse=True)[1]
     before = (0, 0)
     for _ in range(MOST_ROUNDS):
-        links = _tell_apart(links, place, flows[flow])
-        flows = _tell_apart(flows, flow, links[place])
+        links = _divide_classes(links, place, flows[flow])
+        flows = _divide_classes(flows, flow, links[place])
         now = (int(links.max(initial=0)), int(flows.max(initial=0)))
         if now == before:
             break
@@ -113,7 +113,7 @@ def add_up(owner: Ints, words: Words, owners: int) -> Words:
     return found
 
 
-def _tell_apart(classes: Ints, owner: Ints, seen: Ints) -> Ints:
+def _divide_classes(classes: Ints, owner: Ints, seen: Ints) -> Ints:
     """Divide classes further by what their members see."""
     total = add_up(owner, mix(seen), len(classes))
     found: Ints = np.unique(mix(classes) + mix(total), return_inverse=True)[1]

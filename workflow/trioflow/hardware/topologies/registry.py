@@ -79,7 +79,7 @@ def find_builder(name: str) -> Builder:
 
 
 WORDS = ("builder", "source", "measured")
-"""Keys of a topology that are no parameters of its builder."""
+"""Keys of a topology that are not parameters of its builder."""
 
 
 def build_topology(

@@ -161,7 +161,7 @@ class _Runs:
 
 
 def _list_runs(tasks: pd.DataFrame) -> _Runs:
-    """Return the rank's operators; launches on the host are no runs of their own."""
+    """Return the rank's operators; launches on the host are not runs of their own."""
     chosen = tasks["op_id"].notna().to_numpy() & (tasks["kind"] != "host").to_numpy()
     chosen &= ~tasks["name"].str.startswith(BLOCK).to_numpy(dtype=bool)
     rows = tasks[chosen]

@@ -58,7 +58,7 @@ class OffloadedActivations:
     unit_of: dict[int, int]  # backward operator to the unit that it belongs to
 
     def leaves(self, unit: int) -> bool:
-        """Tell whether a unit's activations leave the device."""
+        """Return whether a unit's activations leave the device."""
         return 0 <= unit < len(self.units) - UNITS_ON_DEVICE
 
 

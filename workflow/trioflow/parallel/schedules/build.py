@@ -54,7 +54,7 @@ SCHEDULES = tuple(ORDERS)
 
 
 def is_schedule(name: str) -> bool:
-    """Tell whether a schedule of this name can be built.
+    """Return whether a schedule of this name can be built.
 
     Packages register functions of ranks, micro-batches and stages a rank that
     return a ``Schedule`` of compute actions, under ``trioflow.schedules``.
@@ -149,7 +149,7 @@ def parse_action(text: str) -> Action | None:
         if len(found) == len(parts) > 1:
             return Action(-1, OVERLAP_F_B, None, found)
     raise PlanError(
-        f"{text!r} is no action",
+        f"{text!r} is not an action",
         fix="write stage, action and micro-batch, such as 2F0, 1SEND_B3 or 0REDUCE_GRAD",
     )
 

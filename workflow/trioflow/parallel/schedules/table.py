@@ -147,7 +147,7 @@ def sent_by(
 
 
 def has_inputs(action: Action, done: set[Action], stages: int) -> bool:
-    """Tell whether what a compute action reads was received or computed on its rank."""
+    """Return whether what a compute action reads was received or computed on its rank."""
     stage, kind, micro_batch, _ = action
     if kind == FORWARD and stage > 0:
         sources = {Action(stage, RECV_F, micro_batch), Action(stage - 1, FORWARD, micro_batch)}

@@ -218,7 +218,7 @@ class _Cutter:
         })  # fmt: skip
 
     def _is_gradient(self, index: int, layer: _GatheredLayer) -> bool:
-        """Tell whether a tensor is a parameter's gradient, or a part of a shared weight's."""
+        """Return whether a tensor is a parameter's gradient, or a part of a shared weight's."""
         if self.category[index] == "gradient":
             return True
         makes = self.category[index] == "activation" and self.storage[index] not in layer.inputs

@@ -236,7 +236,7 @@ def _in_order(units: list[ShardedUnit]) -> list[ShardedUnit]:
 def _place_root(
     trace: Trace, parameters: tuple[Parameter, ...], here: Container[int] | None = None
 ) -> ShardedUnit:
-    """Return the root of some operators: its backward begins behind the loss, which is no part of the model."""
+    """Return the root of some operators: its backward begins behind the loss, which is not part of the model."""
     phases = trace.operators["phase"].to_numpy()
     forward, backward = (
         [int(op) for op in np.flatnonzero(phases == phase) if here is None or op in here]

@@ -125,7 +125,7 @@ class _Splitter:
         return kind
 
     def _follow_tokens(self, row: dict[str, Any], inputs: list[int]) -> str:
-        """Tell whether a forward operator works on a rank's tokens, or is the first that needs all."""
+        """Return whether a forward operator works on a rank's tokens, or is the first that needs all."""
         reads_tokens = any(s in self.tokens for s in inputs)
         if self.exit is not None and row["op_id"] >= self.exit:
             return "exit" if reads_tokens else ""
@@ -171,7 +171,7 @@ class _Splitter:
                 self.tokens.add(storage)
 
     def is_part(self, row: dict[str, Any], index: int) -> bool:
-        """Tell whether a layer's backward makes a part of its weight's gradient.
+        """Return whether a layer's backward makes a part of its weight's gradient.
 
         What reads the weight yields the input's gradient first, whatever its
         shape: with as many tokens as outputs the two look alike.

@@ -108,13 +108,13 @@ def kind_of_module(module: str, rules: Mapping[str, str]) -> str:
 
 
 def is_sharded(gradient: Mapping[str, Any], rules: Mapping[str, str]) -> bool:
-    """Tell whether a parameter is cut; a row split keeps its bias whole, added after the sum."""
+    """Return whether a parameter is cut; a row split keeps its bias whole, added after the sum."""
     kind = kind_of_module(str(gradient["module"]), rules)
     return kind == "column" or (kind == "row" and str(gradient["name"]).endswith("weight"))
 
 
 def is_lookup(row: Mapping[str, Any], category: Sequence[str]) -> bool:
-    """Tell whether a forward operator looks rows of a parameter up."""
+    """Return whether a forward operator looks rows of a parameter up."""
     return class_of_name(str(row["name"])) == "embedding" and any(
         category[i] == "parameter" for i in row["input_ids"]
     )

@@ -152,7 +152,7 @@ def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
 
 
 def has_vocabulary(trace: Trace, degree: int) -> bool:
-    """Tell whether tensor-parallel ranks can share the vocabulary of a trace's model."""
+    """Return whether tensor-parallel ranks can share the vocabulary of a trace's model."""
     if not trace.facts.tensor_split and find_layers(trace):
         return bool(_find_vocabulary_layers(trace))
     try:

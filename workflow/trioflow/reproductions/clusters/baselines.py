@@ -41,15 +41,15 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     if len(fitted):
         found[CONSTANT] = at_peak_s / float(fitted.median())
     if len(cases) >= FOLDS:
-        told, logs = (
+        features, logs = (
             np.log2(cases[list(_TOLD)].to_numpy(np.float64) + 1),
             np.log(cases["measured_s"]),
         )
         trees_s = np.empty(len(cases))
-        for known, asked in KFold(FOLDS, shuffle=True, random_state=0).split(told):
+        for known, asked in KFold(FOLDS, shuffle=True, random_state=0).split(features):
             model = HistGradientBoostingRegressor(random_state=0)
-            model.fit(told[known], logs.to_numpy()[known])
-            trees_s[asked] = np.exp(model.predict(told[asked]))
+            model.fit(features[known], logs.to_numpy()[known])
+            trees_s[asked] = np.exp(model.predict(features[asked]))
         found[TREES] = trees_s
     return found
 
@@ -62,11 +62,11 @@ def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) ->
     """
     rows = []
     for way, predicted_s in steps.items():
-        told = cases.assign(predicted_s=predicted_s)
-        error = (told["predicted_s"] / told["measured_s"] - 1).abs()
-        fast = error[told["mfu"] > FAST].fillna(np.inf).median()
+        judged = cases.assign(predicted_s=predicted_s)
+        error = (judged["predicted_s"] / judged["measured_s"] - 1).abs()
+        fast = error[judged["mfu"] > FAST].fillna(np.inf).median()
         rows.append(
-            {"way": way, **score_group(way, told), "mean_error": error.mean(), "fast_error": fast}
+            {"way": way, **score_group(way, judged), "mean_error": error.mean(), "fast_error": fast}
         )
     return pd.DataFrame(rows)
 

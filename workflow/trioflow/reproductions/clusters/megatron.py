@@ -117,7 +117,7 @@ def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:
 
 
 def _judge(case: Case) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "suite": case.suite, "case": case.name, "device": case.device,
         "measured_bytes": case.peak_bytes, "kept_bytes": case.kept_bytes,
         "data": None, "tensor": None, "pipeline": None, "attention": "",
@@ -128,9 +128,9 @@ def _judge(case: Case) -> dict[str, Any]:
             raise InputError(OTHER_NETWORKS[case.suite])
         found = _predict(case.folder / CONFIG)
     except TrioflowError as error:
-        return {**told, "refused": getattr(error, "problem", str(error))}
+        return {**row, "refused": getattr(error, "problem", str(error))}
     workspace = count_workspaces(case.folder / CONFIG, case.device)
-    return {**told, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}  # fmt: skip
+    return {**row, **found, "workspace_bytes": workspace, "predicted_bytes": found["predicted_bytes"] + workspace}  # fmt: skip
 
 
 @cache
@@ -180,8 +180,8 @@ def count_workspaces(file: Path, device: str) -> int:
     PyTorch takes them from its allocator, which counts them.
     """
     content = parse_yaml(file.read_text(encoding="utf-8"), file)
-    told = str((content.get("ENV_VARS") or {}).get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
-    sizes = [int(n) for n in told.strip(":").split(":")]
+    setting = str((content.get("ENV_VARS") or {}).get("CUBLAS_WORKSPACE_CONFIG", ":4096:8"))
+    sizes = [int(n) for n in setting.strip(":").split(":")]
     cublas = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True))
     engine = content["MODEL_ARGS"].get("--transformer-impl", "transformer_engine")
     fused = TE_WORKSPACE_BYTES[device] if engine == "transformer_engine" else 0

@@ -57,11 +57,11 @@ class Run:
         Nodes of 8 GPUs; samples of a micro-batch and micro-batches of a replica; degrees; ZeRO's
         stage, 0 or 1.
     measured_bytes : float
-        GPU memory that the file tells [bytes]; not a number where it tells none.
+        GPU memory that the file gives [bytes]; not a number where it gives none.
     measured_step_s : float
-        A step, by the tokens a second that the file tells [s]; not a number where it tells none.
+        A step, by the tokens a second that the file gives [s]; not a number where it gives none.
     mfu : float
-        Model FLOPs utilisation that the file tells, of 1.
+        Model FLOPs utilisation that the file gives, of 1.
     ran : bool
         Whether it is one of the runs, or one of those that failed.
     """

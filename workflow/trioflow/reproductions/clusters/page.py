@@ -136,11 +136,11 @@ def render_slow(cases: pd.DataFrame) -> str:
     plans = rows[rows["mixed"]].groupby(
         ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
     )
-    told = (
+    text = (
         f"Of {len(rows)} runs on several nodes with a pipeline whose stages lie in a node each, {len(slow)} took {ends[0.5]:.2f} s more "
         f"for each of a replica's micro-batches than predicted (median; {ends[0.1]:.2f} to {ends[0.9]:.2f} s in eight of ten), the others "
         f"{rows.loc[~rows['slow'], 'excess_s'].median():.2f} s. Stages of one GPU are among them, and the time hardly depends on model or micro-batch: it goes "
-        "with their number, not with bytes or turns of the pipeline. More nodes make it more frequent; degrees do not tell who is slow: "
+        "with their number, not with bytes or turns of the pipeline. More nodes make it more frequent; degrees do not say which is slow: "
         f"{plans.ngroups} plans have runs of both kinds that differ in the micro-batch alone. nanotron sends shapes before each tensor and waits for them "
         "(p2p.py), which costs every pipeline the same, so it does not tell them apart. Nothing here models it."
     )  # fmt: skip
@@ -160,7 +160,7 @@ def render_slow(cases: pd.DataFrame) -> str:
         for name in ("nodes", "parameters", "tensor", "pipeline", "micro_batch", "zero")
         for value, mine in rows.groupby(name)
     ]  # fmt: skip
-    return render_paragraph(told) + render_table(columns, table, "Pipelines on several nodes")
+    return render_paragraph(text) + render_table(columns, table, "Pipelines on several nodes")
 
 
 def render_repeated(cases: pd.DataFrame) -> str:
@@ -182,7 +182,7 @@ def render_choice(cases: pd.DataFrame) -> str:
     cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
     ways = [way for way in (OURS, TREES, RULE, CONSTANT) if way in cells]
     mean = ", ".join(f"{way} {write_percent(cells[way].mean())}" for way in ways)
-    told = (
+    text = (
         f"Throughput lost beside the best measured run by taking the plan that is expected to be fastest, in the mean over {len(cells)} cells: "
         f"{mean} (aim {write_percent(LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
@@ -201,7 +201,7 @@ def render_choice(cases: pd.DataFrame) -> str:
         for row in scores.to_dict("records")
     ]
     return (
-        render_paragraph(told)
+        render_paragraph(text)
         + render_table(columns, rows, "Ways to know a step")
         + _render_cells(cells, ways)
     )
@@ -299,5 +299,5 @@ def render_failed(cases: pd.DataFrame) -> str:
         f"{OTHER}: {counts.get(OTHER, 0)} that memory does not explain",
     ]
     false = (cases.loc[cases["set"] != FAILED, "fullest_reserved_bytes"] > ROOM_BYTES).sum()
-    told = f"Of {len(failed)} that failed; by the same measure {false} of those that ran would hold too much."
-    return render_paragraph(told) + render_list(lines)
+    text = f"Of {len(failed)} that failed; by the same measure {false} of those that ran would hold too much."
+    return render_paragraph(text) + render_list(lines)

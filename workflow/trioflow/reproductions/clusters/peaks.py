@@ -32,15 +32,15 @@ def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
         ``group``, ``cases``; ``median_error``, ``error_90`` and ``most`` of the
         absolute relative errors; ``bias``, the median of the signed ones.
     """
-    told = cases[cases["refused"] == ""]
-    groups = [("all that are predicted", told)]
-    groups += [(f"attention {kind}", rows) for kind, rows in told.groupby("attention")]
-    for degree in sorted(int(n) for n in told["pipeline"].unique()):
+    predicted = cases[cases["refused"] == ""]
+    groups = [("all that are predicted", predicted)]
+    groups += [(f"attention {kind}", rows) for kind, rows in predicted.groupby("attention")]
+    for degree in sorted(int(n) for n in predicted["pipeline"].unique()):
         name = f"{degree} stages" if degree > 1 else "one stage"
-        groups.append((name, told[told["pipeline"] == degree]))
-    groups += [(f"tensor degree {t}", rows) for t, rows in told.groupby("tensor")]
-    groups += [(str(device).upper(), rows) for device, rows in told.groupby("device")]
-    groups.append(("some arguments not followed", told[told["not_followed"] != ""]))
+        groups.append((name, predicted[predicted["pipeline"] == degree]))
+    groups += [(f"tensor degree {t}", rows) for t, rows in predicted.groupby("tensor")]
+    groups += [(str(device).upper(), rows) for device, rows in predicted.groupby("device")]
+    groups.append(("some arguments not followed", predicted[predicted["not_followed"] != ""]))
     return pd.DataFrame([_score(name, rows) for name, rows in groups if len(rows)])
 
 
@@ -65,10 +65,10 @@ def peaks_section(cases: pd.DataFrame) -> Section:
         Of ``reproductions.tables.CLUSTER_PEAKS``.
     """
     scores = score_peaks(cases)
-    told = int((cases["refused"] == "").sum())
+    predicted = int((cases["refused"] == "").sum())
     words = (
         f"Megatron-LM's functional tests log the peak of what the last rank's allocator handed out: {len(cases)} runs on eight A100 or "
-        f"H100, {told} of them predicted, with nothing fitted; median error {write_percent(scores['median_error'].iloc[0])} "
+        f"H100, {predicted} of them predicted, with nothing fitted; median error {write_percent(scores['median_error'].iloc[0])} "
         f"(aim {write_percent(AIM, 0)}). The prediction is of the same rank, with the workspaces that the test's environment asks for."
     )
     return Section(
@@ -112,8 +112,10 @@ def _render_cases(cases: pd.DataFrame) -> str:
         Column("error", "", "signed"),
         Column("not followed", "", "arguments that simulate warns of", number=False),
     ]  # fmt: skip
-    told = cases[cases["refused"] == ""]
-    told = told.assign(error=_signed_error(told)).sort_values("error", key=abs, ascending=False)
+    predicted = cases[cases["refused"] == ""]
+    predicted = predicted.assign(error=_signed_error(predicted)).sort_values(
+        "error", key=abs, ascending=False
+    )
     rows = [
         [
             Cell(row["case"]), Cell(row["device"].upper()),
@@ -121,6 +123,6 @@ def _render_cases(cases: pd.DataFrame) -> str:
             *(Cell(f"{row[name] / BYTES_PER_GIB:.2f}") for name in ("measured_bytes", "predicted_bytes")),
             signed_cell(row["error"]), Cell(row["not_followed"]),
         ]
-        for row in told.to_dict("records")
+        for row in predicted.to_dict("records")
     ]  # fmt: skip
     return render_table(columns, rows, "Every prediction, the worst first")

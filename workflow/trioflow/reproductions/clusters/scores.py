@@ -22,7 +22,7 @@ FAST = 0.1
 
 
 def is_fitted_on(parameters: float, nodes: int) -> bool:
-    """Tell whether runs of a model on so many nodes may be fitted on: 1.34 B on 1 and 2."""
+    """Return whether runs of a model on so many nodes may be fitted on: 1.34 B on 1 and 2."""
     return parameters == 1.34 and nodes <= 2
 
 
@@ -90,7 +90,7 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
-    """Tell which runs have a pipeline whose stages are of several GPUs each, on several nodes."""
+    """Return which runs have a pipeline whose stages are of several GPUs each, on several nodes."""
     return (cases["pipeline"] > 1) & (cases["tensor"] > 1) & (cases["nodes"] > 1)
 
 
@@ -114,9 +114,9 @@ def _count_order(rows: pd.DataFrame) -> float:
             np.sign(np.subtract.outer(values, values))
             for values in (cell["measured_s"].to_numpy(), cell["predicted_s"].to_numpy())
         )
-        told = np.triu(measured != 0, 1)
-        right += int((measured == predicted)[told].sum())
-        pairs += int(told.sum())
+        differ = np.triu(measured != 0, 1)
+        right += int((measured == predicted)[differ].sum())
+        pairs += int(differ.sum())
     return right / pairs if pairs else float("nan")
 
 

@@ -51,7 +51,7 @@ def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
         bandwidths += (moved[long] / time_s[long]).tolist()
     if not rates or min(max(rates), max(bandwidths)) <= 0:
         raise InputError(
-            "no operator of the traces is long enough to tell the device's best rates",
+            "no operator of the traces is long enough to give the device's best rates",
             fix="capture a larger model or batch",
         )
     device_name = traces[0].facts.device_name

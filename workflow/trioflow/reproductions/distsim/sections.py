@@ -57,7 +57,7 @@ def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
     Raises
     ------
     TableError
-        When a file is no benchmark.
+        When a file is not a benchmark.
     """
     rows = []
     for file in map(Path, files):

@@ -266,7 +266,7 @@ def list_figures(descriptions: dict[str, str], *, published: bool) -> list[str]:
 
 
 def gains(figure: Figure, descriptions: dict[str, str]) -> bool:
-    """Tell whether public data add something to a figure."""
+    """Return whether public data add something to a figure."""
     adds = f"{PREFIX}{figure.scenarios}" in descriptions and figure.form != SPEED
     return bool(figure.validation) or figure.published or adds
 

@@ -174,7 +174,7 @@ SETS: Mapping[str, _PublishedSet] = {
         "values that the source holds are here.",
         "Five measured values, each given once by the source, without repeats: a spread is not known. The "
         "measured runs used other code (Megatron-LM) than the traces (transformers). Operators were timed "
-        "alone, each with the timer's own time; the measured step of one GPU tells how much of it to take off (see the "
+        "alone, each with the timer's own time; the measured step of one GPU shows how much of it to take off (see the "
         "section on anchors). That way was settled on single-GPU steps, after a first run of these cases with one factor, "
         "and with copies of gradients priced as optimizer calls, had been seen: the sensitivities below show what either changes.",
         aim=0.04,
@@ -185,7 +185,7 @@ SETS: Mapping[str, _PublishedSet] = {
     ),
     "resnet50-a40": _PublishedSet(
         "ResNet-50 on up to eight A40", _THROUGHPUT.format(", carried over by the rule for new GPUs"),
-        _OTHER_SOFTWARE + "Nothing public tells how the eight cards were joined: PCIe alone is assumed, at data-sheet rates.",
+        _OTHER_SOFTWARE + "Nothing public shows how the eight cards were joined: PCIe alone is assumed, at data-sheet rates.",
         scaling_aim=0.03,
     ),
     "resnet50-a100": _PublishedSet(
@@ -240,12 +240,12 @@ PUBLISHED: tuple[Published, ...] = (
 
 
 DISCLOSED: tuple[tuple[str, str], ...] = (
-    ("h100-4gpu", "Three choices were made after a first run of the set h100-4gpu had been seen, so that its error is no blind prediction: "
+    ("h100-4gpu", "Three choices were made after a first run of the set h100-4gpu had been seen, so that its error is not a blind prediction: "
      "the timer's floor is taken off each operator (settled on single-GPU steps, see the section on anchors); copies into and out of DDP's "
      "buckets are priced as single operators; tensor parallelism cuts embedding and head, as Megatron-LM does. The sensitivities of the set "
      "show what each of them changes."),
     ("resnet50-", "The interval of a step rescaled to another batch was widened after its coverage of the ResNet-50 sets had been seen, so that "
-     "their coverage is no blind one. Nothing was fitted to their measured values."),
+     "their coverage is not a blind one. Nothing was fitted to their measured values."),
 )  # fmt: skip
 """First letters of the sets concerned, and what was chosen with results in sight."""
 

@@ -119,7 +119,7 @@ def list_residuals(anchors: pd.DataFrame, cases: pd.DataFrame) -> list[StepResid
     """Return how far public steps were off that leave what was recorded, by what they leave.
 
     ``anchors``: columns ``ANCHORS``: another batch, from operators anchored at their own step and
-    alone. ``cases``: columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU tell what ranks
+    alone. ``cases``: columns of ``tables.PUBLISHED_CASES``. Cases on the traced GPU show what ranks
     add; where the same batch a GPU was measured on one GPU, what they add to that one. Cases
     without a traced GPU (vTrain's points) leave no recorded step.
     """
@@ -201,7 +201,7 @@ def _predict_oracle(
     A plan without tensor parallelism computes whole operators: a trace of the
     measured GPU at the rank's own batch holds their times, and the whole step
     of one GPU their sum. Without such a trace, the measured step of one GPU at
-    the same batch tells replicas' compute as one factor.
+    the same batch gives replicas' compute as one factor.
     """
     row, plan = case.row, case.row.made_plan
     if plan.tensor > 1:
@@ -223,7 +223,7 @@ def _predict_oracle(
 
 
 def _is_alone(one: PublishedRow, row: PublishedRow) -> bool:
-    """Tell whether a row is one GPU of another, at the same batch a GPU."""
+    """Return whether a row is one GPU of another, at the same batch a GPU."""
     keys = ("workload", "platform", "gpu", "mode", "traces")
     same = all(getattr(one, key) == getattr(row, key) for key in keys)
     return same and one.ranks == 1 and one.batch * row.ranks == row.batch
@@ -256,7 +256,7 @@ class Measured:
 
     time_s: float
     source: str  # file that says it
-    # Half the range of repeats over their median; None where the source tells one number only.
+    # Half the range of repeats over their median; None where the source gives one number only.
     spread: float | None = None
 
 

@@ -232,7 +232,7 @@ class PreparedCase:
         return self.row.case
 
     def has(self, need: str) -> bool:
-        """Tell whether the case has what a change needs; see ``causes.Change``."""
+        """Return whether the case has what a change needs; see ``causes.Change``."""
         plan = self.row.made_plan
         communicates = self.collectives is not None and plan.ranks > 1
         own = self.times.confidence == "measured"

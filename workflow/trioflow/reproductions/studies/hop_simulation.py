@@ -225,7 +225,7 @@ class _Training:
                 asking.update(self.senders[worker])
 
     def has_updates(self, worker: int) -> bool:
-        """Tell whether enough updates are there that are new enough."""
+        """Return whether enough updates are there that are new enough."""
         oldest = self.entered[worker] - 1 - self.settings.staleness
         newest = self.newest[worker]
         used = [tag for tag in newest if tag >= oldest]

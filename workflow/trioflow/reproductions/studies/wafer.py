@@ -77,7 +77,7 @@ class WaferCase:
 
 CASES = (
     WaferCase("vgg19-b128", 128, paper_share=PAPER_SHARE),
-    # The paper's batch of 128 in all is no multiple of 84 ranks; 168 is the nearest from above.
+    # The paper's batch of 128 in all is not a multiple of 84 ranks; 168 is the nearest from above.
     WaferCase("vgg19-b128", 2, paper_share=PAPER_SHARE),
     WaferCase("resnet50-b128", 128),
     WaferCase("resnet50-b128", 2),
@@ -194,7 +194,7 @@ class WaferSteps:
         return float(self.run_mesh("snake", bandwidth_bytes_per_s)["network_share"])
 
     def _run(self, key: str, links: Sequence[Link], network: Network) -> float:
-        # Bandwidths are no part of a program, so one serves a whole sweep.
+        # Bandwidths are not part of a program, so one serves a whole sweep.
         if key not in self._programs:
             platform = Platform("wafer", load_study_device(), self.ranks, tuple(links))
             self._programs[key] = build_program(

@@ -121,7 +121,7 @@ def _judge_sizes(series: _Series) -> Iterator[pd.DataFrame]:
         model = _fit(series, _of_points(series.samples, kept), (SIZE, SIZE_BEYOND))
         for size, name in GROUPS.items():
             rows = _sample(left[left["message_bytes"].map(size_class) == size])
-            yield _ask(series, model, rows, name, "every other size")
+            yield _predict_left_out(series, model, rows, name, "every other size")
 
 
 def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
@@ -141,7 +141,9 @@ def _judge_ranks(series: _Series) -> Iterator[pd.DataFrame]:
         for size, part in GROUPS.items():
             rows = _sample(left[left["message_bytes"].map(size_class) == size])
             group = f"{name}, {part.removeprefix('sizes ')}"
-            yield _ask(series, model, rows, group, f"ranks {', '.join(map(str, given))}")
+            yield _predict_left_out(
+                series, model, rows, group, f"ranks {', '.join(map(str, given))}"
+            )
 
 
 def _of_points(samples: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
@@ -162,7 +164,7 @@ def _sample(points: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _ask(
+def _predict_left_out(
     series: _Series, model: PlatformCollectives, rows: pd.DataFrame, group: str, source: str
 ) -> pd.DataFrame:
     """Return the validation rows of some messages, in every way to predict."""

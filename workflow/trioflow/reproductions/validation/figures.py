@@ -97,7 +97,7 @@ def _draw_model(
 
 
 def _draw_oracle(axes: Any, mine: pd.DataFrame, places: dict[tuple[str, str], int]) -> None:
-    """Draw the oracle where it is no part of the measured value itself."""
+    """Draw the oracle where it is not part of the measured value itself."""
     known = mine[mine["oracle_mean_absolute_error"] > _LEAST_ERROR]
     at = [places[str(q), str(g)] for q, g in zip(known["quantity"], known["group"], strict=True)]
     errors = known["oracle_mean_absolute_error"]

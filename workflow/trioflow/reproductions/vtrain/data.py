@@ -1,4 +1,4 @@
-"""vTrain's published iteration times, the all-reduces measured beside them, and what the numbers themselves tell.
+"""vTrain's published iteration times, the all-reduces measured beside them, and what the numbers themselves show.
 
 A measured time carries noise. The checks at the end are of relations that hold exactly in a sum of
 parts, each looked up or profiled once, and in no measurement.
@@ -96,7 +96,7 @@ class AllReduceCurves:
     -----
     Beyond the largest size its bandwidth holds on; below the smallest one its
     time does, because latency is all that is left. Among ranks that were not
-    measured the nearest fewer (else more) tell: as many bytes on the wire take as
+    measured the nearest fewer (else more) give: as many bytes on the wire take as
     long, the shortest time once for each step of the ring.
     """
 

@@ -56,7 +56,7 @@ class Judged:
     predicted_s: Floats
     low_s: Floats
     high_s: Floats
-    # The same, with the blocks' time as the known rows of the same shape tell it; missing where no
+    # The same, with the blocks' time as the known rows of the same shape give it; missing where no
     # known row has the shape [s].
     anchored_s: Floats
     calibrations: dict[int, Calibration]  # by the group that was left out

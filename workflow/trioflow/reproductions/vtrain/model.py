@@ -56,7 +56,7 @@ def list_parameters(sheet: DeviceSheet | None = None) -> tuple[Parameter, ...]:
     fastest = 1.0 / table.curve.coefficients[1] / peak  # of the table's slope over FLOPs
     return (
         Parameter("product_time", "1", "time of matrix products over the shipped table's", 1.0, fastest, 3.0),
-        Parameter("memory_rate", "bytes/s", "rate of everything in a block, embedding or loss that is no product",
+        Parameter("memory_rate", "bytes/s", "rate of everything in a block, embedding or loss that is not a product",
                   0.7 * memory, 0.1 * memory, memory),
         Parameter("launch_gap_s", "s", "device time of a kernel beyond its work", 5e-6, 1e-8, 1e-4),
         Parameter("host_launch_s", "s", "host time between launches", 5e-5, 1e-6, 1e-3),

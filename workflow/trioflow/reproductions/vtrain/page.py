@@ -61,7 +61,7 @@ _WHO = {OURS: "trioflow", ORACLE: "anchored"}
 
 
 def is_composed(checks: pd.DataFrame) -> bool:
-    """Tell whether every relation that no measurement holds was found everywhere."""
+    """Return whether every relation that no measurement holds was found everywhere."""
     compared = checks[checks["compared"] > 0]
     return bool(len(compared) and (compared["exact"] == compared["compared"]).all())
 
@@ -149,7 +149,7 @@ def render_scores(scores: pd.DataFrame) -> str:
 
 
 def _render_trials(trials: pd.DataFrame) -> str:
-    """Return the comparisons that are no set of their own."""
+    """Return the comparisons that are not a set of their own."""
     fields = [
         words("fitted on", "", "rows that were looked at", "trial"),
         words("model", "", "who predicts", "model"),
@@ -276,7 +276,7 @@ _FIGURE_WORDS = {
     ),
     "degrees": (
         "Mean absolute error by degree and micro-batch, whole (hidden size, layers) left out. Anchored: the same with each "
-        "block's time as other depths tell it. Limit: degrees are not crossed evenly (8 GPUs at most).",
+        "block's time as other depths give it. Limit: degrees are not crossed evenly (8 GPUs at most).",
         "Mean absolute error by degree.",
     ),
     "blocks": (

@@ -39,7 +39,7 @@ class _PartWork:
     """One part of a step on one rank."""
 
     products: list[tuple[int, int, int, int]] = field(default_factory=list)
-    moved_bytes: float = 0.0  # read and written by everything that is no product [bytes]
+    moved_bytes: float = 0.0  # read and written by everything that is not a product [bytes]
     launches: int = 0  # kernels that the host launches
     all_reduces: int = 0  # tensor-parallel all-reduces of the micro-batch's activations
 

@@ -262,7 +262,7 @@ def _join_storages(nodes: list[_Json], calls: list[_FakeCall]) -> None:
             identity = tensor[0], tensor[3], tensor[4]
             if identity in storage:
                 tensor[1] = storage[identity]
-            else:  # from before the step: the first call on it tells
+            else:  # from before the step: the first call on it shows
                 waiting.setdefault(identity, []).append(tensor)
 
     def note(tensors: list[Tensor], pointers: list[int]) -> None:

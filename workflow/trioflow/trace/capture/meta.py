@@ -45,7 +45,7 @@ def capture_meta(
 
     ``row``: row of ``config/workloads.tsv`` or of the catalogue. ``batch``: samples of the step.
     ``target``: what the operators are for: ``cuda`` for a GPU, ``cpu``. ``seed``: seed of weights
-    and data; only an error could tell.
+    and data; only an error could show it.
 
     Returns operators, tensors and facts as of a capture on one CPU core, in all but times:
     ``device`` is ``meta``, ``device_name`` ``none``, ``step_time_s`` 0 and ``step_time_source``

@@ -147,7 +147,7 @@ def _find_shard_dimension(model: torch.nn.Module, name: str) -> dict[str, int]:
 
 
 def _list_heads(model: torch.nn.Module) -> list[int]:
-    """Return the heads of queries and of keys that a model's configuration tells, each number once."""
+    """Return the heads of queries and of keys that a model's configuration says, each number once."""
     config = getattr(model, "config", None)
     counts = (getattr(config, name, None) for name in _HEADS)
     return sorted({count for count in counts if isinstance(count, int)})

@@ -29,7 +29,7 @@ _HOST, _KERNEL, _COPY = "cpu_op", "kernel", "gpu_memcpy"
 class Calls:
     """One step of such a file."""
 
-    step: Step  # its events; communication is no kernel
+    step: Step  # its events; communication is not a kernel
     links: Links  # the tensors of the host's calls
     # Place of an operator to the communication that it starts.
     messages: dict[int, list[ChakraNode]] = field(default_factory=dict)

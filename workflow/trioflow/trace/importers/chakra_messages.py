@@ -175,7 +175,7 @@ def _split(stream: BinaryIO, size: int, path: Path) -> Iterator[tuple[str, bytes
             )  # fmt: skip
         if length > _LARGEST_MESSAGE_BYTES:
             raise TraceError(
-                f"a message of {length} bytes is no Chakra node", file=path, place=place,
+                f"a message of {length} bytes is not a Chakra node", file=path, place=place,
                 fix="give a Chakra execution trace",
             )  # fmt: skip
         yield place, stream.read(length)
@@ -208,7 +208,7 @@ def _parse(name: str, raw: bytes, path: Path, place: str) -> Any:
     try:
         message.ParseFromString(raw)
     except DecodeError:
-        raise TraceError(f"this is no {name} message", file=path, place=place, fix=fix) from None
+        raise TraceError(f"this is not a {name} message", file=path, place=place, fix=fix) from None
     known_bytes = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != known_bytes:

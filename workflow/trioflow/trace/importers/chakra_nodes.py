@@ -126,12 +126,12 @@ class ChakraNode:
                 found += [_tensor(*part, argument) for part in parts if part[2].startswith(_TENSOR)]
             if categories:
                 if not isinstance(categories, list) or not set(categories) <= {"", *CATEGORIES}:
-                    raise ValueError(f"{categories!r:.60} are no categories")
+                    raise ValueError(f"{categories!r:.60} are not categories")
                 pairs = zip(found, categories, strict=True)
                 found = [TensorRef(*_fields(ref), category=word) for ref, word in pairs]
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise TraceError(
-                f"its {side} are no list of tensors ({error})", file=self.file, place=self.place,
+                f"its {side} are not a list of tensors ({error})", file=self.file, place=self.place,
                 fix="write values, shapes and types as PyTorch's execution trace does",
             ) from None  # fmt: skip
         return found
@@ -156,7 +156,7 @@ def _read_text(text: str) -> list[Any]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             raise ValueError(f"{text!r:.60} cannot be read") from None
     if not isinstance(found, list):
-        raise ValueError(f"{text!r:.60} is no list")
+        raise ValueError(f"{text!r:.60} is not a list")
     return found
 
 
@@ -164,7 +164,7 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
     """Return one tensor; its value is [tensor, storage, offset, elements, element bytes, device]."""
     numbers = [*value[:5], *shape]
     if len(value) < 5 or any(part.__class__ is not int or part < 0 for part in numbers):
-        raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is no tensor")
+        raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
     if max(numbers) > _NEGATIVE - 1 or prod(shape) > _MOST_ELEMENTS:
         raise ValueError(f"{value!r:.60} of shape {shape!r:.40} fits no memory")
     dtype, size = word[len(_TENSOR) : -1], value[4]
@@ -219,7 +219,7 @@ def _take(message: Any, path: Path, place: str) -> ChakraNode:
     where = f"node {message.id}, {place}"
     if message.type not in _TYPE_NAMES:
         raise TraceError(
-            f"{message.type} is no type of node", file=path, place=where,
+            f"{message.type} is not a node type", file=path, place=where,
             fix=f"use one of {', '.join(f'{n} ({w})' for n, w in _TYPE_NAMES.items())}",
         )  # fmt: skip
     for name in ("start_time_micros", "duration_micros"):
@@ -231,7 +231,7 @@ def _take(message: Any, path: Path, place: str) -> ChakraNode:
             )  # fmt: skip
     if message.duration_micros > _LONGEST_US:
         raise TraceError(
-            f"{message.duration_micros} microseconds are no time of a node",
+            f"{message.duration_micros} microseconds are not a node time",
             file=path, place=where, fix="convert the trace again",
         )  # fmt: skip
     sides = {

@@ -35,11 +35,11 @@ class CsvRow:
         Raises
         ------
         TraceError
-            When the cell is no such number, or above `highest`.
+            When the cell is not such a number, or above `highest`.
         """
         text = self.cells[column].strip()
         if not _WHOLE.fullmatch(text):
-            raise self.error(column, f"{shorten(text)} is no whole number")
+            raise self.error(column, f"{shorten(text)} is not a whole number")
         value = int(text)
         self._check(column, value, highest)
         return value
@@ -50,11 +50,11 @@ class CsvRow:
         Raises
         ------
         TraceError
-            When the cell is no such number, or above `highest`.
+            When the cell is not such a number, or above `highest`.
         """
         text = self.cells[column].strip()
         if not _NUMBER.fullmatch(text):
-            raise self.error(column, f"{shorten(text)} is no number")
+            raise self.error(column, f"{shorten(text)} is not a number")
         value = float(text)
         self._check(column, value, highest)
         return value

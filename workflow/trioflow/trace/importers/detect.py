@@ -36,7 +36,7 @@ def import_trace(
     Raises
     ------
     TraceError
-        When the source is none of these, is broken, or leaves open what no option says.
+        When the source is not one of these, is broken, or leaves open what no option says.
     """
     paths = [Path(source) for source in sources]
     for path in paths:
@@ -172,7 +172,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _recognise_json(path: Path) -> str | None:
-    """Tell a Kineto trace from an execution trace by the first key that decides."""
+    """Distinguish a Kineto trace from an execution trace by the first key that decides."""
     try:
         with path.open("rb") as raw:
             head = raw.read(_HEAD_BYTES)

@@ -116,7 +116,7 @@ def _find_times(profile: Profile, sample: Sequence[Span], step: Step) -> StepTim
 def _calls(step: Step) -> list[Any]:
     """Return the shapes of a step's operators, as far as known, and whether each launched kernels.
 
-    A step that lost kernels tells no time of those that launched them.
+    A step that lost kernels has no time for those that launched them.
     """
     rows = zip(step.operators, step.launched, strict=True)
     return [(e.details.get("shapes"), bool(kernels)) for e, kernels in rows]
@@ -209,7 +209,7 @@ def _find_step_time(
 ) -> tuple[float, str]:
     """Return how long a step takes [ns], and by which clock (a key of ``STEP_TIME_SOURCES``).
 
-    The host's annotation tells it unless the device runs behind: then the time between two steps'
+    The host's annotation gives it unless the device runs behind: then the time between two steps'
     ends on the device does, or, of a single step, the time that the device was busy.
     """
     period_ns = find_period_ns(profile, spans)
@@ -353,7 +353,7 @@ def _check_vendor(profile: Profile, found: str | None, given: str) -> None:
 
 
 def _vendor_of(names: Iterable[str]) -> str | None:
-    """Return whose GPUs go by some names; None where no word tells."""
+    """Return whose GPUs go by some names; None where no word says."""
     for name in names:
         parts = name.lower().replace("-", " ").replace("_", " ").split()
         for vendor, words in vendors("device_words").items():

@@ -52,7 +52,7 @@ class StepBuilder:
 
     floor: TimerFloor  # times up to its longest show no kernel
     training: bool  # whether dropout drops
-    shapes_of: _ParameterShapes  # tells the shapes of a leaf module's parameters
+    shapes_of: _ParameterShapes  # gives the shapes of a leaf module's parameters
     tied: dict[str, str]  # parameters that are another one's memory
     operators: list[ObservedOperator] = field(default_factory=list)  # what was collected
     # Name, shape and elem_bytes of each parameter, in order of first use.
@@ -129,7 +129,7 @@ class StepBuilder:
         if known is None:
             raise node.row.error(
                 "meta", f"module class {node.module_class or '(none)'} is not known here, "
-                "so its parameters cannot be told", f"known: {', '.join(MODULES)}",
+                "so its parameters are unknown", f"known: {', '.join(MODULES)}",
             )  # fmt: skip
         if known[1] and not inputs:
             raise node.row.error("_input_nodes", f"module {node.target} reads no tensor")

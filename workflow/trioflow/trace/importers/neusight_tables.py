@@ -57,7 +57,7 @@ class FxNode:
     module: str
     module_class: str
     inputs: tuple[str, ...]  # nodes that it reads
-    # shape, dtype: of its result; the type is empty where the result is no tensor.
+    # shape, dtype: of its result; the type is empty where the result is not a tensor.
     shape: tuple[int, ...]
     dtype: str
     # forward_ns, backward_ns, accumulate_ns: times of the node, of its gradient, and of adding the
@@ -109,9 +109,9 @@ def _read_node(row: CsvRow) -> FxNode:
     """Check and convert one row."""
     cells = {name: text.strip() for name, text in row.cells.items()}
     if cells["op"] not in _OPS:
-        raise row.error("op", f"{shorten(cells['op'])} is none of {', '.join(_OPS)}")
+        raise row.error("op", f"{shorten(cells['op'])} is not one of {', '.join(_OPS)}")
     if not re.fullmatch(r"\w+", cells["Name"]):
-        raise row.error("Name", f"{shorten(cells['Name'])} is no name of a node")
+        raise row.error("Name", f"{shorten(cells['Name'])} is not the name of a node")
     if not cells["target"]:
         raise row.error("target", "the target is empty")
     if not _NODES.fullmatch(cells["_input_nodes"]):
@@ -120,14 +120,14 @@ def _read_node(row: CsvRow) -> FxNode:
         )
     if not _SHAPE.fullmatch(cells["output_shape"]):
         raise row.error(
-            "output_shape", f"{shorten(cells['output_shape'])} is no shape such as (4, 8)"
+            "output_shape", f"{shorten(cells['output_shape'])} is not a shape such as (4, 8)"
         )
     shape = tuple(int(size) for size in re.findall(r"\d+", cells["output_shape"]))
     if prod(shape) > MOST_ELEMENTS:
         raise row.error("output_shape", f"{prod(shape)} elements are more than any device holds")
     if cells["dtype"] and cells["dtype"] not in DTYPES:
         raise row.error(
-            "dtype", f"{shorten(cells['dtype'])} is no known element type",
+            "dtype", f"{shorten(cells['dtype'])} is not a known element type",
             f"known: {', '.join(DTYPES)}",
         )  # fmt: skip
     stack = _STACK.findall(cells["meta"])
@@ -180,7 +180,7 @@ def _read_shapes(row: CsvRow) -> list[tuple[int, ...]]:
         for shape in shapes
     )
     if not whole:
-        raise row.error("input_shapes", f"{shorten(text)} is no list of shapes such as [[4, 8]]")
+        raise row.error("input_shapes", f"{shorten(text)} is not a list of shapes such as [[4, 8]]")
     return [tuple(shape) for shape in shapes]
 
 
@@ -188,7 +188,7 @@ def _read_shapes(row: CsvRow) -> list[tuple[int, ...]]:
 class TimerFloor:
     """What the timer shows where nothing runs on the device."""
 
-    typical_ns: int  # median over the rows whose result is no tensor [ns]
+    typical_ns: int  # median over the rows whose result is not a tensor [ns]
     longest_ns: int  # maximum over these and the views that one call makes [ns]
 
 
@@ -210,7 +210,7 @@ def read_sidecar(path: Path) -> dict[str, float]:
     Raises
     ------
     TraceError
-        When the file is there and is no such JSON.
+        When the file is there and does not hold such JSON.
     """
     file = path.with_suffix(".json")
     if not file.is_file():
@@ -222,12 +222,12 @@ def read_sidecar(path: Path) -> dict[str, float]:
         if value is None:
             continue
         if type(value) not in (int, float) or not 0 <= value < _LONGEST_MS:
-            raise TraceError(f"{value!r} is no number from 0 on", file=file, place=key)
+            raise TraceError(f"{value!r} is not a number from 0 on", file=file, place=key)
         if value:
             found[key] = value
     layers = found.get("num_layer", 1)
     if layers != int(layers):
-        raise TraceError(f"{layers!r} is no number of layers", file=file, place="num_layer")
+        raise TraceError(f"{layers!r} is not a number of layers", file=file, place="num_layer")
     return found
 
 

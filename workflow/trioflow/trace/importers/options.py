@@ -44,7 +44,7 @@ class ImportOptions:
             )  # fmt: skip
         if name == "batch" and (value.__class__ is not int or value < 1):
             raise TraceError(
-                f"{value!r:.40} is no number of samples", file=source, place="batch",
+                f"{value!r:.40} is not a number of samples", file=source, place="batch",
                 fix=f"give it with {flag}",
             )  # fmt: skip
         return value

@@ -14,7 +14,7 @@ from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.triosim_tables import OperatorRow, TensorRow
 
 _PARAMETER_TYPES = ("weight", "bias")
-"""Beginnings of a parameter's type; only needed where no optimizer tells."""
+"""Beginnings of a parameter's type; only needed where no optimizer says."""
 
 # Lists that an operator over lists may take, the likelier first; others take one or two.
 _LISTS = {"lerp": (2, 3), "addcmul": (3, 4), "addcdiv": (3, 4), "fused_adam": (5, 6)}
@@ -109,7 +109,7 @@ def join_forward(rows: Sequence[OperatorRow], parameters: set[int]) -> list[int 
             if (leaves_node(rows[place].name, base) or storages & weights)
             and (place, base) not in taken
         }  # fmt: skip
-        if not is_node(one.name):  # a lone operator occurs anywhere: its name alone tells nothing
+        if not is_node(one.name):  # a lone operator occurs anywhere: its name alone says nothing
             scores = {place: score for place, score in scores.items() if any(score[:3])}
         best = max(scores, key=lambda place: scores[place], default=None)
         if best is not None and is_node(one.name):

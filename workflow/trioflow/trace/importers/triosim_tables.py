@@ -136,7 +136,7 @@ def _read_operator(row: CsvRow) -> OperatorRow:
     if not name:
         raise row.error("name", "the name is empty")
     if stage not in PHASES:
-        raise row.error("stage", f"{shorten(stage)} is none of {', '.join(PHASES)}")
+        raise row.error("stage", f"{shorten(stage)} is not one of {', '.join(PHASES)}")
     if split not in ("0", "1"):
         raise row.error("split", f"{shorten(split)} is neither 0 nor 1")
     busy_us, span_us = (row.number(key, _LONGEST_US) for key in ("busy", "span"))
@@ -164,7 +164,7 @@ def _read_list(row: CsvRow, key: str) -> list[int]:
     text = row.cells[key].strip()
     if not _LIST.fullmatch(text):
         raise row.error(
-            key, f"{shorten(text)} is no list of whole numbers",
+            key, f"{shorten(text)} is not a list of whole numbers",
             "write it as [4; 6; 8]",
         )  # fmt: skip
     return [int(part) for part in text[1:-1].split(";") if part.strip()]
@@ -188,7 +188,7 @@ def _read_tensor(row: CsvRow) -> TensorRow:
     """Check and convert one row of ``tensor.csv``."""
     text = row.cells["shape"].strip()
     if not _SHAPE.fullmatch(text):
-        raise row.error("shape", f"{shorten(text)} is no shape", "write it as [128, 3]")
+        raise row.error("shape", f"{shorten(text)} is not a shape", "write it as [128, 3]")
     shape = tuple(int(part) for part in re.split("[,;]", text[1:-1]) if part.strip())
     elements, elem_bytes = row.whole("elements", MOST_ELEMENTS), row.whole("elem_bytes")
     if elements or elem_bytes:  # anything but an undefined tensor

@@ -43,7 +43,7 @@ def read_huggingface(content: Mapping[str, Any], file: str, name: str) -> Config
     Raises
     ------
     InputError
-        When the model's type is none of those built here, a size is missing, or a field makes it a
+        When the model's type is not one of those built here, a size is missing, or a field makes it a
         network that is not built (experts, latent attention).
     """
     found = Fields(content, file)

@@ -122,17 +122,17 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     trace = capture_meta(row, step.batch)
     if model.layers > CAPTURED_BLOCKS:
         trace = repeat_layers(trace, model.layers)
-    told = asdict(model) | {
+    described = asdict(model) | {
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention,
     }  # fmt: skip
-    facts = replace(trace.facts, language_model=told, source="configuration of a model")
+    facts = replace(trace.facts, language_model=described, source="configuration of a model")
     if model.experts:
         facts = replace(facts, warnings=facts.warn(ROUTING))
     return Trace(trace.operators, trace.tensors, facts)
 
 
 def _keep(trace: Trace, path: Path) -> None:
-    """Write a trace for the next time; a folder that cannot be written is no error."""
+    """Write a trace for the next time; a folder that cannot be written is not an error."""
     with suppress(OSError), TemporaryDirectory() as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_trace(trace, temporary)

@@ -182,7 +182,7 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
             layers = found.size("num-layers-per-virtual-pipeline-stage")
             if model.layers % (pipeline * layers):
                 raise InputError(
-                    f"{model.layers} layers are no stages of {layers} on {pipeline} ranks",
+                    f"{model.layers} layers do not divide into stages of {layers} on {pipeline} ranks",
                     file=file, place="num-layers-per-virtual-pipeline-stage",
                 )  # fmt: skip
             several = model.layers // (pipeline * layers)
@@ -219,21 +219,24 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
     if pipeline == 1 or found.take("pipeline-model-parallel-layout") is not None:
         return ()
     ends = {0: first, pipeline - 1: last}
-    told = {rank: size for rank, size in ends.items() if size is not None}
-    others = pipeline - len(told)
+    given_ends = {rank: size for rank, size in ends.items() if size is not None}
+    others = pipeline - len(given_ends)
     each, rest = divmod(
-        layers + embedding + loss - sum(told.values()), others * (1 if told else several)
+        layers + embedding + loss - sum(given_ends.values()),
+        others * (1 if given_ends else several),
     )
     if (
         rest
         or each < 1
-        or (told and several > 1 and any(n % several for n in (each, *told.values())))
+        or (given_ends and several > 1 and any(n % several for n in (each, *given_ends.values())))
     ):
         raise InputError(
             f"{layers} layers cannot be cut into {pipeline} x {several} stages as the arguments say",
             file=found.file, place="pipeline-model-parallel-size",
         )  # fmt: skip
-    of_rank = [told.get(rank, each * (1 if told else several)) for rank in range(pipeline)]
+    of_rank = [
+        given_ends.get(rank, each * (1 if given_ends else several)) for rank in range(pipeline)
+    ]
     stages = [of_rank[rank] // several for _ in range(several) for rank in range(pipeline)]
     stages[0] -= embedding
     stages[-1] -= loss

@@ -38,7 +38,7 @@ def find_configuration(name: str | Path) -> Configuration | None:
     Raises
     ------
     InputError
-        When the file is no such configuration, or the model is not built here.
+        When the file is not such a configuration, or the model is not built here.
     """
     path = Path(name)
     if path.is_dir() and (path / HUGGINGFACE).is_file() and not (path / "trace.json").exists():

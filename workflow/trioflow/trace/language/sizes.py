@@ -180,7 +180,8 @@ class LanguageModel:
             value: Any = getattr(self, field.name)
             if field.name in words and value not in words[field.name]:
                 raise InputError(
-                    f"{field.name} {value!r} is none of {', '.join(words[field.name])}", file=place
+                    f"{field.name} {value!r} is not one of {', '.join(words[field.name])}",
+                    file=place,
                 )
             least = 0 if field.name in _OPTIONAL else 1
             if field.type == "int" and value < least:
@@ -203,13 +204,13 @@ class LanguageModel:
 
 
 def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
-    """Return the model and the tokens of a sample that a trace's facts tell; None where they do not."""
-    told = facts.language_model
-    if not told:
+    """Return the model and the tokens of a sample that a trace's facts say; None where they do not."""
+    described = facts.language_model
+    if not described:
         return None
     names = [field.name for field in fields(LanguageModel)]
-    return LanguageModel(**{name: told[name] for name in names if name in told}), int(
-        told["sequence"]
+    return LanguageModel(**{name: described[name] for name in names if name in described}), int(
+        described["sequence"]
     )
 
 

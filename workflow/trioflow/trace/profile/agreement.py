@@ -44,7 +44,7 @@ def count_rounds(step: Step) -> int:
     """Return how often an unmarked step repeats itself: 1 where it shows no repetition.
 
     It does where its operators are the same sequence over and over, to the end, or where its
-    backward passes are and operators run between them. Layers alone are no such thing: what is
+    backward passes are and operators run between them. Layers alone are not: what is
     before and after them runs once.
     """
     words = kineto_words("backward")
@@ -87,10 +87,10 @@ def list_overlaps(operators: Iterable[Event]) -> list[str]:
         if reached is not None and one.start_ns < reached - ROUNDING_NS:
             found.append(one.name)
         reached = one.end_ns if reached is None else max(reached, one.end_ns)
-    return _say(found, "operators run while another one does, on a thread of their own")
+    return _doubt(found, "operators run while another one does, on a thread of their own")
 
 
-def _say(found: Sequence[str], what: str) -> list[str]:
+def _doubt(found: Sequence[str], what: str) -> list[str]:
     return [f"{len(found)} {what} (first: {found[0]:.60})"] if found else []
 
 
@@ -111,8 +111,8 @@ def _doubt_order(step: Step) -> list[str]:
         if began and not other and event.category == "cpu_op":
             late.append(event.name)
     return [
-        *_say(late, "operators count as forward although backward began before them"),
-        *_say(bare, "calls are named after autograd's nodes and run outside its backward pass"),
+        *_doubt(late, "operators count as forward although backward began before them"),
+        *_doubt(bare, "calls are named after autograd's nodes and run outside its backward pass"),
         *list_overlaps(step.operators),
     ]
 
@@ -124,8 +124,8 @@ def _doubt_device(step: Step) -> list[str]:
     started = {k.correlation for k in kernels}
     words = kineto_words("starts_work")
     lost = [e.name for e in calls if e.name.startswith(words) and e.correlation not in started]
-    doubts = _say(lost, "launches have no kernel in the profile")
-    doubts += _say(
+    doubts = _doubt(lost, "launches have no kernel in the profile")
+    doubts += _doubt(
         [k.name for k in step.adopted], "kernels have no launch and go to the call that they name"
     )
     if step.stray:
@@ -152,7 +152,7 @@ def _doubt_beside(kernels: Iterable[Event]) -> list[str]:
             beside.append(kernel.name)
         if last is None or kernel.end_ns > last.end_ns:
             last = kernel
-    return _say(
+    return _doubt(
         beside,
         "kernels start while one of another stream runs, and count as computing although they or"
         " that one may communicate",
@@ -174,9 +174,9 @@ def _doubt_streams(kernels: Sequence[Event], launches: Mapping[int | None, Event
             if first is not None and second is not None and first.start_ns > second.end_ns:
                 swapped.append(other.name)
     return [
-        *_say(early, "kernels start before their launch"),
-        *_say(swapped, "kernels of a stream run in another order than they were launched"),
-        *_say(overlapping, "kernels start while another one of their stream runs"),
+        *_doubt(early, "kernels start before their launch"),
+        *_doubt(swapped, "kernels of a stream run in another order than they were launched"),
+        *_doubt(overlapping, "kernels start while another one of their stream runs"),
     ]
 
 
@@ -210,12 +210,12 @@ def _doubt_pair(step: Step, links: Links, nodes: Sequence[Node]) -> list[str]:
         if None not in known and ABSENT not in known and known[0] != known[1]:
             sequences.append(event.name)
     return [
-        *_say(missing, "calls of the profile are not in the execution trace"),
-        *_say(extra, "operators of the execution trace are not in the profile"),
-        *_say(marked, "operators are annotations in the profile"),
-        *_say(shapes, "calls have other shapes in the profile than in the execution trace"),
-        *_say(callers, "calls have another caller in the profile than in the execution trace"),
-        *_say(sequences, "calls have another sequence number in the execution trace"),
+        *_doubt(missing, "calls of the profile are not in the execution trace"),
+        *_doubt(extra, "operators of the execution trace are not in the profile"),
+        *_doubt(marked, "operators are annotations in the profile"),
+        *_doubt(shapes, "calls have other shapes in the profile than in the execution trace"),
+        *_doubt(callers, "calls have another caller in the profile than in the execution trace"),
+        *_doubt(sequences, "calls have another sequence number in the execution trace"),
     ]
 
 

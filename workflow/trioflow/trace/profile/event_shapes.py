@@ -1,4 +1,4 @@
-"""What a Kineto event alone tells of its operator: input shapes, types and constants."""
+"""What a Kineto event alone says of its operator: input shapes, types and constants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
 
 
 def check_types(events: Iterable[Event], path: Path) -> None:
-    """Refuse tensors of an unknown element type, where the profile alone tells the types.
+    """Refuse tensors of an unknown element type, where the profile alone gives the types.
 
     Raises
     ------

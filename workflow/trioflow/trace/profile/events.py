@@ -78,7 +78,7 @@ def nest(events: Iterable[Event]) -> list[Event]:
 
 
 def is_operator(name: str) -> bool:
-    """Tell operators (``library::name``) from autograd nodes, annotations and functions."""
+    """Return whether a name is an operator (``library::name``): not an autograd node, annotation or function."""
     library, separator, rest = name.partition("::")
     return (
         bool(separator and rest)
@@ -184,7 +184,7 @@ def charge_apart(groups: Sequence[Sequence[Event]], communicates: Sequence[bool]
 
 
 def is_communication(kernel: Event) -> bool:
-    """Tell a kernel or copy between devices by its function's name, or by what its metadata say.
+    """Recognise a kernel or copy between devices by its function's name, or by what its metadata say.
 
     Template arguments and parameters are not part of the function's name.
     """
@@ -196,7 +196,7 @@ def is_communication(kernel: Event) -> bool:
 
 
 def calls_collective(event: Event) -> bool:
-    """Tell a call that communicates, or is made by one that does."""
+    """Return whether a call communicates, or is made by one that does."""
     words = kineto_words("collective_operator")
     return any(above.name.startswith(words) for above in (event, *event.ancestors()))
 
@@ -220,6 +220,6 @@ def communication_streams(kernels: Iterable[tuple[Event, bool]]) -> set[str]:
 
 
 def is_host_copy(kernel: Event) -> bool:
-    """Tell a copy between the host and the device."""
+    """Return whether a kernel copies between the host and the device."""
     words = kineto_words("host_copy")
     return kernel.category == "gpu_memcpy" and any(word in kernel.name for word in words)

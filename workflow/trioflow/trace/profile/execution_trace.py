@@ -157,7 +157,7 @@ def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) ->
 
 def _whole(value: Any) -> int:
     if value.__class__ is not int:
-        raise ValueError(f"{value!r:.40} is no whole number")
+        raise ValueError(f"{value!r:.40} is not a whole number")
     return int(value)
 
 

@@ -180,7 +180,7 @@ class ListStream:
         )  # fmt: skip
 
     def _refuse_constant(self, word: str) -> Any:
-        raise self._incomplete(f"{word} is no number")
+        raise self._incomplete(f"{word} is not a number")
 
 
 _SPACE_OR_COMMA = _SPACE + ","

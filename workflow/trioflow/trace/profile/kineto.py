@@ -85,14 +85,14 @@ class Profile:
         return self.column("end_ns")
 
     def is_category(self, *words: str) -> NDArray[np.bool_]:
-        """Tell which events are of one of some categories."""
+        """Return which events are of one of some categories."""
         if words not in self._masks:
             codes = [i for i, word in enumerate(self.categories) if word in words]
             self._masks[words] = np.isin(self.column("category"), codes)
         return self._masks[words]
 
     def is_named(self, *prefixes: str) -> NDArray[np.bool_]:
-        """Tell which events' names begin with one of some words."""
+        """Return which events' names begin with one of some words."""
         codes = [i for i, name in enumerate(self.names) if name.startswith(prefixes)]
         return np.isin(self.column("name"), codes)
 
@@ -160,7 +160,7 @@ def read_profile(path: str | Path) -> Profile:
                 read.take(raw)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if not isinstance(raw, dict):
-                problem = f"{raw!r:.40} is no event"
+                problem = f"{raw!r:.40} is not an event"
             elif "ph" not in raw:
                 continue
             elif isinstance(error, KeyError):
@@ -251,7 +251,7 @@ class _Reader:
         code = known.get(word)
         if code is None:
             if not isinstance(word, str):
-                raise TypeError(f"{word!r:.40} is no name")
+                raise TypeError(f"{word!r:.40} is not a name")
             code = known[word] = len(words)
             words.append(word)
         return code
@@ -274,18 +274,18 @@ def _check_shapes(details: dict[str, Any]) -> None:
     """Refuse shapes and types of arguments that are none, or not one each."""
     shapes, types = details.get("shapes", []), details.get("types", [])
     if not isinstance(shapes, list) or not isinstance(types, list):
-        raise ValueError(f"{shapes!r:.40} and {types!r:.40} are no lists of shapes and types")
+        raise ValueError(f"{shapes!r:.40} and {types!r:.40} are not lists of shapes and types")
     if "shapes" in details and "types" in details and len(shapes) != len(types):
         raise ValueError(
             f"it has the shapes of {len(shapes)} arguments and the types of {len(types)}"
         )
     if not all(isinstance(word, str) for word in types):
-        raise ValueError(f"{types!r:.40} are no types")
+        raise ValueError(f"{types!r:.40} are not types")
     for shape in shapes:
         for sizes in shape if _is_list_of_lists(shape) else [shape]:
             whole = isinstance(sizes, list) and all(s.__class__ is int and s >= 0 for s in sizes)
             if not whole:
-                raise ValueError(f"{sizes!r:.40} is no shape")
+                raise ValueError(f"{sizes!r:.40} is not a shape")
 
 
 def _is_list_of_lists(shape: Any) -> bool:
@@ -304,7 +304,7 @@ def _to_ns(stamp: Any, scale: int) -> int:
         time_ns: int = stamp * scale
     else:
         if not isinstance(stamp, str):
-            raise ValueError(f"{stamp!r:.40} is no time")
+            raise ValueError(f"{stamp!r:.40} is not a time")
         whole, _, fraction = stamp.partition(".")
         if fraction.isdigit() and scale == 1000:
             time_ns = int(whole) * 1000
@@ -313,7 +313,7 @@ def _to_ns(stamp: Any, scale: int) -> int:
         else:
             time_ns = round(float(stamp) * scale)
     if not -_LIMIT < time_ns < _LIMIT:
-        raise ValueError(f"{stamp} is no time")
+        raise ValueError(f"{stamp} is not a time")
     return time_ns
 
 
@@ -322,5 +322,5 @@ def _to_id(value: Any) -> int:
     if value is None:
         return ABSENT
     if value.__class__ is not int or not ABSENT <= value < _LIMIT:
-        raise ValueError(f"{value!r:.40} is no id")
+        raise ValueError(f"{value!r:.40} is not an id")
     return int(value)

@@ -66,7 +66,7 @@ class Observation:
 
     operators: list[ObservedOperator]  # without times
     ready: list[ReadyGradient]  # from ``find_ready``
-    without_tensors: int = 0  # operators whose tensors nothing tells
+    without_tensors: int = 0  # operators whose tensors nothing gives
     unjoined: list[str] = field(default_factory=list)  # what could not be joined, a sentence each
     # What else the reader must know of what was read, a sentence each.
     notes: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
     """Describe the operators of a step.
 
     ``step``: the loaded step. ``links``: the execution trace's node of each event; None to take
-    what the profile itself holds, which is no identity and no result of a tensor.
+    what the profile itself holds, which is neither the identity nor the results of a tensor.
     """
     found, numbers = Observation([], []), count(1)
     rows = zip(step.operators, step.launched, step.communicates, strict=True)
@@ -102,7 +102,7 @@ def observe_step(step: Step, links: Links | None) -> Observation:
 
 
 def _describe_tensors(one: ObservedOperator, event: Event, links: Links) -> bool:
-    """Fill in an operator's tensors from its node; tell whether it has one."""
+    """Fill in an operator's tensors from its node; return whether it has one."""
     node = links.get(id(event))
     if node is None:
         return False
@@ -141,7 +141,7 @@ def _name(event: Event, kernels: Sequence[Event]) -> str:
 
 
 def _kind(kernels: Sequence[Event], communicates: bool) -> str:
-    """Tell communication of the traced run and copies to or from the device from compute."""
+    """Separate communication of the traced run and copies to or from the device from compute."""
     if communicates:
         return "collective"
     return "memcpy" if kernels and all(is_host_copy(k) for k in kernels) else "compute"
@@ -219,11 +219,11 @@ def _list_notes(step: Step) -> list[str]:
             " profile began: they are the step before's and left out"
         )
     if any(step.communicates):
-        said.append(_tell_communication(step))
+        said.append(_describe_communication(step))
     return said
 
 
-def _tell_communication(step: Step) -> str:
+def _describe_communication(step: Step) -> str:
     """Say how much a step of a parallel run communicates, and how much of it beside compute."""
     count = sum(step.communicates)
     said = f"{count} operators communicate: the trace is of a parallel run"

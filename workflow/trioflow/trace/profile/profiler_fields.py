@@ -63,6 +63,6 @@ def element_bytes(dtype: str) -> int | None:
 
 
 def precision_of(dtype: str) -> str | None:
-    """Return the precision that an element type tells; "" for fp32 or tf32, None for no float."""
+    """Return the precision that an element type says; "" for fp32 or tf32, None for no float."""
     word: str | None = load_fields()["precisions"].get(dtype)
     return word

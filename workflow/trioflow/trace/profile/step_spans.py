@@ -21,7 +21,7 @@ ROUNDING_NS = 2 * NS_PER_US
 WHOLE = "the whole profile"
 """Name of the span of a profile that marks no step."""
 BY_OPTIMIZER = "up to optimizer step"
-"""How the spans are named of a profile whose optimizer steps alone tell its steps apart."""
+"""How the spans are named of a profile whose optimizer steps alone separate its steps."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Span:
 def find_spans(profile: Profile) -> list[Span]:
     """Return where the steps of a profile lie, in order.
 
-    Steps are the annotated ones: trioflow's own, or those of a profiler that was told of steps
+    Steps are the annotated ones: trioflow's own, or those of a profiler that was given steps
     (``ProfilerStep#3``). Without them a step ends with the optimizer's annotation; without two of
     those the whole file is one step. A marked step that holds no call (the profiler's last, begun
     and not run) is left out.
@@ -81,7 +81,7 @@ def find_period_ns(profile: Profile, spans: Sequence[Span]) -> float | None:
     """Return how far apart the device ends one step and the next: the median [ns].
 
     Returns none unless, from most steps to the next, the device still works on the one when the
-    host begins the other: elsewhere the host's annotations tell the step time.
+    host begins the other: elsewhere the host's annotations give the step time.
     """
     ends = [_last_kernel_end(profile, span) for span in spans]
     apart = [

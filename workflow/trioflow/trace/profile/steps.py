@@ -180,12 +180,12 @@ def _join_device(profile: Profile, span: Span, launches: Sequence[Event], step: 
 
 
 def _is_earlier(number: int | None, launches: NDArray[np.int64]) -> bool:
-    """Tell a launch that was made before the profile's first one: the numbers only grow."""
+    """Return whether a launch was made before the profile's first one: the numbers only grow."""
     return number is not None and len(launches) > 0 and ABSENT < number < launches[0]
 
 
 def _part_communication(step: Step) -> None:
-    """Tell what communicates, and give what does so within a call that computes its own entry."""
+    """Return what communicates, and what does so within a call that computes its own entry."""
     whole = [calls_collective(event) for event in step.operators]
     streams = communication_streams(
         (kernel, not named and event.category == "cpu_op")

@@ -55,7 +55,7 @@ def read_size(row: Mapping[str, Any], column: str) -> int | None:
         return None
     if not str(cell).isdecimal() or int(cell) < 1:
         raise InputError(
-            f"workload {row['workload']}: {column} {cell!r} is no whole number from 1 on"
+            f"workload {row['workload']}: {column} {cell!r} is not a whole number from 1 on"
         )
     return int(cell)
 

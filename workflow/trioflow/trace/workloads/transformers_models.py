@@ -168,7 +168,7 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
     settings |= dict.fromkeys(kind.depth, layers) if layers else {}
     with _quiet(library):
         config = getattr(library, kind.config)(**settings)
-        # A T5 configuration ties the embeddings whatever it is told; FLAN-T5's are not tied.
+        # A T5 configuration ties the embeddings whatever it says; FLAN-T5's are not tied.
         config.tie_word_embeddings = published.tied
         model = _instantiate(library, kind.model, config)
     if kind.encoder_decoder:
