@@ -41,7 +41,7 @@ from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.goodput import Faults
 from trioflow.prediction.language_answer import HOUR_S, describe_run
 
-DAY_S, MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
+DAY_S, _MINUTE_S, _JOULES_PER_MWH = 86400.0, 60.0, 3.6e9
 PERFETTO_ENDINGS = (".json", ".json.gz")
 """Of files that hold a timeline for Perfetto."""
 
@@ -174,7 +174,7 @@ def _describe_cost(answer: Mapping[str, Any]) -> str:
     if "goodput" in run:
         text += (
             f" ({run['goodput']:.1%} of it kept: a failure every {run['mtbf_s'] / HOUR_S:,.1f} h, state saved every"
-            f" {run['checkpoint_interval_s'] / MINUTE_S:,.0f} min)"
+            f" {run['checkpoint_interval_s'] / _MINUTE_S:,.0f} min)"
         )
     if "energy_j" in run:
         text += f", {run['energy_j'] / _JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"

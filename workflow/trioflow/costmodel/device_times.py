@@ -139,7 +139,7 @@ def times_interval(facts: Facts) -> tuple[float, float]:
     return new_gpu_interval(facts)
 
 
-EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
+_EXTRAPOLATED, UNCALIBRATED = "extrapolated", "uncalibrated"
 
 
 @dataclass
@@ -210,7 +210,7 @@ def prepare_device_times(
         fitted = class_precision(found.model, "gemm")
         if fitted not in (None, precision):
             found.doubt(
-                EXTRAPOLATED,
+                _EXTRAPOLATED,
                 f"the cost model knows matrix products in {fitted}, and the trace's run in {precision}: "
                 "their times are those of the former",
             )
@@ -219,7 +219,7 @@ def prepare_device_times(
     found.traces = list(traces)
     if carried and sheets[1] is not None:
         found.traces = [retime_trace(trace, sheets[1]) for trace in traces]
-        found.doubt(EXTRAPOLATED)
+        found.doubt(_EXTRAPOLATED)
     if lent:
         found.doubt(UNCALIBRATED, _of_another(traced, device_name))
     found.model_text += ", anchored on the recorded times" + (f" of {traced}" if carried else "")
@@ -283,7 +283,7 @@ def _time(
         for trace in traces
     ]  # fmt: skip
     found.model_text += ", from shapes alone"
-    found.doubt(EXTRAPOLATED if overrides is None else UNCALIBRATED)
+    found.doubt(_EXTRAPOLATED if overrides is None else UNCALIBRATED)
 
 
 def choose_operator_model(
@@ -317,7 +317,7 @@ def choose_operator_model(
             model = in_precision(derived, sheet, precision, causal)
             found = DeviceTimes([], model, f"{nearest} ({_method(model)})")
             found.doubt(
-                EXTRAPOLATED,
+                _EXTRAPOLATED,
                 f"no cost model of {device_name}: that of {source.driver_name} is carried over by the "
                 "rule for new GPUs; a capture on the device itself would replace it",
             )

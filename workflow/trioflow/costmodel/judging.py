@@ -16,7 +16,7 @@ from trioflow.costmodel.operators.rows import recorded_times, sized_rows
 from trioflow.trace.store import Trace
 
 BATCH_CHANGE, LEFT_OUT, OPERATOR_DATA = "batch-change", "leave-workload-out", "operator-data"
-SUM, END_TO_END, OPERATOR = "operator_sum", "end_to_end", "operator"
+SUM, _END_TO_END, OPERATOR = "operator_sum", "end_to_end", "operator"
 Row = dict[str, Any]
 
 
@@ -73,7 +73,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
         if found is None:
             if measured_s:
                 answer = np.array([oracle_s, np.nan, np.nan])
-                rows.append(case.row(group, END_TO_END, measured_s, answer, oracle_s=oracle_s))
+                rows.append(case.row(group, _END_TO_END, measured_s, answer, oracle_s=oracle_s))
             continue
         time_s, outside = _sum(found, mine)
         step_s = float(recorded[mine].sum())
@@ -83,7 +83,7 @@ def judge_pair(device: str, model: str, fitted: Any, source: Trace, target: Trac
             whole = answer / step_s * known_s
             rows.append(
                 case.row(
-                    group, END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside
+                    group, _END_TO_END, measured_s, whole, oracle_s=oracle_s, extrapolated=outside
                 )
             )
     if found is not None and _same_operators(source, target):
@@ -118,7 +118,7 @@ def judge_shapes(device: str, model: str, fitted: Any, trace: Trace) -> list[Row
         if measured_s:
             rows.append(
                 case.row(
-                    group, END_TO_END, measured_s, answer, oracle_s=oracle_s, extrapolated=outside
+                    group, _END_TO_END, measured_s, answer, oracle_s=oracle_s, extrapolated=outside
                 )
             )
     return rows + _operator_rows(case, found, operators, operators)

@@ -22,7 +22,7 @@ _ATTEMPTS = 5
 TIMEOUT_S = 30.0
 _MIRROR_VARIABLE = "TRIOFLOW_DATA_MIRROR"
 _URL_VARIABLE = "TRIOFLOW_DATA_URL"
-ADDRESS = r"https?://(?!.*[?#@])[!-~]+"
+_ADDRESS = r"https?://(?!.*[?#@])[!-~]+"
 THERE = "already there"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems without locks answer: some NFS and Lustre mounts."""
@@ -66,7 +66,7 @@ def choose_source(
         variables.get(_MIRROR_VARIABLE, "").strip(),
     )
     if url:
-        if not re.fullmatch(ADDRESS, url):
+        if not re.fullmatch(_ADDRESS, url):
             fix = "write http://... or https://... without login, question mark or hash sign"
             raise DatasetError(f"{_URL_VARIABLE} is {url!r}, which is not a URL", fix=fix)
         base_url, lfs_url = url, ""

@@ -37,43 +37,43 @@ _GZIP = 16
 _FRACTIONS = pa.array([f".{number:03d}" for number in range(NS_PER_US)])
 
 
-def round_to_ns(times_s: pd.Series[float]) -> Ints:
+def _round_to_ns(times_s: pd.Series[float]) -> Ints:
     """Return times in whole nanoseconds [s to ns], as ``units.s_to_ns`` does one."""
     return np.rint(times_s.to_numpy(np.float64) * NS_PER_S).astype(np.int64)
 
 
-def write_integers(values: Ints) -> pa.Array:
+def _write_integers(values: Ints) -> pa.Array:
     """Return whole numbers as text."""
     return pc.cast(pa.array(values), pa.string())
 
 
-def write_microseconds(times_ns: Ints) -> pa.Array:
+def _write_microseconds(times_ns: Ints) -> pa.Array:
     """Return times [ns] as text in microseconds, every digit of them."""
     whole, rest = np.divmod(times_ns, NS_PER_US)
-    return pc.binary_join_element_wise(write_integers(whole), _FRACTIONS.take(pa.array(rest)), "")
+    return pc.binary_join_element_wise(_write_integers(whole), _FRACTIONS.take(pa.array(rest)), "")
 
 
-def write_texts(values: Iterable[Any]) -> pa.Array:
+def _write_texts(values: Iterable[Any]) -> pa.Array:
     """Return texts in quotes, as JSON writes them."""
     codes, found = pd.factorize(pd.Series(values, dtype="str"), use_na_sentinel=False)
     return pa.array([json.dumps(str(text)) for text in found], pa.string()).take(pa.array(codes))
 
 
-def write_argument(name: str, values: pd.Series[Any]) -> pa.Array:
+def _write_argument(name: str, values: pd.Series[Any]) -> pa.Array:
     """Return ``,"name":value`` where there is a value, and nothing elsewhere."""
     absent = values.isna().to_numpy(dtype=bool)
     if absent.all():
         return pa.array([""] * len(values), pa.string())
     if pd.api.types.is_numeric_dtype(values):
-        text = write_integers(values.to_numpy(dtype=np.int64, na_value=0))
+        text = _write_integers(values.to_numpy(dtype=np.int64, na_value=0))
     else:
-        text = write_texts(values)
+        text = _write_texts(values)
         absent = absent | (values == "").to_numpy(dtype=bool, na_value=True)
     pair = pc.binary_join_element_wise(f',"{name}":', text, "")
     return pc.if_else(pa.array(absent), "", pair)
 
 
-def join_pieces(pieces: Sequence[Piece]) -> bytes:
+def _join_pieces(pieces: Sequence[Piece]) -> bytes:
     """Return events, one after the other, each begun by a comma."""
     joined = pc.binary_join_element_wise(",{", *pieces, "}", "")
     if isinstance(joined, pa.ChunkedArray):
@@ -83,13 +83,13 @@ def join_pieces(pieces: Sequence[Piece]) -> bytes:
     return joined.buffers()[2][begin:end].to_pybytes() if end > begin else b""
 
 
-def cut_rows(count: int) -> Iterator[slice]:
+def _cut_rows(count: int) -> Iterator[slice]:
     """Yield the rows of a table piece by piece."""
     for begin in range(0, count, CHUNK):
         yield slice(begin, min(begin + CHUNK, count))
 
 
-def write_events(path: str | Path, texts: Iterable[bytes]) -> None:
+def _write_events(path: str | Path, texts: Iterable[bytes]) -> None:
     """Write events as a trace, atomically; compressed when the name ends in ``.gz``.
 
     ``texts``: from :func:`join_pieces`.
@@ -148,7 +148,7 @@ def write_perfetto(
     recv and along the members of a collective in rank order. Perfetto counts in whole nanoseconds,
     so starts and ends are rounded to them, each for itself: tasks that touch still touch.
     """
-    write_events(path, _describe(timeline, measured, counters, critical_path))
+    _write_events(path, _describe(timeline, measured, counters, critical_path))
 
 
 def _describe(
@@ -196,7 +196,7 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     """Yield the names of processes and threads, then slices, then arrows."""
     if timeline.empty:
         return
-    start_ns, end_ns = round_to_ns(timeline["start_s"]), round_to_ns(timeline["end_s"])
+    start_ns, end_ns = _round_to_ns(timeline["start_s"]), _round_to_ns(timeline["end_s"])
     ranks = timeline["rank"].to_numpy(dtype=np.int64)
     codes, found = pd.factorize(timeline["stream"])
     streams = [str(name) for name in found]
@@ -208,7 +208,7 @@ def _describe_timeline(timeline: pd.DataFrame, suffix: str) -> Iterator[bytes]:
     tids = pids * max(_THREADS_PER_PROCESS, int(index.max()) + 1) + index
     yield _name_threads(_Threads(keys, pids, tids, index), streams, suffix)
     slices = _Slices(pids[thread], tids[thread], start_ns, end_ns)
-    for rows in cut_rows(len(timeline)):
+    for rows in _cut_rows(len(timeline)):
         yield _describe_tasks(timeline.iloc[rows], slices.take(rows))
     yield from _describe_arrows(timeline, slices, suffix)
 
@@ -303,15 +303,15 @@ def _describe_tasks(timeline: pd.DataFrame, slices: _Slices) -> bytes:
     """Return one slice per task, in the order of the timeline's rows."""
     phases, kinds = timeline["phase"], timeline["kind"]
     pieces: list[Piece] = [
-        '"ph":"X","name":', write_texts(timeline["name"]),
-        ',"cat":', write_texts(phases.where(phases != "", kinds)),
-        ',"pid":', write_integers(slices.pid), ',"tid":', write_integers(slices.tid),
-        ',"ts":', write_microseconds(slices.start_ns),
-        ',"dur":', write_microseconds(slices.end_ns - slices.start_ns),
-        ',"args":{"task_id":', write_integers(timeline["task_id"].to_numpy(np.int64)),
-        *(write_argument(name, timeline[name]) for name in _ARGUMENTS), "}",
+        '"ph":"X","name":', _write_texts(timeline["name"]),
+        ',"cat":', _write_texts(phases.where(phases != "", kinds)),
+        ',"pid":', _write_integers(slices.pid), ',"tid":', _write_integers(slices.tid),
+        ',"ts":', _write_microseconds(slices.start_ns),
+        ',"dur":', _write_microseconds(slices.end_ns - slices.start_ns),
+        ',"args":{"task_id":', _write_integers(timeline["task_id"].to_numpy(np.int64)),
+        *(_write_argument(name, timeline[name]) for name in _ARGUMENTS), "}",
     ]  # fmt: skip
-    return join_pieces(pieces)
+    return _join_pieces(pieces)
 
 
 def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> Iterator[bytes]:
@@ -325,14 +325,14 @@ def _describe_arrows(timeline: pd.DataFrame, slices: _Slices, suffix: str) -> It
     tails, heads = joined[order[:-1][along]], joined[order[1:][along]]
     # In the middle of a slice: at its edge an arrow's end could bind to a neighbour.
     middle_ns = slices.start_ns + (slices.end_ns - slices.start_ns) // 2
-    for rows in cut_rows(len(tails)):
+    for rows in _cut_rows(len(tails)):
         # Perfetto joins two ends by category, name and a whole number; others it drops.
-        number = write_integers(np.arange(rows.start, rows.stop))
+        number = _write_integers(np.arange(rows.start, rows.stop))
         for end, task in (('"ph":"s"', tails[rows]), ('"ph":"f","bp":"e"', heads[rows])):
-            yield join_pieces([
+            yield _join_pieces([
                 f'{end},"cat":"match","name":"match{suffix}","id":', number,
-                ',"pid":', write_integers(slices.pid[task]), ',"tid":', write_integers(slices.tid[task]),
-                ',"ts":', write_microseconds(middle_ns[task]),
+                ',"pid":', _write_integers(slices.pid[task]), ',"tid":', _write_integers(slices.tid[task]),
+                ',"ts":', _write_microseconds(middle_ns[task]),
             ])  # fmt: skip
 
 
@@ -343,16 +343,16 @@ def _describe_path(path: pd.DataFrame) -> Iterator[bytes]:
         [*_name_process(_PATH_PID, PATH_PROCESS), *_name_thread(_PATH_PID, tid, _PATH_THREAD, 1)]
     )
     names = path["name"].astype("str") + ", rank " + path["rank"].astype("str")
-    start_ns, end_ns = round_to_ns(path["start_s"]), round_to_ns(path["end_s"])
-    for rows in cut_rows(len(path)):
+    start_ns, end_ns = _round_to_ns(path["start_s"]), _round_to_ns(path["end_s"])
+    for rows in _cut_rows(len(path)):
         part = path.iloc[rows]
-        yield join_pieces([
-            f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":', write_texts(names.iloc[rows]),
-            ',"cat":', write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
-            ',"ts":', write_microseconds(start_ns[rows]),
-            ',"dur":', write_microseconds(end_ns[rows] - start_ns[rows]),
-            ',"args":{"task_id":', write_integers(part["task_id"].to_numpy(np.int64)),
-            *(write_argument(name, part[name]) for name in ("rank", "module", "reason")), "}",
+        yield _join_pieces([
+            f'"ph":"X","pid":{_PATH_PID},"tid":{tid},"name":', _write_texts(names.iloc[rows]),
+            ',"cat":', _write_texts(part["phase"].where(part["phase"] != "", part["kind"])),
+            ',"ts":', _write_microseconds(start_ns[rows]),
+            ',"dur":', _write_microseconds(end_ns[rows] - start_ns[rows]),
+            ',"args":{"task_id":', _write_integers(part["task_id"].to_numpy(np.int64)),
+            *(_write_argument(name, part[name]) for name in ("rank", "module", "reason")), "}",
         ])  # fmt: skip
 
 
@@ -363,11 +363,11 @@ def _describe_counters(counters: pd.DataFrame, link_pid: int) -> Iterator[bytes]
     pids = np.where(of_link, link_pid, _FIRST_PID + 2 * ranks)
     if of_link.any():
         yield _write_names(_name_process(link_pid, LINK_PROCESS))
-    time_ns = round_to_ns(counters["time_s"])
+    time_ns = _round_to_ns(counters["time_s"])
     values = np.rint(counters["value"].to_numpy(np.float64)).astype(np.int64)
-    for rows in cut_rows(len(counters)):
-        yield join_pieces([
-            '"ph":"C","name":', write_texts(counters["counter"].iloc[rows]),
-            ',"pid":', write_integers(pids[rows]), ',"ts":', write_microseconds(time_ns[rows]),
-            ',"args":{', write_texts(counters["unit"].iloc[rows]), ":", write_integers(values[rows]), "}",
+    for rows in _cut_rows(len(counters)):
+        yield _join_pieces([
+            '"ph":"C","name":', _write_texts(counters["counter"].iloc[rows]),
+            ',"pid":', _write_integers(pids[rows]), ',"ts":', _write_microseconds(time_ns[rows]),
+            ',"args":{', _write_texts(counters["unit"].iloc[rows]), ":", _write_integers(values[rows]), "}",
         ])  # fmt: skip

@@ -222,9 +222,9 @@ def share_host(graph: TaskGraph, host_s: NDArray[np.float64]) -> NDArray[np.floa
     tasks = graph.tasks
     duration_s = tasks["duration_s"].to_numpy(np.float64)
     known = (tasks["op_id"].notna() & (tasks["kind"] == "compute")).to_numpy(bool)
-    told_s = np.where((tasks["kind"] == "host").to_numpy(bool), duration_s, 0.0)
-    told_s[known] = host_s[tasks["op_id"][known].to_numpy(np.int64)]
-    share = np.divide(told_s, duration_s, out=np.zeros_like(told_s), where=duration_s > 0)
+    known_s = np.where((tasks["kind"] == "host").to_numpy(bool), duration_s, 0.0)
+    known_s[known] = host_s[tasks["op_id"][known].to_numpy(np.int64)]
+    share = np.divide(known_s, duration_s, out=np.zeros_like(known_s), where=duration_s > 0)
     return np.asarray(np.minimum(share, 1.0), dtype=np.float64)
 
 

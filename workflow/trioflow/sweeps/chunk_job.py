@@ -47,15 +47,15 @@ def simulate_sweep(description: str | Path, digest: str, target: str | Path, siz
 def _predict_chunk(sweep: Sweep, chunk: Chunk) -> pd.DataFrame:
     """Return the rows of a chunk, numbered from 0; says on standard output how far it has come."""
     workshop = Workshop(sweep.traces, sweep.platforms, interval=sweep.interval)
-    began_s = told_s = time.monotonic()
+    began_s = reported_s = time.monotonic()
     rows = []
     count = len(chunk.numbers)
     print(f"sweep {sweep.name}, chunk {chunk.digest}: {count} scenarios", flush=True)
     for place, number in enumerate(chunk.numbers):
         rows.append(workshop.predict(place, sweep.scenarios[number]))
         now_s = time.monotonic()
-        if now_s - told_s >= _REPORT_EVERY_S or place + 1 == count:
-            told_s = now_s
+        if now_s - reported_s >= _REPORT_EVERY_S or place + 1 == count:
+            reported_s = now_s
             print(
                 f"{place + 1} of {count} scenarios, {workshop.graphs} graphs, "
                 f"{sum(row['status'] != OK for row in rows)} without a time, "

@@ -41,7 +41,7 @@ SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "tensor-products" / "model.jso
 HALF = ("bf16", "fp16")
 """Precisions that the tables stand for; both run at the same rate on every GPU that has both."""
 FORM = "overlapped"
-LEAST_ROWS = 256
+_LEAST_ROWS = 256
 """Of a product, or tokens of an expert on average; fewer are those of serving, not of training."""
 _MOST_PRODUCTS = 4000
 GROUPED = "gemm/grouped"
@@ -87,7 +87,7 @@ def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
     found = {}
     for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS):
         device = str(frame["device"].iloc[0])
-        rows = frame[frame["product_m"] >= LEAST_ROWS].reset_index(drop=True)
+        rows = frame[frame["product_m"] >= _LEAST_ROWS].reset_index(drop=True)
         places = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_PRODUCTS)).astype(int)
         found[device] = _fit_products_of(
             rows.iloc[places].reset_index(drop=True), load_device(device).sm_count
@@ -142,7 +142,7 @@ def judge_experts(
         By the name of the GPU's sheet: times [s] of products, columns ``FEATURES`` and ``PRODUCTS``.
     """
     found = {}
-    for table in read_experts(Path(data_folder)):
+    for table in _read_experts(Path(data_folder)):
         name = str(table["device"].iloc[0])
         if name not in predict:
             continue
@@ -157,7 +157,7 @@ def judge_experts(
     return found
 
 
-def read_experts(data_folder: Path) -> list[pd.DataFrame]:
+def _read_experts(data_folder: Path) -> list[pd.DataFrame]:
     """Return layers of experts in bf16, on one rank of experts, by GPU: sizes, ``time_s``, ``device``.
 
     ``rows`` is the mean number of tokens of an expert, ``inside`` the width inside one (of a
@@ -176,7 +176,7 @@ def read_experts(data_folder: Path) -> list[pd.DataFrame]:
         })  # fmt: skip
         found["rows"] = found["tokens"] * found["chosen"] / found["experts"]
         device = find_device(str(table["device"].iloc[0])).name
-        frames.append(found[found["rows"] >= LEAST_ROWS].assign(device=device))
+        frames.append(found[found["rows"] >= _LEAST_ROWS].assign(device=device))
     return frames
 
 

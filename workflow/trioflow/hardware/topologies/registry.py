@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import PlatformError
-from trioflow.base.plugins import list_plugins, load_plugin
+from trioflow.base.plugins import load_plugin
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.edge_list import build_edge_list
 from trioflow.hardware.topologies.grids import (
@@ -56,11 +56,6 @@ BUILDERS: Mapping[str, Builder] = {
     "edge_list": build_edge_list,
 }
 """trioflow's own builders by the name that a platform file gives them."""
-
-
-def list_builders() -> list[str]:
-    """Return the names of all builders, those of other packages included, sorted."""
-    return list_plugins(ENTRY_POINTS, BUILDERS)
 
 
 def find_builder(name: str) -> Builder:

@@ -19,7 +19,7 @@ from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
-FP32_BYTES = 4
+_FP32_BYTES = 4
 TEMPORARY = "temporary"
 """Category of what backward and optimizer make and drop."""
 
@@ -127,7 +127,7 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
     size = np.array(tensor_bytes(trace), dtype=float)
     made = trace.tensors["producer_op_id"].isin(loss).to_numpy(dtype=bool) & (size > 0)
     large = made & (size == size[made].max(initial=0.0))
-    single = large & (trace.tensors["elem_bytes"].to_numpy() == FP32_BYTES)
+    single = large & (trace.tensors["elem_bytes"].to_numpy() == _FP32_BYTES)
     found = list(dict.fromkeys(storage[single].tolist()))[copies - 1 :]
     return np.where(np.isin(storage, found), found[0] if found else -1, storage)
 

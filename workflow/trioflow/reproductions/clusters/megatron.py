@@ -43,9 +43,9 @@ OTHER_NETWORKS = {
     "t5": "an encoder and a decoder (pretrain_t5.py): not built from a configuration",
 }
 """Test suites, by the folder of each, whose program trains another network than pretrain_gpt.py."""
-CUBLAS_HANDLES = 2
+_CUBLAS_HANDLES = 2
 """The thread that runs forward has one, and the one that runs backward."""
-TE_WORKSPACE_BYTES = {"a100": 4 * BYTES_PER_MIB, "h100": 32 * BYTES_PER_MIB}
+_TE_WORKSPACE_BYTES = {"a100": 4 * BYTES_PER_MIB, "h100": 32 * BYTES_PER_MIB}
 """Of Transformer Engine's products."""
 
 
@@ -184,5 +184,5 @@ def count_workspaces(file: Path, device: str) -> int:
     sizes = [int(n) for n in setting.strip(":").split(":")]
     cublas = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True))
     engine = content["MODEL_ARGS"].get("--transformer-impl", "transformer_engine")
-    fused = TE_WORKSPACE_BYTES[device] if engine == "transformer_engine" else 0
-    return CUBLAS_HANDLES * cublas * BYTES_PER_KIB + fused
+    fused = _TE_WORKSPACE_BYTES[device] if engine == "transformer_engine" else 0
+    return _CUBLAS_HANDLES * cublas * BYTES_PER_KIB + fused

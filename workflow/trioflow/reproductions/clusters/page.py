@@ -44,9 +44,9 @@ from trioflow.reproductions.clusters.scores import (
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 
 TITLE = "trioflow: nanotron's runs on 8 to 512 H100"
-MEDIAN_AIM, AIM_90 = 0.05, 0.10
+_MEDIAN_AIM, _AIM_90 = 0.05, 0.10
 """Median and 90th percentile of the peaks' errors that were aimed at."""
-LOSS_AIM = 0.05
+_LOSS_AIM = 0.05
 """Mean loss of throughput that was aimed at."""
 _STEPS = (
     "Each step as simulate predicts it on p5-h100. Fitted on 1.34 B on 1 and 2 nodes: host time of a launch. Collectives over "
@@ -80,15 +80,15 @@ def build_clusters_page(
             "Steps",
             [
                 render_paragraph(_STEPS),
-                render_steps(score_steps(timed)),
+                _render_steps(score_steps(timed)),
                 render_slow(timed),
-                render_repeated(timed),
+                _render_repeated(timed),
             ],
         ),
-        Section("choice", "Which plan to take", [render_choice(timed)]),
+        Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
         Section("degrees", "Memory by degrees", [render_degrees(cases)]),
-        Section("failed", "Those that failed", [render_failed(cases)]),
+        Section("failed", "Those that failed", [_render_failed(cases)]),
         peaks_section(tests),
         glossary_section(
             _WORDS,
@@ -103,7 +103,7 @@ def build_clusters_page(
     write_page(page, Page(TITLE, content, made_from=" from nanotron's own table of runs"))
 
 
-def render_steps(scores: pd.DataFrame) -> str:
+def _render_steps(scores: pd.DataFrame) -> str:
     """Return how far the steps are off, by groups of runs."""
     shares = ("within_10", "within_20", "within_50", "covered", "in_order")
     columns = [
@@ -163,7 +163,7 @@ def render_slow(cases: pd.DataFrame) -> str:
     return render_paragraph(text) + render_table(columns, table, "Pipelines on several nodes")
 
 
-def render_repeated(cases: pd.DataFrame) -> str:
+def _render_repeated(cases: pd.DataFrame) -> str:
     """Return how far runs of one configuration are from each other."""
     found = find_repeated(cases)
     if found.empty:
@@ -176,7 +176,7 @@ def render_repeated(cases: pd.DataFrame) -> str:
     return render_paragraph("Configurations measured more than once:") + render_list(lines)
 
 
-def render_choice(cases: pd.DataFrame) -> str:
+def _render_choice(cases: pd.DataFrame) -> str:
     """Return errors and choices of trioflow and of ways that simulate nothing."""
     steps = predict_steps(cases)
     cells, scores = choose_plans(cases, steps), score_ways(cases, steps)
@@ -184,7 +184,7 @@ def render_choice(cases: pd.DataFrame) -> str:
     mean = ", ".join(f"{way} {write_percent(cells[way].mean())}" for way in ways)
     text = (
         f"Throughput lost beside the best measured run by taking the plan that is expected to be fastest, in the mean over {len(cells)} cells: "
-        f"{mean} (aim {write_percent(LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
+        f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
     )  # fmt: skip
     columns = [
@@ -236,10 +236,10 @@ def render_summary(scores: pd.DataFrame) -> str:
     rows = scores[scores["parameters"] == 0]
     lines = []
     for row in rows.to_dict("records"):
-        reached = row["median_error"] <= MEDIAN_AIM and row["error_90"] <= AIM_90
+        reached = row["median_error"] <= _MEDIAN_AIM and row["error_90"] <= _AIM_90
         lines.append(
             f"{row['set']} ({row['runs']}): half of the peaks are within {write_percent(row['median_error'])}, nine tenths within "
-            f"{write_percent(row['error_90'])} (aims {write_percent(MEDIAN_AIM, 0)} and {write_percent(AIM_90, 0)}: "
+            f"{write_percent(row['error_90'])} (aims {write_percent(_MEDIAN_AIM, 0)} and {write_percent(_AIM_90, 0)}: "
             f"{'reached' if reached else 'missed'}); {row['refused']} are called out of memory although they ran."
         )  # fmt: skip
     lines.append(
@@ -289,7 +289,7 @@ def render_degrees(cases: pd.DataFrame) -> str:
     return render_table(columns, rows, "Median signed error of what is held")
 
 
-def render_failed(cases: pd.DataFrame) -> str:
+def _render_failed(cases: pd.DataFrame) -> str:
     """Return what is known of why runs failed."""
     failed = cases[cases["set"] == FAILED]
     counts = failed["reason"].value_counts()

@@ -19,7 +19,7 @@ from trioflow.report.html import (  # fmt: skip
 from trioflow.report.pages import Section
 from trioflow.report.wording import write_percent
 
-AIM = 0.05
+_AIM = 0.05
 """Median error of the peaks that was aimed at."""
 
 
@@ -69,7 +69,7 @@ def peaks_section(cases: pd.DataFrame) -> Section:
     words = (
         f"Megatron-LM's functional tests log the peak of what the last rank's allocator handed out: {len(cases)} runs on eight A100 or "
         f"H100, {predicted} of them predicted, with nothing fitted; median error {write_percent(scores['median_error'].iloc[0])} "
-        f"(aim {write_percent(AIM, 0)}). The prediction is of the same rank, with the workspaces that the test's environment asks for."
+        f"(aim {write_percent(_AIM, 0)}). The prediction is of the same rank, with the workspaces that the test's environment asks for."
     )
     return Section(
         "megatron", "Megatron-LM's peaks",

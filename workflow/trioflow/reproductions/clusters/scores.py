@@ -81,7 +81,7 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     groups += [("stages, one GPU each", cases[(cases["pipeline"] > 1) & (cases["tensor"] == 1)])]
     split = (cases["pipeline"] > 1) & (cases["tensor"] > 1)
     groups += [("stages of several GPUs, 1 node", cases[split & (cases["nodes"] == 1)])]
-    groups += [("stages of several GPUs, more nodes", cases[is_split_across_nodes(cases)])]
+    groups += [("stages of several GPUs, more nodes", cases[_is_split_across_nodes(cases)])]
     groups += [(f"{p:g} B", rows) for p, rows in cases.groupby("parameters")]
     for nodes in sorted(cases["nodes"].unique().tolist()):
         word = "node" if nodes == 1 else "nodes"
@@ -89,7 +89,7 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([score_group(name, rows) for name, rows in groups if len(rows)])
 
 
-def is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
+def _is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
     """Return which runs have a pipeline whose stages are of several GPUs each, on several nodes."""
     return (cases["pipeline"] > 1) & (cases["tensor"] > 1) & (cases["nodes"] > 1)
 

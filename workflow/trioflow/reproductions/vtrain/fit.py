@@ -32,7 +32,7 @@ STEP = 1e-4
 """Relative change of a parameter in the derivative."""
 MOST_ROUNDS, PRECISION = 60, 1e-6
 """Where the fit stops: rounds, and relative change of the error or of the parameters' logarithms."""
-ENDS = (0.1, 0.9)
+_ENDS = (0.1, 0.9)
 """Of an 80 % interval."""
 FEWEST = 20
 """Residuals of one tensor-parallel degree that make an interval of its own."""
@@ -161,7 +161,7 @@ def _interval(
         degrees = [d for d in np.unique(tensor[known]) if d <= degree]
         alike = tensor[known] == (max(degrees) if degrees else tensor[known].min())
         residuals = logs[alike] if alike.sum() >= FEWEST else logs
-        ends[:, tensor[left] == degree] = np.quantile(residuals, ENDS)[:, None]
+        ends[:, tensor[left] == degree] = np.quantile(residuals, _ENDS)[:, None]
     ends *= model.widen[left]
     return np.exp(np.minimum(ends[0], 0.0)), np.exp(np.maximum(ends[1], 0.0))
 

@@ -273,11 +273,6 @@ def differentiated(name: str) -> str:
     return "_".join(words).lower()
 
 
-def backward_name(name: str) -> str:
-    """Return the ATen name of a node's work: ``aten::convolution_backward``; other names as is."""
-    return f"aten::{differentiated(name)}_backward" if is_node(name) else name
-
-
 def leaves_node(forward: str, base: str) -> bool:
     """Return whether a forward operator leaves a node that differentiates `base`.
 

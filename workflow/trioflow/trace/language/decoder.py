@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, LanguageModel
 from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
 
-FLASH, SOFTMAX, EAGER = "flash", "fused-softmax", "eager"
+FLASH, _SOFTMAX = "flash", "fused-softmax"
 
 
 def _squared_relu(x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores = torch.matmul(query, key.transpose(2, 3))
-        if self.kind == SOFTMAX:
+        if self.kind == _SOFTMAX:
             weights = F.softmax(scores, dim=-1)
         else:
             scores = scores / math.sqrt(self.sizes.head_size)
@@ -248,7 +248,7 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, -2).float(), targets.flatten())
 
 
-SPLIT = {
+_SPLIT = {
     **{f"model.layers.*.self_attn.{part}_proj": "column" for part in "qkv"},
     "model.layers.*.self_attn.o_proj": "row",
     "model.layers.*.mlp.gate_proj": "column", "model.layers.*.mlp.up_proj": "column",
@@ -282,5 +282,5 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
         return make_tokens(batch, sequence, sizes.vocabulary, seed, device)
 
     model = LanguageNetwork(sizes, sequence, kind).train()
-    split = {p: k for p, k in SPLIT.items() if sizes.gated or "gate_proj" not in p}
+    split = {p: k for p, k in _SPLIT.items() if sizes.gated or "gate_proj" not in p}
     return Recipe(model, make_batch, _cross_entropy, units, split)

@@ -22,7 +22,7 @@ from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
 
 CAPTURED_BLOCKS = 2
 """Blocks that run; the last one stands for all further ones."""
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 """The profiler's own messages say nothing to who runs the command."""
 ROUTING = (
     "experts: every one gets equally many tokens and none is dropped; each data-parallel replica holds or"
@@ -81,7 +81,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
 
 def quieten_profiler() -> None:
     """Silence the profiler's own messages; before PyTorch loads."""
-    for name, level in QUIET.items():
+    for name, level in _QUIET.items():
         os.environ.setdefault(name, level)
 
 

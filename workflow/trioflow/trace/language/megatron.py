@@ -10,7 +10,7 @@ from trioflow.base.errors import InputError
 from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
 from trioflow.trace.language.sizes import LanguageModel
 
-GPT2_WORDS = 50257
+_GPT2_WORDS = 50257
 """Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
@@ -152,9 +152,9 @@ def _find_vocabulary(found: Fields, notes: list[str]) -> int:
         kind = str(found.take("tokenizer-type", "GPT2BPETokenizer"))
         if kind != "GPT2BPETokenizer":
             notes.append(
-                f"the words of a {kind} are not in the file: GPT-2's {GPT2_WORDS} are taken"
+                f"the words of a {kind} are not in the file: GPT-2's {_GPT2_WORDS} are taken"
             )
-        words = GPT2_WORDS
+        words = _GPT2_WORDS
     else:
         words = found.size("vocab-size")
     return -(-words // padding) * padding

@@ -20,9 +20,9 @@ from trioflow.trace.language.nanotron import read_nanotron
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace
 
-HUGGINGFACE = "config.json"
+_HUGGINGFACE = "config.json"
 YAML, TEXT = (".yaml", ".yml"), (".sh", ".txt", ".args")
-MEGATRON_ARGUMENTS = "MODEL_ARGS"
+_MEGATRON_ARGUMENTS = "MODEL_ARGS"
 """Section of Megatron-LM's ``model_config.yaml``."""
 
 
@@ -41,8 +41,8 @@ def find_configuration(name: str | Path) -> Configuration | None:
         When the file is not such a configuration, or the model is not built here.
     """
     path = Path(name)
-    if path.is_dir() and (path / HUGGINGFACE).is_file() and not (path / "trace.json").exists():
-        return read_configuration(path / HUGGINGFACE)
+    if path.is_dir() and (path / _HUGGINGFACE).is_file() and not (path / "trace.json").exists():
+        return read_configuration(path / _HUGGINGFACE)
     if path.is_file() and path.suffix in (".json", *YAML, *TEXT):
         return read_configuration(path)
     model = None if path.exists() else published_models().get(str(name).lower())
@@ -69,7 +69,7 @@ def read_configuration(path: Path) -> Configuration:
         parse_json(text, path, InputError) if path.suffix == ".json" else parse_yaml(text, path)
     )
     if isinstance(content, Mapping):
-        arguments = content.get(MEGATRON_ARGUMENTS, content)
+        arguments = content.get(_MEGATRON_ARGUMENTS, content)
         if isinstance(arguments, Mapping) and {"--num-layers", "num_layers"} & set(arguments):
             return read_megatron(arguments, file, name)
         if isinstance(content.get("model"), Mapping) and "model_config" in content["model"]:

@@ -10,7 +10,7 @@ from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
 
-NORMS = ("rms", "layer")
+_NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
 POSITIONS = ("rotary", "learned", "none")
 EMBEDDING, BLOCKS, HEAD = "embedding", "model.layers", "head"
@@ -175,7 +175,7 @@ class LanguageModel:
         InputError
             When a size is not positive, a word is unknown, or heads do not divide.
         """
-        words = {"norm": NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
+        words = {"norm": _NORMS, "activation": ACTIVATIONS, "positions": POSITIONS}
         for field in fields(self):
             value: Any = getattr(self, field.name)
             if field.name in words and value not in words[field.name]:
