@@ -78,3 +78,12 @@ def test_what_does_not_fit_the_file_is_refused(words, message, file, capsys):
 def test_without_a_trace_one_is_asked_for(capsys):
     assert main(["simulate", "--platform", "dgx-h100"]) == 2
     assert "no TRACE was given" in capsys.readouterr().err
+
+
+def test_ranks_share_sequences_as_the_file_says(tmp_path, capsys):
+    path = tmp_path / "model_config.yaml"
+    path.write_text(ARGUMENTS + "  --context-parallel-size: 2\n  --cp-comm-type: a2a\n")
+    answer, _ = simulate(capsys, "--megatron", str(path), "--ranks", "16")
+    assert "2 data x 2 tensor x 2 context x 2 pipeline" in answer["plan_text"]
+    assert "sequences shared by all-to-all" in answer["plan_text"]
+    assert answer["exposed_by_group_s"]["context"] > 0

@@ -59,6 +59,8 @@ def judged(tmp_path_factory):
         write_case(folder, "gpt", "dense", device="a100"),
         write_case(folder, "moe", "experts", "  --num-experts: 8\n"),
         write_case(folder, "bert", "encoder"),
+        write_case(folder, "gpt", "context", "  --context-parallel-size: 2\n"),
+        write_case(folder, "gpt", "too-many", "  --context-parallel-size: 8\n"),
     ]
     configs = [file.parent / "model_config.yaml" for file in files]
     return judge_peaks(read_cases([*files, *configs])).set_index(["case", "device"])
@@ -76,6 +78,15 @@ def test_the_last_rank_is_predicted_with_its_head_and_the_workspaces(judged):
     assert row["predicted_bytes"] - smaller["predicted_bytes"] == 28 * BYTES_PER_MIB
 
 
+def test_ranks_that_share_a_sequence_hold_their_tokens(judged):
+    whole, half = judged.loc["dense", "h100"], judged.loc["context", "h100"]
+    assert (half["data"], half["pipeline"]) == (2, 2)
+    # The scores of 64 tokens fewer; buckets and the rest stay.
+    spared = whole["predicted_bytes"] - half["predicted_bytes"]
+    assert spared == pytest.approx(64 * 32768 * 6, rel=0.1)
+    assert "more than 8 ranks" in judged.loc["too-many", "h100"]["refused"]
+
+
 def test_what_is_refused_stays_in_the_table_with_the_reason(judged):
     refused = judged[judged["refused"] != ""]["refused"].to_dict()
     assert "mixtures of experts" in refused["experts", "h100"]
@@ -88,9 +99,9 @@ def test_the_section_scores_what_is_predicted_and_counts_what_is_not(judged, tmp
     tables.write_table(judged.reset_index(), "cluster_peaks", path, {}, CLUSTER_PEAKS)
     cases = tables.read_table(path, "cluster_peaks", CLUSTER_PEAKS)
     scores = score_peaks(cases).set_index("group")
-    assert scores.loc["all that are predicted", "cases"] == scores.loc["2 stages", "cases"] == 2
+    assert scores.loc["all that are predicted", "cases"] == scores.loc["2 stages", "cases"] == 3
     text = "".join(peaks_section(cases).parts)
-    assert "4 runs on eight A100 or H100, 2 of them predicted" in text
+    assert "6 runs on eight A100 or H100, 3 of them predicted" in text
     assert "mixtures of experts" in text and "4 x 1 x 2" in text
 
 

@@ -147,10 +147,16 @@ def _predict(file: Path) -> dict[str, Any]:
     found = read_configuration(file)
     columns = dict(found.degrees)
     tensor, pipeline = int(columns.pop("tensor")), int(columns.pop("pipeline"))
-    data = GPUS // (tensor * pipeline)
+    context = int(columns.get("context", 1))
+    data = GPUS // (tensor * context * pipeline)
+    if not data:
+        raise InputError(
+            f"more than {GPUS} ranks: {tensor} tensor x {context} context x {pipeline} pipeline",
+            file=str(file),
+        )
     pieces = _count_pieces(found, data, file)
     columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}  # fmt: skip
-    if data == 1:
+    if data * context == 1:
         columns.pop("sharding", None)
     times = time_operators(trace_of(found, {}), DEVICES["h100"])
     batch = data * pieces * int(found.step["batch"])

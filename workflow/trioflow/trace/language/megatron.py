@@ -14,13 +14,14 @@ _GPT2_WORDS = 50257
 """Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+_CONTEXT = {"p2p": "ring", "all_gather": "all-gather", "a2a": "all-to-all", "a2a+p2p": "ring"}
+"""Of ``--cp-comm-type``; a2a+p2p shares heads within groups, and is taken for a ring of all."""
 _UNFUSED = ("unfused", "local")
 _REFUSED = {
     "num-experts": "mixtures of experts are not built from a configuration",
     "multi-latent-attention": "latent attention is not built from a configuration",
     "mtp-num-layers": "multi-token prediction is not built from a configuration",
     "encoder-num-layers": "encoders are not built from a configuration",
-    "context-parallel-size": "context parallelism is not read from a configuration",
     "is-hybrid-model": "hybrid models are not built from a configuration",
     "hybrid-override-pattern": "hybrid models are not built from a configuration",
     "experimental-attention-variant": "it is another attention, which is not built",
@@ -101,6 +102,8 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
         "attention": softmax if unfused else "flash",
     }  # fmt: skip
     degrees = _read_degrees(found, model, file)
+    if found.take("cp-comm-type") == "a2a+p2p" and "context" in degrees:
+        notes.append("--cp-comm-type a2a+p2p is taken for a ring of all ranks of a sequence")
     total = found.take("global-batch-size")
     unread = [n for n in found.list_unknown(frozenset()) if n.startswith(_FOLLOWED)]
     return Configuration(
@@ -176,6 +179,12 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
     }  # fmt: skip
     degrees["sequence_parallel"] = degrees["tensor"] > 1 and found.flag("sequence-parallel")
     degrees["vocabulary_parallel"] = degrees["tensor"] > 1
+    context, method = (
+        found.size("context-parallel-size", 1),
+        found.word("cp-comm-type", _CONTEXT, "p2p"),
+    )
+    if context > 1:
+        degrees |= {"context": context, "context_method": method}
     if pipeline > 1:
         several = found.size("num-virtual-stages-per-pipeline-rank", 1)
         if found.take("num-layers-per-virtual-pipeline-stage") is not None:
