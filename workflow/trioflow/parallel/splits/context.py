@@ -228,7 +228,9 @@ def time_blocks(
         kind_of[op] = kinds.setdefault(kind, len(kinds))
         recorded[op] = ns_to_s(float(row["device_ns"]))
     predicted = model.predict(pd.DataFrame(rows))["time_s"].to_numpy(dtype=float).reshape(-1, 4)
-    shares = predicted[:, 1:] / predicted[:, :1]
+    alike = np.full((len(predicted), 3), 1 / split.attentions[rings[0]].ranks)  # of no known time
+    whole = np.broadcast_to(predicted[:, :1], alike.shape)
+    shares = np.divide(predicted[:, 1:], whole, out=alike, where=whole > 0)
     blocks = np.column_stack([shares[:, 0], shares[:, 1:].mean(axis=1)]).tolist()
     return {
         op: (recorded[op] * blocks[kind][0], recorded[op] * blocks[kind][1])
