@@ -257,3 +257,14 @@ def test_the_homes_that_contributing_names_exist() -> None:
     for place in re.findall(r"`([\w./-]+/[\w.-]*)`", "\n".join(rows)):
         homes = (ROOT / place, ROOT / "workflow" / "trioflow" / place)
         assert any(home.exists() for home in homes), place
+
+
+def test_the_rooms_that_design_draws_exist() -> None:
+    text = (ROOT / "workflow/DESIGN.md").read_text().partition("| Room | Files |")[2]
+    rows = text.partition("\n\n")[0].splitlines()[2:]
+    assert len(rows) >= 10
+    for row in rows:
+        room, files = (cell.strip() for cell in row.strip("|").split("|"))
+        home = ROOT / "workflow/trioflow" / room.strip("`")
+        for name in re.findall(r"`(\w+)/?`", files):
+            assert (home / f"{name}.py").exists() or (home / name).is_dir(), f"{room}: {name}"
