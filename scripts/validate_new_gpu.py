@@ -4,9 +4,10 @@ from pathlib import Path
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
+from trioflow.costmodel.new_gpu.public_pairs import PublicPairs
 from trioflow.reproductions.validation.new_gpu import validate_new_gpu
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):
-    cases = validate_new_gpu(Path(snakemake.params.data))
+    cases = validate_new_gpu(PublicPairs(Path(snakemake.params.data)))
     write_table(cases, "validation", snakemake.output[0], stamp(snakemake.input))

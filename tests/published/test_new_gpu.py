@@ -11,7 +11,7 @@ import pytest
 from trioflow import tables
 from trioflow.costmodel.judging import score_cases
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
-from trioflow.costmodel.new_gpu.fit import fit_new_gpu_model
+from trioflow.costmodel.new_gpu.public_pairs import PublicPairs, fit_new_gpu_model
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.hardware.device_sheet import find_device
 from trioflow.reproductions.validation.new_gpu import (
@@ -48,8 +48,13 @@ def mirror() -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(mirror: Path) -> pd.DataFrame:
-    return validate_new_gpu(mirror)
+def pairs(mirror: Path) -> PublicPairs:
+    return PublicPairs(mirror)
+
+
+@pytest.fixture(scope="module")
+def judged(pairs: PublicPairs) -> pd.DataFrame:
+    return validate_new_gpu(pairs)
 
 
 def test_sheets_agree_with_neusight_s_or_say_why(mirror: Path) -> None:
@@ -122,8 +127,8 @@ def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataF
 
 
 @pytest.mark.slow
-def test_the_shipped_rule_is_rebuilt(mirror: Path) -> None:
-    shipped, rebuilt = load_new_gpu_model(), fit_new_gpu_model(mirror)
+def test_the_shipped_rule_is_rebuilt(pairs: PublicPairs) -> None:
+    shipped, rebuilt = load_new_gpu_model(), fit_new_gpu_model(pairs)
     assert shipped.facts == rebuilt.facts
     assert set(shipped.exponents) == set(rebuilt.exponents)
     for key, exponents in shipped.exponents.items():

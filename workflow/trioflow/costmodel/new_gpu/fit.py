@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from trioflow.costmodel.device_times import nearest_model
 from trioflow.costmodel.features import Floats, base_class
 from trioflow.costmodel.intervals import (
     COVERAGE,
     MIN_RESIDUALS,
     SHORTEST_S,
-    StepBand,
-    fit_step_band,
     student_quantile,
 )
-from trioflow.costmodel.judging import resize
 from trioflow.costmodel.least_squares import minimise_soft, rounded
-from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand, NewGpuModel
+from trioflow.costmodel.new_gpu.carry import ASSUMED, NewGpuBand
 from trioflow.costmodel.new_gpu.data import (
     BENCHMARKS,
     TENSOR_BENCHMARKS,
-    load_cases,
-    pair_rows,
-    read_rows,
 )
-from trioflow.costmodel.new_gpu.operator_model import derive_operator_model
 from trioflow.costmodel.new_gpu.rules import (
     CARRY_OVER,
     RULES,
@@ -44,11 +35,7 @@ from trioflow.costmodel.new_gpu.rules import (
     key_of,
 )
 from trioflow.costmodel.operators.class_curves import ANY
-from trioflow.costmodel.operators.device_fit import DeviceData
-from trioflow.costmodel.operators.model import OperatorCostModel
-from trioflow.costmodel.operators.published import PublishedDevice, load_published
-from trioflow.hardware.device_sheet import FALLBACK_PRECISION, find_device, load_device
-from trioflow.trace.store import Trace
+from trioflow.hardware.device_sheet import load_device
 
 _MIN_PAIRS = 12
 _MIN_CHIPS = 3
@@ -69,7 +56,8 @@ _LOSS_SCALE = 0.05
 
 _RATES = ("peak_flop_per_s", "bandwidth_bytes_per_s", "power_per_rate", "quantisation")
 _SIDES = ("source", "target")
-Fit = Callable[[pd.DataFrame], Mapping[str, Exponents]]
+Fits = dict[tuple[str, bytes], Exponents]
+"""Fits by key and rows (their places among all pairs): what one fold fitted serves the next."""
 
 
 def describe_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -92,20 +80,22 @@ def describe_pairs(pairs: pd.DataFrame) -> pd.DataFrame:
     return result.assign(key=keys)
 
 
-def fit_exponents(pairs: pd.DataFrame) -> dict[str, Exponents]:
+def fit_exponents(pairs: pd.DataFrame, known: Fits | None = None) -> dict[str, Exponents]:
     """Fit every class of described pairs, and all classes that are not products together (``*``).
 
     Least squares of the logarithm of predicted over measured, with a robust loss. Every two devices
     weigh the same within whole models and within single operators, however many operators were
-    measured on them.
+    measured on them. Fits of the same rows are taken from ``known``, and new ones kept there.
     """
+    known = {} if known is None else known
     fitted = {}
-    for key, group in pairs.groupby("key", sort=True):
-        if _is_enough(group):
-            fitted[str(key)] = _fit_one(group)
     others = pairs[~pairs["operator_class"].map(base_class).isin(TENSOR_CLASSES)]
-    if _is_enough(others):
-        fitted[ANY] = _fit_one(others)
+    for key, group in [*pairs.groupby("key", sort=True), (ANY, others)]:
+        if _is_enough(group):
+            rows = (str(key), group.index.to_numpy().tobytes())
+            if rows not in known:
+                known[rows] = _fit_one(group)
+            fitted[str(key)] = known[rows]
     return fitted
 
 
@@ -186,14 +176,15 @@ def leave_out(pairs: pd.DataFrame, chip: str | None, workload: str | None) -> pd
     return pairs[kept]
 
 
-def predict_held_out(pairs: pd.DataFrame, rule: str) -> pd.DataFrame:
+def predict_held_out(pairs: pd.DataFrame, rule: str, known: Fits | None = None) -> pd.DataFrame:
     """Predict every pair (``held_out_s``) by a rule that saw neither its target's chip nor its workload.
 
     Single operators stand for no workload: of them only the chip is left out.
     """
     predicted = np.zeros(len(pairs))
     for chip, workload, at in _folds(pairs):
-        fitted = fit_exponents(leave_out(pairs, chip, workload)) if rule == RULES[-1] else {}
+        ours = rule == RULES[-1]
+        fitted = fit_exponents(leave_out(pairs, chip, workload), known) if ours else {}
         fold = pairs.iloc[at].reset_index(drop=True)
         by = ("source", "target", "case", "precision")
         for (source, target, _, precision), places in _positions(fold, *by):
@@ -219,24 +210,7 @@ def _positions(frame: pd.DataFrame, *columns: str) -> Iterator[tuple[list[str], 
         yield [str(value) for value in values], np.asarray(at, dtype=np.intp)  # type: ignore[attr-defined]
 
 
-_BASIS = "chip of the target and workload left out"
-
-
-def fit_new_gpu_model(data_folder: str | Path) -> NewGpuModel:
-    """Fit the rule to every public pair of GPUs.
-
-    Intervals come from pairs whose target's chip and whose workload the predicting fit did not see.
-
-    Raises
-    ------
-    InputError
-        When the data is not there.
-    """
-    pairs = describe_pairs(pair_rows(read_rows(data_folder, load_cases(data_folder))))
-    held = {rule: predict_held_out(pairs, rule) for rule in RULES}
-    resized = fit_resizing(resize_steps(data_folder, pairs))
-    facts = describe_facts(pairs)
-    return NewGpuModel(fit_exponents(pairs), *summarise_residuals(held), facts, resized)
+BASIS = "chip of the target and workload left out"
 
 
 def describe_facts(pairs: pd.DataFrame) -> dict[str, Any]:
@@ -245,7 +219,7 @@ def describe_facts(pairs: pd.DataFrame) -> dict[str, Any]:
         "devices": sorted({*pairs["source"], *pairs["target"]}),
         "workloads": sorted(set(pairs["workload"])),
         "pairs": len(pairs),
-        "intervals": _BASIS,
+        "intervals": BASIS,
     }
 
 
@@ -320,71 +294,3 @@ def _chips(frame: pd.DataFrame) -> pd.Series[str]:
 def _by_chips(errors: pd.Series[float]) -> pd.Series[float]:
     kept = [name for name in errors.index.names if name != "chips"]
     return errors.droplevel(kept)
-
-
-def resize_steps(data_folder: str | Path, pairs: pd.DataFrame) -> pd.DataFrame:
-    """Predict every step at every other batch of its model, its GPU and its model left out.
-
-    Each GPU in turn is the one that nobody saw: the model of the nearest GPU of another chip is
-    fitted without the workload, the rule without the chip and the workload. ``time_s`` is the sum
-    measured at the target [s].
-    """
-    devices = [each for each in load_published(data_folder) if len(each.traces) > 1]
-    known: dict[str, DeviceData] = {}
-    models: dict[tuple[str, str], OperatorCostModel] = {}
-    rows = []
-    for device in devices:
-        target = find_device(device.name)
-        others = [each for each in devices if find_device(each.name).chip != target.chip]
-        empty = {each.name: OperatorCostModel("", each.name, {}, {}, {}, {}) for each in others}
-        name = nearest_model(empty, target, FALLBACK_PRECISION)
-        if name is None:
-            continue
-        source = next(each for each in others if each.name == name)
-        for before, after in _batch_pairs(device):
-            workload = before.facts.workload
-            if name not in known:
-                alone = source.benchmarks()
-                known[name] = DeviceData.prepare(source.traces, source.limits, alone)
-            if (name, workload) not in models:
-                curves = known[name].without(workload).fit("shipped")
-                models[name, workload] = OperatorCostModel(
-                    "shipped", name, curves, {}, {}, {}, products=True
-                )
-            rule = NewGpuModel(fit_exponents(leave_out(pairs, target.chip, workload)), {}, {})
-            derived = derive_operator_model(
-                models[name, workload], target, precision=FALLBACK_PRECISION, model=rule
-            )
-            factor = after.facts.batch / before.facts.batch
-            found = derived.rescale(before.operators, resize(before.operators, factor))
-            rows.append(
-                {
-                    "device": device.name, "source": name, "chip": target.chip,
-                    "workload": workload, "mode": before.facts.mode,
-                    "case": f"{workload} {before.facts.mode} {before.facts.batch} ->"
-                    f" {after.facts.batch}",
-                    "recorded_s": float(before.operators["device_ns"].sum()) * 1e-9,
-                    "held_out_s": float(found["time_s"].sum()),
-                    "time_s": float(after.operators["device_ns"].sum()) * 1e-9,
-                }
-            )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def fit_resizing(resized: pd.DataFrame) -> StepBand:
-    """Return the interval of such steps; every chip weighs the same, whatever was measured on it."""
-    frame = resized.assign(model=resized["workload"], workload=resized["chip"])
-    return fit_step_band(frame, ["device", "case"], _BASIS)
-
-
-def _batch_pairs(device: PublishedDevice) -> Iterator[tuple[Trace, Trace]]:
-    """Yield every two steps of one model and mode at different batches, in both orders."""
-    tables = [trace for trace in device.traces if trace.facts.mode is not None]
-    for before in tables:
-        for after in tables:
-            alike = (before.facts.workload, before.facts.mode) == (
-                after.facts.workload,
-                after.facts.mode,
-            )
-            if alike and before.facts.batch != after.facts.batch:
-                yield before, after

@@ -6,6 +6,7 @@ errors, so that a short operator counts as a long one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ _CACHE_BYTES = tuple(float(2**power) for power in range(22, 28))
 
 _SAME_CORRELATION = 1e-6
 """Features that _correlate with the time as well as this are equal drivers; the earlier is taken."""
+
+_KEPT_CURVES = 10_000
+"""Curves that `fit_curve` keeps; each takes some 300 bytes."""
+_kept_curves: dict[bytes, Curve] = {}
 
 _MAX_POWER = 1.0
 """No operator's time grows faster than in proportion with one of its sizes."""
@@ -102,9 +107,24 @@ def fit_curve(
     weights: Floats | None = None,
     sm_count: float = 1.0,
 ) -> Curve:
-    """Fit one form of ``FORMS`` to operators; the parameters are those of :class:`Sample`."""
-    sample = Sample(features, time_s, weights, sm_count)
-    return Curve(form, tuple(float(value) for value in FORMS[form].fit(sample)))
+    """Fit one form of ``FORMS`` to operators; the parameters are those of :class:`Sample`.
+
+    Folds within folds meet the same rows again: the latest ``_KEPT_CURVES`` fits are kept by what
+    they were fitted to.
+    """
+    given = [features, time_s] if weights is None else [features, time_s, weights]
+    digest = hashlib.sha256(f"{form} {sm_count!r} {features.shape}".encode())
+    for values in given:
+        digest.update(np.ascontiguousarray(values, np.float64))
+    key = digest.digest()
+    curve = _kept_curves.pop(key, None)
+    if curve is None:
+        sample = Sample(features, time_s, weights, sm_count)
+        curve = Curve(form, tuple(float(value) for value in FORMS[form].fit(sample)))
+        if len(_kept_curves) == _KEPT_CURVES:
+            del _kept_curves[next(iter(_kept_curves))]
+    _kept_curves[key] = curve
+    return curve
 
 
 def driver_of(features: Floats, time_s: Floats) -> int:

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,15 @@ from trioflow.costmodel.new_gpu.data import (
     TENSOR_BENCHMARKS,
     Case,
     floor_of,
-    load_cases,
     pair_rows,
-    read_rows,
 )
 from trioflow.costmodel.new_gpu.fit import (
     describe_facts,
-    describe_pairs,
     fit_exponents,
-    fit_resizing,
     leave_out,
-    predict_held_out,
-    resize_steps,
     summarise_residuals,
 )
+from trioflow.costmodel.new_gpu.public_pairs import PublicPairs, fit_resizing
 from trioflow.costmodel.new_gpu.rules import RULES, Exponents, apply_rule, size_rows
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 from trioflow.trace.importers.options import ImportOptions
@@ -59,13 +53,8 @@ OTHER_BATCH = "another batch of a step recorded on the GPU"
 class _Folds:
     """Rules fitted without a chip and a workload, and their intervals."""
 
-    pairs: pd.DataFrame  # as ``new_gpu.fit.describe_pairs`` returns them
+    data: PublicPairs
     _known: dict[tuple[str, str | None], NewGpuModel] = field(default_factory=dict)
-
-    @cached_property
-    def held(self) -> Mapping[str, pd.DataFrame]:
-        """For each rule all pairs, predicted without their chip and workload."""
-        return {rule: predict_held_out(self.pairs, rule) for rule in RULES}
 
     def model(self, chip: str, workload: str | None) -> NewGpuModel:
         """Return the rules as known before a chip and a workload were seen.
@@ -75,16 +64,16 @@ class _Folds:
         """
         key = (chip, workload)
         if key not in self._known:
-            kept = leave_out(self.pairs, chip, workload)
-            held = {rule: leave_out(frame, chip, workload) for rule, frame in self.held.items()}
-            exponents = fit_exponents(kept)
+            kept = leave_out(self.data.pairs, chip, workload)
+            held = {rule: leave_out(one, chip, workload) for rule, one in self.data.held.items()}
+            exponents = fit_exponents(kept, self.data.fits)
             self._known[key] = NewGpuModel(
                 exponents, *summarise_residuals(held), describe_facts(kept)
             )
         return self._known[key]
 
 
-def validate_new_gpu(data_folder: str | Path) -> pd.DataFrame:
+def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     """Judge every rule on every pair of GPUs.
 
     Columns of ``tables.VALIDATION``, set ``new-gpu``, one row for each rule, case, ordered
@@ -99,18 +88,16 @@ def validate_new_gpu(data_folder: str | Path) -> pd.DataFrame:
     boards count as one) nor its workload, on whatever GPU. An interval that is
     printed for a sum is used for end-to-end times too.
     """
-    cases = load_cases(data_folder)
-    measured = read_rows(data_folder, cases)
-    folds = _Folds(describe_pairs(pair_rows(measured)))
+    cases, folds = data.cases, _Folds(data)
     sized = {id(case): size_rows(case.trace.operators) for case in cases}
     rows: list[dict[str, Any]] = []
     for source, target in _case_pairs(cases):
         model = folds.model(target.device.chip, target.workload)
         for rule in RULES:
             rows += _judge_case(source, sized[id(source)], target, rule, model)
-    rows += _judge_single(measured, folds)
-    rows += _judge_batches(data_folder, folds)
-    rows += _judge_throughput(Path(data_folder), folds)
+    rows += _judge_single(data.measured, folds)
+    rows += _judge_batches(data.resized)
+    rows += _judge_throughput(Path(data.data_folder), folds)
     return pd.DataFrame(rows).assign(set=SET).reindex(columns=tables.VALIDATION.names)
 
 
@@ -203,12 +190,11 @@ def _judge_single(measured: pd.DataFrame, folds: _Folds) -> list[dict[str, Any]]
     return rows
 
 
-def _judge_batches(data_folder: str | Path, folds: _Folds) -> list[dict[str, Any]]:
+def _judge_batches(resized: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of steps recorded on a GPU without a model, at another batch.
 
     The interval of a chip's rows comes from the other chips'.
     """
-    resized = resize_steps(data_folder, folds.pairs)
     rows = []
     for chip, mine in resized.groupby("chip", sort=True):
         half = fit_resizing(resized[resized["chip"] != chip])
