@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 TRANSFORMER: dict[str, Any] = {
@@ -23,6 +27,21 @@ def capture_raw(row: dict[str, Any], folder: Path, batch: int = BATCH) -> Path:
     from trioflow.trace.capture.workload import capture_workload
 
     capture_workload(row, batch, folder, device="cpu", warm_up=1, timed_steps=2, profiled_steps=2)
+    return folder
+
+
+def make_once(tmp_path_factory: Any, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder of the test session that one worker makes for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = root / f"shared-{name}"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with TemporaryDirectory(dir=root) as draft:
+                (Path(draft) / name).mkdir()
+                make(Path(draft) / name)
+                (Path(draft) / name).rename(folder)
     return folder
 
 

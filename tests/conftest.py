@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import settings
 for folder in ("", "unit/parallel"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-from captured import BERT, CNN, TRANSFORMER, capture_raw  # noqa: E402
+from captured import BERT, CNN, TRANSFORMER, capture_raw, make_once  # noqa: E402
 from cpu_spent import (  # noqa: E402, F401
     pytest_runtest_logstart,
     pytest_runtest_makereport,
@@ -26,6 +27,16 @@ settings.register_profile(
     "trioflow", deadline=None, derandomize=True, max_examples=count_examples()
 )
 settings.load_profile("trioflow")
+
+
+gc.disable()  # until everything is imported and collected
+
+
+def pytest_collection_finish():
+    """Leave out of garbage collections what stays to the end: they took a third of a capture's time."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):
@@ -47,7 +58,7 @@ def _end_warm_processes():
 
 def _make_raw(row, tmp_path_factory):
     pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
-    return capture_raw(row, tmp_path_factory.mktemp(row["workload"]))
+    return make_once(tmp_path_factory, row["workload"], lambda folder: capture_raw(row, folder))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ imported by each program anew, from the path that its environment names.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -115,6 +116,7 @@ def serve(modules: list[str]) -> None:
     for name in modules:
         importlib.import_module(name)
     assert not any(name.partition(".")[0] == "trioflow" for name in sys.modules)
+    gc.freeze()  # no program looks through what it shares, or copies it by doing so
     running: dict[int, tuple[int, int]] = {}
     unread = b""
     while True:

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from fuzz import count_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trioflow import tables
+from trioflow.costmodel.operators import curves
 from trioflow.costmodel.operators.model import (
     METHODS,
     OperatorCostModel,
@@ -113,7 +115,8 @@ def test_equal_input_gives_equal_bytes_and_loading_changes_nothing(
         first, second, third = (Path(folder) / name for name in ("a", "b", "c"))
         model, _ = fit(traces, method)
         model.save(first)
-        fit(traces, method)[0].save(second)
+        with patch.object(curves, "_kept_curves", {}):
+            fit(traces, method)[0].save(second)
         again = load_operator_model(first)
         again.save(third)
         assert first.read_bytes() == second.read_bytes() == third.read_bytes()

@@ -3,10 +3,9 @@
 import pytest
 from report_run import PLANS, experiments_of, write_run
 from trioflow.base.errors import InputError
-from trioflow.report import figures, style
+from trioflow.report import figures
 from trioflow.report.errors import build_error_table
 from trioflow.report.inputs import load_report_inputs
-from trioflow.report.timelines import draw_timelines
 
 SMALL = [("gpt2-tiny", 8, 0.4, 1450, 5_000_000), ("vgg11", 8, 0.3, 140, 28_000_000)]
 
@@ -72,28 +71,6 @@ def test_operator_fit_is_ordered_by_share_and_says_what_was_not_held_out(run):
     widths = [patch.get_width() for patch in figure.axes[0].patches]
     assert widths == sorted(widths, reverse=True) and len(widths) == len(inputs.operator_fit)
     assert sum("not held out" in text for text in texts(figure)) == 1
-
-
-def test_bytes_are_the_same_every_time(run, tmp_path):
-    inputs, errors = run
-
-    def draw(folder):
-        measured = inputs.rank_timelines[inputs.rank_timelines["experiment"] == "gpt2-tiny-ddp2"]
-        drawn = {
-            "a": figures.draw_predicted_and_measured(errors),
-            "b": figures.draw_error_by_plan(errors),
-            "c": figures.draw_collective_curve(inputs.collective_samples, inputs.collectives),
-            "d": figures.draw_operator_fit(inputs.operator_fit),
-            "e": draw_timelines(inputs.timelines["gpt2-tiny-ddp2"], measured, title="e"),
-        }
-        files = [file for name in drawn for file in style.save_figure(drawn[name], folder / name)]
-        return {file.name: file.read_bytes() for file in files}
-
-    first, second = draw(tmp_path / "1"), draw(tmp_path / "2")
-    assert len(first) == 10
-    assert first == second
-    for content in (content for name, content in first.items() if name.endswith(".svg")):
-        assert b"<dc:date>" not in content and b'href="http' not in content
 
 
 def test_style_leaves_other_figures_alone(run):

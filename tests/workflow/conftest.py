@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from captured import make_once
 from project_copy import STAND_IN, Project, copy_project
 
 
@@ -27,14 +28,17 @@ def stand_in(tmp_path: Path) -> Project:
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A copy with real scripts whose outputs count as made; to be copied, not edited."""
-    project = copy_project(tmp_path_factory.mktemp("finished") / "project")
-    for line in project.snakemake("--summary").splitlines():
-        path = line.partition("\t")[0]
-        if path.startswith("results/"):
-            (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (project.folder / path).write_text(path)
-    project.snakemake("--touch", "--forceall")
-    return project
+
+    def finish(folder: Path) -> None:
+        project = copy_project(folder / "project")
+        for line in project.snakemake("--summary").splitlines():
+            path = line.partition("\t")[0]
+            if path.startswith("results/"):
+                (project.folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (project.folder / path).write_text(path)
+        project.snakemake("--touch", "--forceall")
+
+    return Project(make_once(tmp_path_factory, "finished", finish) / "project")
 
 
 @pytest.fixture

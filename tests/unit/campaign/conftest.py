@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from warm_start import TORCH, warm_server
 
 LIBRARY = Path(__file__).parents[3] / "workflow"
+PATIENCE_S = 600
+"""A call that takes longer hangs; how long one takes is up to the machine."""
+CALL = "from trioflow.campaign.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 HEADER = [
     "workload", "family", "model", "batches", "image_size", "sequence", "hidden", "layers", "heads",
     "vocabulary", "causal", "optimizer", "precision",
@@ -29,11 +33,21 @@ def table(tmp_path):
     return write_table(tmp_path / "workloads.tsv", TINY)
 
 
-def command(*words: object) -> tuple[list[str], dict[str, str]]:
-    environment = {**os.environ, "PYTHONPATH": str(LIBRARY)}
-    return [sys.executable, "-m", "trioflow.campaign", *map(str, words)], environment
+@dataclass(frozen=True)
+class Call:
+    """How a call of the campaign ended, and all that it wrote."""
+
+    returncode: int
+    said: str
 
 
-def run_campaign(*words: object) -> subprocess.CompletedProcess[str]:
-    line, environment = command(*words)
-    return subprocess.run(line, env=environment, capture_output=True, text=True)
+def run_campaign(*words: object, code: str = "") -> Call:
+    """Call the campaign in a process of its own, after some code that changes it."""
+    with TemporaryDirectory() as folder:
+        script = Path(folder) / "call.py"
+        script.write_text(f"import sys\n{code}\n{CALL}")
+        environment = {**os.environ, "PYTHONPATH": str(LIBRARY)}
+        program = warm_server(TORCH).start(
+            [str(script), *map(str, words)], Path(folder) / "said", Path.cwd(), environment
+        )
+        return Call(*program.finish(PATIENCE_S))

@@ -34,8 +34,8 @@ def whole(tmp_path_factory):
         "--output", folder / "out", "--minutes", 2, "--device", "cpu", "--quick",
         "--workloads", table,
     )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return folder / "out", run.stdout
+    assert run.returncode == 0, run.said
+    return folder / "out", run.said
 
 
 def test_a_whole_campaign_packs_everything_and_leaves_nothing_else(whole):
@@ -97,44 +97,34 @@ def test_a_second_call_repeats_nothing(whole, tmp_path, capsys):
         assert (output / name).read_bytes() == (whole[0] / name).read_bytes()
 
 
-TERMINATED = f"""
-import os, signal, sys
-sys.path.insert(0, {str(LIBRARY)!r})
+TERMINATED = """
+import os, signal
 from trioflow.campaign import call as execute
 execute.run_workload = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
-from trioflow.campaign.__main__ import main
-sys.exit(main(sys.argv[1:]))
 """
 """A call that is told to end as soon as it is inside a workload's capture."""
 
 
 def test_a_terminated_call_loses_only_what_ran_and_the_next_one_goes_on(table, tmp_path):
     words = ("--minutes", 2, "--device", "cpu", "--quick", "--workloads", table, "--only", "[ct]*")
-    line = [sys.executable, "-c", TERMINATED, "--output", tmp_path / "out", *words]
-    run = subprocess.run([*map(str, line)], capture_output=True, text=True, check=False)
-    status, said = run.returncode, run.stdout
-    assert status == 128 + 15
+    run = run_campaign("--output", tmp_path / "out", *words, code=TERMINATED)
+    assert run.returncode == 128 + 15
     first = finished(tmp_path / "out")
     assert first == {f"ceiling-{part}" for part in ("copy", "matmul", "host_copies", "launch")}
-    assert "4 of 5 items finished" in said
+    assert "4 of 5 items finished" in run.said
     resumed = run_campaign("--output", tmp_path / "next", "--resume", tmp_path / "out", *words)
-    assert resumed.returncode == 0, resumed.stderr
-    ran = {line.partition(":")[0] for line in resumed.stdout.splitlines() if ": done in" in line}
+    assert resumed.returncode == 0, resumed.said
+    ran = {line.partition(":")[0] for line in resumed.said.splitlines() if ": done in" in line}
     assert ran == {"tiny-b2-fp32"}
-    assert "5 of 5 items finished" in resumed.stdout
+    assert "5 of 5 items finished" in resumed.said
     assert first <= set(read_sweeps(tmp_path / "next")["item"]), "what was finished is packed again"
     interrupted = read_items(tmp_path / "out").set_index("item")["interruptions"]
     assert interrupted[interrupted > 0].to_dict() == {"tiny-b2-fp32": 1}
     assert len(read_items(tmp_path / "next").attrs["sessions"]) == 2
 
 
-def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
-    from trioflow.campaign.state import State
-
-    code = f"""
-import os, sys
-sys.path.insert(0, {str(LIBRARY)!r})
-from trioflow.campaign import runner
+KILLED = """
+import os
 from trioflow.campaign import call as execute
 real = execute.run_ceiling
 def run(item, part, device, quick):
@@ -142,40 +132,42 @@ def run(item, part, device, quick):
         os.kill(os.getpid(), 9)
     return real(item, part, device, quick)
 execute.run_ceiling = run
-from trioflow.campaign.__main__ import main
-main(sys.argv[1:])
 """
+
+
+def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
+    from trioflow.campaign.state import State
+
     words = [
         "--minutes", "1", "--device", "cpu", "--quick", "--workloads", str(table),
         "--only", "ceiling*",
     ]  # fmt: skip
-    line = [sys.executable, "-c", code, "--output", str(tmp_path / "out"), *words]
-    assert subprocess.run(line, capture_output=True, check=False).returncode == -9
+    killed = run_campaign("--output", tmp_path / "out", *words, code=KILLED)
+    assert killed.returncode == -9
     assert not (tmp_path / "out" / "items.parquet").exists()
     assert set(State(tmp_path / "out" / "state").results) == {"ceiling-copy", "ceiling-matmul"}
     resumed = run_campaign("--output", tmp_path / "next", "--resume", tmp_path / "out", *words)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "4 items, 2 finished before" in resumed.stdout
-    assert "4 of 4 items finished" in resumed.stdout
+    assert resumed.returncode == 0, resumed.said
+    assert "4 items, 2 finished before" in resumed.said
+    assert "4 of 4 items finished" in resumed.said
 
 
-def test_a_call_ends_in_time_even_inside_an_item(table, tmp_path):
-    code = f"""
-import sys, time
-sys.path.insert(0, {str(LIBRARY)!r})
+ENDLESS = """
+import time
 from trioflow.campaign import items
 from trioflow.campaign import call as execute
 execute.run_ceiling = lambda *_: time.sleep(3600)
 items.ESTIMATES_S["ceiling"] = 0.1
-from trioflow.campaign.__main__ import main
-sys.exit(main(sys.argv[1:]))
 """
-    line = [
-        sys.executable, "-c", code, "--output", str(tmp_path / "out"), "--minutes", "0.1",
-        "--device", "cpu", "--quick", "--workloads", str(table), "--only", "ceiling-copy",
-    ]  # fmt: skip
-    run = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+
+
+def test_a_call_ends_in_time_even_inside_an_item(table, tmp_path):
+    words = (
+        "--output", tmp_path / "out", "--minutes", "0.1", "--device", "cpu", "--quick",
+        "--workloads", table, "--only", "ceiling-copy",
+    )  # fmt: skip
+    run = run_campaign(*words, code=ENDLESS)
+    assert run.returncode == 0, run.said
     rows = read_items(tmp_path / "out").set_index("item")
     assert rows.loc["ceiling-copy", "status"] == "pending"
     assert rows.loc["ceiling-copy", "interruptions"] == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from trioflow.base.errors import InputError
+from trioflow.costmodel.operators import curves
 from trioflow.costmodel.operators.class_curves import Recipe, fit_class_curves
 from trioflow.costmodel.operators.device_fit import (
     DEVICE_METHODS,
@@ -79,17 +80,41 @@ def test_gradient_accumulation_keeps_its_time_at_any_batch(tile):
 
 
 @pytest.mark.parametrize("method", sorted(DEVICE_METHODS))
-def test_every_method_is_deterministic_and_survives_its_file(method, tmp_path):
+def test_every_method_is_deterministic_and_survives_its_file(method, tmp_path, monkeypatch):
     traces = make_gpu_traces()[:9]
     model, _ = fit_device_model(traces, LIMITS, method=method)
     model.save(tmp_path / "a.json")
     again = load_operator_model(tmp_path / "a.json")
     again.save(tmp_path / "b.json")
+    monkeypatch.setattr(curves, "_kept_curves", {})
     fit_device_model(traces[::-1], LIMITS, method=method)[0].save(tmp_path / "c.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "c.json").read_bytes()
     before, after = make_step(320, 2), make_step(320, 5)
     pd.testing.assert_frame_equal(model.rescale(before, after), again.rescale(before, after))
+
+
+def test_a_curve_is_fitted_once_to_what_is_the_same_in_all(monkeypatch):
+    fitted, linear = [], curves.FORMS["linear"]
+
+    def fit(sample):
+        fitted.append(sample)
+        return linear.fit(sample)
+
+    monkeypatch.setattr(curves, "_kept_curves", {})
+    monkeypatch.setitem(curves.FORMS, "linear", replace(linear, fit=fit))
+    sizes, times = np.arange(12.0).reshape(4, 3), np.arange(1.0, 5.0)
+    given = [(sizes, times), (sizes + 1, times), (sizes, times * 2), (sizes[::-1], times),
+             (sizes, times, np.arange(1.0, 5.0)), (sizes, times, None, 8.0)]  # fmt: skip
+    first = [curves.fit_curve("linear", *one) for one in given]
+    assert [curves.fit_curve("linear", *one) for one in given] == first
+    assert len(fitted) == len(given)
+    monkeypatch.setattr(curves, "_KEPT_CURVES", len(given))
+    curves.fit_curve("linear", *given[0])
+    curves.fit_curve("linear", sizes + 2, times)
+    assert len(curves._kept_curves) == len(given)
+    curves.fit_curve("linear", *given[0])
+    assert len(fitted) == len(given) + 1, "the one that was asked last for is kept longest"
 
 
 def test_unknown_method():

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,9 @@ from trioflow.costmodel.least_squares import (
 from costmodel.kernel_fits import digest_fits
 
 TESTS = Path(__file__).parents[2]
-KERNELS = ("Haswell", "Prescott")
+KERNELS = (pytest.param("Haswell", marks=pytest.mark.slow), "Prescott")
 """Of a processor with AVX2 (Intel's since 2013, AMD's Zen) and of one without; both run on any."""
+own_fits = cache(digest_fits)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -39,7 +41,7 @@ def test_every_kind_of_fit_is_the_same_under_another_kernel(kernel: str) -> None
         env=given, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout == digest_fits()
+    assert done.stdout == own_fits()
 
 
 def samples() -> Iterator[tuple[np.ndarray, np.ndarray]]:

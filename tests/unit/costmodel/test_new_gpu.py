@@ -22,6 +22,7 @@ from trioflow.costmodel.new_gpu.carry import (
 )
 from trioflow.costmodel.new_gpu.data import BENCHMARKS, pair_rows
 from trioflow.costmodel.new_gpu.fit import (
+    Fits,
     describe_pairs,
     fit_exponents,
     leave_out,
@@ -216,6 +217,9 @@ def test_what_is_fitted_never_sees_the_left_out_chip_or_workload(law_pairs: pd.D
     spoiled.loc[touched, "target_s"] *= 7.0
     clean = fit_exponents(leave_out(law_pairs, "GH100", None))
     assert fit_exponents(leave_out(spoiled, "GH100", None)) == clean
+    known: Fits = {}
+    fit_exponents(law_pairs, known)
+    assert fit_exponents(leave_out(law_pairs, "GH100", None), known) == clean
     assert fit_exponents(spoiled) != fit_exponents(law_pairs)
     assert leave_out(law_pairs, None, BENCHMARKS).empty
 

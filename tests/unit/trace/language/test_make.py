@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
+from captured import make_once
 from same_step import assert_same_step, category_bytes
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import RECIPES
@@ -27,9 +28,15 @@ EXPERTS = replace(
 STEP = LanguageStep(32, 2, "megatron-bf16")
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder in which each trace is made once for all tests."""
+    return make_once(tmp_path_factory, "language-traces", lambda _: None)
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def own_cache(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 NORMED = replace(SMALL, name="normed", query_norm=True)
@@ -111,7 +118,8 @@ def test_what_is_dropped_is_remembered_in_a_byte_an_element():
     assert set(masks["elem_bytes"]) == {1}
 
 
-def test_a_trace_is_kept_and_a_damaged_one_made_again():
+def test_a_trace_is_kept_and_a_damaged_one_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = make.make_trace(SMALL, STEP)
     (file,) = make.cache_folder().glob("small-*.trace")
     kept = make.make_trace(SMALL, STEP)
@@ -132,9 +140,10 @@ def test_a_model_by_name_is_a_trace_wherever_one_is_asked_for():
         load_trace("gpt3-175b", sequence=4096)
 
 
-def test_without_torch_the_extra_is_named(monkeypatch):
+def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
     import sys
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "trioflow.trace.capture.meta", None)
     with pytest.raises(InputError, match=r"pip install 'trioflow\[capture\]'"):
         make.make_trace(SMALL, STEP)

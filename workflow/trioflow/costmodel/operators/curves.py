@@ -115,7 +115,7 @@ def fit_curve(
     given = [features, time_s] if weights is None else [features, time_s, weights]
     digest = hashlib.sha256(f"{form} {sm_count!r} {features.shape}".encode())
     for values in given:
-        digest.update(np.ascontiguousarray(values, np.float64))
+        digest.update(np.asarray(values, np.float64).tobytes())
     key = digest.digest()
     curve = _kept_curves.pop(key, None)
     if curve is None:
