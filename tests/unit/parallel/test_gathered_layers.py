@@ -45,7 +45,7 @@ def test_every_layer_of_a_cnn_is_gathered_and_scattered(cnn_trace):
     assert exchanges(split.after) == [("all_gather", size) for size in outputs]
     # Backward comes the other way, except for the two branches of a block.
     assert sorted(exchanges(split.before)) == sorted(("reduce_scatter", size) for size in outputs)
-    assert all(e.reorders for held in split.after.values() for e in held)
+    assert all(e.copied for held in split.after.values() for e in held)
     assert (split.operators.loc[layers, "flop"] * 2 == whole.loc[layers, "flop"]).all()
     assert (
         split.operators.loc[layers, "write_bytes"] * 2 == whole.loc[layers, "write_bytes"]

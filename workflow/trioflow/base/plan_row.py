@@ -83,6 +83,11 @@ class Plan:
         enum=list(SHARDINGS), default="none",
     )  # fmt: skip
     shard: int = declare_cell("ranks of one group of hsdp; 1 for the others", minimum=1, default=1)
+    expert: int = declare_cell(
+        "expert-parallel degree: consecutive data-parallel ranks that each hold a part of the experts,"
+        " and hand each other the tokens (Megatron-LM's and torchtitan's folding)",
+        minimum=1, default=1,
+    )  # fmt: skip
     accumulate: int = declare_cell(
         "micro-steps whose gradients are added up before ranks exchange them (no_sync)",
         minimum=1, default=1,
@@ -174,6 +179,14 @@ class Plan:
             return 1
         return self.shard if self.sharding == "hsdp" else self.replicas
 
+    def replicas_of(self, experts: bool) -> int:
+        """Return the ranks that hold the same of a stage: of the experts, or of all else."""
+        return self.replicas // self.expert if experts else self.replicas
+
+    def shards_of(self, experts: bool) -> int:
+        """Return the ranks that each hold a part of what is shared, of the experts or of all else."""
+        return max(self.shards // self.expert, 1) if experts else self.shards
+
     @property
     def stages(self) -> int:
         """Pipeline stages of one replica, those of all ranks together."""
@@ -232,6 +245,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
         (plan.chunks > 1 and plan.chunk_bytes > 0, "chunk_bytes",
          f"{plan.chunks} chunks and chunks of up to {plan.chunk_bytes} bytes", "give one of them"),
         *_list_style_rules(plan),
+        *_list_expert_rules(plan),
         (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
         (plan.offload == "optimizer" and plan.sharding in ("zero1", "distributed"), "offload",
@@ -278,4 +292,25 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
          "gather with recompute or offload is not simulated", "use megatron"),
         (bool(part) and plan.tensor == 1, part, f"{part} without tensor parallelism",
          "give a tensor degree above 1"),
+    ]  # fmt: skip
+
+
+def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
+    """Return what goes wrong with expert parallelism: whether it does, column, problem, fix."""
+    several = plan.expert > 1
+    other = next(
+        (name for name, held in (
+            ("zero1", plan.sharding == "zero1"), ("hsdp", plan.sharding == "hsdp"),
+            ("offload", plan.offload != "none"), ("context parallelism", plan.context > 1),
+        ) if held), "",
+    )  # fmt: skip
+    return [
+        (several and bool(plan.data % plan.expert), "expert",
+         f"{plan.expert} expert-parallel ranks do not divide {plan.data} data-parallel ones",
+         f"use a divisor of {plan.data}: ranks share experts inside the data degree"),
+        (several and plan.tensor > 1 and not plan.sequence_parallel, "expert",
+         "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
+         f" {plan.tensor} times (Megatron-LM refuses it too)", "give sequence_parallel too"),
+        (several and bool(other), "expert", f"expert parallelism with {other} is not simulated",
+         "use sharding none, distributed, fsdp or zero2, no offload, and a context degree of 1"),
     ]  # fmt: skip

@@ -139,6 +139,10 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     degrees.add_argument("--pipeline-parallel", type=int, metavar="P", help="pipeline stages")
     degrees.add_argument(
+        "--expert-parallel", type=int, metavar="E", dest="expert",
+        help="data-parallel ranks that share the experts of a model with several; they are D's, not further ones",
+    )  # fmt: skip
+    degrees.add_argument(
         "--sharding", choices=SHARDINGS[1:],
         help="what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
     )  # fmt: skip

@@ -26,7 +26,8 @@ from trioflow.trace.language.read import find_configuration
 Number = TypeVar("Number", int, float)
 
 FURTHER = (
-    "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload", "context_method",
+    "expert", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
+    "context_method",
 )  # fmt: skip
 """Arguments that are columns of a plan."""
 _VARIED = ("recompute", "offload")

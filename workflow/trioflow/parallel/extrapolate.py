@@ -57,6 +57,7 @@ from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.splits.context import time_blocks
+from trioflow.parallel.splits.expert_layers import describe_routing
 from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
@@ -154,6 +155,7 @@ def extrapolate(
     interval, confidence = _certainty(trace, model, distance, added, works.predicted, extrapolated)
     warnings = [*mention_launches(trace.facts.warnings, launch_s), *describe_anchor(anchor)]
     warnings += [*_size_warnings(schedule, sizes), *_repeat_warnings(repeated, batch, plan)]
+    warnings += describe_routing(trace, plan)
     graph = builder.build(
         replace(
             _describe_step(given, reference, plan, batch, mode),

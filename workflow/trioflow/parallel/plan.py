@@ -16,6 +16,7 @@ from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import SCHEDULES, build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.parallel.splits.context import check_context
+from trioflow.parallel.splits.expert_layers import check_experts
 from trioflow.parallel.splits.pipeline import BALANCES, chunk_batch, partition, split_batch
 from trioflow.parallel.splits.tensor_split import count_heads
 from trioflow.parallel.splits.vocabulary import find_layers, has_vocabulary
@@ -64,7 +65,7 @@ def make_plan(
     accumulate : int
         Micro-steps whose gradients are added up before ranks exchange them.
     **other
-        Further columns of ``plans.tsv``: replication, tensor_style, context, context_method,
+        Further columns of ``plans.tsv``: replication, tensor_style, expert, context, context_method,
         sequence_parallel, vocabulary_parallel, recompute, offload.
 
     Raises
@@ -87,7 +88,8 @@ def make_plan(
         stages_per_rank = _SEVERAL_STAGES.get(schedule, 1)
     if sharding not in SHARDINGS:
         raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
-    name = "-".join(f"{key}{degree}" for key, degree in degrees.items() if degree > 1) or "single"
+    named = {**degrees, "expert": int(other.get("expert", 1))}
+    name = "-".join(f"{key}{degree}" for key, degree in named.items() if degree > 1) or "single"
     plan = Plan(
         plan=name if sharding == "none" else f"{sharding}-{name}", data=data,
         tensor=tensor, pipeline=pipeline, schedule=schedule,
@@ -239,6 +241,7 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
             else "use a tensor degree of 1",
         )
     check_context(trace, plan)
+    check_experts(trace, plan)
     units = len(pipeline_units(trace))
     if plan.stages > max(units, 1):
         raise PlanError(
@@ -248,8 +251,9 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
 
 def describe_plan(plan: Plan, batch: int) -> str:
     """Return what a plan comes to, such as ``8 ranks = 2 data x 4 tensor, 32 samples a rank``."""
+    shared = f" ({plan.expert} expert)" if plan.expert > 1 else ""
     factors = [
-        f"{degree} {name}"
+        f"{degree} {name}{shared if name == 'data' else ''}"
         for name, degree in (
             ("data", plan.data),
             ("tensor", plan.tensor),

@@ -15,6 +15,7 @@ from trioflow.base.units import format_time
 from trioflow.engine.timeline import select_communication
 from trioflow.hardware.machine import Device
 from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.splits.experts import EXCHANGE
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import measure_exposed
 from trioflow.prediction.goodput import Faults, choose_interval_s, measure_goodput
@@ -129,7 +130,8 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
     -------
     dict
         ``bubble_share`` (means over ranks, of the step; only of a pipeline) and
-        ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, context, data, pipeline;
+        ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, context, expert, data,
+        pipeline;
         where groups wait at once, each counts.
     """
     if graph.metadata.mode != TRAIN or timeline.empty:
@@ -137,6 +139,7 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
     groups = graph.tasks["group"]
     known = {text: name_group(str(text), plan) for text in groups.dropna().unique()}
     labels = groups.map(known).astype(object).fillna("pipeline").to_numpy(dtype=str)
+    labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
     labels = np.where(select_communication(timeline), labels, "")
     exposed, idle_s = measure_exposed(timeline, labels)
     step_s = float(timeline["end_s"].max())

@@ -104,25 +104,25 @@ class Outline:
 
     def work_of(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work of one micro-batch of some samples."""
-        key = ("work", *_style_of(plan), plan.data, plan.pipeline, plan.recompute, samples)
+        key = ("work", *style_of(plan), plan.data, plan.pipeline, plan.recompute, samples)
         return self.keep(key, self._sum_work, plan, samples)
 
     def state_of(self, plan: Plan) -> UnitState:
         """Return what a rank keeps whatever the batch."""
-        return self.keep(("state", *_style_of(plan)), self._sum_state, plan)
+        return self.keep(("state", *style_of(plan)), self._sum_state, plan)
 
     def upkeep_of(self, plan: Plan) -> UnitUpkeep:
         """Return what gradients take beside the operators that make them."""
-        return self.keep(("upkeep", *_style_of(plan)), self._sum_upkeep, plan)
+        return self.keep(("upkeep", *style_of(plan)), self._sum_upkeep, plan)
 
     def sharded_update_s(self, plan: Plan) -> float:
         """Return the optimizer's time on one rank's shards of the whole model [s]."""
-        key = ("update", *_style_of(plan), plan.shards)
+        key = ("update", *style_of(plan), plan.shards)
         return self.keep(key, self._time_sharded_update, plan)
 
     def partitioned_update_s(self, plan: Plan, samples: int) -> float:
         """Return the longest update of a rank's own parameters, and the broadcasts of all of them [s]."""
-        key = ("partition", *_style_of(plan), plan.data)
+        key = ("partition", *style_of(plan), plan.data)
         return self.keep(key, self._time_partitioned_update, plan, samples)
 
     def cut(self, stages: int) -> list[int]:
@@ -148,12 +148,12 @@ class Outline:
         return self.keep(("units", id(trace)), assign_units, trace)
 
     def _split(self, trace: Trace, plan: Plan) -> TensorSplit:
-        key = ("split", id(trace), *_style_of(plan))
+        key = ("split", id(trace), *style_of(plan))
         return self.keep(key, lambda: split_for_plan(self.prepared(trace, plan), plan))
 
     def prepared(self, trace: Trace, plan: Plan) -> Trace:
         """Return a trace with the rules by which a plan cuts its layers."""
-        return self.keep(("prepared", id(trace), *_style_of(plan)), prepare_split, trace, plan)
+        return self.keep(("prepared", id(trace), *style_of(plan)), prepare_split, trace, plan)
 
     def _sum_work(self, plan: Plan, samples: int) -> UnitWork:
         """Return the work with exchanges, where the plan's groups lie, and with what is computed again."""
@@ -166,10 +166,7 @@ class Outline:
         phase = self._phases_of(done.trace)
         for found in (split.before, split.after):
             for op_id, exchanges in found.items():
-                time_s = sum(
-                    self.messages.tensor_s(plan, one.collective, one.scale(done.factor))
-                    for one in exchanges
-                )
+                time_s = sum(self.messages.exchange_s(plan, one, done.factor) for one in exchanges)
                 spent_s[unit_of[op_id], phase[op_id]] += time_s
                 if op_id in repeated:
                     spent_s[unit_of[op_id], 1] += time_s
@@ -180,7 +177,7 @@ class Outline:
         )  # fmt: skip
 
     def _work_of_operators(self, plan: Plan, samples: int) -> OperatorWork:
-        key = ("operators", *_style_of(plan), samples)
+        key = ("operators", *style_of(plan), samples)
         return self.keep(key, self._sum_operators, plan, samples)
 
     def _phases_of(self, trace: Trace) -> NDArray[np.int64]:
@@ -229,7 +226,7 @@ class Outline:
         for plan in plans:
             with suppress(PlanError):
                 samples = micro_batch_sizes(plan, batch)[0]
-                wanted.setdefault(_style_of(plan), (plan, set()))[1].add(samples)
+                wanted.setdefault(style_of(plan), (plan, set()))[1].add(samples)
         plans_of: dict[int, list[Plan]] = {}
         for plan, sizes in wanted.values():
             with suppress(PlanError):
@@ -264,7 +261,7 @@ class Outline:
             _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
             of_plan = asked + inverse.reshape(len(plans), -1)
             for plan, place in zip(plans, of_plan, strict=True):
-                places.append((("device", *_style_of(plan), samples), place))
+                places.append((("device", *style_of(plan), samples), place))
             recorded.append(operators.iloc[first % len(operators)])
             targets.append(target.iloc[first])
             asked += len(first)
@@ -276,7 +273,7 @@ class Outline:
 
     def _device_s(self, plan: Plan, samples: int) -> Floats:
         """Return the device times of a split's operators for one micro-batch [operators] [s]."""
-        key = ("device", *_style_of(plan), samples)
+        key = ("device", *style_of(plan), samples)
         if key not in self._kept:
             self._predict({samples: [plan]})
         return cast(Floats, self._kept[key])
@@ -308,7 +305,7 @@ class Outline:
             outlives = self._phases_of(trace)[last] == _PHASE_NUMBERS["backward"]
             return table, first, table.made & (table.category == "activation") & outlives
 
-        return self.keep(("table", id(trace), *_style_of(plan)), make)
+        return self.keep(("table", id(trace), *style_of(plan)), make)
 
     def _sum_activations(
         self, trace: Trace, plan: Plan, split: TensorSplit, factor: float, again: NDArray[np.int64]
@@ -387,9 +384,10 @@ def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
     return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
 
 
-def _style_of(plan: Plan) -> tuple[int, str, bool, bool]:
-    """Return what decides the operators of a tensor-parallel rank."""
-    return (plan.tensor, plan.tensor_style, plan.sequence_parallel, plan.vocabulary_parallel)
+def style_of(plan: Plan) -> tuple[int, str, bool, bool, int]:
+    """Return what decides the operators of one rank's layers and experts."""
+    shared = (plan.sequence_parallel, plan.vocabulary_parallel)
+    return (plan.tensor, plan.tensor_style, *shared, plan.expert)
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:

@@ -15,6 +15,7 @@ from trioflow.base.experiments import Plan
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FlowShape
+from trioflow.parallel.splits.tensor_split import EXPERTS, TENSOR, Exchange
 from trioflow.trace.store import Trace
 
 Floats = NDArray[np.float64]
@@ -77,7 +78,9 @@ class UnitUpkeep:
     add_s: Floats
 
 
-Grid = tuple[int, int, int]
+Grid = tuple[int, int, int, int]
+
+_EXPERT_REPLICAS = "replicas of experts"
 
 
 class MessageTimes:
@@ -95,20 +98,22 @@ class MessageTimes:
         self._times: dict[tuple[str, int, Grid, str], float] = {}
         self._rates: dict[tuple[Grid, str, bool], float] = {}
 
-    def tensor_s(self, plan: Plan, collective: str, size_bytes: int) -> float:
-        """Return the time of a collective of the tensor-parallel ranks [s]."""
-        return self._time_s(plan, "tensor", collective, size_bytes)
+    def exchange_s(self, plan: Plan, exchange: Exchange, factor: float) -> float:
+        """Return the time of a collective beside an operator, at so many times the traced batch [s]."""
+        size_bytes = exchange.scale(factor)
+        return self._time_s(plan, exchange.group, exchange.collective, size_bytes)
 
-    def data_s(self, plan: Plan, collective: str, size_bytes: int) -> float:
-        """Return the time of a collective of the replicas [s]."""
-        return self._time_s(plan, "data", collective, size_bytes)
+    def data_s(self, plan: Plan, collective: str, size_bytes: int, experts: bool = False) -> float:
+        """Return the time of a collective of the replicas, of all or those of the same experts [s]."""
+        axis = _EXPERT_REPLICAS if experts else "data"
+        return self._time_s(plan, axis, collective, size_bytes)
 
     def send_s(self, plan: Plan, size_bytes: int) -> float:
         """Return the time of a message from one stage to the next [s]."""
         return self._time_s(plan, "pipeline", "send", size_bytes)
 
     def _time_s(self, plan: Plan, axis: str, collective: str, size_bytes: int) -> float:
-        grid = (plan.data, plan.tensor, plan.pipeline)
+        grid = (plan.data, plan.tensor, plan.pipeline, plan.expert)
         key = (axis, size_bytes, grid, collective)
         if key not in self._times:
             self._times[key] = self._find_s(grid, axis, collective, size_bytes)
@@ -154,12 +159,17 @@ def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePl
 
 def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     """Return the groups of ranks along an axis: tensor fastest, then data, then pipeline."""
-    data, tensor, pipeline = grid
+    data, tensor, pipeline, expert = grid
 
     def rank(d: int, t: int, p: int) -> int:
         return (p * data + d) * tensor + t
 
-    if axis == "tensor":
+    if axis in (EXPERTS, _EXPERT_REPLICAS):
+        whole = list_groups(grid, "data")
+        if axis == EXPERTS:
+            return [group[i : i + expert] for group in whole for i in range(0, data, expert)]
+        return [group[i::expert] for group in whole for i in range(expert)]
+    if axis == TENSOR:
         places = [(d, p) for p in range(pipeline) for d in range(data)]
         return [[rank(d, t, p) for t in range(tensor)] for d, p in places]
     if axis == "data":

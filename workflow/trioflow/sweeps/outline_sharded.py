@@ -14,9 +14,9 @@ from typing import NamedTuple
 from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
-from trioflow.parallel.splits.sharding import build_units
+from trioflow.parallel.splits.sharding import EXPERTS_UNIT, build_units
 from trioflow.parallel.splits.updates import place_parameters, predict_elementwise, upkeep_phase
-from trioflow.sweeps.outline import Outline
+from trioflow.sweeps.outline import Outline, style_of
 from trioflow.sweeps.outline_parts import UnitWork
 from trioflow.trace.store import pipeline_units
 
@@ -186,7 +186,7 @@ def _list_parts(
     outline: Outline, plan: Plan, work: UnitWork, begin: int, end: int
 ) -> tuple[list[Part], Shard]:
     """Return the pieces of some of the model's units, and what their root takes."""
-    key = ("shards", plan.tensor, plan.vocabulary_parallel, plan.shards, plan.pieces > 1)
+    key = ("shards", *style_of(plan), plan.shards, plan.pieces > 1)
     inner, rest = outline.keep((*key, plan.data, plan.pipeline), _list_shards, outline, plan)
     here = [rest[unit] for unit in range(begin, end) if unit in rest]
     root = Shard(*(sum(times) for times in zip(Shard(), *here, strict=True)))
@@ -214,7 +214,7 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
             known[key] = float(found["time_s"].sum())
         return known[key]
 
-    *inner, root = build_units(trace, plan.tensor)
+    *inner, root = build_units(trace, plan.tensor, plan.expert)
     at: dict[int, list[Parameter]] = {}
     placed = place_parameters(trace, outline.units_of(trace), {})
     unit_of = {
@@ -224,14 +224,18 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
     for parameter in root.parameters:
         at.setdefault(unit_of[parameter.name], []).append(parameter)
     units = [*inner, *(replace(root, parameters=tuple(held)) for held in at.values())]
-    works = cost_units(units, plan.shards, plan.pieces, elementwise_s)
+    works = cost_units(units, plan, plan.pieces, elementwise_s)
     shards = [
         Shard(
-            outline.messages.data_s(plan, "all_gather", one.gathered_bytes), one.copy_out_s, one.accumulate_s,
-            one.reduce_copy_s, outline.messages.data_s(plan, "reduce_scatter", one.reduced_bytes),
+            outline.messages.data_s(plan, "all_gather", one.gathered_bytes, one.unit.experts),
+            one.copy_out_s, one.accumulate_s, one.reduce_copy_s,
+            outline.messages.data_s(plan, "reduce_scatter", one.reduced_bytes, one.unit.experts),
         )
         for one in works
     ]  # fmt: skip
-    names = [unit.name for unit in inner]
-    count = len(inner)
-    return dict(zip(names, shards[:count], strict=True)), dict(zip(at, shards[count:], strict=True))
+    count, found = len(inner), dict[str, Shard]()
+    for unit, shard in zip(inner, shards[:count], strict=True):
+        # Experts go with the unit that they are inside.
+        name = unit.name.removesuffix(EXPERTS_UNIT) if unit.experts else unit.name
+        found[name] = Shard(*map(sum, zip(found.get(name, Shard()), shard, strict=True)))
+    return found, dict(zip(at, shards[count:], strict=True))

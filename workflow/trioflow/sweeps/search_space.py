@@ -39,6 +39,7 @@ class Space:
     # Whether tensor-parallel ranks share what lies between split layers
     sequence_parallel: tuple[bool, ...] = (False, True)
     buckets_bytes: tuple[int, ...] = _SEARCHED_BUCKETS_BYTES  # limits of DDP's buckets [bytes]
+    experts: int = 0  # of each layer of the model, of which expert-parallel ranks share each part
     most_pieces: int = 64  # most micro-batches of a pipeline, and most accumulated micro-steps
 
 
@@ -58,6 +59,7 @@ def choose_space(facts: Facts) -> Space:
         schedules=("1f1b", "interleaved"), shardings=("none", "distributed", "fsdp"),
         recomputations=("none", "selective", "full") if eager else ("none", "full"),
         sequence_parallel=(True,), buckets_bytes=(BUCKET_BYTES,),
+        experts=int(facts.language_model.get("experts", 0)),
     )  # fmt: skip
 
 
@@ -133,6 +135,7 @@ def _list_ways(data: int, tensor: int, pipeline: int, space: Space) -> Iterator[
         "sequence_parallel": space.sequence_parallel if tensor > 1 else (False,),
         "recompute": space.recomputations,
         "bucket_bytes": space.buckets_bytes if data > 1 else (BUCKET_BYTES,),
+        "expert": list_divisors(math.gcd(data, space.experts)) if space.experts else (1,),
     }
     for values in product(*axes.values()):
         given = dict(zip(axes, values, strict=True))

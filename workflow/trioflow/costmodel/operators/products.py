@@ -225,6 +225,15 @@ def _scale_one(product: Floats, before: Floats, after: Floats) -> Floats:
                 if misfit <= _MISFIT:
                     single.append(scaled)
                     misfits.append(misfit)
+    if min(misfits) > _MISFIT:
+        # Fewer problems of more rows each, and each cut: experts shared out, and their matrices too.
+        pairs = ((1, 2), (1, 3), (3, 1), (3, 2))
+        for parts, (grown, cut), shards in itertools.product(_SHARDS, pairs, _SHARDS):
+            scaled = product[:4] / np.array([parts, 1, 1, 1])
+            scaled[grown] *= flop * parts * shards
+            scaled[cut] /= shards
+            single.append(scaled)
+            misfits.append(_misfit(product, scaled, read, write))
     return np.maximum(np.round(single[int(np.argmin(np.round(misfits, 9)))]), 1.0)
 
 

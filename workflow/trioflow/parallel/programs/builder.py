@@ -115,7 +115,9 @@ class ProgramBuilder:
 
 
 def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
+    # Replicas in groups: of shards, or of ranks that share experts.
     shards = plan.shard if plan.sharding == "hsdp" else plan.replicas
+    shards = plan.expert if plan.expert > 1 else shards
     stage, of_group, in_group, of_layers = alike
     # Replicas along an axis each for groups of shards, their members, and the ranks of a sequence.
     sizes, same = [plan.replicas // shards, shards], [of_group, in_group]

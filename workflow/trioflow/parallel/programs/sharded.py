@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trioflow.base.experiments import Plan
 from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.work import UnitWork
 from trioflow.parallel.splits.sharding import ShardedUnit
@@ -56,7 +57,7 @@ _Elementwise = Callable[[str, Sequence[int], int], float]
 
 
 def cost_units(
-    units: Sequence[ShardedUnit], shards: int, micro_steps: int, elementwise: _Elementwise
+    units: Sequence[ShardedUnit], plan: Plan, micro_steps: int, elementwise: _Elementwise
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
@@ -68,6 +69,7 @@ def cost_units(
     """
     found = []
     for unit in units:
+        shards = plan.shards_of(unit.experts)
         gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
         gradients = [p.size_bytes for p in unit.parameters if p.trained]
         further = micro_steps > 1
@@ -135,6 +137,10 @@ class UnitRank(StagedRank):
     def root(self) -> int:
         """Place of the root of the stage whose action runs."""
         return self.of_stage[self.stage][-1]
+
+    def _shards_of(self, unit: UnitWork) -> list[int]:
+        """Return the ranks that each hold a part of a unit."""
+        return self.expert_replicas if unit.unit.experts else self.shard_group
 
     def _ranks(self, replicas: range) -> list[int]:
         return [self.program.rank_of(d, self.pipeline, self.tensor) for d in replicas]
@@ -261,8 +267,10 @@ class UnitRank(StagedRank):
     def _add_collective(
         self, stream: str, name: str, after: int | None, size: int, group: list[int], phase: str
     ) -> int:
-        """Add this rank's part of a collective of some of the data-parallel ranks."""
+        """Add this rank's part of a collective of some of the data-parallel ranks; none of one rank alone."""
         self.collectives += 1
+        if len(group) == 1 and after is not None:
+            return after
         task = self.program.graph.add(
             self.rank, stream, "collective", name, after=(after,), message_bytes=size, phase=phase,
             group=",".join(map(str, group)), match_id=self.program.match("sharded", *group, self.collectives),
@@ -290,7 +298,7 @@ class UnitRank(StagedRank):
             self.compute(name, unit.copy_in_s, "memcpy", phase=phase)
             copy = self.last
         self.arriving[index] = self._add_collective(
-            "communication", "all_gather", copy, unit.gathered_bytes, self.shard_group, phase
+            "communication", "all_gather", copy, unit.gathered_bytes, self._shards_of(unit), phase
         )
 
     def _await(self, index: int, phase: str) -> None:
@@ -339,8 +347,8 @@ class UnitRank(StagedRank):
         self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
         self._hold("gradient", unit.kept_bytes)
         scattered = self._add_collective(
-            "communication", "reduce_scatter", self.last, unit.reduced_bytes, self.shard_group,
-            "backward",
+            "communication", "reduce_scatter", self.last, unit.reduced_bytes,
+            self._shards_of(unit), "backward",
         )  # fmt: skip
         self.reduced = [scattered]
         if len(self.replicas) > 1:

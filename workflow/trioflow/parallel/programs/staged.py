@@ -30,7 +30,7 @@ from trioflow.parallel.schedules.table import (
     leaves,
 )
 from trioflow.parallel.splits.parameters import Bucket
-from trioflow.parallel.splits.tensor_split import StageExchange
+from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, TENSOR, StageExchange
 
 _WAITS_FOR_SENDS = ("1f1b",)
 """Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
@@ -75,6 +75,9 @@ class StagedRank(RankProgram):
         self.context_group = [
             program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)
         ]
+        first = data - data % plan.expert
+        self.expert_group = self.data_group[first : first + plan.expert]
+        self.expert_replicas = self.data_group[data % plan.expert :: plan.expert]
 
     @property
     def work(self) -> StageWork:
@@ -247,15 +250,15 @@ class StagedRank(RankProgram):
         self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
         name: str = "", reduces: bool = True,
     ) -> None:  # fmt: skip
-        """Run one operator between the tensor-parallel collectives that go before and after it."""
+        """Run one operator between the collectives that go before and after it."""
         before = self.work.before.get(op_id, []) if reduces else []
         after = self.work.after.get(op_id, []) if reduces else []
         dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) * self.dispatches
         when = "backward" if again else phase
-        key = ("tensor", self.data, op_id, micro_batch, again)
+        key = (op_id, micro_batch, again)
         for index, exchange in enumerate(before):
             self._exchange(exchange, (*key, "before", index), micro_batch, when)
-        count = len(before) + len(after)
+        count = sum(exchange.group == TENSOR for exchange in (*before, *after))
         if op_id in self.work.attentions:
             attend(self, op_id, micro_batch, again, dispatch_s * count, part, name, when)
         else:
@@ -266,17 +269,24 @@ class StagedRank(RankProgram):
     def _exchange(
         self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str
     ) -> None:
-        """Run a tensor-parallel collective, and the copy that brings its buffer into order."""
-        scatters = exchange.collective == "reduce_scatter"
+        """Run a collective beside an operator, and the copy that brings its buffer into order."""
+        of_tensor = exchange.group == TENSOR
         copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
         of = {"phase": phase, "micro_batch": micro_batch}
-        if copy_s and scatters:
-            self.compute("copy into reduce_scatter", copy_s, "memcpy", **of)
         size = exchange.sizes_bytes[micro_batch]
-        task = self.collective(exchange.collective, key, size, self.tensor_group, phase)
+        memory, graph = self.program.memory_of(self.rank), self.program.graph
+        if not of_tensor:  # what leaves and what arrives are two buffers
+            memory.add(graph.next_task, "message", size)
+        if copy_s and exchange.copied == BEFORE:
+            self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
+        group = self.tensor_group if of_tensor else self.expert_group
+        place = (TENSOR, self.data) if of_tensor else (EXPERTS, group[0])
+        task = self.collective(exchange.collective, (*place, *key), size, group, phase)
         self.waits.append(task)
-        if copy_s and not scatters:
+        if copy_s and exchange.copied == AFTER:
             self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
+        if not of_tensor:
+            memory.add(graph.next_task, "message", -size)
 
     def _run_backward(self, kind: str, micro_batch: int) -> None:
         """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
@@ -330,10 +340,12 @@ class StagedRank(RankProgram):
             if self.work.bucket_copy_s:
                 copy_s = self.work.bucket_copy_s[index]
                 self.compute(f"copy into bucket {index}", copy_s, "memcpy", phase="backward")
-            key = ("bucket", self.stage, self.tensor, index)
-            name = "reduce_scatter" if scatters else "all_reduce"
-            ready = self.collective(name, key, size, self.data_group, "backward")
-            self.reduced.append(ready)
+            group = self._replicas_of(bucket)
+            if len(group) > 1:
+                key = ("bucket", self.stage, group[0], index)
+                name = "reduce_scatter" if scatters else "all_reduce"
+                ready = self.collective(name, key, size, group, "backward")
+                self.reduced.append(ready)
         if self.host_optimizer:
             self.host_optimizer.send(ready, size, self.work.bucket_storages[index])
 
@@ -375,9 +387,14 @@ class StagedRank(RankProgram):
         for stage in self.stages:
             self.stage = stage
             for index, size in enumerate(self.work.gathered_bytes):
-                key = ("weights", stage, self.tensor, index)
-                gathered = self.collective("all_gather", key, size, self.data_group, "optimizer")
-                self.waits.append(gathered)
+                group = self._replicas_of(self.work.buckets[index])
+                key = ("weights", stage, group[0], index)
+                if len(group) > 1:
+                    self.waits.append(self.collective("all_gather", key, size, group, "optimizer"))
+
+    def _replicas_of(self, bucket: Bucket) -> list[int]:
+        """Return the ranks that hold the same parameters as a bucket's."""
+        return self.expert_replicas if bucket.experts else self.data_group
 
     def _reduce_partial(self) -> None:
         """Add up the gradients that each tensor-parallel rank has of its own tokens, all at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from trioflow.parallel.schedules.table import (
     leaves,
     recomputed_pairs,
 )
+from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.parameters import (
     Bucket,
     build_buckets,
@@ -201,13 +202,17 @@ class StageWorks:
     def _gradients_of(self, in_stage: set[int], stage: int) -> list[dict[str, Any]]:
         """Return a stage's gradients in the order in which they become ready, sized for one shard."""
         plan, rules = self.plan, self._rules()
+        of_experts = find_expert_modules(self.trace)
         width = self.trace.facts.reduced_width
         shared = {tied.gradient["name"] for tied in self.tied}
         gradients = [
             {
                 **g,
                 "size_bytes": round(
-                    int(g["size_bytes"]) // (plan.tensor if is_sharded(g, rules) else 1) * width
+                    int(g["size_bytes"])
+                    // (plan.tensor if is_sharded(g, rules) else 1)
+                    // (plan.expert if g["module"] in of_experts else 1)
+                    * width
                 ),
             }
             for g in self.trace.facts.gradients
@@ -280,7 +285,19 @@ class StageWorks:
                 f"plan {plan.plan}: the trace does not say which gradients there are",
                 fix="capture it again, or give trace.json the key gradients",
             )
-        buckets = build_buckets(gradients, plan.first_bucket_bytes, plan.bucket_bytes)
+        parts: list[list[Mapping[str, Any]]] = [list(gradients)]
+        if plan.expert > 1:  # summed by other ranks, in buckets of their own
+            of_experts = find_expert_modules(self.trace)
+            parts = [
+                [g for g in gradients if (g["module"] in of_experts) == experts]
+                for experts in (False, True)
+            ]
+        buckets = [
+            replace(bucket, experts=bool(experts))
+            for experts, part in enumerate(parts)
+            for bucket in build_buckets(part, plan.first_bucket_bytes, plan.bucket_bytes)
+        ]
+        buckets.sort(key=lambda bucket: bucket.ready_after_op_id)
         if plan.offload == "optimizer":
             made = find_gradients(self.trace)
             work.bucket_storages = [
@@ -291,17 +308,19 @@ class StageWorks:
     def _place_exchanges(
         self, found: Mapping[int, Sequence[Exchange]], in_stage: set[int]
     ) -> dict[int, list[StageExchange]]:
-        """Return a stage's tensor-parallel collectives with sizes and copies of each micro-batch."""
+        """Return a stage's collectives beside operators with sizes and copies of each micro-batch."""
         mine = {op: exchanges for op, exchanges in found.items() if op in in_stage}
-        copied = [e for held in mine.values() for e in held if e.reorders]
+        copied = [e for held in mine.values() for e in held if e.copied]
         sizes = [exchange.scale(factor) for exchange in copied for factor in self.factors]
         copies = dict(zip(sizes, self.copies_s(sizes), strict=True))
         placed: dict[int, list[StageExchange]] = {}
         for op, exchanges in mine.items():
             for exchange in exchanges:
                 each = tuple(exchange.scale(factor) for factor in self.factors)
-                times = tuple(copies[size] for size in each) if exchange.reorders else ()
-                placed.setdefault(op, []).append(StageExchange(exchange.collective, each, times))
+                times = tuple(copies[size] for size in each) if exchange.copied else ()
+                placed.setdefault(op, []).append(
+                    StageExchange(exchange.collective, each, times, exchange.copied, exchange.group)
+                )
         return placed
 
     def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:
@@ -321,10 +340,10 @@ class StageWorks:
         """Return the units of ``fully_shard`` in a stage and what they cost."""
         plan, steps = self.plan, self.schedule.micro_batches
         if plan.pipeline == 1:
-            units = build_units(self.trace, plan.tensor)
+            units = build_units(self.trace, plan.tensor, plan.expert)
         else:
-            units = build_stage_units(self.trace, plan.tensor, self.placed, stage_of, stage)
-        costs = cost_units(units, plan.shards, steps, self._elementwise_s)
+            units = build_stage_units(self.trace, plan, self.placed, stage_of, stage)
+        costs = cost_units(units, plan, steps, self._elementwise_s)
         # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
         beside = self.trace.facts.device != "cpu"
         return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)

@@ -86,7 +86,8 @@ class _GatheredLayer:
         if name == "all_reduce":
             return Exchange(name, self.output_bytes, growing=self.growing)
         padded = round(self.output_bytes * self.part(degree) * degree)
-        return Exchange(name, padded, reorders=True, growing=self.growing)
+        copied = AFTER if name == "all_gather" else BEFORE
+        return Exchange(name, padded, copied, growing=self.growing)
 
     def part(self, degree: int) -> float:
         """Return the largest rank's part; channels that do not divide make one more of them."""

@@ -19,6 +19,7 @@ import pandas as pd
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.tensor_split import kind_of_module
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -36,6 +37,7 @@ class Parameter:
     trained: bool  # whether the step makes a gradient of it
     # Dimension that FSDP2 cuts: 1 of experts' matrices [experts, inputs, outputs], else 0
     shard_dimension: int = 0
+    experts: bool = False  # whether it is of a layer's experts, and no router's or shared one
 
     @property
     def module(self) -> str:
@@ -54,8 +56,8 @@ class Parameter:
 
 
 @remembered
-def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
-    """Return the parameters in the model's order, each as one tensor-parallel rank holds it.
+def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Parameter]:
+    """Return the parameters in the model's order, each as one tensor- and expert-parallel rank holds it.
 
     Raises
     ------
@@ -70,11 +72,12 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
             fix="capture it again, or give trace.json the key parameters",
         )
     rules = dict(trace.facts.tensor_split or {}) if tensor > 1 else {}
-    made = find_gradients(trace)
+    made, of_experts = find_gradients(trace), find_expert_modules(trace)
     found = []
     for entry in listed:
         name, shape = str(entry["name"]), [int(size) for size in entry["shape"]]
-        kind = kind_of_module(name.rpartition(".")[0], rules)
+        module = name.rpartition(".")[0]
+        kind, experts = kind_of_module(module, rules), module in of_experts
         cut = int(entry.get("shard_dimension", 0))
         if kind and cut:
             shape[-1 if kind == "column" else -2] //= tensor
@@ -82,12 +85,14 @@ def list_parameters(trace: Trace, tensor: int = 1) -> list[Parameter]:
             shape[0] //= tensor
         elif kind == "row" and len(shape) > 1:
             shape[1] //= tensor
+        if experts:
+            shape[0] //= expert
         gradient = gradients.get(name, {})
         found.append(
             Parameter(
                 name, tuple(shape), int(entry.get("elem_bytes", 4)),
                 int(gradient.get("parameter_storage_id", -1)),
-                made.get(name, -1), bool(gradient), cut,
+                made.get(name, -1), bool(gradient), cut, experts,
             )
         )  # fmt: skip
     return found
@@ -150,6 +155,7 @@ class Bucket:
     names: tuple[str, ...]  # parameters, in the order in which they lie in the bucket
     sizes_bytes: tuple[int, ...]  # size of each gradient [bytes]
     ready_after_op_id: int  # operator after which the last of them is ready
+    experts: bool = False  # whether ranks that hold the same experts sum it, not all replicas
 
     @property
     def size_bytes(self) -> int:

@@ -28,12 +28,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
+from trioflow.base.experiments import Plan
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
 from trioflow.parallel.splits.pipeline import assign_units, find_tied, loss_operators
 from trioflow.parallel.splits.updates import find_owners, list_updates, share_updates
 from trioflow.tables import records
 from trioflow.trace.store import Trace, pipeline_units
+
+EXPERTS_UNIT = ".experts"
+"""End of the name of a unit of experts, behind that of the unit that they are inside."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class ShardedUnit:
     in_graph: bool
     reduced_width: float = 1.0  # bytes of a gradient as it is reduced, over those of its parameter
     kept_width: float = 1.0  # the same of the shard that is kept
+    experts: bool = False  # whether its parameters are a layer's experts, shared by other ranks
 
     def gathered_bytes(self, shards: int) -> int:
         """Return the result of its all-gather [bytes]."""
@@ -71,8 +76,11 @@ class ShardedUnit:
 
 
 @remembered
-def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
+def build_units(trace: Trace, tensor: int = 1, expert: int = 1) -> list[ShardedUnit]:
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
+
+    With expert parallelism the experts of a unit are one of their own inside it, as in torchtitan;
+    it stands before the unit, since it ends before it.
 
     Raises
     ------
@@ -87,7 +95,7 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     if not pipeline_units(trace) and (found := _find_units(trace)):
         entries = [{"name": name, "modules": modules} for name, modules in found.items()]
         trace = replace(trace, facts=replace(trace.facts, units=entries))
-    parameters, units = list_parameters(trace, tensor), pipeline_units(trace)
+    parameters, units = list_parameters(trace, tensor, expert), pipeline_units(trace)
     owner = {p.name: _find_unit(p.name, units) for p in parameters}
     tied = find_tied(trace, assign_units(trace)) if units else []
     shared = {unit for entry in tied for unit in entry.stages}
@@ -97,7 +105,12 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
         and any(owner[p.name] == index and _is_inside(p.name, paths) for p in parameters)
     ]  # fmt: skip
     made = [
-        _place_unit(trace, name, paths, [p for p in parameters if owner[p.name] == index])
+        _place_unit(
+            trace,
+            name,
+            paths,
+            [p for p in parameters if owner[p.name] == index and not (p.experts and expert > 1)],
+        )
         for index, (name, paths) in enumerate(units.items())
         if index in inner
     ]
@@ -108,21 +121,43 @@ def build_units(trace: Trace, tensor: int = 1) -> list[ShardedUnit]:
     ]
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
     facts = trace.facts
+    ordered = _in_order(made)
+    if expert > 1:
+        apart = {
+            list(units)[index]: [p for p in parameters if owner[p.name] == index and p.experts]
+            for index in inner
+        }
+        ordered = [
+            part
+            for unit in ordered
+            for part in (*_place_experts(trace, unit, apart[unit.name]), unit)
+        ]
     return [
         replace(unit, reduced_width=facts.reduced_width, kept_width=facts.kept_width)
-        for unit in (*_in_order(made), _place_root(trace, rest))
+        for unit in (*ordered, _place_root(trace, rest))
     ]
 
 
+def _place_experts(
+    trace: Trace, unit: ShardedUnit, parameters: list[Parameter]
+) -> list[ShardedUnit]:
+    """Return the unit of the experts inside another one; none where it has no experts."""
+    if not parameters:
+        return []
+    modules = sorted({p.module for p in parameters})
+    found = _place_unit(trace, f"{unit.name}{EXPERTS_UNIT}", modules, parameters)
+    return [replace(found, experts=True)]
+
+
 def build_stage_units(
-    trace: Trace, tensor: int, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
+    trace: Trace, plan: Plan, placed: Sequence[frozenset[int]], stage_of: NDArray[np.int64], stage: int
 ) -> list[ShardedUnit]:  # fmt: skip
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
     Parameters
     ----------
-    trace, tensor
-        As in `build_units`.
+    plan : Plan
+        Its tensor and expert degrees count.
     placed : sequence of frozenset of int
         Stages that update each parameter.
     stage_of : array [operators]
@@ -136,13 +171,13 @@ def build_stage_units(
     rest of its parameters: of the first and the last stage embedding and head,
     of those between them none.
     """
-    *inner, root = build_units(trace, tensor)
+    *inner, root = build_units(trace, plan.tensor, plan.expert)
     here = set(np.flatnonzero(stage_of == stage).tolist())
     mine = [unit for unit in inner if unit.first_forward in here]
     if stage:  # what another rank sends has a gradient
         mine = [replace(unit, in_graph=True) for unit in mine]
     names = {
-        p.name for p, stages in zip(list_parameters(trace, tensor), placed, strict=True)
+        p.name for p, stages in zip(list_parameters(trace, plan.tensor), placed, strict=True)
         if stage in stages or not (stages or stage)
     }  # fmt: skip
     rest = tuple(p for p in root.parameters if p.name in names)

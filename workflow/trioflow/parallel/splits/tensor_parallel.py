@@ -42,6 +42,7 @@ from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.context import split_context
+from trioflow.parallel.splits.experts import split_experts
 from trioflow.parallel.splits.gathered_layers import split_gathered
 from trioflow.parallel.splits.tensor_split import (
     AFTER,
@@ -375,7 +376,9 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
-    """Return the operators of one rank of a plan, its tokens and its layers' shards, of a trace from `prepare_split`.
+    """Return the operators of one rank of a plan, its tokens, layers' shards and experts.
+
+    ``trace`` is from `prepare_split`.
 
     Raises
     ------
@@ -386,4 +389,5 @@ def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
         trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
         vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
     )  # fmt: skip
-    return split_context(split, trace, plan.context, plan.context_method)
+    split = split_context(split, trace, plan.context, plan.context_method)
+    return split_experts(trace, plan, split)

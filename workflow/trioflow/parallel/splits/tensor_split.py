@@ -20,19 +20,22 @@ from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 
 BEFORE, AFTER = "before", "after"
+TENSOR, EXPERTS = "tensor", "experts"
+"""Groups of ranks that exchange something beside an operator."""
 _ATTENTION = "scaled_dot_product"
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective of the tensor-parallel ranks beside one operator."""
+    """A collective of tensor-parallel ranks, or of ranks that share experts, beside one operator."""
 
-    collective: str  # all_reduce, all_gather or reduce_scatter
+    collective: str  # all_reduce, all_gather, reduce_scatter or all_to_all
     size_bytes: int  # the whole buffer, as in ``tables.TASKS``, for the traced batch [bytes]
-    # Whether the buffer is copied into another order: after a gather, before a scatter
-    reorders: bool = False
+    # Whether the buffer is copied into another order: `BEFORE` it leaves, `AFTER` it arrived, or not
+    copied: str = ""
     # Part of the buffer that grows with the batch; a table of positions does not
     growing: float = 1.0
+    group: str = TENSOR  # or `EXPERTS`: who takes part
 
     def scale(self, factor: float) -> int:
         """Return the buffer at so many times the traced batch [bytes]."""
@@ -65,6 +68,8 @@ class StageExchange:
     sizes_bytes: tuple[int, ...]  # of each micro-batch [bytes]
     # Time of the copy into another order, of each micro-batch [s]; empty where there is none
     copies_s: tuple[float, ...] = ()
+    copied: str = ""
+    group: str = TENSOR
 
 
 @dataclass

@@ -158,13 +158,14 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
     if plan.tensor_style == "gather":
         # Every parameter is shared by all, those that no layer splits too.
         return [p.size_bytes / plan.tensor for p in list_parameters(trace)]
-    parameters = list_parameters(trace, plan.tensor)
+    parameters = list_parameters(trace, plan.tensor, plan.expert)
     if plan.sharding == "distributed":
         # Buckets are cut into equal slices wherever parameters begin and end.
-        return [p.size_bytes / plan.replicas for p in parameters]
+        return [p.size_bytes / plan.replicas_of(p.experts) for p in parameters]
     if not plan.shards_units:
         return [float(p.size_bytes) for p in parameters]
-    return [p.padded_bytes(plan.shards) / plan.shards for p in parameters]
+    shards = [plan.shards_of(p.experts) for p in parameters]
+    return [p.padded_bytes(n) / n for p, n in zip(parameters, shards, strict=True)]
 
 
 @remembered
@@ -183,7 +184,7 @@ def share_storages(
     owners = find_owners(trace).of_storage
     if not owners:
         return {}
-    whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor)
+    whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert)
     updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
     shares: dict[int, float] = {}
     for storage, index in owners.items():
@@ -207,7 +208,7 @@ def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave each rank its shards of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
     if not (plan.shards_units or plan.sharding == "distributed"):
         return split
-    before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor)]
+    before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, plan.expert)]
     updates = list_updates(trace.operators)
     shares = share_updates(trace, before, held_sizes(trace, plan), updates)
     operators = scale_work(split.operators, shares)

@@ -24,10 +24,7 @@ CAPTURED_BLOCKS = 2
 """Blocks that run; the last one stands for all further ones."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 """The profiler's own messages say nothing to who runs the command."""
-ROUTING = (
-    "experts: every one gets equally many tokens and none is dropped; each data-parallel replica holds or"
-    " gathers all experts; a router's auxiliary loss is left out"
-)
+ROUTER = "experts: a router's auxiliary loss is left out"
 MODULES = ("trace", "tables", "base/precision_recipes")
 """What a kept trace depends on beside the model, the step and PyTorch."""
 
@@ -127,7 +124,7 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     }  # fmt: skip
     facts = replace(trace.facts, language_model=described, source="configuration of a model")
     if model.experts:
-        facts = replace(facts, warnings=facts.warn(ROUTING))
+        facts = replace(facts, warnings=facts.warn(ROUTER))
     return Trace(trace.operators, trace.tensors, facts)
 
 

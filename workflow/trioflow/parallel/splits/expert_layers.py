@@ -1,0 +1,100 @@
+"""Layers of experts in a trace: those whose forward runs grouped products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trioflow.base.errors import PlanError
+from trioflow.costmodel.features import plain_name
+from trioflow.parallel.remembered import remembered
+from trioflow.tables import records
+from trioflow.trace.store import Trace, tensor_bytes
+
+if TYPE_CHECKING:
+    from trioflow.base.experiments import Plan
+
+_GROUPED = ("grouped_mm", "scaled_grouped_mm")
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """One layer of experts, as operators of forward."""
+
+    experts: int
+    permute: int  # copies each token once an expert, sorted by expert
+    products: tuple[int, ...]  # grouped products
+    modules: frozenset[str]  # that hold the experts' parameters
+    # Results of the copies and of the last product for the traced batch [bytes]
+    rows_bytes: int
+    made_bytes: int
+
+    @property
+    def inside(self) -> range:
+        """Forward operators that run on the ranks of the experts."""
+        return range(self.permute + 1, self.products[-1] + 1)
+
+
+@remembered
+def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
+    """Return the layers of experts that are computed by grouped products, in the order of forward."""
+    tensors = trace.tensors
+    category, producer = tensors["category"].tolist(), tensors["producer_op_id"].tolist()
+    size = tensor_bytes(trace)
+    found: dict[str, list[dict[str, Any]]] = {}
+    columns = ("op_id", "name", "phase", "module", "input_ids", "output_ids", "input_shapes")
+    for row in records(trace.operators, *columns):
+        weights = [i for i in row["input_ids"] if category[i] == "parameter"]
+        grouped = row["phase"] == "forward" and plain_name(str(row["name"]))[0] in _GROUPED
+        if grouped and weights and row["output_ids"]:
+            found.setdefault(str(row["module"]).rpartition(".")[0], []).append(row)
+    return [
+        ExpertLayer(
+            next(int(shape[0]) for shape in rows[0]["input_shapes"] if len(shape) == 3),
+            int(producer[rows[0]["input_ids"][0]]),
+            tuple(int(row["op_id"]) for row in rows),
+            frozenset(str(row["module"]) for row in rows),
+            size[rows[0]["input_ids"][0]], size[rows[-1]["output_ids"][0]],
+        )
+        for rows in found.values()
+    ]  # fmt: skip
+
+
+@remembered
+def find_expert_modules(trace: Trace) -> frozenset[str]:
+    """Return the modules whose parameters are the experts'."""
+    return frozenset().union(*(layer.modules for layer in find_expert_layers(trace)))
+
+
+def check_experts(trace: Trace, plan: Plan) -> None:
+    """Check that a plan's ranks can share a model's experts.
+
+    Raises
+    ------
+    PlanError
+        When the model has none, or they do not divide.
+    """
+    if plan.expert == 1:
+        return
+    counts = sorted({layer.experts for layer in find_expert_layers(trace)})
+    if not counts:
+        raise PlanError(
+            f"plan {plan.plan}: workload {trace.facts.workload} has no experts that {plan.expert} ranks could share",
+            fix="leave expert parallelism out, or name a model with experts, such as mixtral-8x7b",
+        )
+    for count in counts:
+        if count % plan.expert:
+            degrees = [str(n) for n in range(2, count + 1) if count % n == 0]
+            raise PlanError(
+                f"plan {plan.plan}: {count} experts cannot be shared by {plan.expert} expert-parallel ranks",
+                fix=f"use an expert degree of {', '.join(degrees)}",
+            )
+
+
+def describe_routing(trace: Trace, plan: Plan) -> list[str]:
+    """Say how the tokens of a model's experts are taken to be spread over them, and over ranks."""
+    layers = find_expert_layers(trace)
+    if not layers:
+        return []
+    text = "experts: every one gets equally many tokens, and none is dropped"
+    return [text if plan.expert > 1 else f"{text}; each data-parallel replica holds or gathers all"]

@@ -1,0 +1,157 @@
+"""Expert parallelism: consecutive data-parallel ranks share a model's experts and hand each other tokens.
+
+Each rank holds an equal part of the experts of every layer; the router is whole everywhere. Copies
+of the tokens, sorted by expert, travel in one all-to-all (dispatch) to the ranks of their experts
+and come back in another one (combine); backward has one for each. What arrives is sorted by sender:
+a copy brings it into the order of the experts, another one back, unless a rank has one expert only.
+A small all-to-all of counts goes before dispatch, as the sizes of its parts are values.
+
+With tensor parallelism each expert's matrices are cut as well; the gather of tokens lies inside.
+
+References
+----------
+Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (``MoEAlltoAllTokenDispatcher``);
+torchtitan ``torchtitan/distributed/expert_parallel.py`` (``ExpertParallel``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from trioflow.parallel.reference import WORK
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.expert_layers import ExpertLayer, find_expert_layers
+from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.routing import list_rank_loads
+from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, Exchange, TensorSplit
+from trioflow.parallel.splits.updates import list_updates, scale_work, share_updates
+from trioflow.tables import records
+from trioflow.trace.store import Trace, tensor_bytes
+
+if TYPE_CHECKING:
+    from trioflow.base.experiments import Plan
+
+EXCHANGE = "all_to_all"
+_COUNT_BYTES = 8
+
+
+def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
+    """Leave a rank its experts' work, and add the exchanges of tokens to those of tensor parallelism.
+
+    ``split`` is that of one tensor-parallel rank. Where some experts get more tokens than others,
+    each layer has the work and the messages of its busiest rank, which the others wait for.
+    """
+    if plan.expert == 1:
+        return split
+    layers = find_expert_layers(trace)
+    loads = list_rank_loads(trace.facts, len(layers), plan.expert).max(axis=1).tolist()
+    found = replace(
+        split, operators=split.operators.copy(),
+        before={op: list(held) for op, held in split.before.items()},
+        after={op: list(held) for op, held in split.after.items()},
+    )  # fmt: skip
+    gradients = _list_backward(trace)
+    of_layer: dict[int, tuple[ExpertLayer, float]] = {}
+    for layer, load in zip(layers, loads, strict=True):
+        kept = _share_of_tokens(trace, split, layer.permute)
+        _place_exchanges(found, layer, gradients, plan.expert, load * kept)
+        for op_id in layer.inside:
+            of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], (layer, load))
+    _cut_work(found, trace, plan, of_layer)
+    return _cut_updates(found, trace, plan)
+
+
+def _cut_work(
+    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
+) -> None:
+    """Write the work on a rank's own experts into the operators of layers."""
+    cells = {
+        f"{grows}{name}": split.operators[f"{grows}{name}"].tolist()
+        for name in WORK
+        for grows in ("", "batch_")
+    }
+    size, shape = tensor_bytes(trace), trace.tensors["shape"].tolist()
+    for row in records(trace.operators, "op_id", "input_ids", "output_ids"):
+        op_id = int(row["op_id"])
+        if op_id not in of_layer:
+            continue
+        layer, load = of_layer[op_id]
+        _scale(cells, "flop", op_id, 0, plan.expert, load)
+        for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
+            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == layer.experts]
+            whole = sum(size[i] for i in weights) // plan.tensor
+            _scale(cells, name, op_id, whole, plan.expert, load)
+    for name, values in cells.items():
+        split.operators[name] = pd.Series(
+            values, index=split.operators.index, dtype=split.operators[name].dtype
+        )
+
+
+def _scale(
+    cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int, load: float
+) -> None:
+    """Leave an operator one rank's part of the experts' weights, and scale what grows with the tokens."""
+    total, growing = cells[name][op_id], cells[f"batch_{name}"][op_id]
+    if not total:  # a view moves nothing
+        return
+    weights = min(weights, total)
+    tokens = min(growing, total - weights)
+    added = round(tokens * load) - tokens
+    gone = weights - weights // ranks
+    cells[name][op_id] = total + added - gone
+    # A weight's gradient may be taken for what grows.
+    cells[f"batch_{name}"][op_id] = growing + added - (gone if growing > tokens else 0)
+
+
+def _cut_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
+    """Leave a rank the updates of its own experts."""
+    sizes, held = (
+        [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)]
+        for ranks in (1, plan.expert)
+    )
+    shares = share_updates(trace, sizes, held, list_updates(trace.operators))
+    cut = {op: share for op, share in shares.items() if share < 1}
+    return replace(split, operators=scale_work(split.operators, cut))
+
+
+def _place_exchanges(
+    split: TensorSplit, layer: ExpertLayer, gradients: Mapping[int, Sequence[int]], ranks: int, share: float
+) -> None:  # fmt: skip
+    """Add a layer's exchanges: behind the copies of tokens and the last product, and in backward."""
+    sorts = ranks < layer.experts
+    last = layer.products[-1]
+
+    def exchange(size_bytes: int, copied: str) -> Exchange:
+        return Exchange(EXCHANGE, round(size_bytes * share), copied if sorts else "", group=EXPERTS)
+
+    counts = Exchange(EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS)
+    split.add(AFTER, layer.permute, counts)
+    split.add(AFTER, layer.permute, exchange(layer.rows_bytes, AFTER))
+    split.add(AFTER, last, exchange(layer.made_bytes, BEFORE))
+    # Behind what makes the gradient, not before what reads it: whose parameters may be asked for then.
+    if gradients.get(last):
+        split.add(AFTER, gradients[last][0] - 1, exchange(layer.made_bytes, AFTER))
+    if gradients.get(layer.permute):
+        split.add(BEFORE, gradients[layer.permute][0], exchange(layer.rows_bytes, BEFORE))
+
+
+def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:
+    """Return the part of the tokens that a rank copies: all, or its own of sequence parallelism."""
+    whole, mine = (
+        frame["write_bytes"].iloc[permute] for frame in (trace.operators, split.operators)
+    )
+    return float(mine / whole) if whole else 1.0
+
+
+@remembered
+def _list_backward(trace: Trace) -> dict[int, list[int]]:
+    """Return the backward operators of each forward operator."""
+    found: dict[int, list[int]] = {}
+    for row in records(trace.operators, "op_id", "phase", "forward_op_id"):
+        if row["phase"] == "backward" and row["forward_op_id"] is not None:
+            found.setdefault(int(row["forward_op_id"]), []).append(int(row["op_id"]))
+    return found
