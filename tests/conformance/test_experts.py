@@ -12,8 +12,7 @@ from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
 from trioflow.tables import records
 from trioflow.trace.language import make
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
 torch = pytest.importorskip("torch", reason="the real run needs torch (extra [capture])")
 

@@ -9,11 +9,11 @@ from trioflow.base.errors import PlanError
 from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.splits.expert_layers import find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
-from trioflow.parallel.splits.tensor_parallel import prepare_split, split_for_plan
+from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import EXPERTS, TENSOR
+from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.language import make
-from trioflow.trace.language.sizes import LanguageModel
-from trioflow.trace.language.step import LanguageStep
+from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 
@@ -112,8 +112,9 @@ def test_tensor_parallelism_cuts_experts_inside_their_exchange(trace):
     layer = find_expert_layers(trace)[0]
     exchanges = split.after[layer.products[-1]]
     assert [one.collective for one in exchanges] == ["reduce_scatter", "all_to_all"]
-    back = next(op for op, held in split.before.items() if held[0].collective == "all_gather")
+    back = trace.operators.index[trace.operators["forward_op_id"] == layer.products[-1]][0]
     assert [one.collective for one in split.after[back - 1]] == ["all_to_all"]
+    assert [one.collective for one in split.before[back]] == ["all_gather"]
 
 
 def test_a_rank_holds_and_updates_its_own_experts(trace):

@@ -36,6 +36,7 @@ from trioflow.parallel.splits.parameters import (
     Bucket,
     build_buckets,
     find_gradients,
+    list_buffers,
     list_parameters,
 )
 from trioflow.parallel.splits.pipeline import (
@@ -57,7 +58,7 @@ from trioflow.parallel.splits.updates import (
     upkeep_phase,
 )
 from trioflow.tables import PHASES
-from trioflow.trace.store import Trace, tensor_bytes
+from trioflow.trace.store import Trace
 
 _SUMS_LOSS = ("gpipe-recompute",)
 """Schedules that compute one loss of the whole batch, so that gradients need no scaling."""
@@ -239,7 +240,7 @@ class StageWorks:
         if self.mode == FORWARD_ONLY:
             # DDP sends its buffers in every forward.
             replicas = plan.replicas > 1 and plan.replication == "ddp"
-            work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage)) if replicas else []
+            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage)) if replicas else []
             return
         gradients = self._gradients_of(in_stage, stage)
         if plan.replicas > 1 and plan.replication == "ddp":
@@ -249,7 +250,7 @@ class StageWorks:
             elif not self.trace.facts.recipe.keeps_main_gradients:
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
-            work.buffer_bytes = _list_buffers(self.trace, sorted(in_stage))
+            work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
         sizes = [int(g["size_bytes"]) for g in gradients]
@@ -396,20 +397,6 @@ class StageWorks:
     def _copy_s(self, bucket: Bucket, name: str) -> float:
         # Like an operator's table row, the target counts as read: a cache fetches it first.
         return self._elementwise_s(name, bucket.sizes_bytes, 2)
-
-
-@remembered
-def _list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
-    """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
-    size, tensors = tensor_bytes(trace), trace.tensors
-    category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
-    dtype = tensors["dtype"].tolist()
-    groups: dict[str, dict[int, int]] = {}
-    for ids in trace.operators.loc[list(operators), "input_ids"]:
-        for index in ids:
-            if category[index] == "buffer":
-                groups.setdefault(dtype[index], {})[storage[index]] = size[index]
-    return [sum(group.values()) for _, group in sorted(groups.items())]
 
 
 @remembered

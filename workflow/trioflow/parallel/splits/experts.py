@@ -26,7 +26,6 @@ from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.expert_layers import ExpertLayer, find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
-from trioflow.parallel.splits.routing import list_rank_loads
 from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, Exchange, TensorSplit
 from trioflow.parallel.splits.updates import list_updates, scale_work, share_updates
 from trioflow.tables import records
@@ -42,31 +41,30 @@ _COUNT_BYTES = 8
 def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave a rank its experts' work, and add the exchanges of tokens to those of tensor parallelism.
 
-    ``split`` is that of one tensor-parallel rank. Where some experts get more tokens than others,
-    each layer has the work and the messages of its busiest rank, which the others wait for.
+    ``split`` is that of one tensor-parallel rank. Every expert gets equally many tokens, so that each
+    rank multiplies as many rows as it had before.
     """
     if plan.expert == 1:
         return split
     layers = find_expert_layers(trace)
-    loads = list_rank_loads(trace.facts, len(layers), plan.expert).max(axis=1).tolist()
     found = replace(
         split, operators=split.operators.copy(),
         before={op: list(held) for op, held in split.before.items()},
         after={op: list(held) for op, held in split.after.items()},
     )  # fmt: skip
     gradients = _list_backward(trace)
-    of_layer: dict[int, tuple[ExpertLayer, float]] = {}
-    for layer, load in zip(layers, loads, strict=True):
+    of_layer: dict[int, ExpertLayer] = {}
+    for layer in layers:
         kept = _share_of_tokens(trace, split, layer.permute)
-        _place_exchanges(found, layer, gradients, plan.expert, load * kept)
+        _place_exchanges(found, layer, gradients, plan.expert, kept)
         for op_id in layer.inside:
-            of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], (layer, load))
+            of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], layer)
     _cut_work(found, trace, plan, of_layer)
     return _cut_updates(found, trace, plan)
 
 
 def _cut_work(
-    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
+    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, ExpertLayer]
 ) -> None:
     """Write the work on a rank's own experts into the operators of layers."""
     cells = {
@@ -79,32 +77,27 @@ def _cut_work(
         op_id = int(row["op_id"])
         if op_id not in of_layer:
             continue
-        layer, load = of_layer[op_id]
-        _scale(cells, "flop", op_id, 0, plan.expert, load)
+        experts = of_layer[op_id].experts
         for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == layer.experts]
+            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == experts]
             whole = sum(size[i] for i in weights) // plan.tensor
-            _scale(cells, name, op_id, whole, plan.expert, load)
+            _drop_weights(cells, name, op_id, whole, plan.expert)
     for name, values in cells.items():
         split.operators[name] = pd.Series(
             values, index=split.operators.index, dtype=split.operators[name].dtype
         )
 
 
-def _scale(
-    cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int, load: float
+def _drop_weights(
+    cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int
 ) -> None:
-    """Leave an operator one rank's part of the experts' weights, and scale what grows with the tokens."""
+    """Leave an operator one rank's part of the experts' weights; views move nothing."""
     total, growing = cells[name][op_id], cells[f"batch_{name}"][op_id]
-    if not total:  # a view moves nothing
-        return
     weights = min(weights, total)
-    tokens = min(growing, total - weights)
-    added = round(tokens * load) - tokens
     gone = weights - weights // ranks
-    cells[name][op_id] = total + added - gone
-    # A weight's gradient may be taken for what grows.
-    cells[f"batch_{name}"][op_id] = growing + added - (gone if growing > tokens else 0)
+    cells[name][op_id] = total - gone
+    # A weight's gradient may be taken for what grows with the batch.
+    cells[f"batch_{name}"][op_id] = growing - (gone if growing > total - weights else 0)
 
 
 def _cut_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:

@@ -148,6 +148,20 @@ def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:
     return found
 
 
+@remembered
+def list_buffers(trace: Trace, operators: Sequence[int]) -> list[int]:
+    """Return the broadcasts of the buffers that some operators read, one an element type [bytes]."""
+    size, tensors = tensor_bytes(trace), trace.tensors
+    category, storage = tensors["category"].tolist(), tensors["storage_id"].tolist()
+    dtype = tensors["dtype"].tolist()
+    groups: dict[str, dict[int, int]] = {}
+    for ids in trace.operators.loc[list(operators), "input_ids"]:
+        for index in ids:
+            if category[index] == "buffer":
+                groups.setdefault(dtype[index], {})[storage[index]] = size[index]
+    return [sum(group.values()) for _, group in sorted(groups.items())]
+
+
 @dataclass(frozen=True)
 class Bucket:
     """Gradients that one all-reduce carries."""
