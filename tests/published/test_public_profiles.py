@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trioflow import predict
 from trioflow.base.errors import TraceError
 from trioflow.datasets.catalogue import load_catalogue
+from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.profile.kineto import read_profile
+from trioflow.trace.profile.messages import describe_program
+from trioflow.trace.profile.observe import observe_step
+from trioflow.trace.profile.step_spans import find_spans
+from trioflow.trace.profile.steps import load_step
 
 SAID = ImportOptions(batch=32, precision="fp32")
 
@@ -111,6 +119,22 @@ def test_an_accelerator_s_run_never_passes_as_a_processor_s(ending, words, gpu):
         )  # fmt: skip
 
 
+def test_a_profile_with_metadata_tells_the_messages_of_the_plan():
+    """ResNet-50 under DistributedDataParallel on 2 A100: buffers and buckets, in order and to the byte."""
+    profile = read_profile(find("kineto/profiles-many-devices", "nccl_data.json.gz"))
+    step = load_step(profile, find_spans(profile)[1])
+    facts = describe_program(profile.header, step, observe_step(step, None).operators)
+    tasks = predict(
+        "resnet50-b128", named_plan("ddp", 2), "dgx-a100", interval=False
+    ).task_graph.tasks
+    mine = tasks[(tasks["rank"] == 0) & (tasks["kind"] == "collective")]
+    planned = list(zip(mine["name"], mine["message_bytes"], strict=True))
+    assert [(m["name"], m["message_bytes"]) for m in facts["communication"]] == planned
+    assert len(planned) == 7
+    assert all(m["ranks"] == [0, 1] for m in facts["communication"])
+    assert facts["program"]["world_size"] == 2
+
+
 @pytest.fixture(scope="module")
 def dlrm(tmp_path_factory):
     """Return the two files of rank 0."""
@@ -128,3 +152,19 @@ def test_files_that_differ_in_annotations_and_two_calls_are_of_one_run(dlrm):
     assert "2 calls of the profile are not in the execution trace (first: aten::select)" in warnings
     assert trace.facts.operators_without_tensors == 20  # 18 of them bare launches
     assert trace.operators["write_bytes"].sum() > 0
+
+
+def test_rank_0_of_a_recommendation_model_stands_for_eight(dlrm):
+    """DLRM on 8 V100; the eight measured steps take 12.5 to 19.9 ms, nothing is fitted."""
+    trace = import_kineto(*dlrm, SAID)
+    sizes = [(m["name"], m["message_bytes"]) for m in trace.facts.communication]
+    assert sizes == [
+        ("all_to_all", 24576), ("all_to_all", 192), ("all_to_all", 1536), ("all_to_all", 13568),
+        ("all_reduce", 1576964), ("all_to_all", 24576), ("all_reduce", 448), ("all_reduce", 907840),
+    ]  # fmt: skip
+    plan = replace(make_plan(data=8), plan="as-traced")
+    found = predict(trace, plan, "dgx1-v100", as_traced=True)
+    assert found.step_time_s == pytest.approx(12.3e-3, rel=0.02)
+    assert found.low_s < 13.0e-3 < 14.455e-3 < found.high_s  # ranks 2 and 0 as measured
+    assert found.fits_memory is None
+    assert found.to_dict()["folded"]

@@ -81,15 +81,13 @@ def _run_simulate(options: argparse.Namespace) -> None:
         rows = {} if breakdown is None else {"breakdown": tables.records(breakdown)}
         print(json.dumps(answer | rows, sort_keys=True))
         return
-    memory = f"{format_bytes(answer['peak_memory_bytes'])} of {format_bytes(answer['memory_bytes'])} a rank"
-    verdict = "fits" if answer["fits_memory"] else "OUT OF MEMORY"
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(
         format_facts([
             ("model", describe_model(prediction.step.traces[0].facts)),
             ("cost model", answer["cost_model"]),
-            ("peak memory", f"{memory}: {verdict}"),
+            ("peak memory", _describe_memory(answer)),
             ("filled by", _describe_filling(answer["memory"])),
             ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
             ("without session", _describe_unanchored(answer)),
@@ -188,8 +186,19 @@ def _describe_unanchored(answer: dict[str, Any]) -> str:
     return f"{format_time(answer['trace_only_step_time_s'])}, from the trace alone"
 
 
+def _describe_memory(answer: Mapping[str, Any]) -> str:
+    """Return the peak, the room and whether it fits."""
+    if answer["fits_memory"] is None:
+        return "not estimated"
+    verdict = "fits" if answer["fits_memory"] else "OUT OF MEMORY"
+    peak, room = (format_bytes(answer[name]) for name in ("peak_memory_bytes", "memory_bytes"))
+    return f"{peak} of {room} a rank: {verdict}"
+
+
 def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
     """Return what fills the fullest rank at its peak, the largest first, and when that is."""
+    if not memory:
+        return ""
     fullest = find_fullest(memory)
     parts = [
         f"{category.replace('_', ' ')} {format_bytes(size)}"
@@ -297,6 +306,10 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-fold", action="store_true",
         help="simulate every rank, also where ranks do the same and simulating them once is exact",
+    )  # fmt: skip
+    parser.add_argument(
+        "--as-traced", action="store_true",
+        help="run the programs of ranks that the traces hold, as they are: no plan; --ranks where they do not depend on it",
     )  # fmt: skip
     parser.add_argument("--by", choices=WAYS, help="break the step down as well")
     parser.add_argument(

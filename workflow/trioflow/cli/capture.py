@@ -61,6 +61,13 @@ def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
 
 def _run_capture(options: argparse.Namespace) -> None:
     """Capture a training step and write it as a trace, the raw profile beside it."""
+    if options.world_size is not None:
+        _run_capture_rank(options)
+        return
+    if options.rank is not None:
+        raise InputError(
+            f"--rank {options.rank} without --world-size", fix="give the number of ranks"
+        )
     depth = options.layers
     if depth is not None:
         options.layers = min(depth, CAPTURED_BLOCKS)
@@ -76,6 +83,38 @@ def _run_capture(options: argparse.Namespace) -> None:
     step = describe_step(summarise_trace(trace, folder.name))
     print(f"{len(trace.operators)} operators; step: {step}\nwritten: {folder}")
     print(f"next: trioflow show {folder}")
+
+
+def _run_capture_rank(options: argparse.Namespace) -> None:
+    """Capture a user's own step as one rank of many and write its program as a trace."""
+    if ":" not in options.workload:
+        raise InputError(
+            f"--world-size runs a sharded step of your own, and {options.workload!r} is none",
+            fix="name a function that returns it, such as my_models:make_step",
+        )
+    for name in ("precision", "optimizer"):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name} with --world-size: the step chooses it", fix="leave it out")
+    row = choose_workload(options)
+    rank = options.rank or 0
+    print(f"capturing {row['workload']}, rank {rank} of {options.world_size} ...", file=sys.stderr)
+    try:
+        from trioflow.trace.capture.rank_program import capture_rank
+    except ImportError as error:
+        raise InputError(
+            f"capture needs PyTorch ({error})", fix="install it: pip install 'trioflow[capture]'"
+        ) from None
+    trace = capture_rank(
+        row, options.batch, world_size=options.world_size, rank=rank, device=options.device,
+        target=options.target,
+    )  # fmt: skip
+    folder = Path(options.output)
+    save_trace(trace, folder)
+    print(
+        f"{len(trace.operators)} operators, {len(trace.facts.communication or [])} messages; step: "
+        f"{describe_step(summarise_trace(trace, folder.name))}\nwritten: {folder}"
+    )
+    print(f"next: trioflow simulate {folder} --as-traced --platform NAME")
 
 
 def _capture(row: dict[str, Any], options: argparse.Namespace, raw: Path) -> Trace:
@@ -127,8 +166,15 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--target", choices=["cuda", "cpu"],
-        help="with --device meta: whose operators (default: cuda, any GPU's of NVIDIA)",
+        help="with --device meta or --world-size: whose operators (default: cuda, any GPU's of NVIDIA, for meta; else "
+        "those of the device)",
     )  # fmt: skip
+    parser.add_argument(
+        "--world-size", type=int, metavar="N",
+        help="run a sharded step of yours as one rank of N under PyTorch's fake process group: module:function "
+        "returns the step",
+    )  # fmt: skip
+    parser.add_argument("--rank", type=int, metavar="R", help="which rank of N (default: 0)")
     parser.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
     )

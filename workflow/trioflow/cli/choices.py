@@ -8,20 +8,25 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.base.experiments import Plan
 from trioflow.cli.network import change_platform, set_algorithms, spell_network
 from trioflow.costmodel.choices import load_named_platform
+from trioflow.costmodel.steps import TIMER
 from trioflow.hardware.machine import Platform
 from trioflow.network.networks import DEFAULT_NETWORK
 from trioflow.parallel.plan import make_plan, named_plan, read_plan, vary_plan
+from trioflow.parallel.programs.as_traced import AS_TRACED
 from trioflow.parallel.schedules.build import Schedule, is_schedule
+from trioflow.parallel.schedules.table import TRAIN
 from trioflow.prediction.options import Options
 from trioflow.prediction.what_if import check_factor
 from trioflow.trace.language.configuration import Configuration
 from trioflow.trace.language.read import find_configuration
+from trioflow.trace.store import load_trace
 
 Number = TypeVar("Number", int, float)
 
@@ -121,6 +126,41 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
     return plan, schedule
 
 
+_FIXED = (
+    "batch", "plan", "micro_batches", "stages_per_rank", "stages", "last_batch", "sequence",
+    "precision", "attention", "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
+)  # fmt: skip
+"""Arguments that would change what a traced program does."""
+
+
+def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
+    """Return a plan of as many ranks as traced programs run on.
+
+    Raises
+    ------
+    InputError
+        When an argument would change what the programs do.
+    """
+    degrees = [name for name in vars(options) if name.endswith("_parallel")]
+    refused = [
+        name for name in dict.fromkeys([*_FIXED, *degrees]) if _is_given(vars(options)[name])
+    ]
+    refused += ["mode"] * (options.mode != TRAIN) + ["anchor"] * (options.anchor != TIMER)
+    if refused:
+        raise InputError(
+            f"--{refused[0].replace('_', '-')} with --as-traced: what a traced rank computes and sends stays as it "
+            "was traced; platform, network and cost model can change",
+            fix="leave it out, or simulate a plan from the trace of the whole model on one rank",
+        )
+    ranks = options.ranks
+    if ranks is None:
+        facts = load_trace(options.trace[0]).facts
+        ranks = int((facts.program or {}).get("world_size", 1))
+    if ranks < 1:
+        raise InputError(f"--ranks {ranks} is not positive")
+    return replace(make_plan(data=ranks), plan=AS_TRACED)
+
+
 def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
     """Return the plan, the platform and the assumptions that a command line asks for.
 
@@ -129,7 +169,11 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
     TrioflowError
         When anything of it does not fit.
     """
-    chosen, schedule = _choose_scheduled_plan(options)
+    as_traced = getattr(options, "as_traced", False)
+    if as_traced:
+        chosen, schedule = _choose_traced_ranks(options), None
+    else:
+        chosen, schedule = _choose_scheduled_plan(options)
     plan = set_algorithms(chosen, options)
     platform = change_platform(load_named_platform(options.platform, plan.ranks), options)
     assumed = Options(
@@ -144,6 +188,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         schedule=schedule,
         mode=options.mode,
         last_batch=options.last_batch,
+        as_traced=as_traced,
         sequence=options.sequence,
         precision=options.precision,
         attention=options.attention,

@@ -103,6 +103,14 @@ def without_communication(trace: Trace) -> Trace:
     return Trace(operators, trace.tensors, facts)
 
 
+def silence_messages(trace: Trace) -> Trace:
+    """Return a trace whose rows of communication take no device and do no work."""
+    operators = trace.operators.copy()
+    columns = ["device_ns", *WORK, *(f"batch_{name}" for name in WORK)]
+    operators.loc[operators["kind"] == "collective", columns] = 0
+    return Trace(operators, trace.tensors, trace.facts)
+
+
 def resize_batch(operators: pd.DataFrame, factor: float) -> pd.DataFrame:
     """Return a copy of the operators with the FLOPs and bytes of ``factor`` times the batch."""
     target = operators.copy()

@@ -100,8 +100,8 @@ class Prediction:
         return self.step.peak_memory_bytes
 
     @property
-    def fits_memory(self) -> bool:
-        """Whether the fullest rank's peak fits its device."""
+    def fits_memory(self) -> bool | None:
+        """Whether the fullest rank's peak fits its device; None where no memory is estimated."""
         return self.step.fits_memory
 
     @property
@@ -118,7 +118,7 @@ class Prediction:
     def warnings(self) -> list[str]:
         """What the reader must know, each once."""
         warnings = [*self.step.warnings, *self._summary.warnings]
-        if not self.fits_memory:
+        if self.fits_memory is False:
             warnings.insert(0, "out of memory: the step does not fit a rank's device")
         return list(dict.fromkeys(warnings))
 
@@ -163,7 +163,7 @@ class Prediction:
             "network": summary.network,
             "cost_model": step.cost_model,
             "confidence": self.confidence,
-            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_memory_bytes": None if self.fits_memory is None else self.peak_memory_bytes,
             "memory_bytes": step.platform.device.memory_bytes,
             "fits_memory": self.fits_memory,
             "memory": self.memory,
@@ -209,13 +209,14 @@ class Prediction:
     def _facts(self) -> list[tuple[str, str]]:
         room = format_bytes(self.step.platform.device.memory_bytes)
         verdict = "fits" if self.fits_memory else "OUT OF MEMORY"
+        memory = f"{format_bytes(self.peak_memory_bytes)} of {room} a rank: {verdict}"
         return [
             ("step time", f"{format_time(self.step_time_s)} (80 % interval {format_time(self.low_s)}"
              f" to {format_time(self.high_s)}; {self.confidence})"),
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
             ("communication", f"{format_time(self.communication_s)}, of which"
              f" {format_time(self.exposed_communication_s)} exposed"),
-            ("peak memory", f"{format_bytes(self.peak_memory_bytes)} of {room} a rank: {verdict}"),
+            ("peak memory", "not estimated" if self.fits_memory is None else memory),
             ("cost model", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
         ]  # fmt: skip

@@ -24,6 +24,8 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.network.measured_links import hold_to_links
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import read_stages
+from trioflow.parallel.programs.as_traced import build_traced_graph
+from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.task_graph import TaskGraph, TimesOrigin
 from trioflow.prediction.anchors import read_session
@@ -91,10 +93,20 @@ def prepare_step(
     """
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
+    if options.as_traced:
+        return _prepare_traced(traces, plan, platform, options)
     if not isinstance(traces, DeviceTimes):
         traces, batch = _open_models(traces, plan, batch, options)
     times = time_operators(traces, platform.device.name, options)
     graph = build_graph(times, plan, batch=batch, host=platform.host, options=options)
+    return join_step(graph, times, platform, options)
+
+
+def _prepare_traced(traces: Traces, plan: Plan, platform: Platform, options: Options) -> Step:
+    """Put together what the ranks of a traced run do, on as many ranks as the plan has."""
+    loaded = [silence_messages(trace) for trace in load_traces(traces)]
+    times = time_operators(loaded, platform.device.name, options)
+    graph = build_traced_graph(times.traces, ranks=plan.ranks, host=platform.host)
     return join_step(graph, times, platform, options)
 
 

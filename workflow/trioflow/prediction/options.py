@@ -55,6 +55,8 @@ class Options(SimulationOptions):
         Whether the batch is what is left of a data set.
     interval : bool
         Whether the ends of the 80 % interval are simulated too, which takes three times as long.
+    as_traced : bool
+        Whether traces are programs of ranks of a parallel run, and run as they are: no plan is made.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
     precision, attention : str, optional
@@ -76,6 +78,7 @@ class Options(SimulationOptions):
     mode: str = TRAIN
     last_batch: bool = False
     interval: bool = True
+    as_traced: bool = False
     sequence: int | None = None
     precision: str | None = None
     attention: str | None = None

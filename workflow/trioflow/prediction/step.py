@@ -99,8 +99,10 @@ class Step:
         return self.graph.metadata.peak_memory_bytes
 
     @property
-    def fits_memory(self) -> bool:
-        """Whether the fullest rank's peak fits its device."""
+    def fits_memory(self) -> bool | None:
+        """Whether the fullest rank's peak fits its device; None where no memory is estimated."""
+        if not self.graph.metadata.memory:
+            return None
         return self.peak_memory_bytes <= self.platform.device.memory_bytes
 
     def settle(self, anchor: SessionAnchor) -> list[Factors]:

@@ -61,6 +61,8 @@ class Facts:
         does, and the row of the workload's table.
     unjoined, warnings
         What could not be joined, and all that a reader must know; a sentence each.
+    communication, program
+        Messages of a rank of a parallel run, and what of its operators waits for what: see ``trace.program``.
     language_model
         Sizes of a language model that was built from its configuration.
     new_gpu, predicted_times
@@ -117,6 +119,7 @@ class Facts:
     streams: int | None = None
     unjoined: Sequence[str] | None = None
     communication: Sequence[Entry] | None = None
+    program: Mapping[str, Any] | None = None
     parameters: Sequence[Entry] | None = None
     buffers: Sequence[Entry] | None = None
     units: Sequence[Entry] | None = None
@@ -230,7 +233,7 @@ _KINDS = {
     "number": ("joined_share", "seed", "profiler_overhead", "operators", "flop", "device_events"),
     "list of times": ("step_times_s", "span_ns"),
     "mapping of texts": ("tensor_split", "row", "inputs", "digests"),
-    "mapping": ("host", "language_model"),
+    "mapping": ("host", "language_model", "program"),
 }  # fmt: skip
 """What optional facts are, where they are there; what ends in ``_s`` and is not a list is a time."""
 _TESTS: dict[str, Callable[[Any], bool]] = {

@@ -79,7 +79,7 @@ def capture_meta(
         try:
             workload = build_workload(chosen, seed, "meta")
             masks: set[bool] = set()
-            with mode, _fused_attention(masks) if target == "cuda" else nullcontext():
+            with mode, fused_attention(masks) if target == "cuda" else nullcontext():
                 _move_to_fake(workload.model)
                 step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
                 step()  # makes the optimizer's states
@@ -102,7 +102,7 @@ def capture_meta(
 
 
 @contextmanager
-def _fused_attention(masks: set[bool]) -> Iterator[None]:
+def fused_attention(masks: set[bool]) -> Iterator[None]:
     """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has.
 
     Whether the calls are causal goes into ``masks``: no operator's shapes say it.

@@ -21,6 +21,7 @@ from trioflow.trace.profile.events import DEVICE, LAUNCHES, busy_ns
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
 from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.profile.merge import set_times
+from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words, precision_of, vendors
 from trioflow.trace.profile.step_spans import BY_OPTIMIZER, WHOLE, Span, find_period_ns, find_spans
@@ -81,6 +82,7 @@ def import_kineto(
             Path(p).name: digest_file(p)[:16] for p in (kineto, execution_trace) if p is not None
         },
         "warnings": warnings,
+        **describe_program(profile.header, step, seen.operators),
     }
     trace = assemble_trace(seen.operators, facts, ready=seen.ready)
     check_trace(trace, profile.path if execution_trace is None else execution_trace)

@@ -47,16 +47,38 @@ def build_user_model(row: Mapping[str, Any]) -> Recipe:
         When it does not import, is not callable, fails, returns something else, or a size is given
         that nothing reads.
     """
-    name, target = str(row["workload"]), str(row["model"])
-    label = f"workload {name}: {target!r}"
-    with _current_folder_importable():
-        function = _find(label, target)
-        takes_row = bool(_parameters(label, function))
-        made = _call(label, function, (row,) if takes_row else ())
+    label = _label(row)
+    made, takes_row = _make(label, row)
     if isinstance(made, nn.Module) and not hasattr(made, "make_batch"):
         return _describe_plain(label, made, row, takes_row)
     _refuse_unread(label, row, () if not takes_row else SIZES)
     return _describe_object(label, made)
+
+
+def call_user_function(row: Mapping[str, Any]) -> Any:
+    """Import and call the function that ``model`` names, with the row if it takes an argument.
+
+    Raises
+    ------
+    InputError
+        When it does not import, is not callable, fails, or a size is given that it does not read.
+    """
+    label = _label(row)
+    made, takes_row = _make(label, row)
+    _refuse_unread(label, row, SIZES if takes_row else ())
+    return made
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return f"workload {row['workload']}: {str(row['model'])!r}"
+
+
+def _make(label: str, row: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Return what the user's function returns, and whether it read the row."""
+    with _current_folder_importable():
+        function = _find(label, str(row["model"]))
+        takes_row = bool(_parameters(label, function))
+        return _call(label, function, (row,) if takes_row else ()), takes_row
 
 
 def _find(label: str, target: str) -> Callable[..., Any]:

@@ -1,0 +1,324 @@
+"""The task graph of ranks that run traced programs: what ran on a rank is what is simulated.
+
+No plan is made here. The operators, their streams, the messages and what waits for them are the
+trace's own; other ranks run the same in groups of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trioflow.base.errors import PlanError
+from trioflow.base.units import ns_to_s
+from trioflow.costmodel.device_times import (
+    PREDICTED,
+    host_times,
+    mention_launches,
+    times_interval,
+)
+from trioflow.costmodel.intervals import combine_intervals
+from trioflow.costmodel.steps import ALONE, COLLECTIVES, least_half_width
+from trioflow.parallel.extrapolate import phase_times, repeat_interval
+from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.programs.tilings import Tiling, resize_group, tile_ranks
+from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
+from trioflow.trace.program import POINT_TO_POINT, Message, Program, read_program
+from trioflow.trace.store import Trace
+
+AS_TRACED = "as-traced"
+"""Name of the plan of such a graph."""
+_FULL_BUFFERS = ("all_reduce", "broadcast", "reduce")
+"""Collectives whose buffer does not depend on how many ranks there are."""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A traced rank."""
+
+    trace: Trace
+    program: Program
+
+
+def build_traced_graph(
+    traces: Sequence[Trace], *, ranks: int | None = None, host: Mapping[str, float] | None = None
+) -> TaskGraph:
+    """Return what every rank does that runs a traced program.
+
+    Parameters
+    ----------
+    traces : sequence of Trace
+        Programs of different ranks of one run, with the times of the device that runs them. One
+        stands for all; where ranks send to one another, one for each place in their group.
+    ranks : int, optional
+        Ranks in place of those of the run, where the program does not depend on their number.
+    host : mapping, optional
+        The platform's named host costs [s].
+
+    Raises
+    ------
+    TraceError
+        When a trace holds no program.
+    PlanError
+        When the traces do not go together, leave ranks out, or depend on the number of ranks.
+    """
+    given = [_Rank(trace, read_program(trace.facts, len(trace.operators))) for trace in traces]
+    world = given[0].program.world_size
+    _check_given(given, world)
+    ranks = world if ranks is None else ranks
+    tilings = _tile_groups(given, world, ranks)
+    class_of, chosen = _assign_ranks(given, tilings, world, ranks)
+    builder, matches = TaskGraphBuilder(), _Matches(ranks)
+    launch_s = float((host or {}).get("launch_s", 0.0))
+    representatives = np.unique(class_of, return_index=True)[1]
+    for number, rank in enumerate(representatives.tolist()):
+        _Writer(builder, matches, tilings, rank, class_of == number, chosen[number], launch_s).run()
+    fold = Fold(
+        builder.build(_describe(given, ranks, launch_s)), class_of,
+        representatives.astype(np.int64), np.array(matches.family_of, dtype=np.int64), matches.families,
+    )  # fmt: skip
+    problem = fold.find_problem()
+    if problem:
+        raise PlanError(
+            f"the programs of the ranks do not fit together: {problem}",
+            fix="give the trace of a rank of each kind",
+        )
+    return FoldedTaskGraph(fold) if len(representatives) < ranks else fold.expand()
+
+
+def _check_given(given: Sequence[_Rank], world: int) -> None:
+    """Refuse traces of several runs, or of one rank twice."""
+    sizes = {one.program.world_size for one in given}
+    own = [one.program.rank for one in given]
+    if len(sizes) > 1 or len(set(own)) < len(own):
+        raise PlanError(
+            f"the traces are of the ranks {', '.join(map(str, own))} of {' and '.join(map(str, sorted(sizes)))}",
+            fix="give one trace a rank, all of one run",
+        )
+
+
+def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], Tiling]:
+    """Return for each traced group those that all ranks are in.
+
+    Raises
+    ------
+    PlanError
+        When ranks lie in no such groups, or what a group does depends on its size and that changes.
+    """
+    found: dict[tuple[int, ...], Tiling] = {}
+    for one in given:
+        for message in one.program.messages.values():
+            group = message.members
+            if ranks != world:
+                _check_resized(message, group, one, world)
+            if group not in found:
+                found[group] = tile_ranks(resize_group(group, world, ranks), ranks, group)
+    return found
+
+
+def _check_resized(message: Message, group: tuple[int, ...], one: _Rank, world: int) -> None:
+    """Refuse another number of ranks where it changes what a rank computes or sends."""
+    if resize_group(group, world, 2 * world) == group:
+        return
+    phase = str(one.trace.operators["phase"].iloc[message.op_id])
+    sums_forward = message.name == "all_reduce" and phase == "forward"
+    if message.name not in _FULL_BUFFERS or sums_forward:
+        where = f" in {phase}" if sums_forward else ""
+        raise PlanError(
+            f"--ranks would change the group {','.join(map(str, group))}, whose {message.name}{where} depends on "
+            f"its size, as the operators around it do",
+            fix=f"leave it out ({world} ranks were traced), or capture the step with another --world-size",
+        )
+
+
+def _assign_ranks(
+    given: Sequence[_Rank], tilings: Mapping[tuple[int, ...], Tiling], world: int, ranks: int
+) -> tuple[np.ndarray, list[_Rank]]:
+    """Return the class of each rank, and the traced rank whose program each class runs.
+
+    Raises
+    ------
+    PlanError
+        When ranks send to one another and a place of their group was not traced.
+    """
+    own = {one.program.rank: one for one in given} if ranks == world else {}
+    sends = sorted(
+        {m.members for one in given for m in one.program.messages.values() if m.name in POINT_TO_POINT}
+    )  # fmt: skip
+    if not sends:
+        runs = [own.get(rank, given[0]) for rank in range(ranks)]
+    else:
+        tiling = tilings[sends[0]]
+        places = {int(tiling.place_of[one.program.rank]): one for one in reversed(given)}
+        missing = [place for place in range(len(sends[0])) if place not in places]
+        if missing:
+            ranks_missing = [int(tiling.groups[0][place]) for place in missing]
+            raise PlanError(
+                f"rank {given[0].program.rank} exchanges messages with the ranks "
+                f"{', '.join(map(str, sends[0]))}, which do not all do the same",
+                fix=f"give traces of the ranks {', '.join(map(str, ranks_missing))} as well",
+            )
+        runs = [own.get(rank, places[int(tiling.place_of[rank])]) for rank in range(ranks)]
+    keys = list(dict.fromkeys(id(one) for one in runs))
+    chosen = [next(one for one in runs if id(one) == key) for key in keys]
+    return np.array([keys.index(id(one)) for one in runs], dtype=np.int64), chosen
+
+
+class _Matches:
+    """Numbers of exchanges, and the groups that each takes place in."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.families: list[Family] = []
+        self.family_of: list[int] = []
+        self._known: dict[object, int] = {}
+        self._numbers: dict[object, int] = {}
+
+    def number(self, family: object, groups: np.ndarray, key: object) -> int:
+        """Return the number of an exchange in groups that stand for one another."""
+        if family not in self._known:
+            self._known[family] = len(self.families)
+            group_of = np.full(self.ranks, -1, dtype=np.int64)
+            group_of[groups.ravel()] = np.repeat(np.arange(len(groups)), groups.shape[1])
+            self.families.append(Family(groups, group_of))
+        if (family, key) not in self._numbers:
+            self._numbers[family, key] = len(self.family_of)
+            self.family_of.append(self._known[family])
+        return self._numbers[family, key]
+
+
+class _Writer:
+    """Writes the tasks of one representative."""
+
+    def __init__(
+        self, builder: TaskGraphBuilder, matches: _Matches, tilings: Mapping[tuple[int, ...], Tiling],
+        rank: int, alike: np.ndarray, traced: _Rank, launch_s: float,
+    ) -> None:  # fmt: skip
+        self.builder, self.matches, self.tilings = builder, matches, tilings
+        self.rank, self.alike, self.program = rank, alike, traced.program
+        self.trace = traced.trace
+        operators = self.trace.operators
+        self.device_s = [ns_to_s(t) for t in operators["device_ns"]]
+        self.host_s = host_times(self.trace, operators, launch_s)
+        self.beside = self.trace.facts.device == "cuda"
+        self.task_of: dict[int, list[int]] = {}
+        self.last: dict[int, list[int]] = {}  # what the next operator of each stream comes after
+        self.launched: int | None = None
+        self.counts: dict[object, int] = {}
+        groups = sorted({m.group for m in self.program.messages.values()})
+        self.lanes = {
+            group: f"communication{f' {place}' if place else ''}"
+            for place, group in enumerate(groups)
+        }
+
+    def run(self) -> None:
+        """Write the whole step."""
+        columns = ("op_id", "name", "phase", "kind")
+        operators = self.trace.operators
+        for op_id, name, phase, kind in zip(*(operators[c].tolist() for c in columns), strict=True):
+            stream = self.program.streams.get(op_id, 0)
+            after = list(self.last.get(stream, []))
+            for earlier in self.program.waits.get(op_id, ()):
+                after += self.task_of[earlier]
+            after = list(dict.fromkeys(after))
+            message = self.program.messages.get(op_id)
+            if self.beside and self.host_s[op_id]:
+                self.launched = self.builder.add(
+                    self.rank, "host", "host", f"launch {name}",
+                    duration_s=float(self.host_s[op_id]), phase=phase, op_id=op_id,
+                )  # fmt: skip
+            if message is not None and len(message.ranks) > 1:
+                task = self._send(message, phase, after)
+                self.task_of[op_id] = [task]
+                self.last[stream] = after if message.asynchronous else [task]
+                continue
+            if kind != "collective" and (self.device_s[op_id] or self.host_s[op_id]):
+                after = [self._compute(op_id, name, phase, kind, stream, after)]
+            self.last[stream] = self.task_of[op_id] = after
+        tail_s = float(self.trace.facts.tail_s or 0.0)
+        if tail_s:
+            ends = [task for tasks in self.last.values() for task in tasks]
+            self.builder.add(
+                self.rank, "compute", "host", "host: end of step",
+                after=list(dict.fromkeys(ends)), duration_s=tail_s,
+            )  # fmt: skip
+
+    def _compute(
+        self, op_id: int, name: str, phase: str, kind: str, stream: int, after: list[int]
+    ) -> int:
+        """Add one operator; on a processor its host time is its own."""
+        lane = f"stream {stream}" if stream else "compute"
+        duration_s = self.device_s[op_id] + (0.0 if self.beside else float(self.host_s[op_id]))
+        return self.builder.add(
+            self.rank, lane, kind, name, after=[*after, self.launched], duration_s=duration_s,
+            phase=phase, op_id=op_id,
+        )  # fmt: skip
+
+    def _send(self, message: Message, phase: str, after: list[int]) -> int:
+        """Add one message, after what its stream did before and its launch."""
+        tiling = self.tilings[message.members]
+        own = tiling.groups[tiling.group_of[self.rank]].tolist()
+        waits = [*after, self.launched]
+        common = {"phase": phase, "message_bytes": message.message_bytes, "op_id": message.op_id}
+        traced = self.program.rank
+        if message.peer is not None:
+            place = message.members.index(message.peer)
+            here = message.members.index(traced)
+            ends = (here, place) if message.name == "send" else (place, here)
+            key = (message.members, *ends)
+            number = self._count((*key, message.name))
+            groups = tiling.groups[:, list(ends)]
+            lane = "send" if message.name == "send" else "receive"
+            return self.builder.add(
+                self.rank, lane, message.name, f"{message.name} {phase}", after=waits,
+                peer=own[place], match_id=self.matches.number(key, groups, number), **common,
+            )  # fmt: skip
+        order = [message.members.index(one) for one in message.ranks]
+        if len(own) != len(order):
+            order = list(range(len(own)))
+        number = self._count(message.members)
+        return self.builder.add(
+            self.rank, self.lanes[message.group], "collective", message.name, after=waits,
+            group=",".join(str(own[place]) for place in order),
+            match_id=self.matches.number((message.members, tuple(order)), tiling.groups[:, order], number),
+            **common,
+        )  # fmt: skip
+
+    def _count(self, key: object) -> int:
+        self.counts[key] = self.counts.get(key, -1) + 1
+        return self.counts[key]
+
+
+def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetadata:
+    """Return where the graph comes from."""
+    facts, world = given[0].trace.facts, given[0].program.world_size
+    own = ", ".join(str(one.program.rank) for one in given)
+    changed = "" if ranks == world else f", on {ranks}"
+    interval = combine_intervals(repeat_interval(facts), times_interval(facts))
+    carried = times_interval(facts) != (1.0, 1.0)
+    kind, workload = str(facts.device or "cpu"), str(facts.model or facts.workload)
+    ways = {
+        COLLECTIVES: any(one.program.messages for one in given),
+        ALONE: facts.step_time_source not in ("un-profiled", PREDICTED),
+    }
+    left = [way for way, leaves in ways.items() if leaves]
+    return GraphMetadata(
+        workload=facts.workload,
+        plan=replace(make_plan(), plan=AS_TRACED),
+        plan_text=f"as traced on rank{'s' * (len(given) > 1)} {own} of {world}{changed}, "
+        f"{facts.batch} samples a rank",
+        ranks=ranks,
+        batch=facts.batch,
+        traced_batches=[facts.batch],
+        trace_shares={str(facts.batch): 1.0},
+        traced_phases_s={str(facts.batch): phase_times(given[0].trace)},
+        device_name=facts.device_name,
+        baseline_step_time_s=float(facts.step_time_s),
+        compute_interval=interval,
+        compute_confidence="extrapolated" if carried else "measured",
+        least_half_log=least_half_width(left, kind, workload, ranks),
+        warnings=mention_launches(facts.warnings, launch_s),
+    )
