@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -245,6 +245,14 @@ _IN_ALL = ("rank", "stream", "kind", "name")
 """Columns that every task has something in."""
 
 
+class Mark(NamedTuple):
+    """How many tasks, cells of each column and dependencies a builder had."""
+
+    tasks: int
+    cells: dict[str, int]
+    edges: int
+
+
 class TaskGraphBuilder:
     """Collects tasks and dependencies row by row and numbers them."""
 
@@ -299,6 +307,36 @@ class TaskGraphBuilder:
         if after:
             self._edges += [(task_id, other) for other in dict.fromkeys(after) if other is not None]
         return task_id
+
+    def mark(self) -> Mark:
+        """Return how much has been collected so far."""
+        cells = {name: len(found) for name, found in self._cells.items()}
+        return Mark(self._count, cells, len(self._edges))
+
+    def repeat(self, begin: Mark, end: Mark, match_ids: Iterable[int], micro_batch: int) -> int:
+        """Add the tasks between two marks once more, with what they wait for, as another micro-batch's.
+
+        Returns
+        -------
+        int
+            What to add to a ``task_id`` between the marks for that of its like. What the tasks wait
+            for from before the first mark is as far away again.
+        """
+        shift = self._count - begin.tasks
+        self._count += end.tasks - begin.tasks
+        for name, cells in self._cells.items():
+            first, last = begin.cells[name], end.cells[name]
+            if name == "match_id":
+                cells.extend(match_ids)
+            elif name == "micro_batch":
+                cells.extend([micro_batch] * (last - first))
+            else:
+                cells.extend(cells[first:last])
+            if name not in _IN_ALL:
+                self._rows[name] += [row + shift for row in self._rows[name][first:last]]
+        edges = self._edges[begin.edges : end.edges]
+        self._edges += [(task + shift, other + shift) for task, other in edges]
+        return shift
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
         """Return the graph collected so far."""

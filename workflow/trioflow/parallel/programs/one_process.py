@@ -72,6 +72,7 @@ class _ProcessRank(StagedRank):
     """Writes the tasks of one device of a process that drives several."""
 
     alike = (False, False, False, False)
+    repeats = False
 
     def launch_alone(
         self, op_id: int, micro_batch: int, device_s: float, host_s: float, name: str, phase: str

@@ -102,6 +102,8 @@ class UnitRank(StagedRank):
         Copy out of the last all-gather of forward, which the next but one waits for.
     """
 
+    repeats = False
+
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
         self.units: list[UnitWork] = []

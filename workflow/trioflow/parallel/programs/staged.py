@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trioflow.parallel.memory.profile import AGAIN
 from trioflow.parallel.programs.attention import attend
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
 from trioflow.parallel.programs.offload import make_movers
+from trioflow.parallel.programs.repetition import Repetition
 from trioflow.parallel.programs.work import StageWork
 from trioflow.parallel.schedules.table import (
     BACKWARD,
@@ -48,9 +49,13 @@ class StagedRank(RankProgram):
     ----------
     dispatches : bool
         Whether split layers cost the host what PyTorch's sharded tensors do.
+    repeats : bool
+        Whether micro-batches of one size run the same tasks, so that those of a further one are
+        copied.
     """
 
     dispatches = True
+    repeats = True
     alike = (False, True, True, True)
 
     def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
@@ -68,6 +73,7 @@ class StagedRank(RankProgram):
         self.backwards: Counter[int] = Counter()
         self.repeated: set[tuple[int, int, int]] = set()
         self.mover, self.host_optimizer = make_movers(self)
+        self.repetition = Repetition(self)
         plan = program.plan
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
         self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
@@ -159,6 +165,7 @@ class StagedRank(RankProgram):
         stream: str = "communication",
     ) -> int:  # fmt: skip
         """Add this rank's part of a collective, after all computed so far."""
+        self.repetition.exchanged.append(key)
         return self.program.graph.add(
             self.rank, stream, "collective", name,
             after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
@@ -238,13 +245,27 @@ class StagedRank(RankProgram):
     def _run_forward(self, micro_batch: int, again: bool) -> None:
         if not again:
             self._chunk_overhead("forward", micro_batch)
-        for op_id in self.work.recomputed if again else self.work.forward.tolist():
+
+        def run(op_id: int) -> None:
             name = f"{AGAIN}{self.program.names[op_id]}" if again else ""
             if self.mover:
                 self.mover.before_forward(op_id, micro_batch)
             self._run(op_id, micro_batch, "forward", again=again, name=name)
             if self.mover:
                 self.mover.after_forward(op_id, micro_batch)
+
+        operators = self.work.recomputed if again else self.work.forward.tolist()
+        self._run_operators((FORWARD, again), operators, micro_batch, run, self.repeats)
+
+    def _run_operators(
+        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
+        run: Callable[[int], None], repeats: bool,
+    ) -> None:  # fmt: skip
+        if repeats and not self.mover:
+            self.repetition.run((*what, self.stage), operators, micro_batch, run)
+            return
+        for op_id in operators:
+            run(op_id)
 
     def _run(
         self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
@@ -300,7 +321,8 @@ class StagedRank(RankProgram):
         done = self.backwards[self.stage]
         last = makes_gradients and done == self.schedule.micro_batches - 1
         buckets = list(enumerate(work.buckets)) if last else []
-        for op_id in operators:
+
+        def run(op_id: int) -> None:
             self._prepare_backward(op_id, micro_batch)
             share = None if kind == BACKWARD else work.input_share.get(op_id)
             if share is None:
@@ -313,6 +335,9 @@ class StagedRank(RankProgram):
                 )
             while buckets and buckets[0][1].ready_after_op_id <= op_id:
                 self._reduce_bucket(*buckets.pop(0))
+
+        repeats = self.repeats and not buckets and not work.regions
+        self._run_operators((kind,), operators, micro_batch, run, repeats)
         for index, bucket in buckets:
             self._reduce_bucket(index, bucket)
         if done and makes_gradients and work.accumulate_s:
