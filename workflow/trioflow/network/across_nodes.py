@@ -88,6 +88,9 @@ class NodeGroups:
         self._spreads: dict[tuple[int, ...], Spread | None] = {}
         self._shapes: dict[tuple[object, ...], FlowShape] = {}
         self._plans: dict[tuple[object, ...], AcrossPlan] = {}
+        # Of groups that lie alike: what they take, and how far they are behind the links.
+        self._times: dict[tuple[object, ...], AcrossTime] = {}
+        self._behind: dict[tuple[object, ...], float] = {}
 
     def is_inside(self, group: tuple[int, ...]) -> bool:
         """Return whether all ranks are in one node."""
@@ -125,13 +128,11 @@ class NodeGroups:
         between = np.array([a // self._per_node != b // self._per_node for a, b in pairs])
         hop_s = float(np.array(shape.latencies_s)[between].max())
         wire_s = float((sizes_bytes / shape.rates_bytes_per_s)[between].max())
-        time = estimate_across(
-            collective, message_bytes, spread, self._cost.time_s, hop_s, wire_s, self._limits
-        )
-        if self._measured is not None:
-            rate = float(shape.rates_bytes_per_s[between].min())
-            steps_s = _Steps(self._measured, self._cost.time_s, hop_s, rate, self._limits)
-            time = steps_s.lengthen(time, collective, message_bytes, spread)
+        rate = float(shape.rates_bytes_per_s[between].min())
+        key = (collective, message_bytes, spread, hop_s, wire_s, rate)
+        if key not in self._times:
+            self._times[key] = self._estimate(*key)
+        time = self._times[key]
         note = (
             "which no measurement backs" if self._measured is None else
             f"and as far behind them as was measured on {self._measured.platform}"
@@ -142,6 +143,20 @@ class NodeGroups:
             f"{self._platform.name}, {note}"
         )
         return AcrossPlan(shape, sizes_bytes, time, warning)
+
+    def _estimate(
+        self, collective: str, message_bytes: int, spread: Spread, hop_s: float, wire_s: float,
+        rate_bytes_per_s: float,
+    ) -> AcrossTime:  # fmt: skip
+        time = estimate_across(
+            collective, message_bytes, spread, self._cost.time_s, hop_s, wire_s, self._limits
+        )
+        if self._measured is None:
+            return time
+        steps_s = _Steps(
+            self._measured, self._cost.time_s, hop_s, rate_bytes_per_s, self._limits, self._behind
+        )
+        return steps_s.lengthen(time, collective, message_bytes, spread)
 
 
 def spread_group(group: Sequence[int], ranks_per_node: int) -> Spread | None:
@@ -264,12 +279,19 @@ class _Steps:
     hop_s: float
     rate_bytes_per_s: float
     limits: Limits
+    known: dict[tuple[object, ...], float]  # what `behind` has found
 
     def behind(self, collective: str, nodes: int) -> float:
         """Return what a ring's step takes beyond the links' time, over so many nodes [s].
 
         On straight lines between the logarithms of the nodes that were measured.
         """
+        key = (collective, nodes, self.hop_s, self.rate_bytes_per_s)
+        if key not in self.known:
+            self.known[key] = self._find_behind(collective, nodes)
+        return self.known[key]
+
+    def _find_behind(self, collective: str, nodes: int) -> float:
         curve, per_node = self.measured.curves[collective], self.measured.ranks_per_node
         found = []
         for count, time_s in zip(curve.nodes[1:], curve.time_s[1:], strict=True):

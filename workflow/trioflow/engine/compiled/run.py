@@ -128,6 +128,12 @@ def is_repaid(events: int) -> bool:
     return events >= UNCOMPILED_FROM_EVENTS or is_kept()
 
 
+def load_kernels() -> None:
+    """Take the compiled engine from here on, even where one simulation would not repay its start."""
+    if KERNELS not in _loaded:
+        _loaded[KERNELS] = _keep(_import_kernels().execute)
+
+
 def is_kept() -> bool:
     """Return whether an earlier run left its compiled kernels for this one."""
     folder = find_cache_folder()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import TrioflowError
 from trioflow.costmodel.device_times import DeviceTimes
+from trioflow.engine.compiled.run import load_kernels
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.remembered import Memory, remembering
@@ -38,6 +39,7 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
         A row a run; columns of ``reproductions.tables.CLUSTER_STEPS``. A plan
         that is refused has no prediction, and counts as missed.
     """
+    load_kernels()
     rows: dict[int, dict[str, Any]] = {}
     ran = dict(enumerate(run for run in runs if run.ran))
     for parameters in dict.fromkeys(run.parameters for run in ran.values()):
