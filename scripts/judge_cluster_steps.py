@@ -3,11 +3,12 @@
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
 from trioflow.reproductions.clusters.nanotron import read_runs
+from trioflow.reproductions.clusters.parts import select_part
 from trioflow.reproductions.clusters.steps import judge_steps
 from trioflow.reproductions.tables import CLUSTER_STEPS
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):
-    cases = judge_steps(read_runs(snakemake.params.data))
+    cases = judge_steps(select_part(read_runs(snakemake.params.data), snakemake.wildcards.part))
     facts = stamp(snakemake.input)
     write_table(cases, "cluster_steps", snakemake.output.table, facts, CLUSTER_STEPS)

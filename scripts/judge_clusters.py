@@ -4,10 +4,11 @@ from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
 from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import read_runs
+from trioflow.reproductions.clusters.parts import select_part
 from trioflow.reproductions.tables import CLUSTER_MEMORY
 from trioflow.tables import write_table
 
 with log_job(snakemake.log[0]):
-    cases = judge_memory(read_runs(snakemake.params.data))
+    cases = judge_memory(select_part(read_runs(snakemake.params.data), snakemake.wildcards.part))
     facts = stamp(snakemake.input)
     write_table(cases, "cluster_memory", snakemake.output.table, facts, CLUSTER_MEMORY)

@@ -3,6 +3,8 @@
 # Inputs:  public data (results/data/); torch, for the models' traces
 # Outputs: results/clusters/memory.parquet, steps.parquet, peaks.parquet; results/report/clusters.html
 
+from trioflow.reproductions.clusters.parts import PARTS
+
 
 rule clusters:
     input:
@@ -14,21 +16,21 @@ rule judge_clusters:
     input:
         cluster_files,
     output:
-        table="<results>/clusters/memory.parquet",
+        table="<results>/clusters/memory/{part}.parquet",
     log:
-        "<logs>/judge_clusters.log",
+        "<logs>/judge_clusters/{part}.log",
     benchmark:
-        "<benchmarks>/judge_clusters.tsv"
+        "<benchmarks>/judge_clusters/{part}.tsv"
     conda:
         "../../envs/capture.yaml"
     resources:
         mem_mb=6000,
-        runtime=180,
+        runtime=60,
     params:
         library=library_digest("judge_clusters"),
         data=f"{config['results']}/data",
     message:
-        "predict the memory of nanotron's runs"
+        "predict the memory of nanotron's runs: {wildcards.part}"
     script:
         "../../scripts/judge_clusters.py"
 
@@ -37,23 +39,44 @@ rule judge_cluster_steps:
     input:
         cluster_files,
     output:
-        table="<results>/clusters/steps.parquet",
+        table="<results>/clusters/steps/{part}.parquet",
     log:
-        "<logs>/judge_cluster_steps.log",
+        "<logs>/judge_cluster_steps/{part}.log",
     benchmark:
-        "<benchmarks>/judge_cluster_steps.tsv"
+        "<benchmarks>/judge_cluster_steps/{part}.tsv"
     conda:
         "../../envs/capture.yaml"
     resources:
         mem_mb=6000,
-        runtime=300,
+        runtime=60,
     params:
         library=library_digest("judge_cluster_steps"),
         data=f"{config['results']}/data",
     message:
-        "predict the steps of nanotron's runs"
+        "predict the steps of nanotron's runs: {wildcards.part}"
     script:
         "../../scripts/judge_cluster_steps.py"
+
+
+rule join_clusters:
+    input:
+        memory=expand("<results>/clusters/memory/{part}.parquet", part=PARTS),
+        steps=expand("<results>/clusters/steps/{part}.parquet", part=PARTS),
+    output:
+        memory="<results>/clusters/memory.parquet",
+        steps="<results>/clusters/steps.parquet",
+    log:
+        "<logs>/join_clusters.log",
+    benchmark:
+        "<benchmarks>/join_clusters.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    params:
+        library=library_digest("join_clusters"),
+    message:
+        "join what was predicted of nanotron's runs"
+    script:
+        "../../scripts/join_clusters.py"
 
 
 rule judge_cluster_peaks:

@@ -81,6 +81,7 @@ def extrapolate(
     mode: str = TRAIN,
     last_batch: bool = False,
     anchoring: Anchoring = Anchoring(),  # noqa: B008
+    memory: bool = True,
 ) -> TaskGraph:
     """Return what every rank does in one training step under a plan.
 
@@ -109,6 +110,8 @@ def extrapolate(
     anchoring : Anchoring, optional
         How operators that were timed one by one, beside a measured step, are
         brought to that step; other traces stay as they are.
+    memory : bool, optional
+        Whether each rank's peak of memory is worked out too; the graph's metadata hold none without.
 
     Raises
     ------
@@ -145,8 +148,10 @@ def extrapolate(
     works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
     builder = _set_up_builder(works, split, cut, reference, times, replicas, dict(host or {}))
     builder.add_ranks()
-    stage_of, _ = stages_of_operators(trace, cut)
-    memory = estimate_memory(trace, split.operators, builder, factors, stage_of)
+    peaks = []
+    if memory:
+        stage_of, _ = stages_of_operators(trace, cut)
+        peaks = estimate_memory(trace, split.operators, builder, factors, stage_of)
     rescaled = set(factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
     extrapolated |= works.extrapolated or {reference.batch} != set(sizes)
     operators_s = float(times[0].device_s.sum() + times[0].host_s.sum())
@@ -163,9 +168,9 @@ def extrapolate(
             compute_confidence=confidence,
             least_half_log=_least_half_width(reference, plan, sizes, anchoring.way),
             stages=[list(stage) for stage in cut],
-            peak_memory_bytes=find_fullest(memory)["peak_bytes"],
-            memory_curves=take_curves(memory),
-            memory=memory,
+            peak_memory_bytes=find_fullest(peaks)["peak_bytes"] if peaks else 0,
+            memory_curves=take_curves(peaks),
+            memory=peaks,
             warnings=warnings,
         )
     )

@@ -254,7 +254,7 @@ def build_graph(
     return extrapolate(
         times.traces, plan, times.model, batch=batch, host=host, stages=stages,
         schedule=options.schedule, mode=options.mode, last_batch=options.last_batch,
-        anchoring=options.anchoring,
+        anchoring=options.anchoring, memory=options.memory,
     )  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class Options(SimulationOptions):
         Whether the ends of the 80 % interval are simulated too, which takes three times as long.
     as_traced : bool
         Whether traces are programs of ranks of a parallel run, and run as they are: no plan is made.
+    memory : bool
+        Whether the peaks of memory are worked out too; 0 without.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
     precision, attention : str, optional
@@ -79,6 +81,7 @@ class Options(SimulationOptions):
     last_batch: bool = False
     interval: bool = True
     as_traced: bool = False
+    memory: bool = True
     sequence: int | None = None
     precision: str | None = None
     attention: str | None = None

@@ -22,6 +22,7 @@ from trioflow.reproductions.clusters.scores import (
     TOO_MUCH,
     is_fitted_on,
 )
+from trioflow.reproductions.tables import CLUSTER_MEMORY
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 
@@ -51,7 +52,7 @@ def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
         mine = [run for run in runs if run.parameters == parameters]
         with remembering(Memory()):
             rows += _judge_model(mine)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=CLUSTER_MEMORY.names)
 
 
 def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:

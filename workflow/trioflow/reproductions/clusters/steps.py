@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from trioflow.prediction.options import Options
 from trioflow.reproductions.clusters.memory import DEVICE
 from trioflow.reproductions.clusters.nanotron import Run, cut_stages, plan_run, trace_run
 from trioflow.reproductions.clusters.scores import FITTED, RAN, is_fitted_on
+from trioflow.reproductions.tables import CLUSTER_STEPS
 
 PLATFORM = "p5-h100"
 """Nodes of eight H100 with EFA: what the runs had."""
@@ -44,22 +47,32 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
     ran = dict(enumerate(run for run in runs if run.ran))
     for parameters in dict.fromkeys(run.parameters for run in ran.values()):
         mine = [place for place, run in ran.items() if run.parameters == parameters]
-        # Runs that share split operators, then routes, then micro-batches, one after the other.
-        mine.sort(key=lambda place: (ran[place].tensor, ran[place].nodes, ran[place].micro_batch))
+        # Runs that share routes, then split operators, then micro-batches, one after the other.
+        mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
         platforms = {n: load_platform(PLATFORM, 8 * n) for n in {ran[i].nodes for i in mine}}
         times = time_operators(trace_run(ran[mine[0]]), DEVICE)
+        known: dict[Run, tuple[float, float, float, str]] = {}
         with remembering(Memory()):
             for place in mine:
-                rows[place] = _judge(ran[place], times, platforms[ran[place].nodes])
-    return pd.DataFrame([rows[place] for place in ran])
+                asked = replace(ran[place], measured_bytes=0.0, measured_step_s=0.0, mfu=0.0)
+                if asked not in known:
+                    known[asked] = _predict(asked, times, platforms[asked.nodes])
+                rows[place] = _describe(ran[place], *known[asked])
+    return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
 
 
-def _judge(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
+def _predict(run: Run, times: DeviceTimes, platform: Platform) -> tuple[float, float, float, str]:
+    """Return a run's step and the ends of its interval [s], or why its plan is refused."""
     try:
         predicted_s, low_s, high_s = predict_run(run, times, platform).tolist()
-        refused = ""
     except TrioflowError as error:
-        predicted_s, low_s, high_s, refused = float("nan"), float("nan"), float("nan"), str(error)
+        return math.nan, math.nan, math.nan, str(error)
+    return predicted_s, low_s, high_s, ""
+
+
+def _describe(
+    run: Run, predicted_s: float, low_s: float, high_s: float, refused: str
+) -> dict[str, Any]:
     return {
         "set": FITTED if is_fitted_on(run.parameters, run.nodes) else RAN,
         "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
@@ -92,7 +105,7 @@ def simulate_pieces(
 ) -> NDArray[np.float64]:
     """Return a run's step with so many micro-batches, and the ends of its 80 % interval [s]."""
     plan = plan_run(run, len(stages), pieces, run.data)
-    options = Options(stages=list(stages) if len(stages) > 1 else None)
+    options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False)
     batch = run.data * pieces * run.micro_batch
     found = predict(times, plan, platform, batch=batch, options=options)
     return np.array([found.step_time_s, found.low_s, found.high_s])
