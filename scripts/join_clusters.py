@@ -1,7 +1,7 @@
 """Join what was predicted of the parts of nanotron's runs."""
 
 from trioflow.base.job_log import log_job
-from trioflow.reproductions.clusters.parts import join_parts
+from trioflow.reproductions.clusters.scores import join_parts
 
 with log_job(snakemake.log[0]):
     given, made = snakemake.input, snakemake.output

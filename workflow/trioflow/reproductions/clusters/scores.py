@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from trioflow import tables
+from trioflow.base.provenance import stamp
 from trioflow.report.wording import write_percent
+from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 
 ROOM_BYTES = 80e9
 """Of an H100's memory what a data sheet promises [bytes]."""
@@ -19,6 +24,17 @@ SEQUENCE = 4096
 """Tokens of a sample."""
 FAST = 0.1
 """Model FLOPs utilisation above which a run is one that someone would repeat."""
+
+
+SCHEMAS = {"cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS}
+
+
+def join_parts(paths: Sequence[str | Path], name: str, output: str | Path) -> None:
+    """Write the tables of all parts of the runs as one; ``name`` is one of ``SCHEMAS``."""
+    schema = SCHEMAS[name]
+    parts = [tables.read_table(path, name, schema) for path in paths]
+    cases = pd.concat([part for part in parts if len(part)], ignore_index=True)
+    tables.write_table(cases, name, output, stamp(paths), schema)
 
 
 def is_fitted_on(parameters: float, nodes: int) -> bool:
