@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from dataclasses import replace
@@ -27,6 +28,7 @@ from trioflow.reproductions.clusters.nanotron import (
     trace_run,
 )
 from trioflow.reproductions.clusters.page import build_clusters_page, render_slow
+from trioflow.reproductions.clusters.parts import PARTS, select_part
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FITTED,
@@ -34,6 +36,7 @@ from trioflow.reproductions.clusters.scores import (
     find_repeated,
     find_slow,
     is_fitted_on,
+    join_parts,
     score_memory,
     score_steps,
 )
@@ -79,6 +82,21 @@ def test_every_run_is_read_and_names_its_ranks(runs: list[Run]) -> None:
     assert all(run.data * run.tensor * run.pipeline == 8 * run.nodes for run in runs if run.ran)
     assert all(find_model(run).parameters == pytest.approx(run.parameters * 1e9, rel=0.01)
                for run in runs[:100])  # fmt: skip
+
+
+def test_every_run_is_in_one_part(runs: list[Run]) -> None:
+    parts = [select_part(runs, part) for part in PARTS]
+    assert sorted(map(id, itertools.chain(*parts))) == sorted(map(id, runs))
+    assert all(len({(run.parameters, run.tensor) for run in part}) == 1 for part in parts)
+
+
+def test_parts_are_joined_with_the_empty_ones(steps, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.parquet" for name in ("one", "none", "other", "all")]
+    for path, rows in zip(paths, (steps[:1], judge_steps([]), steps[1:]), strict=False):
+        tables.write_table(rows, "cluster_steps", path, {}, CLUSTER_STEPS)
+    join_parts(paths[:3], "cluster_steps", paths[3])
+    joined = tables.read_table(paths[3], "cluster_steps", CLUSTER_STEPS)
+    assert joined["predicted_s"].tolist() == steps["predicted_s"].tolist()
 
 
 def test_the_host_s_time_of_p5_is_that_of_the_runs_that_wait_for_it(runs: list[Run]) -> None:

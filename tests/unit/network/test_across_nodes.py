@@ -166,6 +166,18 @@ def test_a_group_in_one_node_costs_what_was_measured_there() -> None:
     assert result.confidence == "measured"
 
 
+def test_groups_that_lie_alike_are_asked_about_once() -> None:
+    cost, asked = NodeCost(), []
+    measure = cost.time_s
+    cost.time_s = lambda *what: asked.append(what) or measure(*what)  # type: ignore[method-assign]
+    planner = CollectivePlanner(make_cluster(4), cost)  # type: ignore[arg-type]
+    plans = [planner.build("all_gather", 10**8, [n, n + 1, n + 4, n + 5]) for n in (0, 2, 8, 10)]
+    assert len(asked) == 1
+    for plan in plans[1:]:
+        assert plan.shape.pairs != plans[0].shape.pairs
+        assert plan.max_rates_bytes_per_s.tolist() == plans[0].max_rates_bytes_per_s.tolist()
+
+
 def test_uneven_groups_follow_the_ring_and_are_told() -> None:
     result = run("all_reduce", [0, 1, 2, 3, 4, 5], 10**8, make_cluster(2)).summary
     assert any("lie unevenly on nodes" in text for text in result.warnings)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from captured import BATCH, capture_raw, with_steady_times
 from same_model import ProportionalModel
@@ -14,6 +17,7 @@ from trioflow.base.errors import PlanError
 from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan
+from trioflow.parallel.programs.staged import StagedRank
 from trioflow.parallel.programs.stages import stages_of_operators
 from trioflow.parallel.schedules.build import (
     SCHEDULES,
@@ -29,6 +33,7 @@ from trioflow.parallel.splits.pipeline import (
     loss_operators,
     split_batch,
 )
+from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
@@ -408,3 +413,31 @@ def test_stages_of_all_ranks_must_exist_in_the_model(cnn_trace):
     plan = make_plan(pipeline=4, schedule="interleaved", micro_batches=4, stages_per_rank=4)
     with pytest.raises(PlanError, match="16 stages, but the model can be cut into 10 pieces"):
         extrapolate(cnn_trace, plan, MODEL)
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "tensor"])
+def test_copied_micro_batches_are_those_that_run_one_by_one(monkeypatch, transformer_trace, name):
+    if name == "tensor":
+        plan = make_plan(data=2, tensor=2, accumulate=4)
+    else:
+        plan = plan_of(name, data=2, tensor=1 if name in ("zero-bubble", "zbv", "dualpipev") else 2)
+    batch = plan.data * plan.pieces * BATCH
+    host = {"pipeline_micro_batch_s": 1e-4, "tensor_parallel_forward_s": 1e-5}
+    ask = partial(extrapolate, transformer_trace, plan, MODEL, batch=batch, host=host)
+    added = Counter()
+    monkeypatch.setattr(TaskGraphBuilder, "add", count_calls(TaskGraphBuilder.add, added))
+    copied, calls = ask(), added.total()
+    monkeypatch.setattr(StagedRank, "repeats", False)
+    run = ask()
+    pd.testing.assert_frame_equal(copied.tasks, run.tasks)
+    pd.testing.assert_frame_equal(copied.dependencies, run.dependencies)
+    assert copied.metadata.memory == run.metadata.memory
+    assert calls < 0.8 * (added.total() - calls), "further micro-batches are copied"
+
+
+def count_calls(function, calls):
+    def counted(*given, **named):
+        calls[function.__name__] += 1
+        return function(*given, **named)
+
+    return counted

@@ -169,3 +169,12 @@ def test_prepared_times_and_a_platform_as_an_object_are_taken_as_they_are():
     times = choose_times([load_trace(TRACE)], machine.device.name, None, None)
     found, named = predict(times, plan, machine), predict(TRACE, plan, PLATFORM)
     assert same(found.to_dict()) == same(named.to_dict())
+
+
+def test_a_step_without_memory_is_the_same_step():
+    plan = make_plan(pipeline=2, micro_batches=4, schedule="1f1b")
+    whole, bare = (predict(TRACE, plan, PLATFORM, memory=told) for told in (True, False))
+    assert (bare.step_time_s, bare.low_s, bare.high_s) == (
+        whole.step_time_s, whole.low_s, whole.high_s,
+    )  # fmt: skip
+    assert whole.memory and bare.memory == [] and bare.peak_memory_bytes == 0
