@@ -11,7 +11,7 @@ import pandas as pd
 from trioflow.base.experiments import Plan
 from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.device_times import host_times, mention_launches, times_interval
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.steps import (
     ALONE,
@@ -140,9 +140,11 @@ def extrapolate(
     # Of DataParallel, each replica's own samples and the whole batch of the loss.
     counts = [*replicas, batch] if replicas else sizes
     factors = [count / trace.facts.batch for count in counts]
-    split = split_updates(trace, plan, split_for_plan(trace, plan))
+    whole = split_for_plan(trace, plan)
+    split = split_updates(trace, plan, whole)
     launch_s = float((host or {}).get("launch_s", 0.0))
-    times, extrapolated = _predict_times(reference, split.operators, factors, model, launch_s)
+    operators = (whole.operators, split.operators)
+    times, extrapolated = _predict_times(reference, operators, factors, model, launch_s)
     times, split = _time_rings(times, reference, split, factors, model)
     cut = choose_stages(trace, plan, stages)
     works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
@@ -274,14 +276,17 @@ def _least_half_width(
 
 def _predict_times(
     reference: Reference,
-    operators: pd.DataFrame,
+    operators: tuple[pd.DataFrame, pd.DataFrame],
     factors: Sequence[float],
     model: OperatorModel,
     launch_s: float,
 ) -> tuple[list[OperatorTimes], bool]:
-    """Return the operators' times for each micro-batch, and whether any is out of the model's range."""
+    """Return the operators' times for each micro-batch, and whether any is out of the model's range.
+
+    ``operators`` are those of a rank before replicas share out the optimizer's work, and after.
+    """
     found = {
-        f: _predict_for(reference, operators, f, model, launch_s) for f in dict.fromkeys(factors)
+        f: _predict_for(reference, *operators, f, model, launch_s) for f in dict.fromkeys(factors)
     }
     return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
 
@@ -305,6 +310,7 @@ def _time_rings(
 @remembered
 def _predict_for(
     reference: Reference,
+    whole: pd.DataFrame,
     operators: pd.DataFrame,
     factor: float,
     model: OperatorModel,
@@ -312,9 +318,33 @@ def _predict_for(
 ) -> tuple[OperatorTimes, bool]:
     """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
     host_s = host_times(reference.trace, reference.operators, launch_s)
-    target = resize_batch(operators, factor)
-    device_s, beyond = predict_operator_times(reference.operators, target, model)
+    if operators is whole or not looks_at_rows(model):
+        device_s, beyond = _predict_rows(reference, operators, factor, model)
+    else:
+        # Whatever the replicas, forward and backward are the same.
+        device_s = np.empty(len(operators))
+        updates = (operators["phase"] == "optimizer").to_numpy(dtype=bool)
+        device_s[~updates], beyond = _predict_rows(
+            reference, whole, factor, model, ("forward", "backward")
+        )
+        device_s[updates], beyond_too = _predict_rows(
+            reference, operators, factor, model, ("optimizer",)
+        )
+        beyond |= beyond_too
     return OperatorTimes(device_s, host_s, reference.trace.facts.device == "cuda"), beyond
+
+
+@remembered
+def _predict_rows(
+    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel,
+    phases: Sequence[str] = PHASES,
+) -> tuple[NDArray[np.float64], bool]:  # fmt: skip
+    """Return the times of the operators of some phases, and whether any is out of the model's range."""
+    target, recorded = resize_batch(operators, factor), reference.operators
+    if phases != PHASES:
+        chosen = operators["phase"].isin(phases).to_numpy(dtype=bool)
+        target, recorded = target[chosen], recorded[chosen]
+    return predict_operator_times(recorded, target, model)
 
 
 @remembered

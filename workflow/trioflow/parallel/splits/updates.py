@@ -209,11 +209,18 @@ def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     if not (plan.shards_units or plan.sharding == "distributed"):
         return split
     before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, plan.expert)]
-    updates = list_updates(trace.operators)
-    shares = share_updates(trace, before, held_sizes(trace, plan), updates)
+    return _cut_updates(trace, split, before, held_sizes(trace, plan), plan.shards_units)
+
+
+@remembered
+def _cut_updates(
+    trace: Trace, split: TensorSplit, before: Sequence[float], after: Sequence[float],
+    dispatched: bool,
+) -> TensorSplit:  # fmt: skip
+    shares = share_updates(trace, before, after, list_updates(trace.operators))
     operators = scale_work(split.operators, shares)
-    dispatched = set(shares) if plan.shards_units else set()
-    return replace(split, operators=operators, sharded_updates=split.sharded_updates | dispatched)
+    cut = split.sharded_updates | (set(shares) if dispatched else set())
+    return replace(split, operators=operators, sharded_updates=cut)
 
 
 def scale_work(operators: pd.DataFrame, shares: Shares) -> pd.DataFrame:

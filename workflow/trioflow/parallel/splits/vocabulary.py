@@ -275,14 +275,19 @@ def prepare_split(trace: Trace, plan: Plan) -> Trace:
     PlanError
         When the model has not what the plan splits.
     """
-    if plan.tensor > 1 and plan.tensor_style == "gather":
+    return _prepare_split(trace, plan.tensor, plan.tensor_style, plan.vocabulary_parallel)
+
+
+@remembered
+def _prepare_split(trace: Trace, degree: int, style: str, vocabulary: bool) -> Trace:
+    if degree > 1 and style == "gather":
         return with_rules(trace, gather_rules(trace), {})
-    if plan.tensor == 1:
+    if degree == 1:
         return trace
     if not trace.facts.tensor_split and find_layers(trace):
-        return split_like_megatron(trace, vocabulary=plan.vocabulary_parallel)
-    if not plan.vocabulary_parallel:
+        return split_like_megatron(trace, vocabulary=vocabulary)
+    if not vocabulary:
         return trace
-    found = find_vocabulary(trace, plan.tensor)
+    found = find_vocabulary(trace, degree)
     rules = {**(trace.facts.tensor_split or {}), **dict.fromkeys(found.modules, "column")}
     return with_rules(trace, rules, dict.fromkeys(found.weights, found.padding))
