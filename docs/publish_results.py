@@ -1,7 +1,7 @@
 """Carry a finished run into the repository: README's figure and tables, and the shipped example.
 
-Reads ``results/`` as `make reproduce` left it and, where they were run, `snakemake validation published` and `make bench`
-(docs/bench.tsv). Writes README.md between its markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
+Reads ``results/`` as `make reproduce` left it and, where they were run, `snakemake validation published clusters` and
+`make bench` (docs/bench.tsv). Writes README.md between its markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
 and the platform, under the name of the kind of machine they were measured on.
 """
 
@@ -14,16 +14,18 @@ from pathlib import Path
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals, write_residuals
 from trioflow.hardware.platform import load_platform, save_platform
+from trioflow.reproductions.clusters.aims import judge_aims
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     read_speeds,
+    update_clusters,
     update_published,
     update_readme,
     update_speed,
     update_validation,
     write_errors_page,
 )
-from trioflow.reproductions.tables import read_validation_table
+from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS, read_validation_table
 from trioflow.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +77,15 @@ def publish_published() -> None:
         update_published(ROOT / "README.md", read_table(cases, "published_cases"))
 
 
+def publish_clusters() -> None:
+    """Rewrite the lines on nanotron's runs, where a run has predicted them."""
+    memory, steps = (RESULTS / "clusters" / f"{name}.parquet" for name in ("memory", "steps"))
+    if memory.is_file() and steps.is_file():
+        cases = read_table(memory, "cluster_memory", CLUSTER_MEMORY)
+        timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
+        update_clusters(ROOT / "README.md", judge_aims(cases, timed))
+
+
 def publish_speed() -> None:
     """Rewrite the table of speeds, where `make bench` measured them."""
     speeds = ROOT / "docs" / "bench.tsv"
@@ -104,6 +115,7 @@ def main() -> None:
     publish_step_residuals()
     publish_validation()
     publish_published()
+    publish_clusters()
     publish_speed()
     publish_example()
 

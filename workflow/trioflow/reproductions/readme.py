@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -25,6 +25,9 @@ from trioflow.reproductions.published.cases import describe_set
 from trioflow.reproductions.published.sections import read_aim, score_of
 from trioflow.reproductions.validation.aims import reach_aims
 from trioflow.reproductions.validation.sections import write_aim
+
+if TYPE_CHECKING:
+    from trioflow.reproductions.clusters.aims import Line  # which needs scikit-learn
 
 COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")
 _NUMBERS = ("value", "aim", "ratio")
@@ -127,6 +130,7 @@ def _write_peer(row: Mapping[Any, Any]) -> str:
 
 
 ERRORS, VALIDATION, SPEED, PUBLISHED = "errors", "validation", "speed", "published"
+CLUSTERS = "clusters"
 """Blocks of the README that are written; each stands between its two :func:`markers`."""
 _MOST_SETS = 8
 _PAGE_HEAD = """# Every measured case
@@ -202,6 +206,17 @@ def update_published(readme_path: str | Path, cases: pd.DataFrame) -> bool:
     if cases.empty:
         raise InputError("no public case was judged", fix="run `snakemake published`")
     return _replace_block(Path(readme_path), PUBLISHED, write_published_rows(cases))
+
+
+def update_clusters(readme_path: str | Path, lines: Sequence[Line]) -> bool:
+    """Rewrite the README's lines on nanotron's runs (``reproductions.clusters.aims.judge_aims``).
+
+    Raises
+    ------
+    InputError
+        As :func:`_replace_block`.
+    """
+    return _replace_block(Path(readme_path), CLUSTERS, _write_clusters(lines))
 
 
 def markers(block: str) -> tuple[str, str]:
@@ -341,3 +356,19 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
         return NOTHING
     best = others.sort_values(["mean_absolute_error", "model"]).iloc[0]
     return f"{write_percent(float(best['mean_absolute_error']))} ({best['model']})"
+
+
+def _write_clusters(lines: Sequence[Line]) -> str:
+    """Return one sentence and a Markdown table with a row for everything that was judged."""
+    lead = (
+        "Language models on 8 to 512 H100: nanotron's 1,728 real runs and 1,578 that failed, none left out; fitted on 91 of them (1.34 B on "
+        "1 and 2 nodes): host time and fragmentation. **Bold**: aim reached. `snakemake clusters` makes `report/clusters.html` with "
+        "groups of runs, each cell's choice of a plan, and what is known of missed aims."
+    )
+    rows = []
+    for line in lines:
+        value = line.write_value()
+        shown = f"**{value}**" if line.reached else value
+        rows.append((line.what, line.cases, line.write_aim(), shown, line.write_others()))
+    headings = ("judged", "cases", "aim", "trioflow", "other ways")
+    return f"{lead}\n\n{_write_table(headings, rows, left=(0, 4))}"

@@ -261,7 +261,8 @@ class StagedRank(RankProgram):
         self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
         run: Callable[[int], None], repeats: bool,
     ) -> None:  # fmt: skip
-        if repeats and not self.mover and not self.work.attentions:
+        alone = self.mover or self.work.attentions or self.program.plan.expert > 1
+        if repeats and not alone:
             self.repetition.run((*what, self.stage), operators, micro_batch, run)
             return
         for op_id in operators:

@@ -93,6 +93,9 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     fast = f"MFU above {write_percent(FAST, 0)}"
     groups = [("all runs", cases), (fast, cases[cases["mfu"] > FAST])]
     groups += [(name, cases[cases["set"] == name]) for name in (FITTED, RAN)]
+    few = cases["nodes"] <= 2
+    groups += [("1 and 2 nodes", cases[few])]
+    groups += [("1 and 2 nodes, not fitted on", cases[few & (cases["set"] == RAN)])]
     groups += [("one stage", cases[cases["pipeline"] == 1])]
     groups += [("stages, one GPU each", cases[(cases["pipeline"] > 1) & (cases["tensor"] == 1)])]
     split = (cases["pipeline"] > 1) & (cases["tensor"] > 1)

@@ -1,0 +1,105 @@
+"""What was aimed at on nanotron's runs: each line counts every case, and README shows the same lines."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("sklearn")
+from trioflow.reproductions.clusters.aims import Line, judge_aims
+from trioflow.reproductions.clusters.page import render_aims
+from trioflow.reproductions.clusters.scores import (
+    FAILED,
+    FITTED,
+    OTHER,
+    RAN,
+    TOO_FEW,
+    TOO_MUCH,
+    score_steps,
+)
+from trioflow.reproductions.readme import update_clusters
+
+GIB = 2**30
+
+
+def make_steps() -> pd.DataFrame:
+    """Six runs in two cells: right, 20 % and 60 % off on one node, refused and 10 % off on four."""
+    rows = [
+        # nodes, tensor, measured, predicted, mfu
+        (1, 1, 1.0, 1.0, 0.4), (1, 2, 2.0, 2.4, 0.3), (1, 4, 5.0, 2.0, 0.05),
+        (4, 1, 1.0, None, 0.2), (4, 2, 2.0, 1.8, 0.2), (4, 4, 4.0, 4.4, 0.09),
+    ]  # fmt: skip
+    cases = pd.DataFrame(rows, columns=["nodes", "tensor", "measured_s", "predicted_s", "mfu"])
+    same = {
+        "parameters": 1.34,
+        "data": 1,
+        "pipeline": 1,
+        "zero": 0,
+        "micro_batch": 1,
+        "accumulate": 4,
+    }
+    ends = {"low_s": cases["predicted_s"] * 0.95, "high_s": cases["predicted_s"] * 1.05}
+    fitted = cases["nodes"].le(2).map({True: FITTED, False: RAN})
+    return cases.assign(**same, **ends, set=fitted)
+
+
+def make_memory() -> pd.DataFrame:
+    rows = [
+        (RAN, 10, 10.2, 12, ""), (RAN, 10, 12, 90, ""), (FITTED, 20, 20, 30, ""),
+        (FAILED, None, 90, 95, TOO_MUCH), (FAILED, None, 9, 9, TOO_FEW), (FAILED, None, 9, 9, OTHER),
+        (FAILED, None, 90, 99, TOO_MUCH),
+    ]  # fmt: skip
+    names = ["set", "measured_bytes", "reserved_bytes", "fullest_bytes", "reason"]
+    cases = pd.DataFrame(rows, columns=names)
+    for name in names[1:4]:
+        cases[name] = cases[name] * GIB
+    return cases.assign(
+        parameters=1.34, allocated_bytes=cases["reserved_bytes"],
+        fullest_reserved_bytes=cases["fullest_bytes"],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, Line]:
+    return {line.what: line for line in judge_aims(make_memory(), make_steps())}
+
+
+def test_every_line_counts_all_cases(lines: dict[str, Line]) -> None:
+    assert lines["step, median error: 1 and 2 nodes"].cases == 3
+    assert lines["step, median error: 1 and 2 nodes"].value == pytest.approx(0.2)
+    assert lines["step, median error: MFU above 10 %"].cases == 4
+    assert lines["step, median error: all"].cases == 6
+    assert lines["steps within 10 %"].value == pytest.approx(2 / 6), "a refused run is missed"
+    assert lines["measured step inside the 80 % interval"].value == pytest.approx(1 / 6)
+    assert lines["failed runs that memory explains"].value == pytest.approx(0.5)
+    assert lines["runs that ran, called out of memory"].write_value() == "1"
+    assert not lines["runs that ran, called out of memory"].reached
+
+
+def test_an_aim_may_be_a_least(lines: dict[str, Line]) -> None:
+    order = lines["pairs of a model's runs on as many nodes in the measured order"]
+    assert order.write_aim() == "at least 85 %"
+    assert order.reached == (order.value >= 0.85)
+    assert Line("", 1, 0.9, 0.85, more=True).reached and not Line("", 1, 0.9, 0.85).reached
+    choice = lines["throughput lost by the plan predicted fastest, mean of cells"]
+    assert choice.cases == 2 and set(choice.others or {}) == {"rule", "constant MFU"}
+
+
+def test_fitted_runs_stand_apart() -> None:
+    groups = score_steps(make_steps()).set_index("group")["runs"]
+    assert groups["1 and 2 nodes"] == groups[FITTED] == 3
+    assert "1 and 2 nodes, not fitted on" not in groups and groups[RAN] == 3
+
+
+def test_readme_and_page_hold_the_same_lines(lines: dict[str, Line], tmp_path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- clusters:begin -->\nold\n<!-- clusters:end -->\nafter\n")
+    told = list(lines.values())
+    assert update_clusters(readme, told) and not update_clusters(readme, told)
+    text, page = readme.read_text(), render_aims(told)
+    assert text.startswith("before\n") and text.endswith("after\n") and "old\n" not in text
+    rows = [row for row in text.splitlines() if row.startswith("| ")]
+    assert len(rows) == len(told) + 2 and len({row.count("|") for row in rows}) == 1
+    for line in told:
+        assert line.what in page and any(row.startswith(f"| {line.what} |") for row in rows)
+    assert any("**" in row for row in rows) == any(line.reached for line in told)

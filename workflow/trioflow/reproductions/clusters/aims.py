@@ -1,0 +1,132 @@
+"""What was aimed at on nanotron's runs beside what was reached: the same lines for page and README; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from trioflow.report.wording import NOTHING, write_percent
+from trioflow.reproductions.clusters.baselines import (
+    CONSTANT,
+    OURS,
+    RULE,
+    TREES,
+    choose_plans,
+    predict_steps,
+)
+from trioflow.reproductions.clusters.scores import (
+    FAILED,
+    FAST,
+    ROOM_BYTES,
+    TOO_FEW,
+    TOO_MUCH,
+    score_group,
+    score_memory,
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was judged.
+
+    Attributes
+    ----------
+    what : str
+        In words.
+    cases : int
+        How many were judged; none is left out.
+    value : float
+        What was reached, of 1; for ``counted`` lines a number of cases.
+    aim : float, optional
+        Most that was aimed at, or least where more is ``better``; None without an aim.
+    others : mapping of str to float
+        What other ways reach.
+    """
+
+    what: str
+    cases: int
+    value: float
+    aim: float | None = None
+    more: bool = False
+    counted: bool = False
+    others: Mapping[str, float] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether there is an aim and it is reached."""
+        if self.aim is None:
+            return False
+        return self.value >= self.aim if self.more else self.value <= self.aim
+
+    def write_value(self) -> str:
+        """Return what was reached in words."""
+        return f"{self.value:.0f}" if self.counted else write_percent(self.value)
+
+    def write_aim(self) -> str:
+        """Return the aim in words."""
+        if self.aim is None:
+            return NOTHING
+        if self.counted:
+            return f"{self.aim:.0f}"
+        return f"{'at least ' if self.more else ''}{write_percent(self.aim, 0)}"
+
+    def write_others(self) -> str:
+        """Return what other ways reach in words."""
+        told = [f"{write_percent(value)} ({name})" for name, value in (self.others or {}).items()]
+        return ", ".join(told) or NOTHING
+
+
+def judge_aims(memory: pd.DataFrame, steps: pd.DataFrame) -> list[Line]:
+    """Return what was judged, steps first, then the choice of a plan, then memory.
+
+    Parameters
+    ----------
+    memory, steps : DataFrame
+        Of ``reproductions.tables.CLUSTER_MEMORY`` and ``CLUSTER_STEPS``.
+    """
+    return [*_judge_steps(steps), *_judge_memory(memory)]
+
+
+def _judge_steps(cases: pd.DataFrame) -> list[Line]:
+    ways = predict_steps(cases)
+    told = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
+
+    def line(what: str, key: str, aim: float | None = None, more: bool = False, least: float = 0.0,
+             nodes: int | None = None) -> Line:  # fmt: skip
+        chosen = (cases["mfu"] > least) & ((cases["nodes"] <= nodes) if nodes else True)
+        found = {way: score_group(way, rows[chosen])[key] for way, rows in told.items()}
+        ours = found.pop(OURS)
+        return Line(what, int(chosen.sum()), ours, aim, more, others=found)
+
+    cells = choose_plans(cases, ways)
+    losses = {way: float(cells[way].mean()) for way in (TREES, RULE, CONSTANT) if way in cells}
+    covered = line("measured step inside the 80 % interval", "covered")
+    return [
+        line("step, median error: 1 and 2 nodes", "median_error", 0.10, nodes=2),
+        line(f"step, median error: MFU above {write_percent(FAST, 0)}", "median_error", 0.15, least=FAST),
+        line("step, median error: all", "median_error"),
+        *(line(f"steps within {most} %", f"within_{most}") for most in (10, 20, 50)),
+        line("pairs of a model's runs on as many nodes in the measured order", "in_order", 0.85, more=True),
+        Line(covered.what, covered.cases, covered.value, 0.8, more=True),
+        Line("throughput lost by the plan predicted fastest, mean of cells", len(cells),
+             float(cells[OURS].mean()), 0.05, others=losses),
+    ]  # fmt: skip
+
+
+def _judge_memory(cases: pd.DataFrame) -> list[Line]:
+    scores = score_memory(cases).iloc[0]
+    ran, failed = cases[cases["set"] != FAILED], cases[cases["set"] == FAILED]
+    false = int((ran["fullest_reserved_bytes"] > ROOM_BYTES).sum())
+    shares = failed["reason"].value_counts(normalize=True)
+    return [
+        Line("peak memory, median error", len(ran), scores["median_error"], 0.05),
+        Line("peak memory, 90th percentile of the error", len(ran), scores["error_90"], 0.10),
+        Line("runs that ran, called out of memory", len(ran), int(scores["refused"]), 0, counted=True),
+        Line("runs that ran whose predicted allocator holds more than the card has", len(ran), false,
+             counted=True),
+        Line("failed runs that memory explains", len(failed), float(shares.get(TOO_MUCH, 0.0))),
+        Line("failed runs with too few micro-batches for nanotron", len(failed),
+             float(shares.get(TOO_FEW, 0.0))),
+    ]  # fmt: skip
