@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
 from trioflow.base.units import ns_to_s, s_to_ns

@@ -359,16 +359,18 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
 
 
 def _write_clusters(lines: Sequence[Line]) -> str:
-    """Return one sentence and a Markdown table with a row for everything that was judged."""
+    """Return what was judged in one paragraph."""
     lead = (
-        "Language models on 8 to 512 H100: nanotron's 1,728 real runs and 1,578 that failed, none left out; fitted on 91 of them (1.34 B on "
-        "1 and 2 nodes): host time and fragmentation. **Bold**: aim reached. `snakemake clusters` makes `report/clusters.html` with "
-        "groups of runs, each cell's choice of a plan, and what is known of missed aims."
+        "Language models on 8 to 512 H100: nanotron's 1,728 real runs and 1,578 that failed, none left out, host time and fragmentation "
+        "fitted on 91 of them (1.34 B on 1 and 2 nodes); **bold**: aim reached. `snakemake clusters` makes `report/clusters.html` with "
+        "groups, every cell's choice and what is known of missed aims."
     )
-    rows = []
-    for line in lines:
-        value = line.write_value()
-        shown = f"**{value}**" if line.reached else value
-        rows.append((line.what, line.cases, line.write_aim(), shown, line.write_others()))
-    headings = ("judged", "cases", "aim", "trioflow", "other ways")
-    return f"{lead}\n\n{_write_table(headings, rows, left=(0, 4))}"
+    return f"{lead} {'; '.join(_write_judged(line) for line in lines)}."
+
+
+def _write_judged(line: Line) -> str:
+    value = f"**{line.write_value()}**" if line.reached else line.write_value()
+    told = [f"of {line.cases:,}"] if line.counted else []
+    told += [] if line.aim is None else [f"aim {line.write_aim()}"]
+    told += [line.write_others()] if line.others and line.aim is not None else []
+    return f"{line.what} {value}" + (f" ({'; '.join(told)})" if told else "")
