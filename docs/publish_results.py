@@ -14,7 +14,7 @@ from pathlib import Path
 from trioflow.base.provenance import read_json, write_json
 from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals, write_residuals
 from trioflow.hardware.platform import load_platform, save_platform
-from trioflow.reproductions.clusters.aims import judge_aims
+from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     read_speeds,
@@ -80,10 +80,12 @@ def publish_published() -> None:
 def publish_clusters() -> None:
     """Rewrite the lines on nanotron's runs, where a run has predicted them."""
     memory, steps = (RESULTS / "clusters" / f"{name}.parquet" for name in ("memory", "steps"))
-    if memory.is_file() and steps.is_file():
-        cases = read_table(memory, "cluster_memory", CLUSTER_MEMORY)
+    if steps.is_file():
+        held = memory.is_file()
+        cases = read_table(memory, "cluster_memory", CLUSTER_MEMORY) if held else None
         timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
-        update_clusters(ROOT / "README.md", judge_aims(cases, timed))
+        lines, causes = judge_aims(cases, timed), describe_causes(timed)
+        update_clusters(ROOT / "README.md", lines, causes)
 
 
 def publish_speed() -> None:

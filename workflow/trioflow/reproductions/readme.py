@@ -208,15 +208,16 @@ def update_published(readme_path: str | Path, cases: pd.DataFrame) -> bool:
     return _replace_block(Path(readme_path), PUBLISHED, write_published_rows(cases))
 
 
-def update_clusters(readme_path: str | Path, lines: Sequence[Line]) -> bool:
-    """Rewrite the README's lines on nanotron's runs (``reproductions.clusters.aims.judge_aims``).
+def update_clusters(readme_path: str | Path, lines: Sequence[Line], causes: str) -> bool:
+    """Rewrite the README's paragraph on nanotron's runs: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``.
 
     Raises
     ------
     InputError
         As :func:`_replace_block`.
     """
-    return _replace_block(Path(readme_path), CLUSTERS, _write_clusters(lines))
+    body = f"{_write_clusters(lines)} {causes}".strip()
+    return _replace_block(Path(readme_path), CLUSTERS, body)
 
 
 def markers(block: str) -> tuple[str, str]:
@@ -361,9 +362,9 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
 def _write_clusters(lines: Sequence[Line]) -> str:
     """Return what was judged in one paragraph."""
     lead = (
-        "Language models on 8 to 512 H100: nanotron's 1,728 real runs and 1,578 that failed, none left out, host time and fragmentation "
-        "fitted on 91 of them (1.34 B on 1 and 2 nodes); **bold**: aim reached. `snakemake clusters` makes `report/clusters.html` with "
-        "groups, every cell's choice and what is known of missed aims."
+        "Language models on 8 to 512 H100: nanotron's 1,728 real runs, none left out; what is fitted saw 91 of them (1.34 B on 1 and 2 "
+        "nodes), boosted trees nine tenths of all; **bold**: aim reached. `snakemake clusters` makes `report/clusters.html` with groups "
+        "of runs, memory, every cell's choice and what is known of missed aims. Here:"
     )
     return f"{lead} {'; '.join(_write_judged(line) for line in lines)}."
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("sklearn")
-from trioflow.reproductions.clusters.aims import Line, judge_aims
+from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims
 from trioflow.reproductions.clusters.page import render_aims
 from trioflow.reproductions.clusters.scores import (
     FAILED,
@@ -98,7 +98,8 @@ def test_readme_and_page_hold_the_same_lines(lines: dict[str, Line], tmp_path) -
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- clusters:begin -->\nold\n<!-- clusters:end -->\nafter\n")
     told = list(lines.values())
-    assert update_clusters(readme, told) and not update_clusters(readme, told)
+    assert update_clusters(readme, told, "Why.")
+    assert not update_clusters(readme, told, "Why.")
     text, page = readme.read_text(), render_aims(told)
     assert text.startswith("before\n") and text.endswith("after\n") and "old\n" not in text
     (told_once,) = [row for row in text.splitlines() if "none left out" in row]
@@ -106,3 +107,17 @@ def test_readme_and_page_hold_the_same_lines(lines: dict[str, Line], tmp_path) -
         assert html.escape(line.what) in page and f"{line.what} " in told_once
     assert re.search(r"1 and 2 nodes 20.0.% \(aim 10.%; \d", told_once)
     assert ("**" in told_once.replace("**bold**", "")) == any(line.reached for line in told)
+
+
+def test_what_missed_is_told_by_what_it_has_in_common() -> None:
+    cases = make_steps().assign(
+        predicted_s=[1.0, 1.8, 5.5, 0.5, 1.8, 1.0], nodes=[1, 2, 2, 4, 4, 4]
+    )
+    assert describe_causes(cases) == "", "nothing is slow, and no tensor group leaves its node"
+    cases = cases.assign(pipeline=[1, 1, 1, 1, 1, 2], tensor=[1, 1, 1, 16, 2, 4])
+    told = describe_causes(cases)
+    assert told.startswith(
+        "What missed: 1 runs whose tensor groups reach beyond a node (median error 50.0"
+    )
+    assert "1 pipelines across nodes that took 0.8 s more" in told and "The other 4: 10.0" in told
+    assert "100" in told.split("explain; ")[1].split("of both")[0]

@@ -22,9 +22,13 @@ from trioflow.reproductions.clusters.scores import (
     ROOM_BYTES,
     TOO_FEW,
     TOO_MUCH,
+    find_slow,
     score_group,
     score_memory,
 )
+
+GPUS_OF_A_NODE = 8
+FEW_NODES = 16
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,37 @@ class Line:
         return ", ".join(told) or NOTHING
 
 
-def judge_aims(memory: pd.DataFrame, steps: pd.DataFrame) -> list[Line]:
+def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
     """Return what was judged, steps first, then the choice of a plan, then memory.
 
     Parameters
     ----------
     memory, steps : DataFrame
-        Of ``reproductions.tables.CLUSTER_MEMORY`` and ``CLUSTER_STEPS``.
+        Of ``reproductions.tables.CLUSTER_MEMORY``, None where only steps were judged, and ``CLUSTER_STEPS``.
     """
-    return [*_judge_steps(steps), *_judge_memory(memory)]
+    return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
+
+
+def describe_causes(steps: pd.DataFrame) -> str:
+    """Return in words what the runs that missed have in common."""
+    beyond, chains = steps["tensor"] > GPUS_OF_A_NODE, find_slow(steps)
+    slow = chains[chains["slow"]]
+    rest = steps[~beyond & ~steps.index.isin(slow.index)]
+    parts = [steps[beyond], slow, rest]
+    errors = [write_percent(score_group("", rows)["median_error"]) for rows in parts if len(rows)]
+    if len(errors) < len(parts):
+        return ""
+    few, missed = rest[rest["nodes"] <= FEW_NODES], pd.concat(parts[:2])
+    fast = write_percent((missed["predicted_s"] < missed["measured_s"]).mean(), 0)
+    told = (
+        f"What missed: {len(parts[0])} runs whose tensor groups reach beyond a node (median error {errors[0]}), and {len(slow)} pipelines "
+        f"across nodes that took {float(slow['excess_s'].median()):.1f} s more for each micro-batch than predicted ({errors[1]}), which neither bytes nor degrees "
+        f"explain; {fast} of both are predicted too fast. The other {len(rest)}: {errors[2]}"
+    )  # fmt: skip
+    if few.empty:
+        return f"{told}."
+    error = write_percent(score_group("", few)["median_error"])
+    return f"{told}, of which {len(few)} on up to {FEW_NODES} nodes: {error}."
 
 
 def _judge_steps(cases: pd.DataFrame) -> list[Line]:

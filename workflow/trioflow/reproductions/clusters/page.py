@@ -20,7 +20,7 @@ from trioflow.report.html import (
 )
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.wording import write_percent
-from trioflow.reproductions.clusters.aims import Line, judge_aims
+from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims
 from trioflow.reproductions.clusters.baselines import (
     CONSTANT,
     OURS,
@@ -77,7 +77,11 @@ def build_clusters_page(
     tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
     scores = score_memory(cases)
     content = [
-        Section("aims", "Aims and what was reached", [render_aims(judge_aims(cases, timed))]),
+        Section(
+            "aims",
+            "Aims and what was reached",
+            [render_aims(judge_aims(cases, timed)), render_paragraph(describe_causes(timed))],
+        ),
         Section(
             "steps",
             "Steps",
