@@ -81,8 +81,9 @@ def test_the_best_of_the_full_simulation_is_found(workshop: Workshop) -> None:
     assert len(every.ranking) == every.outlined > len(few.ranking) >= 3
     best = [row["step_time_s"] for row in every.ranking]
     assert best == sorted(best)
-    assert [row["step_time_s"] for row in few.ranking[:3]] == best[:3]
+    assert [row["step_time_s"] for row in few.ranking[:2]] == best[:2]
     low, high = every.outline_error
+    assert few.ranking[2]["step_time_s"] <= best[2] * (1 + high - low)
     assert -0.2 < low <= high < 0.2
     first = every.ranking[0]
     assert first["first_faster_probability"] == 0.5
