@@ -105,6 +105,7 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     builder = ProgramBuilder(
         plan=plan, kind=StagedRank, operators=operators, times=[each] * micro_batches, stages=stages,
         schedule=order_megatron(pipeline, micro_batches), split=TensorSplit(operators),
+        factors=(1.0,) * micro_batches,
     )  # fmt: skip
     builder.add_ranks()
     return builder.build()
