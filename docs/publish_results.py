@@ -85,7 +85,7 @@ def publish_clusters() -> None:
         cases = read_table(memory, "cluster_memory", CLUSTER_MEMORY) if held else None
         timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
         lines, causes = judge_aims(cases, timed), describe_causes(timed)
-        update_clusters(ROOT / "README.md", lines, causes)
+        update_clusters(ROOT / "README.md", ROOT / "docs" / "clusters.md", lines, causes)
 
 
 def publish_speed() -> None:

@@ -208,16 +208,27 @@ def update_published(readme_path: str | Path, cases: pd.DataFrame) -> bool:
     return _replace_block(Path(readme_path), PUBLISHED, write_published_rows(cases))
 
 
-def update_clusters(readme_path: str | Path, lines: Sequence[Line], causes: str) -> bool:
-    """Rewrite the README's paragraph on nanotron's runs: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``.
+def update_clusters(
+    readme_path: str | Path, page_path: str | Path, lines: Sequence[Line], causes: str
+) -> None:
+    """Rewrite what README says of nanotron's runs, and the page of docs with every line.
+
+    ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``.
 
     Raises
     ------
     InputError
         As :func:`_replace_block`.
     """
-    body = f"{_write_clusters(lines)} {causes}".strip()
-    return _replace_block(Path(readme_path), CLUSTERS, body)
+    _replace_block(Path(readme_path), CLUSTERS, _write_headline(lines))
+    headings = ("judged", "cases", "aim", "trioflow", "others")
+    rows = [
+        (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others())
+        for line in lines
+    ]
+    _replace_block(
+        Path(page_path), CLUSTERS, f"{_write_table(headings, rows)}\n\n{causes}".rstrip()
+    )
 
 
 def markers(block: str) -> tuple[str, str]:
@@ -359,19 +370,15 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
     return f"{write_percent(float(best['mean_absolute_error']))} ({best['model']})"
 
 
-def _write_clusters(lines: Sequence[Line]) -> str:
-    """Return what was judged in one paragraph."""
-    lead = (
-        "Language models on 8 to 512 H100: nanotron's 1,728 real runs, none left out; what is fitted saw 91 of them (1.34 B on 1 and 2 "
-        "nodes), boosted trees nine tenths of all; **bold**: aim reached. `snakemake clusters` makes `report/clusters.html` with groups "
-        "of runs, memory, every cell's choice and what is known of missed aims. Here:"
+def _write_headline(lines: Sequence[Line]) -> str:
+    """Return the lines that have a headline, in one sentence."""
+    told = [f"{line.headline} {_write_reached(line)}" for line in lines if line.headline]
+    return (
+        "Language models on 8 to 512 H100, nanotron's 1,728 real runs, none left out: "
+        f"{', '.join(told)}. All lines, aims and causes: [docs/clusters.md](docs/clusters.md)."
     )
-    return f"{lead} {'; '.join(_write_judged(line) for line in lines)}."
 
 
-def _write_judged(line: Line) -> str:
-    value = f"**{line.write_value()}**" if line.reached else line.write_value()
-    told = [f"of {line.cases:,}"] if line.counted else []
-    told += [] if line.aim is None else [f"aim {line.write_aim()}"]
-    told += [line.write_others()] if line.others and line.aim is not None else []
-    return f"{line.what} {value}" + (f" ({'; '.join(told)})" if told else "")
+def _write_reached(line: Line) -> str:
+    """Return what was reached, in bold where that was the aim."""
+    return f"**{line.write_value()}**" if line.reached else line.write_value()

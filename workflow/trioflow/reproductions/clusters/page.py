@@ -164,11 +164,14 @@ def render_slow(cases: pd.DataFrame) -> str:
     plans = rows[rows["mixed"]].groupby(
         ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
     )
+    excess = {few: rows["excess_s"].median() for few, rows in slow.groupby(slow["pipeline"] == 2)}
+    models = slow.groupby("parameters")["excess_s"].median()
     text = (
         f"Of {len(rows)} runs on several nodes with a pipeline whose stages lie in a node each, {len(slow)} took {ends[0.5]:.2f} s more "
         f"for each of a replica's micro-batches than predicted (median; {ends[0.1]:.2f} to {ends[0.9]:.2f} s in eight of ten), the others "
-        f"{rows.loc[~rows['slow'], 'excess_s'].median():.2f} s. Stages of one GPU are among them, and the time hardly depends on model or micro-batch: it goes "
-        "with their number, not with bytes or turns of the pipeline. More nodes make it more frequent; degrees do not say which is slow: "
+        f"{rows.loc[~rows['slow'], 'excess_s'].median():.2f} s. The excess of the slow ones hardly depends on the model ({models.min():.2f} to "
+        f"{models.max():.2f} s from one to the other) or on the number of stages beyond two ({excess.get(True, 0.0):.2f} s with two, "
+        f"{excess.get(False, 0.0):.2f} s with more); small micro-batches and many nodes make it more frequent (table). Degrees do not say which is slow: "
         f"{plans.ngroups} plans have runs of both kinds that differ in the micro-batch alone. nanotron sends shapes before each tensor and waits for them "
         "(p2p.py), which costs every pipeline the same, so it does not tell them apart. Nothing here models it."
     )  # fmt: skip
