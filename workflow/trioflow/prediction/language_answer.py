@@ -139,7 +139,8 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
     groups = graph.tasks["group"]
     known = {text: name_group(str(text), plan) for text in groups.dropna().unique()}
     labels = groups.map(known).astype(object).fillna("pipeline").to_numpy(dtype=str)
-    labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
+    if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
+        labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
     labels = np.where(select_communication(timeline), labels, "")
     exposed, idle_s = measure_exposed(timeline, labels)
     step_s = float(timeline["end_s"].max())
