@@ -330,4 +330,26 @@ def _list_doubts(
             f"rates of the host of {platform.name} were never measured: peaks of data sheets"
         )
     doubts += doubt_collectives(collectives, platform, options)
+    doubts.append(doubt_nodes(graph.metadata.plan, platform))
     return [doubt for doubt in doubts if doubt]
+
+
+def doubt_nodes(plan: Plan, platform: Platform) -> str:
+    """Return what real runs over several nodes showed to be missing; empty where it is not needed.
+
+    Found on nanotron's runs, which judge the prediction and are no part of it.
+    """
+    per_node = platform.ranks_per_node
+    if per_node is None or plan.ranks <= per_node:
+        return ""
+    if plan.tensor > per_node and plan.ranks > 2 * per_node:
+        return (
+            f"tensor groups of {plan.tensor} ranks reach beyond a node of {per_node}: on more than two nodes real runs took "
+            "several times as long as predicted (docs/clusters.md)"
+        )
+    if plan.pipeline > 1 and plan.tensor <= per_node:
+        return (
+            "pipelines over several nodes: real runs often took about a second more for each micro-batch than predicted, "
+            "nearly all of them on 64 nodes (docs/clusters.md)"
+        )
+    return ""
