@@ -23,8 +23,11 @@ PLANS = {
 
 
 def time_step(trace):
-    """Return the trace with the platform's times, which no plan changes."""
-    return choose_times([trace], load_named_platform(PLATFORM, 1).device.name, None, None)
+    """Return the trace with the platform's times, which no plan changes; a processor's with its own."""
+    device = load_named_platform(PLATFORM, 1).device.name
+    if trace.facts.device == "cpu":
+        device = trace.facts.device_name
+    return choose_times([trace], device, None, None)
 
 
 def half_width(times, plan, batch=None) -> float:
