@@ -84,9 +84,8 @@ def test_the_example_runs_with_parts_of_its_own(repository: Path, tmp_path: Path
 
     quick = ("simulate", "results/operator_tables/mixer-b8", "--plan", "half-half", "--ranks", "4")
     platform = ("--platform", "our-node.yaml", "--collectives", "results/own/collectives.json")
-    model = ("--cost-model", "results/cost_models/this-machine/operators.json")
     plain = run(
-        sys.executable, "-m", "trioflow", *quick, *platform, *model, "--json", folder=mine, **told
+        sys.executable, "-m", "trioflow", *quick, *platform, "--json", folder=mine, **told
     ).splitlines()
     assert (
         json.loads(plain[-1] if plain[-1].startswith("{") else plain[0])["step_time_s"]
