@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import trioflow
 import yaml
 from project_copy import ROOT, Project
 from trioflow.reproductions.vtrain.data import SETS
@@ -162,6 +163,15 @@ def test_the_lock_holds_every_dependency_of_the_project() -> None:
         requirement = packaging.Requirement(line)
         version = pins[requirement.name.lower().replace("_", "-")]
         assert requirement.specifier.contains(version), f"{line} against {version}"
+
+
+def test_the_package_and_the_citation_say_the_same() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == trioflow.__version__
+    assert citation["license"] == project["license"]
+    assert citation["authors"] == project["authors"]
+    assert citation["keywords"] == project["keywords"]
 
 
 @pytest.mark.parametrize("name", ["analysis", "capture"])

@@ -1,0 +1,95 @@
+"""The wheel as somebody else installs it: whole, typed, and without PyTorch."""
+
+from __future__ import annotations
+
+import email
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from project_copy import ROOT
+
+WITHOUT_TORCH = """
+import pathlib
+import sys
+
+for name in ("torch", "torchvision", "transformers", "snakemake", "seaborn", "matplotlib", "sklearn"):
+    sys.modules[name] = None
+import trioflow
+from trioflow.cli import main
+
+assert pathlib.Path.cwd() in pathlib.Path(trioflow.__file__).parents, "another trioflow was imported"
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    files = ["pyproject.toml", "README.md", "LICENSE"]
+    files += subprocess.run(
+        ["git", "ls-files", "workflow/trioflow"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    for name in files:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", folder, source], check=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_library_and_its_data_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        facts = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        metadata = email.message_from_bytes(archive.read(facts))
+    library = ROOT / "workflow"
+    wanted = {
+        str(path.relative_to(library))
+        for path in (library / "trioflow").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert held == wanted
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["License-Expression"] == "MIT" and metadata["Requires-Python"] == ">=3.11"
+    needed = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
+    assert not any(line.startswith(("torch", "snakemake", "seaborn")) for line in needed)
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_answers_without_pytorch_from_any_folder(
+    wheel: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    question = [
+        "simulate",
+        "gpt2-tiny-b8",
+        "--plan",
+        "ddp",
+        "--ranks",
+        "2",
+        "--platform",
+        "cpu2-gloo",
+        "--json",
+    ]
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *question],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    answer = json.loads(run.stdout)
+    assert answer["step_time_s"] > 0 and list((place / "trioflow").glob("py.typed"))
