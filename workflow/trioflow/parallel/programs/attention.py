@@ -13,7 +13,7 @@ from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
 from trioflow.parallel.splits.tensor_split import SharedAttention
 
 if TYPE_CHECKING:
-    from trioflow.parallel.programs.staged import StagedRank
+    from trioflow.parallel.programs.actions import StageActions
 
 _NAMES = {ALL_GATHER: ("all_gather", "reduce_scatter"), ALL_TO_ALL: ("all_to_all", "all_to_all")}
 """Collectives before, and behind, an attention."""
@@ -70,7 +70,7 @@ def _size(
 
 
 def attend(
-    rank: StagedRank, op_id: int, micro_batch: int, again: bool, extra_s: float, part: float,
+    rank: StageActions, op_id: int, micro_batch: int, again: bool, extra_s: float, part: float,
     name: str, phase: str,
 ) -> None:  # fmt: skip
     """Write one attention operator: between its collectives, or as the blocks of a ring."""
@@ -91,7 +91,7 @@ def attend(
 
 
 def _exchange(
-    rank: StagedRank, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...],
+    rank: StageActions, name: str, sizes: Sequence[int], work: AttentionWork, key: tuple[Any, ...],
     phase: str,
 ) -> None:  # fmt: skip
     """Run some collectives, each with the copy that brings its buffer into order."""
@@ -105,7 +105,7 @@ def _exchange(
             rank.compute(f"copy out of {name}", copy_s, "memcpy", phase=phase)
 
 
-def _keep_gathered(rank: StagedRank, op_id: int, micro_batch: int, again: bool) -> None:
+def _keep_gathered(rank: StageActions, op_id: int, micro_batch: int, again: bool) -> None:
     """Hold gathered keys and values until backward has used them, unless forward runs again before."""
     work = rank.work.attentions[op_id]
     if work.shared.backward:
@@ -117,7 +117,7 @@ def _keep_gathered(rank: StagedRank, op_id: int, micro_batch: int, again: bool) 
         _hold(rank, -whole, later=1)
 
 
-def _hold(rank: StagedRank, size_bytes: float, later: int = 0) -> None:
+def _hold(rank: StageActions, size_bytes: float, later: int = 0) -> None:
     memory = rank.program.memory_of(rank.rank)
     memory.add(rank.program.graph.next_task + later, "message", size_bytes)
 
@@ -126,7 +126,7 @@ class _Ring:
     """Writes the blocks of one attention; keys, values and their gradients go round meanwhile."""
 
     def __init__(
-        self, rank: StagedRank, work: AttentionWork, key: tuple[Any, ...], phase: str
+        self, rank: StageActions, work: AttentionWork, key: tuple[Any, ...], phase: str
     ) -> None:
         self.rank, self.work, self.key, self.phase = rank, work, key, phase
 

@@ -1,0 +1,365 @@
+"""Actions of a schedule on one rank: operators in their order, messages between stages, what waits for what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from trioflow.parallel.memory.profile import AGAIN
+from trioflow.parallel.programs.attention import attend
+from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
+from trioflow.parallel.programs.offload import make_movers
+from trioflow.parallel.programs.work import StageWork
+from trioflow.parallel.schedules.table import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    RECV_B,
+    RECV_F,
+    SEND_F,
+    Action,
+)
+from trioflow.parallel.splits.parameters import Bucket
+from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, TENSOR, StageExchange
+from trioflow.parallel.task_graph import Mark
+
+_WAITS_FOR_SENDS = ("1f1b",)
+"""Schedules whose ranks wait for each send: PyTorch's 1F1B runs it together with the next receive."""
+WAITS_AT_TURNS = (*_WAITS_FOR_SENDS, "gpipe")
+"""Schedules whose ranks wait for all sends before the first backward, and before gradients are scaled."""
+COPIES_EARLY = ("gpipe-recompute",)
+"""Schedules in which data moves when the sender has it: the old ``Pipe`` copies on streams of its own."""
+_PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
+
+
+class StageActions(RankProgram):
+    """Writes the actions of one rank's row of the schedule, one after the other.
+
+    Attributes
+    ----------
+    dispatches : bool
+        Whether split layers cost the host what PyTorch's sharded tensors do.
+    repeats : bool
+        Whether micro-batches of one size run the same tasks, so that those of a further one are
+        copied.
+    """
+
+    dispatches = True
+    repeats = True
+
+    def __init__(self, program: ProgramBuilder, data: int, pipeline: int, tensor: int) -> None:
+        super().__init__(program, data, pipeline, tensor)
+        self.schedule = program.schedule
+        self.stages = program.schedule.stages_of_rank(pipeline)
+        self.one_stage = program.schedule.stages == 1
+        self.stage = self.stages[0]
+        self.received: dict[Action, int] = {}
+        self.unawaited: list[int] = []
+        self.kind_before = ""
+        self.forwards: set[Action] = set()
+        self.backwards: Counter[int] = Counter()
+        self.repeated: set[tuple[int, int, int]] = set()
+        self.mover, self.host_optimizer = make_movers(self)
+        self.repetition = _Repetition(self)
+        plan = program.plan
+        self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
+        self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
+        first = data - data % plan.context
+        self.context_group = [
+            program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)
+        ]
+        first = data - data % plan.expert
+        self.expert_group = self.data_group[first : first + plan.expert]
+        self.expert_replicas = self.data_group[data % plan.expert :: plan.expert]
+
+    @property
+    def work(self) -> StageWork:
+        """The work of the stage whose action runs."""
+        return self.program.stages[self.stage]
+
+    def compute(self, name: str, duration_s: float, kind: str = "compute", **fields: Any) -> None:
+        """Add one task to the compute stream; it waits for what was handed to `waits`."""
+        self.last = self.program.graph.add(
+            self.rank, "compute", kind, name,
+            after=self.waits, duration_s=duration_s, stage=self._stage_field(), **fields,
+        )  # fmt: skip
+        self.waits = []
+
+    def _stage_field(self) -> int | None:
+        return None if self.one_stage else self.stage
+
+    def operator(
+        self, op_id: int, micro_batch: int | None, extra_s: float = 0.0, part: float = 1.0,
+        name: str = "", phase: str = "", device_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """Add one operator, after its launch where the host runs beside the device."""
+        program = self.program
+        times = program.times[self.times_of(micro_batch)]
+        device_s = float(times.device_s[op_id]) * part if device_s is None else device_s
+        host_s = float(times.host_s[op_id])
+        name = name or program.names[op_id]
+        fields: dict[str, Any] = {
+            "phase": phase or program.phases[op_id], "op_id": op_id, "micro_batch": micro_batch,
+        }  # fmt: skip
+        if times.separate_host:
+            self.launched = program.graph.add(
+                self.rank, "host", "host", f"launch {name}",
+                duration_s=host_s + extra_s, stage=self._stage_field(), **fields,
+            )  # fmt: skip
+            self.waits.append(self.launched)
+            self.compute(name, device_s, **fields)
+        else:
+            self.compute(name, device_s + host_s + extra_s, **fields)
+
+    def times_of(self, micro_batch: int | None) -> int:
+        """Return which of the program's times hold for a micro-batch."""
+        return micro_batch or 0
+
+    def collective(
+        self, name: str, key: tuple[Any, ...], size_bytes: int, group: list[int], phase: str,
+        stream: str = "communication",
+    ) -> int:  # fmt: skip
+        """Add this rank's part of a collective, after all computed so far."""
+        self.repetition.exchanged.append(key)
+        return self.program.graph.add(
+            self.rank, stream, "collective", name,
+            after=(self.last, *self.waits), message_bytes=size_bytes, phase=phase,
+            stage=self._stage_field(), group=",".join(map(str, group)),
+            match_id=self.program.match(*key),
+        )  # fmt: skip
+
+    def move(self, kind: str, action: Action) -> int:
+        """Add a send to, or a receive from, a neighbouring stage."""
+        direction = _PHASES.get(action.kind, "backward")
+        ahead = action.kind in (SEND_F, RECV_B)
+        boundary = action.stage if ahead else action.stage - 1
+        peer = self.program.rank_of_stage[action.stage + (1 if ahead else -1)]
+        assert action.micro_batch is not None
+        early = kind == "recv" and self.schedule.name in COPIES_EARLY
+        # A gradient comes back as large as the activation that went.
+        size = self.program.stages[boundary].send_bytes[action.micro_batch]
+        ends = (boundary, direction, action.micro_batch, self.data, self.tensor)
+        return self.program.graph.add(
+            self.rank, "send" if kind == "send" else "receive", kind, f"{kind} {direction}",
+            after=() if early else (self.last,), message_bytes=size,
+            peer=self.program.rank_of(self.data, peer, self.tensor), stage=self._stage_field(),
+            phase=direction, micro_batch=action.micro_batch, match_id=self.program.match("p2p", *ends),
+        )  # fmt: skip
+
+    def compute_action(self, action: Action) -> None:
+        """Run one action's operators once what they need is there."""
+        assert action.micro_batch is not None
+        again = action.kind == FORWARD and action in self.forwards
+        if not again:
+            self._await_messages(action)
+        if action.kind == FORWARD:
+            self.forwards.add(action)
+            self._run_forward(action.micro_batch, again)
+        else:
+            self._run_backward(action.kind, action.micro_batch)
+        self._await_sends(action.kind)
+
+    def _await_messages(self, action: Action) -> None:
+        """Let the next task wait for the action's input, and for a send that runs with it."""
+        receive = RECV_F if action.kind == FORWARD else RECV_B
+        task = None
+        if action.kind != BACKWARD_WEIGHT:
+            task = self.received.pop(Action(action.stage, receive, action.micro_batch), None)
+        if task is not None:
+            self.waits.append(task)
+        if self.schedule.name in WAITS_AT_TURNS and action.kind != self.kind_before:
+            self.await_all_sends()
+
+    def _await_sends(self, kind: str) -> None:
+        """In a run of forwards, or of backwards, a send is waited for after the next of them."""
+        if self.schedule.name in _WAITS_FOR_SENDS:
+            self.await_all_sends()
+        self.kind_before = kind
+
+    def await_all_sends(self) -> None:
+        """Let the next task wait for every send so far."""
+        self.waits += self.unawaited
+        self.unawaited.clear()
+
+    def _chunk_overhead(self, phase: str, micro_batch: int) -> None:
+        cost = self.program.host.get("pipeline_micro_batch_s", 0.0)
+        if not self.one_stage and cost:
+            self.compute("pipeline: chunk", cost, "host", phase=phase, micro_batch=micro_batch)
+
+    def _run_forward(self, micro_batch: int, again: bool) -> None:
+        if not again:
+            self._chunk_overhead("forward", micro_batch)
+
+        def run(op_id: int) -> None:
+            name = f"{AGAIN}{self.program.names[op_id]}" if again else ""
+            if self.mover:
+                self.mover.before_forward(op_id, micro_batch)
+            self._run(op_id, micro_batch, "forward", again=again, name=name)
+            if self.mover:
+                self.mover.after_forward(op_id, micro_batch)
+
+        operators = self.work.recomputed if again else self.work.forward.tolist()
+        self._run_operators((FORWARD, again), operators, micro_batch, run, self.repeats)
+
+    def _run_operators(
+        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
+        run: Callable[[int], None], repeats: bool,
+    ) -> None:  # fmt: skip
+        alone = self.mover or self.work.attentions or self.program.plan.expert > 1
+        if repeats and not alone:
+            self.repetition.run((*what, self.stage), operators, micro_batch, run)
+            return
+        for op_id in operators:
+            run(op_id)
+
+    def _run(
+        self, op_id: int, micro_batch: int, phase: str, part: float = 1.0, again: bool = False,
+        name: str = "", reduces: bool = True,
+    ) -> None:  # fmt: skip
+        """Run one operator between the collectives that go before and after it."""
+        before = self.work.before.get(op_id, []) if reduces else []
+        after = self.work.after.get(op_id, []) if reduces else []
+        dispatch_s = self.program.host.get(f"tensor_parallel_{phase}_s", 0.0) * self.dispatches
+        when = "backward" if again else phase
+        key = (op_id, micro_batch, again)
+        for index, exchange in enumerate(before):
+            self._exchange(exchange, (*key, "before", index), micro_batch, when)
+        count = sum(exchange.group == TENSOR for exchange in (*before, *after))
+        if op_id in self.work.attentions:
+            attend(self, op_id, micro_batch, again, dispatch_s * count, part, name, when)
+        else:
+            self.operator(op_id, micro_batch, dispatch_s * count, part, name, when)
+        for index, exchange in enumerate(after):
+            self._exchange(exchange, (*key, "after", index), micro_batch, when)
+
+    def _exchange(
+        self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str
+    ) -> None:
+        """Run a collective beside an operator, and the copy that brings its buffer into order."""
+        of_tensor = exchange.group == TENSOR
+        copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
+        of = {"phase": phase, "micro_batch": micro_batch}
+        size = exchange.sizes_bytes[micro_batch]
+        memory, graph = self.program.memory_of(self.rank), self.program.graph
+        if not of_tensor:  # what leaves and what arrives are two buffers
+            memory.add(graph.next_task, "message", size)
+        if copy_s and exchange.copied == BEFORE:
+            self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
+        group = self.tensor_group if of_tensor else self.expert_group
+        place = (TENSOR, self.data) if of_tensor else (EXPERTS, group[0])
+        task = self.collective(exchange.collective, (*place, *key), size, group, phase)
+        self.waits.append(task)
+        if copy_s and exchange.copied == AFTER:
+            self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
+        if not of_tensor:
+            memory.add(graph.next_task, "message", -size)
+
+    def _run_backward(self, kind: str, micro_batch: int) -> None:
+        """Compute, hand over buckets after a stage's last micro-batch, add gradients up."""
+        work = self.work
+        operators: Sequence[int] = {
+            BACKWARD: work.backward.tolist(), BACKWARD_INPUT: work.backward_input,
+            BACKWARD_WEIGHT: work.backward_weight,
+        }[kind]  # fmt: skip
+        self._chunk_overhead("backward", micro_batch)
+        makes_gradients = kind != BACKWARD_INPUT
+        done = self.backwards[self.stage]
+        last = makes_gradients and done == self.schedule.micro_batches - 1
+        buckets = list(enumerate(work.buckets)) if last else []
+
+        def run(op_id: int) -> None:
+            self._prepare_backward(op_id, micro_batch)
+            share = None if kind == BACKWARD else work.input_share.get(op_id)
+            if share is None:
+                self._run(op_id, micro_batch, "backward")
+            else:  # one operator of both I and W: each time for one kind of gradient
+                of_input = kind == BACKWARD_INPUT
+                part, name = share if of_input else 1.0 - share, self.program.names[op_id]
+                self._run(
+                    op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input
+                )
+            while buckets and buckets[0][1].ready_after_op_id <= op_id:
+                self.reduce_bucket(*buckets.pop(0))
+
+        repeats = self.repeats and not buckets and not work.regions
+        self._run_operators((kind,), operators, micro_batch, run, repeats)
+        for index, bucket in buckets:
+            self.reduce_bucket(index, bucket)
+        if done and makes_gradients and work.accumulate_s:
+            of: dict[str, Any] = {"phase": "backward", "micro_batch": micro_batch}
+            self.compute("gradient accumulation", work.accumulate_s, **of)
+        self.backwards[self.stage] += makes_gradients
+
+    def _prepare_backward(self, op_id: int, micro_batch: int) -> None:
+        """Bring back, or compute again, what an operator needs and the device has not kept."""
+        if self.mover:
+            self.mover.before_backward(op_id, micro_batch)
+        for index, region in enumerate(self.work.regions):
+            key = (self.stage, index, micro_batch)
+            if op_id in region.needed_by and key not in self.repeated:
+                self.repeated.add(key)
+                for again in region.operators:
+                    name = f"{AGAIN}{self.program.names[again]}"
+                    self._run(again, micro_batch, "forward", again=True, name=name)
+
+    def reduce_bucket(self, index: int, bucket: Bucket) -> None:
+        """Do what is due when all gradients of a bucket are there."""
+        raise NotImplementedError
+
+
+class _Recorded(NamedTuple):
+    """Tasks that ran for a micro-batch, and the rank's state behind them."""
+
+    begin: Mark
+    end: Mark
+    exchanges: list[tuple[Any, ...]]  # keys of their exchanges
+    last: int | None
+    launched: int | None
+    waits: list[int]
+
+
+class _Repetition:
+    """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
+
+    Attributes
+    ----------
+    exchanged : list of tuple
+        Keys of the exchanges that the rank has joined since a recording began; the fourth part of
+        each is the micro-batch.
+    """
+
+    def __init__(self, rank: RankProgram) -> None:
+        self.rank = rank
+        self.exchanged: list[tuple[Any, ...]] = []
+        self._recorded: dict[tuple[Any, ...], _Recorded] = {}
+
+    def run(
+        self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
+        run: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Run an action's operators one by one, or copy all but the first from another micro-batch.
+
+        The first one waits for what the action has to wait for, the others for it and one another.
+        """
+        rank, graph = self.rank, self.rank.program.graph
+        for op_id in operators[:1]:
+            run(op_id)
+        if len(operators) < 2:
+            return
+        key = (*what, rank.program.factors[micro_batch])
+        found = self._recorded.get(key)
+        if found is None:
+            begin, self.exchanged = graph.mark(), []
+            for op_id in operators[1:]:
+                run(op_id)
+            state = (list(self.exchanged), rank.last, rank.launched, list(rank.waits))
+            self._recorded[key] = _Recorded(begin, graph.mark(), *state)
+            return
+        match = rank.program.match
+        matches = [match(*key[:3], micro_batch, *key[4:]) for key in found.exchanges]
+        shift = graph.repeat(found.begin, found.end, matches, micro_batch)
+        rank.last = None if found.last is None else found.last + shift
+        rank.launched = None if found.launched is None else found.launched + shift
+        rank.waits = [task + shift for task in found.waits]
