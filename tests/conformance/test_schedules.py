@@ -16,7 +16,6 @@ from trioflow.base.errors import PlanError
 from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.programs.stages import stages_of_operators
 from trioflow.parallel.schedules.build import (
     add_communication,
     build_schedule,
@@ -26,7 +25,7 @@ from trioflow.parallel.schedules.build import (
     write_schedule,
 )
 from trioflow.parallel.schedules.table import leaves
-from trioflow.parallel.splits.pipeline import split_batch
+from trioflow.parallel.splits.pipeline import split_batch, stages_of_operators
 
 torch = pytest.importorskip("torch", reason="the real tables need torch (extra [capture])")
 real = pytest.importorskip("torch.distributed.pipelining.schedules")

@@ -18,7 +18,6 @@ from trioflow.parallel.backward import split_backward
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import NAMED, describe_plan, make_plan, micro_batch_sizes, named_plan
 from trioflow.parallel.programs.staged import StagedRank
-from trioflow.parallel.programs.stages import stages_of_operators
 from trioflow.parallel.schedules.build import (
     SCHEDULES,
     build_schedule,
@@ -32,6 +31,7 @@ from trioflow.parallel.splits.pipeline import (
     find_tied,
     loss_operators,
     split_batch,
+    stages_of_operators,
 )
 from trioflow.parallel.task_graph import TaskGraphBuilder
 from trioflow.tables import records

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from trioflow.base.experiments import Plan
 from trioflow.base.units import ns_to_s, s_to_ns
-from trioflow.costmodel.device_times import host_times, mention_launches, times_interval
-from trioflow.costmodel.interface import OperatorModel, looks_at_rows
+from trioflow.costmodel.device_times import mention_launches, times_interval
+from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.steps import (
     ALONE,
@@ -45,20 +44,20 @@ from trioflow.parallel.programs.one_process import (
 )
 from trioflow.parallel.programs.sharded import PartitionedRank, UnitRank
 from trioflow.parallel.programs.staged import StagedRank
-from trioflow.parallel.programs.stages import StageWorks, stages_of_operators
-from trioflow.parallel.programs.work import OperatorTimes
+from trioflow.parallel.programs.stages import StageWorks
 from trioflow.parallel.reference import (
+    OperatorTimes,
     Reference,
     choose_reference,
-    predict_operator_times,
-    resize_batch,
+    predict_times,
     without_communication,
 )
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
-from trioflow.parallel.splits.context import time_blocks
+from trioflow.parallel.splits.context import time_rings
 from trioflow.parallel.splits.expert_layers import describe_routing
+from trioflow.parallel.splits.pipeline import stages_of_operators
 from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit
@@ -68,6 +67,36 @@ from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """What is asked for, once plan, batch and times to start from are settled."""
+
+    given: list[Trace]
+    plan: Plan
+    batch: int
+    repeated: int  # samples that replicas run once more, to share the batch evenly
+    sizes: list[int]  # samples of each micro-batch
+    schedule: Schedule
+    mode: str
+    reference: Reference
+    model: OperatorModel
+    anchor: StepAnchor
+    anchoring: Anchoring
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """The programs of all ranks, and what they were made of."""
+
+    trace: Trace  # prepared for the plan's tensor parallelism
+    builder: ProgramBuilder
+    works: StageWorks
+    cut: list[list[str]]
+    times: list[OperatorTimes]  # for each micro-batch
+    peaks: list[dict[str, Any]]  # of each rank's memory; none where they were not asked for
+    extrapolated: bool  # whether any operator's time is out of the model's range
 
 
 def extrapolate(
@@ -89,30 +118,26 @@ def extrapolate(
     Parameters
     ----------
     traces : Trace or sequence of Trace
-        One step of the whole model on one rank; further ones of the same
-        workload at other batches help where micro-batches are smaller.
+        One step of the whole model on one rank; further ones of the same workload at other batches
+        help where micro-batches are smaller.
     batch : int, optional
-        Samples of the whole step; by default every data-parallel replica runs
-        the (first) trace's own batch.
+        Samples of the whole step; by default every data-parallel replica runs the (first) trace's.
     host : mapping, optional
         The platform's named host costs [s]; see the platform file's ``host``.
     stages : sequence of sequence of str or str, optional
-        Units of each pipeline stage; or ``count``, for as many layers each;
-        balanced by recorded time by default.
+        Units of each pipeline stage; or ``count``, for as many layers each; balanced by recorded
+        time by default.
     schedule : Schedule, optional
-        Actions of the pipeline's ranks, imported for instance; the plan's own
-        schedule by default.
+        Actions of the pipeline's ranks, imported for instance; the plan's own by default.
     mode : str, optional
-        One of ``schedules.table.MODES``: the whole step, forward alone, or all but the
-        optimizer.
+        One of ``schedules.table.MODES``: the whole step, forward alone, or all but the optimizer.
     last_batch : bool, optional
-        Whether a batch that replicas cannot share evenly is what is left of a
-        data set: ``DistributedSampler`` then repeats samples until they can.
+        Whether a batch that replicas cannot share evenly is what is left of a data set:
+        ``DistributedSampler`` then repeats samples until they can.
     anchoring : Anchoring, optional
-        How operators that were timed one by one, beside a measured step, are
-        brought to that step; other traces stay as they are.
+        How operators timed one by one beside a measured step are brought to it; others stay.
     memory : bool, optional
-        Whether each rank's peak of memory is worked out too; the graph's metadata hold none without.
+        Whether each rank's peak of memory is worked out too; the metadata hold none without.
 
     Raises
     ------
@@ -121,12 +146,24 @@ def extrapolate(
 
     Notes
     -----
-    Input copies, the data loader and the first iteration are not part of the
-    step. Sizes of messages and of sharded operators are those of the first,
-    largest micro-batch where micro-batches differ, times those of each.
+    Input copies, the data loader and the first iteration are not part of the step. Messages and
+    sharded operators are sized by the first, largest micro-batch, times are those of each.
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
-    plan = fit_vocabulary(plan, given[0])
+    step = _settle(
+        given, fit_vocabulary(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring
+    )
+    written = _write_programs(step, stages, dict(host or {}), memory)
+    graph = written.builder.build(_describe_graph(step, written))
+    shares = step.plan.replication == "dp" or step.plan.tensor_style == "gather"
+    return share_host(graph) if shares else graph
+
+
+def _settle(
+    given: list[Trace], plan: Plan, model: OperatorModel, batch: int | None, schedule: Schedule | None,
+    mode: str, last_batch: bool, anchoring: Anchoring,
+) -> _Step:  # fmt: skip
+    """Settle the batch, its micro-batches, their schedule and the recorded times to start from."""
     batch = given[0].facts.batch * plan.data if batch is None else batch
     repeated = -batch % plan.data if last_batch and plan.replication == "ddp" else 0
     batch += repeated
@@ -136,48 +173,36 @@ def extrapolate(
     schedule = plan_schedule(plan, len(sizes), schedule, mode)
     reference = choose_reference(given, sizes[0])
     model, anchor = anchoring.change(reference.trace, model)
+    return _Step(
+        given=given, plan=plan, batch=batch, repeated=repeated, sizes=sizes, schedule=schedule, mode=mode,
+        reference=reference, model=model, anchor=anchor, anchoring=anchoring,
+    )  # fmt: skip
+
+
+def _write_programs(step: _Step, stages: Stages, host: dict[str, float], memory: bool) -> _Written:
+    """Write what every rank does: split the model, predict its operators, run the schedule."""
+    plan, model, reference = step.plan, step.model, step.reference
     trace = prepare_split(reference.trace, plan)
-    replicas = replica_sizes(plan, batch) if plan.replication == "dp" else []
+    replicas = replica_sizes(plan, step.batch) if plan.replication == "dp" else []
     # Of DataParallel, each replica's own samples and the whole batch of the loss.
-    counts = [*replicas, batch] if replicas else sizes
-    factors = [count / trace.facts.batch for count in counts]
+    factors = [n / trace.facts.batch for n in ([*replicas, step.batch] if replicas else step.sizes)]
     whole = split_for_plan(trace, plan)
     split = split_updates(trace, plan, whole)
-    launch_s = float((host or {}).get("launch_s", 0.0))
+    launch_s = float(host.get("launch_s", 0.0))
     operators = (whole.operators, split.operators)
-    times, extrapolated = _predict_times(reference, operators, factors, model, launch_s)
-    times, split = _time_rings(times, reference, split, factors, model)
+    times, extrapolated = predict_times(reference, operators, factors, model, launch_s)
+    times, split = time_rings(times, reference, split, factors, model)
     cut = choose_stages(trace, plan, stages)
-    works = StageWorks(trace, plan, model, schedule, factors, mode=mode)
-    builder = _set_up_builder(works, split, cut, reference, times, replicas, dict(host or {}))
+    works = StageWorks(trace, plan, model, step.schedule, factors, mode=step.mode)
+    builder = _set_up_builder(works, split, cut, reference, times, replicas, host)
     builder.add_ranks()
     peaks = []
     if memory:
         stage_of, _ = stages_of_operators(trace, cut)
         peaks = estimate_memory(trace, split.operators, builder, factors, stage_of)
-    rescaled = set(factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
-    extrapolated |= works.extrapolated or {reference.batch} != set(sizes)
-    operators_s = float(times[0].device_s.sum() + times[0].host_s.sum())
-    added = anchoring.interval(anchor), works.interval(operators_s)
-    distance = _rescale_distance(times[0], reference, anchor) if rescaled else None
-    interval, confidence = _certainty(trace, model, distance, added, works.predicted, extrapolated)
-    warnings = [*mention_launches(trace.facts.warnings, launch_s), *describe_anchor(anchor)]
-    warnings += [*_size_warnings(schedule, sizes), *_repeat_warnings(repeated, batch, plan)]
-    warnings += describe_routing(trace, plan)
-    graph = builder.build(
-        replace(
-            _describe_step(given, reference, plan, batch, mode),
-            compute_interval=interval,
-            compute_confidence=confidence,
-            least_half_log=_least_half_width(reference, plan, sizes, anchoring.way),
-            stages=[list(stage) for stage in cut],
-            peak_memory_bytes=find_fullest(peaks)["peak_bytes"] if peaks else 0,
-            memory_curves=take_curves(peaks),
-            memory=peaks,
-            warnings=warnings,
-        )
-    )
-    return share_host(graph) if replicas or plan.tensor_style == "gather" else graph
+    return _Written(
+        trace=trace, builder=builder, works=works, cut=cut, times=times, peaks=peaks, extrapolated=extrapolated,
+    )  # fmt: skip
 
 
 def _set_up_builder(
@@ -218,43 +243,62 @@ def _kind_of_rank(plan: Plan) -> type[RankProgram]:
     return PartitionedRank if plan.sharding == "zero1" else StagedRank
 
 
-def _describe_step(
-    given: Sequence[Trace], reference: Reference, plan: Plan, batch: int, mode: str
-) -> GraphMetadata:
-    """Return the plan, the traces it starts from, and the baseline that shares out the work."""
-    share = batch / given[0].facts.batch / plan.ranks
+def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
+    """Return the plan, the traces it starts from, how sure its compute is, and its memory."""
+    plan, reference, trace = step.plan, step.reference, written.trace
+    first = step.given[0]
+    share = step.batch / first.facts.batch / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
-    step_s = float(given[0].facts.step_time_s)
+    interval, confidence = _certainty(step, written)
+    launch_s = float(written.builder.host.get("launch_s", 0.0))
+    warnings = [*mention_launches(trace.facts.warnings, launch_s), *describe_anchor(step.anchor)]
+    warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
+    warnings += describe_routing(trace, plan)
+    baseline_s = float(first.facts.step_time_s) * share * _part_of_step(first, step.mode)
     return GraphMetadata(
         workload=reference.trace.facts.workload,
         plan=plan,
-        plan_text=f"{describe_plan(plan, batch)}{gathered}{WORDS[mode]}",
+        plan_text=f"{describe_plan(plan, step.batch)}{gathered}{WORDS[step.mode]}",
         ranks=plan.ranks,
-        batch=batch,
+        batch=step.batch,
         traced_batches=sorted(reference.shares),
         trace_shares={str(b): part for b, part in reference.shares.items()},
-        traced_phases_s={str(t.facts.batch): phase_times(t) for t in given},
+        traced_phases_s={str(t.facts.batch): phase_times(t) for t in step.given},
         device_name=reference.trace.facts.device_name,
-        mode=mode,
-        baseline_step_time_s=step_s * share * _part_of_step(given[0], mode),
+        mode=step.mode,
+        baseline_step_time_s=baseline_s,
+        compute_interval=interval,
+        compute_confidence=confidence,
+        least_half_log=_least_half_width(reference, plan, step.sizes, step.anchoring.way),
+        stages=[list(stage) for stage in written.cut],
+        peak_memory_bytes=find_fullest(written.peaks)["peak_bytes"] if written.peaks else 0,
+        memory_curves=take_curves(written.peaks),
+        memory=written.peaks,
+        warnings=warnings,
     )
 
 
-def _certainty(
-    trace: Trace, model: OperatorModel, distance: float | None,
-    added: Iterable[tuple[float, float]], predicted: bool, extrapolated: bool,
-) -> tuple[tuple[float, float], str]:  # fmt: skip
-    """Return interval and confidence of the compute; ``distance`` is None where nothing was rescaled."""
-    of_device = times_interval(trace.facts)
+def _certainty(step: _Step, written: _Written) -> tuple[tuple[float, float], str]:
+    """Return interval and confidence of the compute."""
+    plan, facts, works, times = step.plan, written.trace.facts, written.works, written.times[0]
+    rescaled = (
+        set(works.factors) != {1.0} or plan.tensor * plan.context > 1 or plan.sharding != "none"
+    )
+    of_device, of_size = times_interval(facts), (1.0, 1.0)
     carried = of_device != (1.0, 1.0)
-    rescaled = distance is not None
+    if rescaled:
+        distance = _rescale_distance(times, step.reference, step.anchor)
+        of_size = step.model.step_interval("rescale", distance)
     interval = combine_intervals(
-        repeat_interval(trace.facts),
+        repeat_interval(facts),
         of_device,
-        model.step_interval("rescale", distance) if rescaled else (1.0, 1.0),
-        *added,
+        of_size,
+        step.anchoring.interval(step.anchor),
+        works.interval(float(times.device_s.sum() + times.host_s.sum())),
     )
-    return interval, _confidence(rescaled or predicted or carried, extrapolated or carried)
+    beyond = written.extrapolated or works.extrapolated or carried
+    beyond |= {step.reference.batch} != set(step.sizes)
+    return interval, _confidence(rescaled or works.predicted or carried, beyond)
 
 
 def _least_half_width(
@@ -273,79 +317,6 @@ def _least_half_width(
         left.append(ALONE)
     kind, workload = str(facts.device or "cpu"), str(facts.model or facts.workload)
     return least_half_width(left, kind, workload, plan.ranks)
-
-
-def _predict_times(
-    reference: Reference,
-    operators: tuple[pd.DataFrame, pd.DataFrame],
-    factors: Sequence[float],
-    model: OperatorModel,
-    launch_s: float,
-) -> tuple[list[OperatorTimes], bool]:
-    """Return the operators' times for each micro-batch, and whether any is out of the model's range.
-
-    ``operators`` are those of a rank before replicas share out the optimizer's work, and after.
-    """
-    found = {
-        f: _predict_for(reference, *operators, f, model, launch_s) for f in dict.fromkeys(factors)
-    }
-    return [found[factor][0] for factor in factors], any(beyond for _, beyond in found.values())
-
-
-def _time_rings(
-    times: list[OperatorTimes], reference: Reference, split: TensorSplit,
-    factors: Sequence[float], model: OperatorModel,
-) -> tuple[list[OperatorTimes], TensorSplit]:  # fmt: skip
-    """Return times and split in which attentions that run in blocks take their blocks' times."""
-    shares: dict[int, float] = {}
-    timed = []
-    for one, factor in zip(times, factors, strict=True):
-        device_s = one.device_s.copy()
-        for op, (first_s, other_s) in time_blocks(reference, split, factor, model).items():
-            device_s[op] = first_s + other_s * (split.attentions[op].ranks - 1)
-            shares.setdefault(op, first_s / device_s[op] if device_s[op] else 1.0)
-        timed.append(replace(one, device_s=device_s))
-    return (timed, replace(split, first_blocks=shares)) if shares else (times, split)
-
-
-@remembered
-def _predict_for(
-    reference: Reference,
-    whole: pd.DataFrame,
-    operators: pd.DataFrame,
-    factor: float,
-    model: OperatorModel,
-    launch_s: float,
-) -> tuple[OperatorTimes, bool]:
-    """Return the operators' times for one micro-batch, and whether any is out of the model's range."""
-    host_s = host_times(reference.trace, reference.operators, launch_s)
-    if operators is whole or not looks_at_rows(model):
-        device_s, beyond = _predict_rows(reference, operators, factor, model)
-    else:
-        # Whatever the replicas, forward and backward are the same.
-        device_s = np.empty(len(operators))
-        updates = (operators["phase"] == "optimizer").to_numpy(dtype=bool)
-        device_s[~updates], beyond = _predict_rows(
-            reference, whole, factor, model, ("forward", "backward")
-        )
-        device_s[updates], beyond_too = _predict_rows(
-            reference, operators, factor, model, ("optimizer",)
-        )
-        beyond |= beyond_too
-    return OperatorTimes(device_s, host_s, reference.trace.facts.device == "cuda"), beyond
-
-
-@remembered
-def _predict_rows(
-    reference: Reference, operators: pd.DataFrame, factor: float, model: OperatorModel,
-    phases: Sequence[str] = PHASES,
-) -> tuple[NDArray[np.float64], bool]:  # fmt: skip
-    """Return the times of the operators of some phases, and whether any is out of the model's range."""
-    target, recorded = resize_batch(operators, factor), reference.operators
-    if phases != PHASES:
-        chosen = operators["phase"].isin(phases).to_numpy(dtype=bool)
-        target, recorded = target[chosen], recorded[chosen]
-    return predict_operator_times(recorded, target, model)
 
 
 @remembered
@@ -387,12 +358,12 @@ def _confidence(rescaled: bool, extrapolated: bool) -> str:
     return "extrapolated" if extrapolated else "interpolated"
 
 
-def _repeat_warnings(repeated: int, batch: int, plan: Plan) -> list[str]:
-    if not repeated:
+def _repeat_warnings(step: _Step) -> list[str]:
+    if not step.repeated:
         return []
     return [
-        f"{batch - repeated} samples on {plan.data} replicas: DistributedSampler repeats {repeated}, so that"
-        f" each runs {batch // plan.data}"
+        f"{step.batch - step.repeated} samples on {step.plan.data} replicas: DistributedSampler repeats"
+        f" {step.repeated}, so that each runs {step.batch // step.plan.data}"
     ]
 
 

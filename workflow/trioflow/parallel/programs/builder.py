@@ -14,10 +14,10 @@ from trioflow.parallel.memory.profile import HeldMemory
 from trioflow.parallel.programs.work import (
     HostRates,
     OffloadedActivations,
-    OperatorTimes,
     ReplicaWork,
     StageWork,
 )
+from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import Schedule, lower_for_execution
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.pipeline import TiedParameter

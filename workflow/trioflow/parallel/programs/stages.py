@@ -22,7 +22,6 @@ from trioflow.parallel.backward import (
 from trioflow.parallel.programs.attention import size_attentions
 from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.programs.work import ShardedWork, StageWork
-from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import (
     BACKWARD_WEIGHT,
     FORWARD_ONLY,
@@ -41,10 +40,10 @@ from trioflow.parallel.splits.parameters import (
 )
 from trioflow.parallel.splits.pipeline import (
     TiedParameter,
-    assign_units,
     boundary_bytes,
     find_tied,
     loss_operators,
+    stages_of_operators,
 )
 from trioflow.parallel.splits.sharding import build_stage_units, build_units
 from trioflow.parallel.splits.tensor_split import Exchange, StageExchange, TensorSplit, is_sharded
@@ -397,16 +396,3 @@ class StageWorks:
     def _copy_s(self, bucket: Bucket, name: str) -> float:
         # Like an operator's table row, the target counts as read: a cache fetches it first.
         return self._elementwise_s(name, bucket.sizes_bytes, 2)
-
-
-@remembered
-def stages_of_operators(
-    trace: Trace, cut: list[list[str]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the stage and the unit of every operator."""
-    if len(cut) == 1:
-        nothing = np.zeros(len(trace.operators), dtype=np.int64)
-        return nothing, nothing
-    stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
-    unit_of = assign_units(trace)
-    return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of

@@ -177,13 +177,3 @@ class StageWork:
     # Activations sent to the next stage, for each micro-batch [bytes]
     send_bytes: list[int] = field(default_factory=list)
     sharded: ShardedWork | None = None  # units, copies and messages of ``fully_shard``
-
-
-@dataclass
-class OperatorTimes:
-    """Times of the operators at one micro-batch's size."""
-
-    # Time on the device and host time before it [s] [operators]
-    device_s: NDArray[np.float64]
-    host_s: NDArray[np.float64]
-    separate_host: bool  # whether the host runs beside the device (a GPU) or is the device (a CPU)

@@ -35,7 +35,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.features import plain_name
 from trioflow.costmodel.interface import OperatorModel
-from trioflow.parallel.reference import WORK, Reference
+from trioflow.parallel.reference import WORK, OperatorTimes, Reference
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.tensor_split import SharedAttention, TensorSplit
 from trioflow.parallel.splits.vocabulary import list_lengths
@@ -205,7 +205,23 @@ def _list_attentions(
     }  # fmt: skip
 
 
-def time_blocks(
+def time_rings(
+    times: list[OperatorTimes], reference: Reference, split: TensorSplit,
+    factors: Sequence[float], model: OperatorModel,
+) -> tuple[list[OperatorTimes], TensorSplit]:  # fmt: skip
+    """Return times and split in which attentions that run in blocks take their blocks' times."""
+    shares: dict[int, float] = {}
+    timed = []
+    for one, factor in zip(times, factors, strict=True):
+        device_s = one.device_s.copy()
+        for op, (first_s, other_s) in _time_blocks(reference, split, factor, model).items():
+            device_s[op] = first_s + other_s * (split.attentions[op].ranks - 1)
+            shares.setdefault(op, first_s / device_s[op] if device_s[op] else 1.0)
+        timed.append(replace(one, device_s=device_s))
+    return (timed, replace(split, first_blocks=shares)) if shares else (times, split)
+
+
+def _time_blocks(
     reference: Reference, split: TensorSplit, factor: float, model: OperatorModel
 ) -> dict[int, tuple[float, float]]:
     """Return the time of each ring attention's first block and of each of the others [s].

@@ -303,3 +303,16 @@ def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
             )
         )
     return tied
+
+
+@remembered
+def stages_of_operators(
+    trace: Trace, cut: list[list[str]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the stage and the unit of every operator."""
+    if len(cut) == 1:
+        nothing = np.zeros(len(trace.operators), dtype=np.int64)
+        return nothing, nothing
+    stage_of_unit = [stage for stage, units in enumerate(cut) for _ in units]
+    unit_of = assign_units(trace)
+    return np.array(stage_of_unit, dtype=np.int64)[unit_of], unit_of
