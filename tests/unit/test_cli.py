@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from trioflow import __version__
 from trioflow.cli import main
 from trioflow.cli.capture import SHIPPED_WORKLOADS
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
@@ -197,6 +199,8 @@ def test_timelines_are_written_in_the_asked_form(capsys):
     [
         (["simulate", "nowhere", "--platform", PLATFORM], "no trace here"),
         (["simulate", TRACE, "--platform", "cpu2-glo"], "did you mean cpu2-gloo"),
+        (["show", "llama-3.1-8"], "did you mean llama-3.1-8b?"),
+        (["simualte", TRACE], "no command is called 'simualte'; did you mean simulate?"),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp"], "needs --ranks"),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "2", "--batch", "3"], "does not divide"),
         (["simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", "3"], "3 ranks"),
@@ -222,6 +226,22 @@ def test_timelines_are_written_in_the_asked_form(capsys):
 def test_bad_input_is_refused_in_one_sentence(capsys, tmp_path, words, said):
     assert said in refuse(capsys, *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_says_what_is_here_and_what_is_missing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRIOFLOW_DATA_MIRROR", str(tmp_path / "gone"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    found = answer(capsys, "doctor")
+    assert found["trioflow"].startswith(__version__)
+    assert found["public data"].endswith("gone: no such folder")
+    assert found["kept traces"].endswith("traces, empty") and "none that nvidia-smi" in found["GPU"]
+    assert f"numpy {np.__version__}" in found["packages"]
+    status, out, _ = run(capsys, "doctor")
+    assert status == 0 and [line.split("  ")[0] for line in out.splitlines()] == list(found)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert answer(capsys, "doctor")["GPU"] == "NVIDIA H200, 570.1"
 
 
 def test_a_model_without_layers_to_split_is_refused(capsys, cnn_trace):

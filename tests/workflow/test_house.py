@@ -174,6 +174,15 @@ def test_the_package_and_the_citation_say_the_same() -> None:
     assert citation["keywords"] == project["keywords"]
 
 
+def test_every_form_of_an_issue_asks_for_what_doctor_prints() -> None:
+    forms = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    assert len(forms) == 2
+    for form in forms:
+        content = yaml.safe_load(form.read_text())
+        required = {p["id"] for p in content["body"] if p.get("validations", {}).get("required")}
+        assert content["name"] and {"command", "answer", "doctor"} <= required, form.name
+
+
 @pytest.mark.parametrize("name", ["analysis", "capture"])
 def test_conda_environments_carry_the_locks_pins_and_install_the_library(name: str) -> None:
     content = yaml.safe_load((ROOT / f"envs/{name}.yaml").read_text())

@@ -6,6 +6,7 @@ to do; the command prints it on standard error and exits with status 2.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -55,3 +56,11 @@ class SimulationError(TrioflowError):
 
 class MeasurementError(TrioflowError):
     """A real run that failed or that another measurement would disturb."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return a question that names the known word nearest to ``word``, with a space at its end; "" when none is near."""
+    import difflib  # only for a message
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, suggest
 
 
 def list_plugins(group: str, known: Iterable[str] = ()) -> list[str]:
@@ -40,11 +39,10 @@ def load_plugin(
     found = entry_points(group=group, name=name)
     if not found:
         names = list_plugins(group, known)
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise error(
-            f"no {what} is called {name!r}", place=place, fix=f"{hint}known are {', '.join(names)}"
-        )
+            f"no {what} is called {name!r}", place=place,
+            fix=f"{suggest(name, names)}known are {', '.join(names)}",
+        )  # fmt: skip
     if len({entry.value for entry in found}) > 1:
         raise error(
             f"the {what} {name!r} is registered {len(found)} times", place=place,

@@ -5,14 +5,13 @@ The JSON schema's library is imported only where something is checked: a machine
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trioflow.base.errors import InputError, TableError
+from trioflow.base.errors import InputError, TableError, suggest
 from trioflow.base.input_files import check_values, parse_cells, read_text
 
 if TYPE_CHECKING:
@@ -107,9 +106,7 @@ def list_descriptions(folder: str | Path) -> dict[str, str]:
 def suggest_name(word: str, known: Iterable[str]) -> str:
     """Return the likely fix for a misspelt word."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    choices = ", ".join(known) or "none"
-    return f"did you mean {near[0]}?" if near else f"known are {choices}"
+    return suggest(word, known).rstrip() or f"known are {', '.join(known) or 'none'}"
 
 
 NOTHING = ("", "-")

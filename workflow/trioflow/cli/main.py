@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from trioflow import __version__
-from trioflow.base.errors import TrioflowError
+from trioflow.base.errors import TrioflowError, suggest
 from trioflow.cli.text import PlainStream, escape_text
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
@@ -56,6 +56,10 @@ COMMANDS = {
         "rank the plans of a model on a number of ranks of a platform",
         "trioflow.cli.search.add_search",
     ),
+    "doctor": (
+        "versions, machine and caches, for a report of a problem",
+        "trioflow.cli.doctor.add_doctor",
+    ),
 }
 """What each subcommand does and what fills its parser, in the order of the help."""
 
@@ -91,6 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         redirect_stderr(cast("TextIO", PlainStream(sys.stderr))),
     ):
         words = sys.argv[1:] if arguments is None else list(arguments)
+        if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+            return _refuse(
+                f"no command is called {words[0]!r}; {suggest(words[0], COMMANDS)}known are {', '.join(COMMANDS)}"
+            )
         return _run(build_parser(words).parse_args(words))
 
 

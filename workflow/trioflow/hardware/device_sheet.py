@@ -10,7 +10,6 @@ Names are read with the words of ``data/device_names.json``; a new spelling is a
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trioflow.base.errors import PlatformError
+from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.provenance import PACKAGE, read_json
 from trioflow.base.yaml_files import read_yaml
 
@@ -215,22 +214,18 @@ def _own_sheets() -> list[DeviceSheet]:
 
 def _undescribed(name: str, known: list[str]) -> PlatformError:
     """Ask for the four numbers that bound a GPU."""
-    close = difflib.get_close_matches(name, known, n=1)
     file = OWN / f"{'-'.join(read_name(name).product) or 'my-gpu'}.yaml"
     return PlatformError(
         f"no data sheet describes {name!r}",
-        fix=(f"did you mean {close[0]}? " if close else "")
-        + f"write its peak rates in fp32 and fp16 [flop/s], its memory bandwidth [bytes/s] and its "
+        fix=f"{suggest(name, known)}write its peak rates in fp32 and fp16 [flop/s], its memory bandwidth [bytes/s] and its "
         f"memory [bytes] into {file}, as docs/add_your_own.md shows",
     )
 
 
 def _unknown(name: str, known: list[str]) -> PlatformError:
-    close = difflib.get_close_matches(name, known, n=1)
     return PlatformError(
         f"no device sheet is called {name!r}",
-        fix=(f"did you mean {close[0]}? " if close else "")
-        + f"known are {', '.join(known)}; a sheet of your own is given by its path",
+        fix=f"{suggest(name, known)}known are {', '.join(known)}; a sheet of your own is given by its path",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.errors import PlatformError
+from trioflow.base.errors import PlatformError, suggest
 from trioflow.hardware.machine import (
     SLOWDOWN,
     TIES,
@@ -124,8 +124,7 @@ def _offer_link(links: list[Link], source: str, target: str) -> str:
         close = difflib.get_close_matches(target, targets, n=1, cutoff=0.0)
         return f"from {source} one leads to {close[0]}"
     nodes = find_nodes(links)
-    close = difflib.get_close_matches(source, nodes, n=1)
-    return f"did you mean {close[0]}?" if close else f"nodes are {', '.join(nodes[:8])}"
+    return suggest(source, nodes).rstrip() or f"nodes are {', '.join(nodes[:8])}"
 
 
 def _check_ends(links: list[Link], file: str | Path, place: str) -> None:

@@ -7,7 +7,6 @@ In a file every number stands beside its source::
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trioflow.base.errors import PlatformError
+from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.provenance import PACKAGE, atomic_path, read_json
 from trioflow.base.yaml_files import read_yaml
 from trioflow.hardware.device_sheet import load_device
@@ -97,9 +96,7 @@ def _explain_violation(error: ValidationError) -> tuple[str, str]:
 
 def _explain_unknown_key(instance: Any, known: list[str]) -> tuple[str, str]:
     unknown = sorted(str(key) for key in instance if key not in known)[0]
-    close = difflib.get_close_matches(unknown, known, n=1)
-    fix = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown key {unknown!r}", fix + f"the keys are {', '.join(known)}"
+    return f"unknown key {unknown!r}", f"{suggest(unknown, known)}the keys are {', '.join(known)}"
 
 
 SHIPPED = PACKAGE / "data" / "platforms"
@@ -167,11 +164,9 @@ def _find(name_or_path: str | Path) -> Path:
         return Path(name_or_path)
     known = list_platforms()
     if text not in known:
-        close = difflib.get_close_matches(text, known, n=1)
         raise PlatformError(
             f"no platform is called {text!r}",
-            fix=(f"did you mean {close[0]}? " if close else "")
-            + f"known are {', '.join(known)}; a file of your own is given by its path",
+            fix=f"{suggest(text, known)}known are {', '.join(known)}; a file of your own is given by its path",
         )
     return SHIPPED / f"{text}.yaml"
 

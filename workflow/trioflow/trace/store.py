@@ -15,7 +15,7 @@ from typing import Any, cast
 import pandas as pd
 
 from trioflow import tables
-from trioflow.base.errors import TraceError
+from trioflow.base.errors import TraceError, suggest
 from trioflow.base.input_files import parse_json
 from trioflow.base.provenance import digest_file, read_json, write_json
 from trioflow.base.units import format_time
@@ -99,12 +99,13 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     if path.is_file():
         return read_pack(path)
     if not (path / "trace.json").exists():
+        shipped, models = shipped_traces(), language_models().published_models()
         raise TraceError(
             "no trace here: trace.json is missing",
             file=path,
-            fix="give a folder that `trioflow capture` or `trioflow import` wrote, a file of `trioflow pack`, "
-            f"one of the shipped traces ({', '.join(shipped_traces())}), or a language model by its configuration's "
-            f"file or its name ({', '.join(language_models().published_models())})",
+            fix=f"{suggest(str(folder), [*shipped, *models])}give a folder that `trioflow capture` or "
+            f"`trioflow import` wrote, a file of `trioflow pack`, one of the shipped traces ({', '.join(shipped)}), "
+            f"or a language model by its configuration's file or its name ({', '.join(models)})",
         )
     content = read_json(path / "trace.json", TraceError)
     operators, tensors = (

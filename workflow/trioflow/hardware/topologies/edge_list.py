@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from trioflow.base.errors import PlatformError
+from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.input_files import parse_cells, read_text
 from trioflow.hardware.machine import Link, name_rank_node
 from trioflow.hardware.topologies.wiring import find_nodes, read_rank
@@ -48,11 +47,9 @@ def build_edge_list(ranks: int, *, edges_file: Path, both_ways: bool = False) ->
     known = set(nodes)
     missing = [name for rank in range(ranks) if (name := name_rank_node(rank)) not in known]
     if missing and ranks > 1:
-        close = difflib.get_close_matches(missing[0], [n for n in nodes if read_rank(n) < 0], n=1)
         raise PlatformError(
             f"no link reaches {missing[0]}", file=edges_file,
-            fix=(f"is it {close[0]!r}? " if close else "")
-            + f"name the {ranks} ranks rank0 to rank{ranks - 1}, other nodes freely",
+            fix=f"{suggest(missing[0], [n for n in nodes if read_rank(n) < 0])}name the {ranks} ranks rank0 to rank{ranks - 1}, other nodes freely",
         )  # fmt: skip
     return links
 
@@ -126,11 +123,9 @@ def _check_header(header: list[str], path: Path, line: int) -> None:
     unknown = [name for name in header if name not in COLUMNS]
     missing = [name for name in COLUMNS if name not in header]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], missing, n=1)
         raise PlatformError(
             f"unknown column {unknown[0]!r}", file=path, place=place,
-            fix=(f"did you mean {close[0]!r}? " if close else "")
-            + f"the columns are {', '.join(COLUMNS)}",
+            fix=f"{suggest(unknown[0], missing)}the columns are {', '.join(COLUMNS)}",
         )  # fmt: skip
     if missing:
         raise PlatformError(

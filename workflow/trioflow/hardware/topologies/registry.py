@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import types
 import typing
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.errors import PlatformError
+from trioflow.base.errors import PlatformError, suggest
 from trioflow.base.plugins import load_plugin
 from trioflow.hardware.machine import Link
 from trioflow.hardware.topologies.edge_list import build_edge_list
@@ -229,5 +228,4 @@ def _call(
 
 
 def _offer(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"it takes {', '.join(known)}"
+    return f"{suggest(name, known)}it takes {', '.join(known)}"

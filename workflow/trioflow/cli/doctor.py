@@ -1,0 +1,114 @@
+"""``trioflow doctor``: what an issue's report needs to say of an installation and its machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from trioflow import __version__
+from trioflow.base.machine_memory import find_available_bytes
+from trioflow.base.provenance import host_environment
+from trioflow.base.units import format_bytes
+
+MIRROR = "TRIOFLOW_DATA_MIRROR"
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's parser."""
+    parser.set_defaults(run=_run_doctor)
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+
+
+def _run_doctor(options: argparse.Namespace) -> None:
+    facts = {
+        "trioflow": f"{__version__}, {Path(__file__).parents[1]}",
+        "Python": f"{platform.python_version()}, {sys.executable}",
+        "system": platform.platform(),
+        "processor": f"{host_environment()['cpu_model']}, {_count_cores()}",
+        "memory": _describe_memory(),
+        "GPU": _describe_gpus(),
+        "packages": _list_packages(),
+        "public data": _describe_mirror(),
+        "kept kernels": _describe_kernels(),
+        "kept traces": _describe_traces(),
+    }
+    if options.json:
+        print(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts)) + 2
+    print("\n".join(f"{name:{width}}{fact}" for name, fact in facts.items()))
+
+
+def _count_cores() -> str:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{os.cpu_count()} cores, {allowed} of them for this process"
+
+
+def _describe_memory() -> str:
+    free = find_available_bytes()
+    return "unknown" if free is None else f"{format_bytes(free)} free for this process"
+
+
+def _describe_gpus() -> str:
+    """Ask the driver's tool, so that PyTorch need not be there nor be loaded."""
+    question = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        run = subprocess.run(question, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "none that nvidia-smi shows; capturing and measuring take the processor"
+    return "; ".join(run.stdout.split("\n")[:-1])
+
+
+def _list_packages() -> str:
+    """Return every package that trioflow's own metadata asks for, with the version that is here."""
+    try:
+        lines = metadata.requires("trioflow") or []
+    except metadata.PackageNotFoundError:
+        return "trioflow is not installed here, only imported"
+    tools = {"test", "slurm", "kubernetes", "cluster"}
+    found = []
+    for line in lines:
+        extra = re.search(r"extra == ['\"](\w+)", line)
+        if extra and extra[1] in tools:
+            continue
+        name = re.split(r"[^\w-]", line)[0]
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} missing" + (f" (pip install '.[{extra[1]}]')" if extra else ""))
+    return ", ".join(found)
+
+
+def _describe_mirror() -> str:
+    folder = os.environ.get(MIRROR)
+    if not folder:
+        return f"from its addresses; {MIRROR} names a folder to look in first"
+    return f"{MIRROR}={folder}" + ("" if Path(folder).is_dir() else ": no such folder")
+
+
+def _describe_kernels() -> str:
+    from trioflow.engine.compiled.run import find_cache_folder
+
+    folder = find_cache_folder()
+    if folder is None:
+        return "nowhere: there is no home folder; each process compiles its own"
+    return _weigh(folder)
+
+
+def _describe_traces() -> str:
+    from trioflow.trace.language.make import cache_folder
+
+    return _weigh(cache_folder())
+
+
+def _weigh(folder: Path) -> str:
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    size = format_bytes(sum(path.stat().st_size for path in files))
+    return f"{folder}, {len(files)} files, {size}" if files else f"{folder}, empty"
