@@ -52,7 +52,7 @@ from trioflow.parallel.reference import (
     predict_times,
     without_communication,
 )
-from trioflow.parallel.remembered import remembered
+from trioflow.parallel.remembered import remembered, remembering_within
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.splits.context import time_rings
@@ -99,6 +99,7 @@ class _Written:
     extrapolated: bool  # whether any operator's time is out of the model's range
 
 
+@remembering_within
 def extrapolate(
     traces: Trace | Sequence[Trace],
     plan: Plan,

@@ -2,8 +2,9 @@
 
 Splits, units, storages and predicted times depend on the trace and on a few
 numbers of a plan. A program that asks for thousands of plans of some traces
-opens a memory around each (``remembering``); nobody else keeps anything, so
-that a trace may be changed between two calls as ever.
+opens a memory around each (``remembering``); for anybody else `extrapolate`
+opens one that ends with it (``remembering_within``), so that a trace may be
+changed between two calls as ever.
 """
 
 from __future__ import annotations
@@ -74,6 +75,19 @@ def remembering(memory: Memory) -> Iterator[None]:
         yield
     finally:
         _ACTIVE.reset(token)
+
+
+def remembering_within(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    """Let a function open a memory of its own for each call, where none is open."""
+
+    @wraps(function)
+    def ask(*given: Asked.args, **named: Asked.kwargs) -> Answer:
+        if _ACTIVE.get() is not None:
+            return function(*given, **named)
+        with remembering(Memory()):
+            return function(*given, **named)
+
+    return ask
 
 
 def remembered(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:

@@ -179,8 +179,12 @@ class StageWorks:
         sizes = held_sizes(self.trace, self.plan)
         mine = [n * (stage in at) for n, at in zip(sizes, self.placed, strict=True)]
         owners, here = find_owners(self.trace).of_operator, set(work.optimizer.tolist())
+        places: dict[frozenset[int], frozenset[int]] = {}
         for op_id, parameters in owners.items():
-            stages = frozenset().union(*(self.placed[index] for index in parameters))
+            if parameters not in places:
+                found = (self.placed[index] for index in parameters)
+                places[parameters] = frozenset().union(*found)
+            stages = places[parameters]
             if len(stages) > 1:
                 (here.add if stage in stages else here.discard)(op_id)
         work.optimizer = np.array(sorted(here), dtype=np.int64)

@@ -25,6 +25,7 @@ from trioflow.parallel.splits.tensor_split import TensorSplit, kind_of_module
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
+_NO_PARAMETERS: frozenset[int] = frozenset()
 Shares = Mapping[int, float]
 """Optimizer operator to the part of its work that a rank does."""
 
@@ -131,11 +132,16 @@ def share_updates(
     """
     owners = find_owners(trace).of_operator
     shares: dict[int, float] = {}
+    # Many operators update the same parameters; equal sets might add up in another order.
+    known: dict[int, float | None] = {}
     for op_id in operators:
-        mine = owners.get(op_id, frozenset())
-        whole = sum(sizes[i] for i in mine)
-        if whole:
-            shares[op_id] = sum(held[i] for i in mine) / whole
+        mine = owners.get(op_id, _NO_PARAMETERS)
+        if id(mine) not in known:
+            whole = sum(sizes[i] for i in mine)
+            known[id(mine)] = sum(held[i] for i in mine) / whole if whole else None
+        share = known[id(mine)]
+        if share is not None:
+            shares[op_id] = share
     return shares
 
 
