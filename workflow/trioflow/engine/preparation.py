@@ -28,6 +28,7 @@ from trioflow.engine.program import (
     build_program,
 )
 from trioflow.engine.reference import run_reference
+from trioflow.engine.result import Executed
 from trioflow.engine.timeline import RankTimes, TimelineSummary, select_kinds, summarize_tasks
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.fair_share import FairShareNetwork, FlowShape, compute_max_min_rates
@@ -238,6 +239,20 @@ class Prepared:
             return _assemble(fold.whole, program.streams[row], program.stream_names, *times)
 
         return expand
+
+
+    def make_executed(self, graph: TaskGraph, execution: Execution) -> Callable[[], Executed]:
+        """Return what makes the timeline of the tasks that were executed."""
+
+        def make() -> Executed:
+            if self.folded is None:
+                timeline = _build_timeline(graph, self.program, execution)
+                return Executed(graph, timeline, np.unique(self.program.ranks))
+            fold = self.folded.fold
+            timeline = _build_timeline(fold.graph, self.program, execution)
+            return Executed(fold.graph, timeline, fold.representatives[fold.class_of])
+
+        return make
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
 from trioflow.engine.link_traffic import LinkTraffic
 from trioflow.engine.program import Execution, Program
 from trioflow.engine.timeline import TimelineSummary
+from trioflow.parallel.task_graph import TaskGraph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,15 @@ class Summary(TimelineSummary):
         return {name: value for name, value in found.items() if value is not None}
 
 
+@dataclass(frozen=True, eq=False)
+class Executed:
+    """The tasks that were executed: those of all ranks, or of one rank of each class."""
+
+    graph: TaskGraph
+    timeline: pd.DataFrame  # columns of ``tables.TIMELINE``, a row for each task of the graph
+    like: NDArray[np.int64]  # executed rank that does the same as each rank that has tasks [ranks]
+
+
 @dataclass(frozen=True)
 class Result:
     """What a simulation says.
@@ -77,6 +88,8 @@ class Result:
     ----------
     make_timeline : callable
         Makes the timeline, of all ranks.
+    make_executed : callable
+        Makes what was executed of it.
     summary : Summary
         What it came to.
     traffic : LinkTraffic or None
@@ -85,6 +98,7 @@ class Result:
     """
 
     make_timeline: Callable[[], pd.DataFrame]
+    make_executed: Callable[[], Executed]
     summary: Summary
     traffic: LinkTraffic | None = None
 
@@ -97,6 +111,11 @@ class Result:
         what was executed.
         """
         return self.make_timeline()
+
+    @cached_property
+    def executed(self) -> Executed:
+        """What was executed, which is small where identical ranks were executed once."""
+        return self.make_executed()
 
 
 CONFIDENCES = ("measured", "interpolated", "extrapolated", "uncalibrated")

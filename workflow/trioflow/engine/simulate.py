@@ -244,7 +244,11 @@ def _simulate_once(
         executed_ranks=ready.count_ranks(graph),
         simulator_wall_s=ran.wall_s,
     )
-    return Result(ready.make_timeline(graph, ran.execution), summary, traffic)
+    execution = ran.execution
+    return Result(
+        ready.make_timeline(graph, execution), ready.make_executed(graph, execution), summary,
+        traffic,
+    )  # fmt: skip
 
 
 ROUNDS = 200

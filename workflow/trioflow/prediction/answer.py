@@ -186,7 +186,7 @@ class Prediction:
         rates = describe_rates(
             facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device
         )
-        return rates and rates | describe_waits(self.task_graph, self.timeline, metadata.plan)
+        return rates and rates | describe_waits(self.simulated.result.executed, metadata.plan)
 
     def __repr__(self) -> str:
         return "\n".join(

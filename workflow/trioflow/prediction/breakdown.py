@@ -82,11 +82,12 @@ def build_breakdown(
 
 
 def measure_exposed(
-    timeline: pd.DataFrame, labels: NDArray[np.str_]
+    timeline: pd.DataFrame, labels: NDArray[np.str_], like: NDArray[np.int64]
 ) -> tuple[dict[str, float], float]:
     """Return the communication of each label that no compute hides, and the time that a rank idles.
 
-    ``labels`` are of each task [tasks], empty for what is not communication.
+    ``labels`` are of each task [tasks], empty for what is not communication; ``like`` is the rank of
+    the timeline that each rank does the same as [ranks].
 
     Returns
     -------
@@ -96,16 +97,20 @@ def measure_exposed(
         Neither compute nor communication, mean over the ranks [s].
     """
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
+    found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
+    place = np.searchsorted(found, like)
 
-    def measure(chosen: NDArray[np.bool_]) -> pd.Series:
-        frame = timeline[chosen].assign(op_id=np.nan)
-        return _measure_rows(frame, np.zeros(len(frame), dtype=np.int64), 1, step_s).iloc[0]
+    def measure(chosen: NDArray[np.bool_], name: str) -> float:
+        present = np.bincount(rank[chosen], minlength=len(found)) > 0
+        lanes = _measure_lanes(timeline[chosen], rank[chosen], present[None, :], step_s)
+        values = dict(lanes)[name][place[present[place]]]
+        return float(values.sum() / len(values))
 
-    found = {
-        str(name): float(measure((labels == name) | (labels == ""))["exposed_communication_s"])
+    exposed = {
+        str(name): measure((labels == name) | (labels == ""), "exposed_communication_s")
         for name in np.unique(labels[labels != ""])
     }
-    return found, float(measure(np.ones(len(timeline), dtype=bool))["idle_s"])
+    return exposed, measure(np.ones(len(timeline), dtype=bool), "idle_s")
 
 
 def cut_path(path: str, depth: int) -> str:

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_time
+from trioflow.engine.result import Executed
 from trioflow.engine.timeline import select_communication
 from trioflow.hardware.machine import Device
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.splits.experts import EXCHANGE
-from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import measure_exposed
 from trioflow.prediction.goodput import Faults, choose_interval_s, measure_goodput
 from trioflow.trace.facts import Facts
@@ -123,7 +122,7 @@ def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:
     return {"mtbf_s": mtbf_s, "checkpoint_interval_s": interval_s, "goodput": goodput}
 
 
-def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict[str, Any]:
+def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
 
     Returns
@@ -134,6 +133,7 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
         pipeline;
         where groups wait at once, each counts.
     """
+    graph, timeline = executed.graph, executed.timeline
     if graph.metadata.mode != TRAIN or timeline.empty:
         return {}
     groups = graph.tasks["group"]
@@ -142,7 +142,7 @@ def describe_waits(graph: TaskGraph, timeline: pd.DataFrame, plan: Plan) -> dict
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
         labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
     labels = np.where(select_communication(timeline), labels, "")
-    exposed, idle_s = measure_exposed(timeline, labels)
+    exposed, idle_s = measure_exposed(timeline, labels, executed.like)
     step_s = float(timeline["end_s"].max())
     found: dict[str, Any] = {"exposed_by_group_s": exposed}
     if plan.pipeline > 1:
