@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.engine.folding.links import divide
-from trioflow.engine.simulate import simulate, simulate_interval
+from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.extrapolate import extrapolate
@@ -106,6 +107,23 @@ def test_the_interval_folds_too(trace: Trace, model: OperatorModel) -> None:
     assert_same(once, every)
     for key in ("low_s", "high_s"):
         assert getattr(once.summary, key) == getattr(every.summary, key)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_the_ends_of_an_interval_are_simulations_of_their_own(
+    trace: Trace, model: OperatorModel, fold: bool
+) -> None:
+    """They are made ready together with the nominal one, and say what each alone says."""
+    graph = build(trace, model, data=2, tensor=2, pipeline=2, schedule="1f1b")
+    machine = load_platform("dgx-h100", 8)
+    graph.metadata = replace(graph.metadata, compute_interval=(0.7, 1.6), least_half_log=0.0)
+    told = simulate_interval(graph, machine, COLLECTIVES, fold=fold).summary
+    assert told.folded == fold
+    for bound, factor in (("low_s", 0.7), ("high_s", 1.6)):
+        options = SimulationOptions(fold=fold).scale_compute(factor)
+        alone = _simulate(graph, machine, COLLECTIVES, options, bound)
+        assert getattr(told, bound) == alone.summary.step_time_s
+    assert told.low_s < told.step_time_s < told.high_s
 
 
 def test_folding_needs_no_table_of_all_ranks(

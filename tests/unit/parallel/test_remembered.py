@@ -12,7 +12,7 @@ from trioflow.base.experiments import Plan
 from trioflow.costmodel.choices import choose_times
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, vary_plan
-from trioflow.parallel.remembered import Memory, remembered, remembering
+from trioflow.parallel.remembered import Memory, remembered, remembering, remembering_within
 from trioflow.parallel.splits.pipeline import assign_units, partition
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.trace.store import load_trace
@@ -42,6 +42,18 @@ def test_nothing_is_kept_outside_of_a_memory() -> None:
         assert count("a") is not first, "another memory knows nothing of it"
     with remembering(memory):
         assert count("a") is first
+
+
+def test_a_memory_of_a_call_ends_with_it_and_is_the_open_one_where_there_is_one() -> None:
+    @remembering_within
+    def twice() -> tuple[list[int], list[int]]:
+        return count("a"), count("a")
+
+    first, again = twice()
+    assert first is again and twice()[0] is not first
+    with remembering(Memory()):
+        kept = count("a")
+        assert twice()[0] is kept
 
 
 @pytest.mark.parametrize(

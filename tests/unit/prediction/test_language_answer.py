@@ -5,6 +5,7 @@ import json
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
+from trioflow.parallel.folded import Fold
 from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.language_answer import describe_run, name_group
@@ -63,6 +64,26 @@ def test_waits_are_told_apart_by_the_degree_that_communicates(prediction):
     idle = (by_rank["idle_s"] * by_rank["ranks"]).sum() / by_rank["ranks"].sum()
     assert told["bubble_share"] == pytest.approx(idle / prediction.step_time_s)
     assert told["bubble_share"] > 0
+
+
+def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
+    every = predict(
+        folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False,
+        fold=False,
+    )  # fmt: skip
+    assert not every.to_dict()["folded"]
+    once = predict(
+        folder, PLAN, "dgx-h100", sequence=128, precision="megatron-bf16", interval=False
+    )
+
+    def expand(fold):
+        raise AssertionError("the tasks of all ranks were made")
+
+    monkeypatch.setattr(Fold, "expand", expand)
+    told = once.to_dict()
+    assert told["folded"]
+    for key in ("bubble_share", "exposed_by_group_s"):
+        assert told[key] == every.to_dict()[key]
 
 
 @pytest.mark.parametrize(

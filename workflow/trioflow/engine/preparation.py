@@ -14,18 +14,20 @@ import pandas as pd
 from trioflow import tables
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
-from trioflow.engine.exchanges import Plan, Planner
+from trioflow.engine.exchanges import Plan, make_exchanges
 from trioflow.engine.folding.classes import find_fold
 from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion, fold_program
 from trioflow.engine.folding.traffic import CannotFoldError
 from trioflow.engine.program import (
     COMPUTE_STREAM,
+    Case,
     Execution,
     Flags,
     Floats,
     Ints,
     Program,
     build_program,
+    change_case,
 )
 from trioflow.engine.reference import run_reference
 from trioflow.engine.result import Executed
@@ -196,11 +198,17 @@ _LOOKED_AT_FROM_TASKS = 50_000
 class Prepared:
     """What an engine is given, and how its answer is read."""
 
-    program: Program  # of all ranks, or of one of each class
-    network: Network  # unused network to run it on
+    # Of all ranks, or of one of each class, with the times of each case
+    programs: list[Program]
+    make_network: Callable[[], Network]  # makes an unused network to run one on
     # The way back to all ranks, where identical ones are executed once
     folded: FoldedProgram | None = None
     unfolded_reason: str = ""  # why all ranks are executed; empty where they are not
+
+    @property
+    def program(self) -> Program:
+        """The program of the first case."""
+        return self.programs[0]
 
     def summarize(self, graph: TaskGraph, execution: Execution) -> TimelineSummary:
         """Sum up all ranks of a graph."""
@@ -240,7 +248,6 @@ class Prepared:
 
         return expand
 
-
     def make_executed(self, graph: TaskGraph, execution: Execution) -> Callable[[], Executed]:
         """Return what makes the timeline of the tasks that were executed."""
 
@@ -260,21 +267,22 @@ class Ran:
     """What an engine did."""
 
     program: Program  # what was executed
+    network: Network  # what it ran on
     execution: Execution  # when its tasks ran
     engine: str  # which engine it was
     aggregated: int  # exchanges that were one event; see `aggregate_program`
     wall_s: float  # wall time of the event loop [s]
 
 
-def run_prepared(ready: Prepared, engine: str, aggregate: bool) -> Ran:
-    """Run what is ready with the engine of ``SimulationOptions``; its network is used then.
+def run_prepared(ready: Prepared, engine: str, aggregate: bool, case: int = 0) -> Ran:
+    """Run a case of what is ready with the engine of ``SimulationOptions``.
 
     Raises
     ------
     SimulationError, InputError
         As the engines.
     """
-    program, mover, aggregated = ready.program, ready.network, 0
+    program, mover, aggregated = ready.programs[case], ready.make_network(), 0
     if aggregate:
         program, aggregated = aggregate_program(program, mover)
     if engine == "auto":
@@ -282,25 +290,26 @@ def run_prepared(ready: Prepared, engine: str, aggregate: bool) -> Ran:
         engine = "compiled" if compiled else "reference"
     begin_s = time.perf_counter()
     execution = {"compiled": run_compiled, "reference": run_reference}[engine](program, mover)
-    return Ran(program, execution, engine, aggregated, time.perf_counter() - begin_s)
+    return Ran(program, mover, execution, engine, aggregated, time.perf_counter() - begin_s)
 
 
 def prepare(
     graph: TaskGraph,
-    planner: Planner,
-    network: Network,
+    cases: Sequence[Case],
+    make_network: Callable[[], Network],
     links: Sequence[Link],
     platform: Platform,
     *,
     fold: str | bool = "auto",
     unfolded_reason: str = "not asked for",
-    compute_scale: float | Sequence[float] = 1.0,
     communication_scale: float = 1.0,
 ) -> Prepared:
-    """Make a task graph ready to run.
+    """Make a task graph ready to run, with the times of one or several cases.
 
     Parameters
     ----------
+    make_network : callable
+        Makes an unused network of all links.
     fold : {"auto", True, False}
         Whether identical ranks may be executed once; see ``folding``. For
         auto, graphs that do not say which ranks are identical must have
@@ -321,15 +330,17 @@ def prepare(
     options: dict[str, Any] = {
         "ranks": platform.ranks,
         "communication_on_compute_stream": platform.communication_on_compute_stream,
-        "compute_scale": compute_scale,
         "communication_scale": communication_scale,
     }
     reason = unfolded_reason
     if fold:
         try:
-            known = _find_fold(graph, fold is True)
-            folded = fold_program(known, planner, network, links, **options)
-            return Prepared(folded.program, folded.make_network(network), folded)
+            known, whole = _find_fold(graph, fold is True), make_network()
+            folded = fold_program(known, cases, whole, links, **options)
+            kind = type(whole)
+            return Prepared(
+                folded.programs, lambda: folded.make_network(kind, make_network), folded
+            )
         except TooLargeError:
             raise
         except (CannotFoldError, SimulationError, InputError) as problem:
@@ -337,7 +348,13 @@ def prepare(
             reason = str(problem)
     if isinstance(graph, FoldedTaskGraph) and graph.fold is not None:
         check_expansion(graph.fold, reason)
-    return Prepared(build_program(graph, planner, **options), network, None, reason)
+    first = cases[0]
+    program = build_program(graph, first.planner, compute_scale=first.compute_scale, **options)
+    programs = [program]
+    for case in cases[1:]:
+        exchanges = make_exchanges(graph.tasks, case.planner, communication_scale)
+        programs.append(change_case(program, graph, exchanges, case, platform.ranks))
+    return Prepared(programs, make_network, None, reason)
 
 
 def _find_fold(graph: TaskGraph, small_ones: bool) -> Fold:

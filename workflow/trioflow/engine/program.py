@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -136,6 +137,17 @@ class Program:
         """Where the successors of each task begin in ``successors`` [tasks + 1]."""
         return count_up(np.bincount(self.awaited, minlength=len(self.ranks)))
 
+    def change_times(self, durations_s: Floats, exchanges: Exchanges) -> Program:
+        """Return the same tasks with other times, and exchanges with other plans.
+
+        Who waits for whom is worked out once for both.
+        """
+        assert self.missing is not None and self.successors is not None
+        assert self.first_successors is not None
+        other = copy(self)
+        other.__dict__.update(durations_s=durations_s, exchanges=exchanges)
+        return other
+
     def list_predecessors(self) -> list[list[int]]:
         """Return, for each task, what it waits for; the one before it in its stream comes last."""
         found: list[list[int]] = [[] for _ in self.ranks]
@@ -154,6 +166,14 @@ def count_up(counts: NDArray[np.integer]) -> Ints:
     firsts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=firsts[1:])
     return firsts
+
+
+@dataclass(frozen=True)
+class Case:
+    """Times that a graph is run with: what gives those of its exchanges, and a factor on all others."""
+
+    planner: Planner
+    compute_scale: float | Sequence[float] = 1.0
 
 
 def build_program(
@@ -215,6 +235,21 @@ def build_program(
         awaited=awaited,
         exchanges=exchanges,
     )
+
+
+def change_case(
+    program: Program, graph: TaskGraph, exchanges: Exchanges, case: Case, ranks: int
+) -> Program:
+    """Return a graph's program with the times of another case, of which ``exchanges`` are.
+
+    Raises
+    ------
+    SimulationError
+        When a scale is not positive.
+    """
+    scales = _spread_scale(case.compute_scale, ranks)
+    durations_s = _read_durations(graph.tasks, program.ranks, exchanges) * scales[program.ranks]
+    return program.change_times(durations_s, exchanges)
 
 
 def _check_scale(scale: float, name: str) -> None:

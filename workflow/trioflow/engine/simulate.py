@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
 from trioflow.engine.planning import choose_algorithms, make_planner, name_links
-from trioflow.engine.preparation import Prepared, prepare, run_prepared
+from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
+from trioflow.engine.program import Case
 from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
+from trioflow.network.interface import Network
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, make_network
 from trioflow.parallel.task_graph import TaskGraph
@@ -154,22 +156,56 @@ def simulate_interval(
     as fully correlated, which makes the interval wide rather than narrow.
     Without a measured cost, communication has no interval of its own.
     """
-    low, high = graph.metadata.compute_interval
     nominal_options = replace(options, **changes)
-    unrecorded = replace(nominal_options, record_links=False)
-    nominal = _simulate(graph, platform, collectives, nominal_options, "time_s")
-    lower = _simulate(graph, platform, collectives, unrecorded.scale_compute(low), "low_s")
-    upper = _simulate(graph, platform, collectives, unrecorded.scale_compute(high), "high_s")
+    low, high = graph.metadata.compute_interval
+    ends = [_End("low_s", low), _End("high_s", high)]
+    nominal, at_ends = _simulate_ends(graph, platform, collectives, nominal_options, ends)
     step_time_s = nominal.summary.step_time_s
     # Shared links can turn a faster part into a slower whole; the interval still holds it.
     least = math.exp(graph.metadata.least_half_log)
+    (low_s, low_wall_s), (high_s, high_wall_s) = at_ends
     summary = replace(
         nominal.summary,
-        low_s=min(lower.summary.step_time_s, step_time_s / least),
-        high_s=max(upper.summary.step_time_s, step_time_s * least),
-        simulator_wall_s=sum(run.summary.simulator_wall_s for run in (nominal, lower, upper)),
+        low_s=min(low_s, step_time_s / least),
+        high_s=max(high_s, step_time_s * least),
+        simulator_wall_s=nominal.summary.simulator_wall_s + low_wall_s + high_wall_s,
     )
     return replace(nominal, summary=summary)
+
+
+@dataclass(frozen=True)
+class _End:
+    """An end of an interval: which of a collective's times is taken, and a factor on compute."""
+
+    bound: Bound
+    compute_factor: float
+
+
+_Times = list[tuple[float, float]]
+"""Time of the step at each end, and wall time of its event loop [s]."""
+
+
+def _simulate_ends(
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
+    options: SimulationOptions, ends: Sequence[_End],
+) -> tuple[Result, _Times]:  # fmt: skip
+    """Simulate a graph, and at the ends of its interval: with other times on the same links, where they are.
+
+    Algorithms may differ at the ends, compute that collectives slow down is another graph, and where
+    links are recorded no ranks are folded: there each end is a simulation of its own.
+    """
+    unrecorded = replace(options, record_links=False)
+    algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
+    apart = platform.compute_slowdown_during_collective != 1 or options.record_links
+    if algorithms is None and not apart:
+        return _simulate_once(graph, platform, collectives, options, "time_s", ends)
+    nominal = _simulate(graph, platform, collectives, options, "time_s")
+    at_ends = []
+    for end in ends:
+        scaled = unrecorded.scale_compute(end.compute_factor)
+        told = _simulate(graph, platform, collectives, scaled, end.bound).summary
+        at_ends.append((told.step_time_s, told.simulator_wall_s))
+    return nominal, at_ends
 
 
 def _simulate(
@@ -179,60 +215,86 @@ def _simulate(
     """Simulate; where collectives slow compute down, until its times are those of their own run."""
     slowdown = platform.compute_slowdown_during_collective
     if slowdown == 1 or not graph.kinds >= {"collective", "compute"}:
-        return _simulate_once(graph, platform, collectives, options, bound)
+        return _simulate_once(graph, platform, collectives, options, bound)[0]
     return _stretch_compute(
-        graph, slowdown, lambda one: _simulate_once(one, platform, collectives, options, bound)
+        graph, slowdown, lambda one: _simulate_once(one, platform, collectives, options, bound)[0]
     )
 
 
 def _simulate_once(
     graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
-    options: SimulationOptions, bound: Bound,
-) -> Result:  # fmt: skip
-    engine, communication_scale = options.engine, options.communication_scale
+    options: SimulationOptions, bound: Bound, ends: Sequence[_End] = (),
+) -> tuple[Result, _Times]:  # fmt: skip
+    """Simulate; and with the times of some ends of an interval, on what was made ready once."""
+    engine = options.engine
     if engine not in ENGINES:
         raise InputError(
             f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
         )
-    algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
-    planner = make_planner(platform, collectives, bound, algorithms, chunks)
-    links: Sequence[Link] = platform.links
-    if communication_scale != 1:
-        links = [
-            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / communication_scale)
-            for link in links
-        ]
-
-    def make_ready(how: str | bool, reason: str) -> Prepared:
-        mover = make_network(options.network, links, platform.routing)
-        if options.record_links:
-            keep_pieces(mover)
-        return prepare(
-            graph, planner, mover, links, platform, fold=how, unfolded_reason=reason,
-            compute_scale=options.compute_scale, communication_scale=communication_scale,
-        )  # fmt: skip
-
-    if options.record_links and options.fold:
-        ready = make_ready(False, "what crossed the links was asked for")
-    else:
-        ready = make_ready(options.fold, "not asked for")
+    ready, links = _make_ready(graph, platform, collectives, options, bound, ends)
     try:
-        ran = run_prepared(ready, engine, options.aggregate)
+        ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
     except SimulationError as error:
         if ready.folded is None:
             raise
         # Errors name all ranks.
-        ready = make_ready(False, str(error))
-        ran = run_prepared(ready, engine, options.aggregate)
-    traffic = None
-    if options.record_links:
-        traffic = gather_traffic(ran.program, ran.execution, ready.network)
-    moved = ready.list_link_bytes(ran.execution, links)
-    shares = measure_shares(ran.program, ran.execution)
+        unfolded = replace(options, fold=False)
+        ready, links = _make_ready(
+            graph, platform, collectives, unfolded, bound, ends, reason=str(error)
+        )
+        ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
+    result = _read_result(graph, platform, options, ready, ran[0], links)
+    return result, [(float(one.execution.end_s.max(initial=0.0)), one.wall_s) for one in ran[1:]]
+
+
+def _make_ready(
+    graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
+    options: SimulationOptions, bound: Bound, ends: Sequence[_End], reason: str = "not asked for",
+) -> tuple[Prepared, Sequence[Link]]:  # fmt: skip
+    """Return what an engine is given, and the links of its network."""
+    algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
+    links: Sequence[Link] = platform.links
+    scale = options.communication_scale
+    if scale != 1:
+        links = [
+            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale)
+            for link in links
+        ]
+
+    def make_mover() -> Network:
+        mover = make_network(options.network, links, platform.routing)
+        if options.record_links:
+            keep_pieces(mover)
+        return mover
+
+    cases = []
+    for end in (_End(bound, 1.0), *ends):
+        planner = make_planner(platform, collectives, end.bound, algorithms, chunks)
+        cases.append(Case(planner, options.scale_compute(end.compute_factor).compute_scale))
+    if options.record_links and options.fold:
+        reason = "what crossed the links was asked for"
+    ready = prepare(
+        graph, cases, make_mover, links, platform,
+        fold=False if options.record_links else options.fold, unfolded_reason=reason,
+        communication_scale=scale,
+    )  # fmt: skip
+    return ready, links
+
+
+def _read_result(
+    graph: TaskGraph, platform: Platform, options: SimulationOptions, ready: Prepared, ran: Ran,
+    links: Sequence[Link],
+) -> Result:  # fmt: skip
+    """Return what a run says of all ranks."""
+    execution = ran.execution
+    traffic = gather_traffic(ran.program, execution, ran.network) if options.record_links else None
+    moved = ready.list_link_bytes(execution, links)
+    shares = measure_shares(ran.program, execution)
     found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
+    algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
     summary = Summary(
-        **vars(ready.summarize(graph, ran.execution)),
-        events=ran.execution.events,
+        **vars(ready.summarize(graph, execution)),
+        events=execution.events,
         link_bytes={name: moved[ends] for ends, name in name_links(platform) if ends in moved},
         confidence=find_confidence(shares),
         warnings=list(dict.fromkeys([*graph.metadata.warnings, *found])),
@@ -244,7 +306,6 @@ def _simulate_once(
         executed_ranks=ready.count_ranks(graph),
         simulator_wall_s=ran.wall_s,
     )
-    execution = ran.execution
     return Result(
         ready.make_timeline(graph, execution), ready.make_executed(graph, execution), summary,
         traffic,

@@ -291,7 +291,7 @@ class FlowShape:
     @cached_property
     def rates_bytes_per_s(self) -> Floats:
         """Max-min rate of each flow [flows], all moving and nothing else [bytes/s]."""
-        capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
+        capacities = self._router.capacities_bytes_per_s
         unlimited = [math.inf] * len(self.pairs)
         return np.array(compute_max_min_rates(self.routes, capacities, unlimited))
 

@@ -76,6 +76,11 @@ class Router:
         return sum((self.links[index].latency_s for index in self.route(source, target)), 0.0)
 
     @cached_property
+    def capacities_bytes_per_s(self) -> list[float]:
+        """Bandwidth of every link [links] [bytes/s]."""
+        return [link.bandwidth_bytes_per_s for link in self.links]
+
+    @cached_property
     def _working(self) -> list[int]:
         """Numbers of the links that have not failed."""
         failed = self._routing.failed

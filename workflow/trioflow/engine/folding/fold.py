@@ -67,7 +67,7 @@ those of different groups of a family differ in their place in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +83,7 @@ from trioflow.engine.folding.traffic import (
     GroupsDifferError,
     fold_plans,
 )
-from trioflow.engine.program import Ints, Program, build_program
+from trioflow.engine.program import Case, Ints, Program, build_program, change_case
 from trioflow.hardware.machine import Link
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
@@ -100,14 +100,15 @@ class FoldedProgram:
     """The quotient of a program, and the way back."""
 
     fold: Fold  # classes of ranks
-    program: Program  # tasks of the representatives, with one exchange for each class
+    # Tasks of the representatives, with one exchange for each class; with the times of each case
+    programs: list[Program]
     traffic: FoldedTraffic  # classes of flows and links
 
-    def make_network(self, whole: Network) -> Network:
-        """Return an unused network of the classes of links, of the kind of the unused whole one."""
+    def make_network(self, kind: type[Network], make_whole: Callable[[], Network]) -> Network:
+        """Return an unused network of the classes of links, of the kind of the whole one."""
         if self.traffic.routes is None:
-            return whole
-        return make_folded_network(type(whole), self.traffic.links, self.traffic.routes)
+            return make_whole()
+        return make_folded_network(kind, self.traffic.links, self.traffic.routes)
 
     def spread_bytes(
         self, link_bytes: Mapping[tuple[str, str], float], links: Sequence[Link]
@@ -127,16 +128,15 @@ class FoldedProgram:
 
 def fold_program(
     fold: Fold,
-    planner: Planner,
+    cases: Sequence[Case],
     network: Network,
     links: Sequence[Link],
     *,
     ranks: int,
     communication_on_compute_stream: bool = False,
-    compute_scale: float | Sequence[float] = 1.0,
     communication_scale: float = 1.0,
 ) -> FoldedProgram:
-    """Return the quotient of a task graph on a platform.
+    """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
 
     Raises
     ------
@@ -152,13 +152,15 @@ def fold_program(
         )
     if fold.ranks > ranks:
         raise CannotFoldError("the platform has too few ranks")
-    fold = _split_speeds(fold, compute_scale)
+    for case in cases:
+        fold = _split_speeds(fold, case.compute_scale)
+    planners = [case.planner for case in cases]
     reason = "no two ranks do the same"
     for _ in range(MOST_SPLITS):
         if len(fold.representatives) == fold.ranks:
             raise CannotFoldError(reason)
         try:
-            exchanges, traffic = _fold_exchanges(fold, planner, links, communication_scale)
+            exchanges, traffic = _fold_exchanges(fold, planners, links, communication_scale)
         except GroupsDifferError as difference:
             reason = str(difference)
             check_division(fold, difference.of_group, reason)
@@ -166,18 +168,20 @@ def fold_program(
             fold = split_fold(fold, alike, difference.of_group)
             continue
         program = build_program(
-            fold.graph, exchanges, ranks=ranks, compute_scale=compute_scale,
+            fold.graph, exchanges[0], ranks=ranks, compute_scale=cases[0].compute_scale,
             communication_on_compute_stream=communication_on_compute_stream,
             communication_scale=communication_scale,
         )  # fmt: skip
-        return FoldedProgram(fold, program, traffic)
+        others = zip(exchanges[1:], cases[1:], strict=True)
+        changed = [change_case(program, fold.graph, *other, ranks) for other in others]
+        return FoldedProgram(fold, [program, *changed], traffic)
     raise CannotFoldError(reason)
 
 
 def _fold_exchanges(
-    fold: Fold, planner: Planner, links: Sequence[Link], scale: float
-) -> tuple[Exchanges, FoldedTraffic]:
-    """Return one exchange of each class, and what they put on the links."""
+    fold: Fold, planners: Sequence[Planner], links: Sequence[Link], scale: float
+) -> tuple[list[Exchanges], FoldedTraffic]:
+    """Return, by each planner, one exchange of each class; and what they put on the links."""
     rows = ExchangeRows(fold.graph.tasks)
     if rows.find_odd().any():
         raise CannotFoldError("the tasks of an exchange do not fit together")
@@ -188,13 +192,16 @@ def _fold_exchanges(
         (rows.read_collective(match), rows.read_size(match), int(family_of[match]))
         for match in firsts.tolist()
     ]
-    traffic = fold_plans(asked, fold.families, planner, links, scale)
-    plans: list[Plan] = list(traffic.plans)
-    confidences = [
-        (collective, len(fold.families[family].groups[0]), plan.confidence)
-        for (collective, _, family), plan in zip(asked, plans, strict=True)
-    ]
-    return rows.assemble(plans, plan_of, confidences, traffic.warnings, scale), traffic
+    traffic = fold_plans(asked, fold.families, planners, links, scale)
+    exchanges = []
+    for plans in traffic.plans:
+        confidences = [
+            (collective, len(fold.families[family].groups[0]), plan.confidence)
+            for (collective, _, family), plan in zip(asked, plans, strict=True)
+        ]
+        made: list[Plan] = list(plans)
+        exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings, scale))
+    return exchanges, traffic
 
 
 def _split_speeds(fold: Fold, scale: float | Sequence[float]) -> Fold:

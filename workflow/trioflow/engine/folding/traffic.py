@@ -52,7 +52,7 @@ class GroupsDifferError(CannotFoldError):
 class FoldedTraffic:
     """Plans of classes of exchanges, and the classes of links that they cross."""
 
-    plans: list[Planned]  # one for each class of exchanges
+    plans: list[list[Planned]]  # by each planner, one for each class of exchanges
     links: list[Link]  # one for each class of links
     # Ways of the classes of flows; None where flows and links are those of the whole system, no two
     # of them being alike
@@ -78,7 +78,7 @@ class _Bundle:
 
 
 def fold_plans(
-    asked: Sequence[Asked], families: Sequence[Family], planner: Planner,
+    asked: Sequence[Asked], families: Sequence[Family], planners: Sequence[Planner],
     links: Sequence[Link], scale: float,
 ) -> FoldedTraffic:  # fmt: skip
     """Plan the exchanges of all groups, and keep one flow of each class.
@@ -87,6 +87,9 @@ def fold_plans(
     ----------
     asked : sequence of (str, int, int)
         Collective, size [bytes] and family of each class of exchanges.
+    planners : sequence of Planner
+        What is alike is alike by all of them. Several of them make the same flows, of other sizes
+        and speeds. Warnings are those of the first.
 
     Raises
     ------
@@ -96,17 +99,20 @@ def fold_plans(
         When hardly any links are alike.
     """
     bundles: dict[tuple[int, ...], _Bundle] = {}
-    chosen: list[tuple[Planned, _Bundle | None]] = []
+    chosen: list[tuple[list[Planned], _Bundle | None]] = []
     warnings: dict[str, None] = {}
     differences = _Differences()
     for collective, size, number in asked:
         groups = families[number].groups.tolist()
-        built = [planner.build(collective, size, group) for group in groups]
+        by_planner = [[one.build(collective, size, g) for g in groups] for one in planners]
+        built = by_planner[0]
         warnings.update((plan.warning, None) for plan in built if plan.warning)
-        differences.add(number, [_summarize_plan(plan) for plan in built], collective, groups)
-        plan = built[0].stretch(scale)
+        said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
+        differences.add(number, said, collective, groups)
+        plans = [one[0].stretch(scale) for one in by_planner]
+        plan = plans[0]
         if not plan.flow_count:
-            chosen.append((plan, None))
+            chosen.append((plans, None))
             continue
         if number in differences.of_group:
             continue
@@ -115,13 +121,14 @@ def fold_plans(
             shapes = [one.shape for one in built]
             bundles[key] = _Bundle(number, shapes, len(plan.shape.pairs))
         bundle = bundles[key]
-        bundle.numbers.append(_read_numbers(built))
+        bundle.numbers += map(_read_numbers, by_planner)
         bundle.apart |= isinstance(plan, CollectiveMessages)
-        chosen.append((plan, bundle))
+        chosen.append((plans, bundle))
     differences.check()
     if all(bundle.apart and len(bundle.shapes) == 1 for bundle in bundles.values()):
         # Every flow would be a class of its own.
-        return FoldedTraffic([plan for plan, _ in chosen], list(links), None, None, list(warnings))
+        whole = _by_planner([plans for plans, _ in chosen], planners)
+        return FoldedTraffic(whole, list(links), None, None, list(warnings))
     crossings = _divide(list(bundles.values()), families, links)
     routes = _make_routes(crossings, list(bundles.values()))
     widths = np.array([link.bandwidth_bytes_per_s for link in links])
@@ -130,10 +137,19 @@ def fold_plans(
     class_links = make_class_links(firsts[0][kept].tolist(), widths[firsts[1][kept]])
     router = GivenRoutes(class_links, routes)
     made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
-    plans = [
-        plan if bundle is None else _fold_plan(plan, *made[id(bundle)]) for plan, bundle in chosen
+    folded = [
+        plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans]
+        for plans, bundle in chosen
     ]
-    return FoldedTraffic(plans, class_links, router, crossings, list(warnings))
+    plans_of = _by_planner(folded, planners)
+    return FoldedTraffic(plans_of, class_links, router, crossings, list(warnings))
+
+
+def _by_planner(
+    plans: Sequence[Sequence[Planned]], planners: Sequence[Planner]
+) -> list[list[Planned]]:
+    """Turn the planners' plans of each class of exchanges into each planner's plans."""
+    return [[of_class[number] for of_class in plans] for number in range(len(planners))]
 
 
 class _Differences:
