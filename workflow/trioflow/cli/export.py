@@ -27,6 +27,14 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(perfetto)
     add_collectives_argument(perfetto)
     _add_output(perfetto, "FILE", "file to write: .json or .json.gz")
+    kineto = formats.add_parser(
+        "kineto",
+        help="the predicted ranks as PyTorch's profiler writes them (Holistic Trace Analysis)",
+    )
+    kineto.set_defaults(run=_run_export_kineto)
+    add_plan_arguments(kineto)
+    add_collectives_argument(kineto)
+    _add_output(kineto, "DIR", "new folder for rank-0.json.gz and so on")
     triosim = formats.add_parser("triosim", help="a trace as TrioSim's trace.csv and tensor.csv")
     triosim.set_defaults(run=_run_export_triosim)
     triosim.add_argument(
@@ -85,6 +93,24 @@ def _run_export_perfetto(options: argparse.Namespace) -> None:
     answer = prediction.to_dict()
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(f"{len(prediction.timeline)} tasks in {options.output}")
+    _print_warnings(answer["warnings"])
+
+
+def _run_export_kineto(options: argparse.Namespace) -> None:
+    """Simulate a plan and write every rank as a profile."""
+    from trioflow.cli.answer import predict_options
+    from trioflow.export.kineto import write_kineto
+
+    prediction = predict_options(options)
+    if prediction.step.platform.device.kind == "cpu":
+        raise InputError(
+            f"{prediction.step.platform.name} has no GPU, and readers of such profiles look for kernels",
+            fix="use export perfetto",
+        )
+    files = write_kineto(prediction.timeline, options.output)
+    answer = prediction.to_dict()
+    print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
+    print(f"{len(files)} ranks in {files[0]} to {files[-1].name}")
     _print_warnings(answer["warnings"])
 
 
