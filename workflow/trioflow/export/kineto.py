@@ -52,7 +52,9 @@ def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
     goal.mkdir(parents=True, exist_ok=True)
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())
     matched = timeline[timeline["match_id"].notna() & (timeline["kind"] == "collective")]
-    members = matched.groupby("match_id")["rank"].agg(lambda of: sorted(map(int, of))).to_dict()
+    members: dict[int, list[int]] = {}
+    for match, rank in zip(matched["match_id"], matched["rank"], strict=True):
+        members.setdefault(int(match), []).append(int(rank))
     files = []
     for rank in ranks:
         tasks = timeline[timeline["rank"] == rank]
@@ -69,9 +71,7 @@ def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
     return files
 
 
-def _describe_rank(
-    tasks: pd.DataFrame, members: dict[float, list[int]]
-) -> Iterator[dict[str, Any]]:
+def _describe_rank(tasks: pd.DataFrame, members: dict[int, list[int]]) -> Iterator[dict[str, Any]]:
     """Yield the events of a rank: the step, the host's operators and launches, kernels and copies."""
     rank = int(tasks["rank"].iloc[0])
     yield {
@@ -90,7 +90,7 @@ def _describe_rank(
 
 
 def _describe_task(
-    task: Any, number: int, stream: int, members: dict[float, list[int]], launch: Any
+    task: Any, number: int, stream: int, members: dict[int, list[int]], launch: Any
 ) -> Iterator[dict[str, Any]]:
     """Yield a task's operator, its launch, and what runs on the device.
 
@@ -121,11 +121,11 @@ def _describe_task(
     }  # fmt: skip
 
 
-def _describe_message(task: Any, members: dict[float, list[int]]) -> dict[str, Any]:
+def _describe_message(task: Any, members: dict[int, list[int]]) -> dict[str, Any]:
     """Return what PyTorch notes beside a collective; its elements are bytes, as a prediction counts."""
     if task.kind != "collective":
         return {}
-    ranks = members.get(task.match_id, [task.rank])
+    ranks = sorted(members.get(int(task.match_id), [int(task.rank)]))
     size, parts = int(task.message_bytes), len(ranks)
     return {
         "Collective name": _NOTED.get(task.name, task.name), "dtype": "Byte",
