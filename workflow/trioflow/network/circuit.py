@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from trioflow.base.errors import SimulationError
 from trioflow.hardware.machine import Link
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, check_flow
-from trioflow.network.routing import Router
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, RoutedNetwork, check_flow
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class _Request:
     flow: Flow
 
 
-class CircuitNetwork:
+class CircuitNetwork(RoutedNetwork):
     """Carries every flow on a circuit of its own.
 
     Parameters
@@ -120,7 +119,7 @@ class CircuitNetwork:
         open_circuits: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.settings = settings or CircuitSettings()
-        self._router = Router(links)
+        super().__init__(links)
         self._arriving: list[tuple[float, int, Flow]] = []
         self._ends: list[tuple[float, int]] = []
         self._carried: dict[int, tuple[Flow, _Circuit | None]] = {}
@@ -129,9 +128,7 @@ class CircuitNetwork:
         self._reserved: dict[str, dict[int, float]] = {}
         self._leaving: dict[str, dict[int, _Circuit]] = {}
         self._reaching: dict[str, dict[int, _Circuit]] = {}
-        self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
         self._arrived = self._numbered = 0
-        self._now_s = 0.0
         self.grants: list[_Grant] = []
         """Circuits given to flows so far, in order."""
         self.torn_down = 0
@@ -143,16 +140,6 @@ class CircuitNetwork:
                     f"circuit network: no port is left for the open circuit {source} to {target}"
                 )
             self._open(source, target)
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """The directed links of the fabric."""
-        return self._router.links
-
-    @property
-    def link_bytes(self) -> Mapping[tuple[str, str], float]:
-        """Bytes that ended flows have moved over each directed link [bytes]."""
-        return dict(self._link_bytes)
 
     @property
     def open_circuits(self) -> tuple[tuple[str, str], ...]:

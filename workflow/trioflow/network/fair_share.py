@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.hardware.machine import Link, Routing
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, check_flow
+from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, RoutedNetwork, check_flow
 from trioflow.network.routing import Router
 
 
@@ -79,7 +79,7 @@ class _Moving:
     end_s: float = NEVER_S
 
 
-class FairShareNetwork:
+class FairShareNetwork(RoutedNetwork):
     """Moves flows over routed links at max-min fair rates.
 
     Notes
@@ -100,7 +100,7 @@ class FairShareNetwork:
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
-        self._router = Router(links, routing)
+        super().__init__(links, routing)
         self._capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
         self._waiting: list[tuple[float, int, Flow]] = []
         self._moving: dict[int, _Moving] = {}
@@ -108,22 +108,10 @@ class FairShareNetwork:
         # Ends as they were when they were computed; one that has changed since is skipped.
         self._ends: list[tuple[float, int]] = []
         self._changed_links: dict[int, None] = {}
-        self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
-        self._now_s = 0.0
         self.reshared_flows = 0
         """Rates computed so far: the work of sharing, a flow counted each time."""
         self.pieces: list[FlowPiece] | None = None
         """Pieces of flows on links, where a list is given to collect them."""
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """The directed links."""
-        return self._router.links
-
-    @property
-    def link_bytes(self) -> Mapping[tuple[str, str], float]:
-        """Bytes that ended flows have moved over each directed link [bytes]."""
-        return dict(self._link_bytes)
 
     @property
     def rates_bytes_per_s(self) -> Mapping[int, float]:
@@ -136,12 +124,6 @@ class FairShareNetwork:
         check_flow(flow, time_s, self._now_s)
         self._router.route(flow.source, flow.target)
         heapq.heappush(self._waiting, (time_s + flow.latency_s, flow.flow_id, flow))
-
-    def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:
-        """Count bytes that crossed a link in flows which were not moved one by one [bytes]."""
-        ends = (self._router.links[link].source, self._router.links[link].target)
-        for size_bytes in sizes_bytes:
-            self._link_bytes[ends] += size_bytes
 
     def next_event_s(self) -> float:
         """Return when a latency or a flow next ends; see ``Network.next_event_s``."""

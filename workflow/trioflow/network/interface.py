@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from trioflow.base.errors import SimulationError
+from trioflow.hardware.machine import Link, Routing
+from trioflow.network.routing import Router
 
 NEVER_S = math.inf
 """Time of an event that does not happen [s]."""
@@ -104,3 +106,28 @@ def check_flow(flow: Flow, start_s: float, now_s: float) -> None:
         problem = f"starts at {start_s!r} s and it is {now_s!r} s already"
     if problem:
         raise SimulationError(f"flow {flow.flow_id} from {flow.source} to {flow.target}: {problem}")
+
+
+class RoutedNetwork:
+    """What networks of directed links share: the ways over them, a clock, the bytes that crossed each."""
+
+    def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
+        self._router = Router(links, routing)
+        self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
+        self._now_s = 0.0
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The directed links."""
+        return self._router.links
+
+    @property
+    def link_bytes(self) -> Mapping[tuple[str, str], float]:
+        """Bytes that ended flows have moved over each directed link [bytes]."""
+        return dict(self._link_bytes)
+
+    def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:
+        """Count bytes that crossed a link in flows which were not moved one by one [bytes]."""
+        ends = (self._router.links[link].source, self._router.links[link].target)
+        for size_bytes in sizes_bytes:
+            self._link_bytes[ends] += size_bytes

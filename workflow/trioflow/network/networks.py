@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trioflow.base.errors import InputError
 from trioflow.base.plugins import load_plugin
 from trioflow.hardware.machine import Link, Routing
 from trioflow.network.circuit import CircuitNetwork
 from trioflow.network.fair_share import FairShareNetwork
-from trioflow.network.interface import NEVER_S, Flow, FlowEnd, FlowPiece, Network, check_flow
-from trioflow.network.routing import Router
+from trioflow.network.interface import (
+    NEVER_S,
+    Flow,
+    FlowEnd,
+    FlowPiece,
+    Network,
+    RoutedNetwork,
+    check_flow,
+)
 
 
-class ContentionFreeNetwork:
+class ContentionFreeNetwork(RoutedNetwork):
     """Moves every flow as if it were alone.
 
     Notes
@@ -25,22 +32,10 @@ class ContentionFreeNetwork:
     """
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
-        self._router = Router(links, routing)
+        super().__init__(links, routing)
         self._ends: list[tuple[float, int, Flow]] = []
-        self._link_bytes = {(link.source, link.target): 0.0 for link in self._router.links}
-        self._now_s = 0.0
         self.pieces: list[FlowPiece] | None = None
         """Pieces of flows on links, where a list is given to collect them."""
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """The directed links."""
-        return self._router.links
-
-    @property
-    def link_bytes(self) -> Mapping[tuple[str, str], float]:
-        """Bytes that ended flows have moved over each directed link [bytes]."""
-        return dict(self._link_bytes)
 
     def start(self, flow: Flow, time_s: float) -> None:
         """Let a flow start; see ``Network.start``."""
@@ -53,12 +48,6 @@ class ContentionFreeNetwork:
         if self.pieces is not None and links and begin_s < end_s:
             self.pieces.append(FlowPiece(flow.flow_id, begin_s, end_s, rate))
         heapq.heappush(self._ends, (end_s, flow.flow_id, flow))
-
-    def count_bytes(self, link: int, sizes_bytes: Iterable[float]) -> None:
-        """Count bytes that crossed a link in flows which were not moved one by one [bytes]."""
-        ends = (self._router.links[link].source, self._router.links[link].target)
-        for size_bytes in sizes_bytes:
-            self._link_bytes[ends] += size_bytes
 
     def next_event_s(self) -> float:
         """Return when a flow next ends; see ``Network.next_event_s``."""
