@@ -22,10 +22,10 @@ from trioflow.cli.arguments import (
     add_json_argument,
     add_plan_arguments,
     add_run_arguments,
+    add_what_if_arguments,
 )
 from trioflow.cli.choices import (
     add_configuration_argument,
-    add_what_if_arguments,
     apply_configuration,
     read_options,
 )

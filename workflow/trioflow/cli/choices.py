@@ -197,22 +197,6 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
     return plan, platform, assumed
 
 
-def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what may be faster or slower than predicted."""
-    supposed = parser.add_argument_group("what if (each factor but the network's is on a time)")
-    supposed.add_argument(
-        "--scale-network", type=float, metavar="F", help="the network were F times as fast"
-    )
-    supposed.add_argument(
-        "--scale-operator", nargs=2, action="append", default=[], metavar=("NAME", "F"),
-        help="operators took F times as long: a name, or a pattern such as '*attention*'; may come several times",
-    )  # fmt: skip
-    supposed.add_argument(
-        "--slow-rank", nargs=2, action="append", default=[], metavar=("RANK", "F"),
-        help="a rank computed F times as long; may come several times",
-    )  # fmt: skip
-
-
 def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is supposed, as fields of ``Options``.
 
