@@ -8,8 +8,11 @@ from trioflow.base.errors import PlanError, TraceError
 from trioflow.cli.main import main
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.programs.as_traced import build_traced_graph
-from trioflow.parallel.programs.tilings import resize_group, tile_ranks
+from trioflow.parallel.programs.as_traced import (
+    build_traced_graph,
+    resize_group,
+    tile_ranks,
+)
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.program import read_program
 from trioflow.trace.store import save_trace

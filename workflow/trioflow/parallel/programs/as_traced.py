@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
@@ -24,7 +25,6 @@ from trioflow.costmodel.steps import ALONE, COLLECTIVES, least_half_width
 from trioflow.parallel.extrapolate import phase_times, repeat_interval
 from trioflow.parallel.folded import Family, Fold, FoldedTaskGraph
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.programs.tilings import Tiling, resize_group, tile_ranks
 from trioflow.parallel.task_graph import GraphMetadata, TaskGraph, TaskGraphBuilder
 from trioflow.trace.program import POINT_TO_POINT, Message, Program, read_program
 from trioflow.trace.store import Trace
@@ -33,6 +33,9 @@ AS_TRACED = "as-traced"
 """Name of the plan of such a graph."""
 _FULL_BUFFERS = ("all_reduce", "broadcast", "reduce")
 """Collectives whose buffer does not depend on how many ranks there are."""
+
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def _check_given(given: Sequence[_Rank], world: int) -> None:
         )
 
 
-def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], Tiling]:
+def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], _Tiling]:
     """Return for each traced group those that all ranks are in.
 
     Raises
@@ -108,7 +111,7 @@ def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[i
     PlanError
         When ranks lie in no such groups, or what a group does depends on its size and that changes.
     """
-    found: dict[tuple[int, ...], Tiling] = {}
+    found: dict[tuple[int, ...], _Tiling] = {}
     for one in given:
         for message in one.program.messages.values():
             group = message.members
@@ -135,7 +138,7 @@ def _check_resized(message: Message, group: tuple[int, ...], one: _Rank, world: 
 
 
 def _assign_ranks(
-    given: Sequence[_Rank], tilings: Mapping[tuple[int, ...], Tiling], world: int, ranks: int
+    given: Sequence[_Rank], tilings: Mapping[tuple[int, ...], _Tiling], world: int, ranks: int
 ) -> tuple[np.ndarray, list[_Rank]]:
     """Return the class of each rank, and the traced rank whose program each class runs.
 
@@ -167,6 +170,63 @@ def _assign_ranks(
     return np.array([keys.index(id(one)) for one in runs], dtype=np.int64), chosen
 
 
+@dataclass(frozen=True)
+class _Tiling:
+    """Groups of one shape that hold every rank once."""
+
+    groups: Ints  # ascending within each [groups, members]
+    group_of: Ints  # group that each rank is in [ranks]
+    place_of: Ints  # and its place there [ranks]
+
+
+def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tiling:
+    """Return the groups that ranks are in, given one of them.
+
+    Every group has the shape of the given one, and the lowest rank that is in none yet is the first
+    of the next: for the groups of a mesh of ranks there is no other way.
+
+    Raises
+    ------
+    PlanError
+        When groups of that shape do not hold every rank once, the given one among them. It names
+        the group as ``traced``.
+    """
+    shape = np.array(sorted(group), dtype=np.int64) - min(group)
+    group_of = np.full(ranks, -1, dtype=np.int64)
+    place_of = np.zeros(ranks, dtype=np.int64)
+    found: list[Ints] = []
+    for rank in range(ranks):
+        if group_of[rank] >= 0:
+            continue
+        members = rank + shape
+        if members[-1] >= ranks or (group_of[members] >= 0).any():
+            break
+        group_of[members], place_of[members] = len(found), np.arange(len(members))
+        found.append(members)
+    if (group_of < 0).any() or not np.array_equal(found[group_of[min(group)]], min(group) + shape):
+        raise PlanError(
+            f"{ranks} ranks do not lie in groups as {','.join(map(str, traced))}",
+            fix="give the trace of every rank, or another number of ranks",
+        )
+    return _Tiling(np.stack(found), group_of, place_of)
+
+
+def resize_group(group: Sequence[int], world: int, ranks: int) -> tuple[int, ...]:
+    """Return a group of a run of ``world`` ranks as it is in one of ``ranks``.
+
+    One that reaches over all ranks at equal distances, as the replicas of data parallelism, gets
+    more or fewer members; another stays.
+    """
+    members = sorted(group)
+    step = members[1] - members[0] if len(members) > 1 else world
+    reaches = step * len(members) == world and members == list(
+        range(members[0], members[0] + world, step)
+    )
+    if not reaches or len(members) < 2 or ranks % step:
+        return tuple(members)
+    return tuple(range(members[0], members[0] + ranks, step))
+
+
 class _Matches:
     """Numbers of exchanges, and the groups that each takes place in."""
 
@@ -194,7 +254,7 @@ class _Writer:
     """Writes the tasks of one representative."""
 
     def __init__(
-        self, builder: TaskGraphBuilder, matches: _Matches, tilings: Mapping[tuple[int, ...], Tiling],
+        self, builder: TaskGraphBuilder, matches: _Matches, tilings: Mapping[tuple[int, ...], _Tiling],
         rank: int, alike: np.ndarray, traced: _Rank, launch_s: float,
     ) -> None:  # fmt: skip
         self.builder, self.matches, self.tilings = builder, matches, tilings
