@@ -37,7 +37,6 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 TORCH_AT_IMPORT = {
     "trace/capture/dispatched",
     "trace/capture/fake_profile",
-    "trace/capture/messages",
     "trace/capture/meta",
     "trace/capture/rank_program",
     "trace/capture/rank_process",

@@ -6,18 +6,71 @@
 recv ``peer``. ``program`` has ``rank`` and ``world_size``; ``streams``, the operators of each stream
 but the first by its number; ``waits``, pairs of an operator and an earlier one that it waits for
 beside the order of its stream.
+
+Names, arguments and meaning of calls: the operators ``c10d``, ``_c10d_functional`` and ``_dtensor`` of
+PyTorch 2.13 (``torch/csrc/distributed/c10d/Ops.cpp``, ``Functional.cpp``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trioflow.base.errors import TraceError
 from trioflow.trace.facts import Facts
 
 POINT_TO_POINT = ("send", "recv")
+
+
+class Call(NamedTuple):
+    """A call that communicates, in the words of a trace."""
+
+    collective: str
+    whole: str  # argument that holds the whole buffer; empty: the results do
+    place: int | None = None  # of that argument, where profiles before PyTorch 2.2 are read by it
+    noted: str = ""  # name under which ``record_param_comms`` notes it
+
+
+CALLS = {
+    "allreduce_": Call("all_reduce", "tensors", 0, "allreduce"),
+    "allreduce_coalesced_": Call("all_reduce", "tensors", None, "allreduce_coalesced"),
+    "broadcast_": Call("broadcast", "tensors", 0, "broadcast"),
+    "reduce_": Call("reduce", "tensors", 0, "reduce"),
+    "_allgather_base_": Call("all_gather", "output_tensor", 0, "_allgather_base"),
+    "allgather_": Call("all_gather", "output_tensors", 0, "all_gather"),
+    "allgather_coalesced_": Call("all_gather", "output_lists"),
+    "allgather_into_tensor_coalesced_": Call(
+        "all_gather", "outputs", None, "allgather_into_tensor_coalesced"
+    ),
+    "_reduce_scatter_base_": Call("reduce_scatter", "input_tensor", 1, "_reduce_scatter_base"),
+    "reduce_scatter_": Call("reduce_scatter", "input_tensors", 1, "reduce_scatter"),
+    "reduce_scatter_tensor_coalesced_": Call(
+        "reduce_scatter", "inputs", None, "reduce_scatter_tensor_coalesced"
+    ),
+    "alltoall_base_": Call("all_to_all", "input", 1, "all_to_allv"),
+    "alltoall_": Call("all_to_all", "input_tensors", 1, "all_to_all"),
+    "gather_": Call("gather", "output_tensors"),
+    "scatter_": Call("scatter", "input_tensors"),
+    "send": Call("send", "tensors"),
+    "recv_": Call("recv", "tensors"),
+    "barrier": Call("barrier", ""),
+    "monitored_barrier_": Call("barrier", ""),
+    "all_reduce": Call("all_reduce", "input"),
+    "all_reduce_coalesced": Call("all_reduce", "inputs"),
+    "broadcast": Call("broadcast", "input"),
+    "all_gather_into_tensor": Call("all_gather", ""),
+    "all_gather_into_tensor_out": Call("all_gather", ""),
+    "all_gather_into_tensor_coalesced": Call("all_gather", ""),
+    "reduce_scatter_tensor": Call("reduce_scatter", "input"),
+    "reduce_scatter_tensor_out": Call("reduce_scatter", "input"),
+    "reduce_scatter_tensor_coalesced": Call("reduce_scatter", "inputs"),
+    "all_to_all_single": Call("all_to_all", "input"),
+    "shard_dim_alltoall": Call("all_to_all", "input"),
+    "isend": Call("send", "tensor"),
+    "irecv": Call("recv", "tensor"),
+}
+"""Calls of ``torch.distributed`` by name; a functional one's may end in ``_`` as well."""
 
 
 @dataclass(frozen=True)

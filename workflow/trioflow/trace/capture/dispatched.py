@@ -14,7 +14,9 @@ from functools import reduce
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -23,9 +25,10 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from trioflow.base.errors import InputError
 from trioflow.trace.assemble import ObservedOperator
-from trioflow.trace.capture.messages import COMMUNICATION, describe_message, find_written
 from trioflow.trace.capture.streams import StreamLog
+from trioflow.trace.program import CALLS
 from trioflow.trace.tensors import TensorRef
 
 _DTYPES = {
@@ -41,6 +44,15 @@ _UNSEEN = ("profiler", "prim", "debugprims")
 _UNSEEN_CALLS = ("_wrap_tensor_autograd", "record_stream", "check_for_nan")
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What wrappers of models put into the paths of modules."""
+
+
+_COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+"""Namespaces of calls that communicate, or wait for those that do."""
+_WAITS = ("wait_tensor",)
+_SILENT = ("send", "isend", "barrier", "monitored_barrier_")
+"""Calls that write into none of their arguments."""
+_ENDS = {"send": "dst", "isend": "dst", "recv_": "src", "irecv": "src"}
+_ROOTS = ("root_rank", "src")
 
 
 class ProgramRecorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not read torch
@@ -100,7 +112,7 @@ class ProgramRecorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not
 
     def _note(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         phase, module = self._places.find()
-        communicates = name.partition("::")[0] in COMMUNICATION
+        communicates = name.partition("::")[0] in _COMMUNICATION
         one = ObservedOperator(name, phase, module, "collective" if communicates else "compute")
         schema = func._schema
         given = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
@@ -108,10 +120,10 @@ class ProgramRecorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not
         one.inputs = [ref for place, value in order for ref in _refer(value, place)]
         outputs = result if isinstance(result, tuple) else (result,)
         one.outputs = [ref for place, value in enumerate(outputs) for ref in _refer(value, place)]
-        one.written = find_written(schema) if communicates else _written(schema)
+        one.written = _find_written(schema) if communicates else _written(schema)
         self._join(one)
         place = len(self.operators)
-        message = describe_message(name, given, result) if communicates else None
+        message = _describe_message(name, given, result) if communicates else None
         self.operators.append(one)
         self.streams.add(place, beside=message is not None and bool(message["asynchronous"]))
         self._wait(one, place)
@@ -231,3 +243,65 @@ def _written(schema: Any) -> frozenset[int]:
     """Return the arguments that a call writes into."""
     marked = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
     return frozenset(place for place, writes in enumerate(marked) if writes)
+
+
+def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str, Any] | None:
+    """Return what a call sends; None of one that waits.
+
+    ``name``: with its namespace; ``given``: its arguments by name; ``result``: what it returned.
+    The entry's keys are those of the fact ``communication``.
+
+    Raises
+    ------
+    InputError
+        When the call is not known.
+    """
+    space, _, call = name.partition("::")
+    if call in _WAITS:
+        return None
+    known = CALLS.get(call) or (
+        CALLS.get(call.removesuffix("_")) if "functional" in space else None
+    )
+    if known is None:
+        raise InputError(
+            f"the step calls {name}, which trioflow does not know",
+            fix="use a collective of torch.distributed that is not deprecated",
+        )
+    group = _find_group(given)
+    ranks = dist.get_process_group_ranks(group)
+    buffer = given.get(known.whole) if known.whole else result
+    tensors = [t for t in tree_leaves(buffer) if isinstance(t, torch.Tensor)]
+    entry: dict[str, Any] = {
+        "name": known.collective,
+        "message_bytes": sum(t.numel() * t.element_size() for t in tensors),
+        "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        "group": str(group.group_name),
+        "asynchronous": bool(given.get("async_op", True)),
+    }
+    if known.collective == "barrier":  # NCCL's is a sum of one number
+        return entry | {
+            "name": "all_reduce",
+            "message_bytes": 4,
+            "ranks": ranks,
+            "asynchronous": False,
+        }
+    if call in _ENDS:
+        return entry | {"ranks": ranks, "peer": ranks[int(given[_ENDS[call]])]}
+    first = next((int(given[word]) for word in _ROOTS if word in given), 0)
+    return entry | {"ranks": [*ranks[first:], *ranks[:first]]}
+
+
+def _find_written(schema: Any) -> frozenset[int]:
+    """Return the arguments that a call that communicates writes into."""
+    space, _, call = schema.name.partition("::")
+    if space != "c10d":
+        return _written(schema)
+    return frozenset() if call in _SILENT else frozenset([0])
+
+
+def _find_group(given: dict[str, Any]) -> dist.ProcessGroup:
+    """Return the process group that a call names."""
+    held = given.get("process_group", given.get("group_name"))
+    if isinstance(held, str):
+        return _resolve_process_group(held)
+    return held if isinstance(held, dist.ProcessGroup) else dist.ProcessGroup.unbox(held)

@@ -9,36 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.profile.events import Event
 from trioflow.trace.profile.profiler_fields import load_fields
 from trioflow.trace.profile.steps import Step
+from trioflow.trace.program import CALLS
 
-
-class _Call(NamedTuple):
-    """A call, and which argument holds the whole buffer."""
-
-    collective: str
-    whole: int
-
-
-_CALLS = {
-    "allreduce_": _Call("all_reduce", 0), "broadcast_": _Call("broadcast", 0),
-    "reduce_": _Call("reduce", 0), "_allgather_base_": _Call("all_gather", 0),
-    "allgather_": _Call("all_gather", 0), "_reduce_scatter_base_": _Call("reduce_scatter", 1),
-    "reduce_scatter_": _Call("reduce_scatter", 1), "alltoall_base_": _Call("all_to_all", 1),
-    "alltoall_": _Call("all_to_all", 1),
-}  # fmt: skip
-"""Calls of ``c10d`` by name."""
-_NOTED = {
-    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "broadcast": "broadcast",
-    "reduce": "reduce", "_allgather_base": "all_gather", "all_gather": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather", "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter": "reduce_scatter", "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_to_all": "all_to_all", "all_to_allv": "all_to_all",
-}  # fmt: skip
+_NOTED = {call.noted: call.collective for call in CALLS.values() if call.noted}
 """Collectives as ``record_param_comms`` names them."""
 _WAIT = "wait"
 _WHOLE_IS_RESULT = ("all_gather",)
@@ -114,8 +93,9 @@ def _find_call(event: Event) -> str | None:
 
 def _describe_call(event: Event, one: ObservedOperator, world: int) -> dict[str, Any] | None:
     """Return the message of a call by its tensors, among all ranks."""
-    call = _CALLS.get(_find_call(event) or "")
-    refs = [ref for ref in one.inputs if call is not None and ref.argument == call.whole]
+    call = CALLS.get(_find_call(event) or "")
+    place = None if call is None else call.place
+    refs = [ref for ref in one.inputs if place is not None and ref.argument == place]
     if call is None or not refs:
         return None
     return {
