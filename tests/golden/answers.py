@@ -24,7 +24,7 @@ from trioflow.cli.main import main
 
 QUESTIONS = Path(__file__).with_name("questions.txt")
 LIBRARY = Path(trioflow.__file__).parent
-WALL = re.compile(r'"simulator_wall_s": [^,}]*')
+WALL = re.compile(r'"simulator_wall_s": [^,}]*|(?<= events in )\S+ \w+')
 SHARDED = """
 import torch
 from torch.distributed.fsdp import fully_shard
