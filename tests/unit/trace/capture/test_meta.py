@@ -8,10 +8,11 @@ import pytest
 from captured import BATCH, TRANSFORMER, capture_raw
 from same_step import assert_same_step, category_bytes
 from trioflow.base.errors import InputError
+from trioflow.base.experiments import load_workloads
 from trioflow.trace.profile.merge import merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import load_trace, save_trace
-from trioflow.trace.workloads.catalog import load_catalog
+from trioflow.trace.workloads.catalog import CATALOG
 
 pytest.importorskip("torch", reason="capture needs torch (extra [capture])")
 
@@ -21,7 +22,7 @@ SMALL = {"layers": 2, "sequence": 8, "optimizer": "sgd-fused"}
 
 
 def catalog_row(name):
-    return asdict(load_catalog()[name])
+    return asdict(load_workloads(CATALOG)[name])
 
 
 def captured(row, folder, batch=BATCH):

@@ -9,12 +9,13 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
+from trioflow.base.experiments import load_workloads
 from trioflow.base.settings import OPTIMIZERS
-from trioflow.trace.workloads.catalog import change_workload, load_catalog
+from trioflow.trace.workloads.catalog import CATALOG, change_workload
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
 
-ROWS = load_catalog()
+ROWS = load_workloads(CATALOG)
 CPU = torch.device("cpu")
 SMALL = {
     "torchvision": replace(ROWS["resnet18"], image_size=32),

@@ -12,16 +12,17 @@ from functools import cache
 
 import pytest
 from trioflow.base.errors import InputError, TableError
+from trioflow.base.experiments import load_workloads
 from trioflow.base.settings import FAMILIES, OPTIMIZERS, PRECISIONS, SIZES
 from trioflow.trace.flops import count_flop
-from trioflow.trace.workloads.catalog import CATALOG, change_workload, find_workload, load_catalog
+from trioflow.trace.workloads.catalog import CATALOG, change_workload, find_workload
 
 torch = pytest.importorskip("torch", reason="workloads need torch (extra [capture])")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-ROWS = load_catalog()
+ROWS = load_workloads(CATALOG)
 CNNS = [name for name, row in ROWS.items() if row.family == "torchvision"]
 LANGUAGE = [name for name, row in ROWS.items() if row.family != "torchvision"]
 PAPER = [

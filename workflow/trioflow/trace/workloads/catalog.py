@@ -14,16 +14,11 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from trioflow.base.errors import InputError
-from trioflow.base.experiments import Workload, load_workloads, row_schema
+from trioflow.base.experiments import Workload, row_schema
 from trioflow.base.settings import FAMILIES, SIZES, describe_problem
 
 CATALOG = Path(__file__).parents[2] / "data" / "catalog.tsv"
 """Workloads that ship by name, with the columns of ``workloads.tsv``."""
-
-
-def load_catalog() -> dict[str, Workload]:
-    """Return the workloads that ship, by name."""
-    return load_workloads(CATALOG)
 
 
 def find_workload(rows: Mapping[str, Workload], name: str) -> Workload | None:
