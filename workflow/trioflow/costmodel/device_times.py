@@ -207,13 +207,7 @@ def prepare_device_times(
         models, traced if lent else device_name, precision, on_gpu, find_mask(traces[0])
     )
     if untimed[0]:
-        fitted = class_precision(found.model, "gemm")
-        if fitted not in (None, precision):
-            found.doubt(
-                _EXTRAPOLATED,
-                f"the cost model knows matrix products in {fitted}, and the trace's run in {precision}: "
-                "their times are those of the former",
-            )
+        _doubt_precision(found, precision)
         _time(found, traces, device_name, sheets[1], overrides)
         return found
     found.traces = list(traces)
@@ -251,6 +245,17 @@ def lend_recorded_times(
     if traced != device_name:
         found.doubt(UNCALIBRATED, _of_another(traced, device_name))
     return found
+
+
+def _doubt_precision(found: DeviceTimes, precision: str) -> None:
+    """Say so where the model knows matrix products in another precision than the trace's."""
+    fitted = class_precision(found.model, "gemm")
+    if fitted not in (None, precision):
+        found.doubt(
+            _EXTRAPOLATED,
+            f"the cost model knows matrix products in {fitted}, and the trace's run in {precision}: "
+            "their times are those of the former",
+        )
 
 
 def _check_overrides(overrides: Overrides | None, traces: Sequence[Trace]) -> None:

@@ -55,11 +55,9 @@ def make_plan(
     Parameters
     ----------
     micro_batches : int
-        Pieces of a replica's batch; by default as many as ranks of the pipeline,
-        for dualpipev twice as many.
+        Pieces of a replica's batch; by default as many as ranks of the pipeline, for dualpipev twice.
     stages_per_rank : int
-        Pipeline stages of a rank; by default two for the schedules that are
-        made for several, otherwise one.
+        Pipeline stages of a rank; by default two for schedules made for several, otherwise one.
     shard : int
         Ranks of one group of ``hsdp``.
     accumulate : int

@@ -111,10 +111,8 @@ def search(
     ----------
     traces : str, path, Trace or sequence of them
         One step on one rank; further ones of the same workload at other batches.
-    ranks : int or sequence of int
-        Numbers of ranks to compare.
-    platform : str
-        By name or file.
+    ranks, platform : int or sequence of int, str
+        Numbers of ranks to compare; a platform by name or file.
     batch : int, optional
         Samples of the whole step; by default the trace's own batch on each of the most ranks.
     top : int
@@ -128,8 +126,7 @@ def search(
     watch : callable, optional
         Told how many plans are done of how many, and what is done with them.
     **step
-        What is asked of a language model given by its name or configuration: ``sequence``,
-        ``precision``, ``attention``.
+        ``sequence``, ``precision``, ``attention`` of a language model by name or configuration.
 
     Raises
     ------
@@ -159,16 +156,20 @@ def search(
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
             row["run"] = run
     mark_front(ranking, columns)
+    asked = {"workload": facts.workload, "platform": platform, "ranks": counts, "batch": batch}
+    return asked | _summarize(all_found, ranking, columns)
+
+
+def _summarize(
+    all_found: Sequence[Found], ranking: list[dict[str, Any]], columns: Sequence[str]
+) -> dict[str, Any]:
+    """Return what was found on each number of ranks as one answer."""
     refused: Counter[str] = Counter()
     for found in all_found:
         refused.update(found.refused)
     first = all_found[0].ranking
     beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
     return {
-        "workload": facts.workload,
-        "platform": platform,
-        "ranks": counts,
-        "batch": batch,
         "cost_model": all_found[0].model_text,
         "confidence": max((found.confidence for found in all_found), key=CONFIDENCES.index),
         "plans": sum(found.outlined for found in all_found),
@@ -179,7 +180,7 @@ def search(
         ],
         "ranking": ranking,
         "compared_by": columns,
-        "first_beats_second": beats if len(counts) == 1 else None,
+        "first_beats_second": beats if len(all_found) == 1 else None,
         "assumption": ASSUMPTION,
         "out_of_memory": [entry for found in all_found for entry in found.dropped],
         "refused": dict(refused),

@@ -1,8 +1,15 @@
-"""Machines of several nodes: any network inside a node, any network between nodes."""
+"""Machines of several nodes: any network inside a node, any network between nodes.
+
+References
+----------
+Rails of leaf switches below spines, units of 20 nodes (A100) or 32 (H100): NVIDIA DGX SuperPOD reference
+architectures, 2021 to 2023 (from memory, not re-read).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
 from trioflow.base.errors import PlatformError
@@ -67,18 +74,13 @@ def build_node_groups(
         return links
     check_count("nics_per_node", nics_per_node)
     found = _find_nics(links)
-    if found and (attach_bandwidth_bytes_per_s is not None or nics_per_node != 1):
+    attach = attach_bandwidth_bytes_per_s, attach_latency_s
+    if found and (attach[0] is not None or nics_per_node != 1):
         raise PlatformError(
             "the network inside a node has NICs of its own", place="inside",
             fix="leave nics_per_node and attach_... out",
         )  # fmt: skip
     if not found:
-        if attach_bandwidth_bytes_per_s is None or attach_latency_s is None:
-            raise PlatformError(
-                "nothing joins a rank to its node's NIC", place="between",
-                fix="add attach_bandwidth_bytes_per_s and attach_latency_s",
-            )  # fmt: skip
-        attach = attach_bandwidth_bytes_per_s, attach_latency_s
         links += _attach(sizes, ranks_per_node, nics_per_node, *attach)
     network = between(len(sizes))
     for rail in range(found or nics_per_node):
@@ -104,10 +106,8 @@ def build_rail_optimised(
 
     Parameters
     ----------
-    ranks : int
-        Devices; they fill the nodes in order, the last one may hold fewer.
-    ranks_per_node : int
-        Ranks of a node, g; each has a NIC of its own.
+    ranks, ranks_per_node : int
+        Devices, and those of a node, g, each with a NIC of its own; the last may hold fewer.
     inside : callable
         Builds the network of a node from its number of ranks.
     attach_bandwidth_bytes_per_s, attach_latency_s : float
@@ -117,8 +117,7 @@ def build_rail_optimised(
     spine_latency_s : float
         Latency of a link between a leaf and a spine [s].
     spines : int
-        Spine switches, s, each joined to all leaves. One stands for many that share their load
-        evenly.
+        Spine switches, s, each joined to all leaves; one stands for many that share their load.
     nodes_per_leaf : int, optional
         Nodes below one set of leaves (a scalable unit), u; all unless given.
     oversubscription : float
@@ -132,34 +131,45 @@ def build_rail_optimised(
     Notes
     -----
     With N = ceil(ranks / g) nodes, V and E nodes and links inside one, and U = ceil(N / u) units.
-    Nodes: N V + ranks + g U + s. Links: N E + 4 ranks + 2 g U s. A leaf has min(u, N) x the NIC's
-    bandwidth upwards, divided by the oversubscription, in equal parts to the spines. Ranks of equal
-    place meet at a leaf; others over a spine, or inside a node where that is nearer. A single node
-    has its inside alone; full nodes are counted here.
-
-    Source: NVIDIA DGX SuperPOD reference architectures, 2021 to 2023 (from memory, not re-read):
-    rails of leaf switches below spines, units of 20 nodes (A100) or 32 (H100).
+    Nodes: N V + ranks + g U + s. Links: N E + 4 ranks + 2 g U s (full nodes). A leaf has min(u, N) x
+    the NIC's bandwidth upwards, divided by the oversubscription, in equal parts to the spines. Ranks
+    of equal place meet at a leaf; others over a spine, or inside a node where that is nearer.
     """
     links, sizes = _build_insides(ranks, ranks_per_node, inside)
     nodes = len(sizes)
     unit = nodes if nodes_per_leaf is None else nodes_per_leaf
-    check_count("spines", spines)
-    check_count("nodes_per_leaf", unit)
+    for name, count in (("spines", spines), ("nodes_per_leaf", unit)):
+        check_count(name, count)
     check_positive("oversubscription", oversubscription)
     if nodes == 1:
         return links
     attach = attach_bandwidth_bytes_per_s, attach_latency_s
     links += _attach(sizes, ranks_per_node, ranks_per_node, *attach)
+    links += _join_leaves(sizes, unit, nic_bandwidth_bytes_per_s, nic_latency_s)
+    upward = min(unit, nodes) * nic_bandwidth_bytes_per_s / spines / oversubscription
+    return links + _join_spines(sizes, unit, spines, upward, spine_latency_s)
+
+
+def _join_leaves(sizes: Sequence[int], unit: int, bandwidth: float, latency_s: float) -> list[Link]:
+    """Join the NICs of equal place in the nodes of a unit to one leaf switch."""
+    links = []
     for node, size in enumerate(sizes):
         for rail in range(size):
             ends = f"node{node}-nic{rail}", f"leaf{node // unit}-{rail}"
-            links += join(*ends, nic_bandwidth_bytes_per_s, nic_latency_s)
-    upward = min(unit, nodes) * nic_bandwidth_bytes_per_s / spines / oversubscription
-    for block in range(-(-nodes // unit)):
+            links += join(*ends, bandwidth, latency_s)
+    return links
+
+
+def _join_spines(
+    sizes: Sequence[int], unit: int, spines: int, bandwidth: float, latency_s: float
+) -> list[Link]:
+    """Join every leaf switch to all spines."""
+    links = []
+    for block in range(-(-len(sizes) // unit)):
         # A last unit of one partly filled node has as many leaves as it has ranks.
         for rail in range(max(sizes[block * unit : (block + 1) * unit])):
             for spine in range(spines):
-                links += join(f"leaf{block}-{rail}", f"spine{spine}", upward, spine_latency_s)
+                links += join(f"leaf{block}-{rail}", f"spine{spine}", bandwidth, latency_s)
     return links
 
 
@@ -180,8 +190,18 @@ def _build_insides(
 
 
 def _attach(
-    sizes: list[int], ranks_per_node: int, nics: int, bandwidth: float, latency_s: float
+    sizes: list[int],
+    ranks_per_node: int,
+    nics: int,
+    bandwidth: float | None,
+    latency_s: float | None,
 ) -> list[Link]:
+    """Join the ranks of every node to its NICs."""
+    if bandwidth is None or latency_s is None:
+        raise PlatformError(
+            "nothing joins a rank to its node's NIC", place="between",
+            fix="add attach_bandwidth_bytes_per_s and attach_latency_s",
+        )  # fmt: skip
     links = []
     for node, size in enumerate(sizes):
         for place, rank in enumerate(name_ranks(size, node * ranks_per_node)):

@@ -75,10 +75,9 @@ def build_pcie_sockets(
     bandwidth_bytes_per_s, latency_s : float
         Between a rank and its switch, per direction [bytes/s], [s].
     ranks_per_switch : int
-        Ranks below one switch. A rank in a slot of its own has a switch of its own: its root port.
+        Ranks below one switch. A rank in a slot of its own has its own switch: its root port.
     switch_bandwidth_bytes_per_s, switch_latency_s : float
-        Between a switch and its host bridge, per direction [bytes/s], [s]: what the ranks below one
-        switch share.
+        Between a switch, whose ranks share it, and its host bridge, per direction [bytes/s], [s].
     bridge_bandwidth_bytes_per_s, bridge_latency_s : float
         Between a host bridge and its socket, per direction [bytes/s], [s], and what turns round
         inside the bridge, from one of its switches to another.
@@ -87,20 +86,30 @@ def build_pcie_sockets(
     socket_bandwidth_bytes_per_s, socket_latency_s : float, optional
         Between every two sockets, per direction [bytes/s], [s]; due where there are several.
     memory_bandwidth_bytes_per_s, memory_latency_s : float, optional
-        Between a socket and its memory, per direction [bytes/s], [s]; a memory is a node only where
-        they are given.
+        Between a socket and its memory, a node only where given, per direction [bytes/s], [s].
     nic_bandwidth_bytes_per_s, nic_latency_s : float, optional
         Between a switch and a NIC below it, per direction [bytes/s], [s]; the nodes nic0, nic1 and
         so on exist only where they are given.
     peer_to_peer : bool
-        Whether ranks reach each other without the host's memory. Where not, every route crosses the
-        memory of the receiver's socket once.
+        Whether ranks reach each other without the host's memory; else every route crosses the receiver's.
 
     Raises
     ------
     PlatformError
-        When a count is below 1, several sockets have no link, or ranks must cross a memory that is
-        not described.
+        When a count is below 1, sockets have no link, or a memory to cross is not described.
+    """
+    tree = _Tree(ranks, not peer_to_peer, ranks_per_switch, switches_per_bridge, bridges_per_socket)
+    tree.hang_ranks(bandwidth_bytes_per_s, latency_s)
+    tree.hang_switches(switch_bandwidth_bytes_per_s, switch_latency_s)
+    tree.hang_bridges(bridge_bandwidth_bytes_per_s, bridge_latency_s)
+    tree.join_sockets(socket_bandwidth_bytes_per_s, socket_latency_s)
+    tree.add_memories(memory_bandwidth_bytes_per_s, memory_latency_s)
+    tree.add_nics(nic_bandwidth_bytes_per_s, nic_latency_s)
+    return tree.links
+
+
+class _Tree:
+    """The links of ``build_pcie_sockets`` and the names of the nodes at their ends.
 
     Notes
     -----
@@ -117,39 +126,22 @@ def build_pcie_sockets(
     A bridge is two nodes, ``-up`` and ``-down``, with a link from the one to the other, since what
     it moves within itself is limited too.
     """
-    nodes = name_ranks(ranks)
-    counts = [ranks]
-    for name, size in (
-        ("ranks_per_switch", ranks_per_switch),
-        ("switches_per_bridge", switches_per_bridge),
-        ("bridges_per_socket", bridges_per_socket),
-    ):
-        check_count(name, size)
-        counts.append(-(-counts[-1] // size))
-    _, switches, bridges, sockets = counts
-    tree = _Tree(through_memory=not peer_to_peer)
-    for rank, node in enumerate(nodes):
-        tree.hang(node, f"switch{rank // ranks_per_switch}", bandwidth_bytes_per_s, latency_s)
-    for number in range(switches):
-        bridge = f"bridge{number // switches_per_bridge}"
-        tree.hang(f"switch{number}", bridge, switch_bandwidth_bytes_per_s, switch_latency_s)
-    for number in range(bridges):
-        socket = f"socket{number // bridges_per_socket}"
-        tree.hang(f"bridge{number}", socket, bridge_bandwidth_bytes_per_s, bridge_latency_s)
-        if peer_to_peer:
-            ends = f"bridge{number}-up", f"bridge{number}-down"
-            tree.links.append(Link(*ends, bridge_bandwidth_bytes_per_s, bridge_latency_s))
-    tree.join_sockets(sockets, socket_bandwidth_bytes_per_s, socket_latency_s)
-    tree.add_memories(sockets, memory_bandwidth_bytes_per_s, memory_latency_s)
-    tree.add_nics(switches, nic_bandwidth_bytes_per_s, nic_latency_s)
-    return tree.links
 
-
-class _Tree:
-    """The links of ``build_pcie_sockets`` and the names of the nodes at their ends."""
-
-    def __init__(self, *, through_memory: bool) -> None:
+    def __init__(
+        self, ranks: int, through_memory: bool, ranks_per_switch: int, switches_per_bridge: int,
+        bridges_per_socket: int,
+    ) -> None:  # fmt: skip
         self.links: list[Link] = []
+        self._ranks = name_ranks(ranks)
+        self._sizes = {
+            "ranks_per_switch": ranks_per_switch, "switches_per_bridge": switches_per_bridge,
+            "bridges_per_socket": bridges_per_socket,
+        }  # fmt: skip
+        counts = [ranks]
+        for name, size in self._sizes.items():
+            check_count(name, size)
+            counts.append(-(-counts[-1] // size))
+        _, self._switches, self._bridges, self._sockets = counts
         self._through_memory = through_memory
         self._split = ("switch", "bridge", "socket") if through_memory else ("bridge",)
 
@@ -168,8 +160,30 @@ class _Tree:
             Link(self.down(above), self.down(below), bandwidth_bytes_per_s, latency_s),
         ]
 
-    def join_sockets(self, sockets: int, bandwidth: float | None, latency_s: float | None) -> None:
+    def hang_ranks(self, bandwidth: float, latency_s: float) -> None:
+        """Join every rank to its switch."""
+        for rank, node in enumerate(self._ranks):
+            switch = f"switch{rank // self._sizes['ranks_per_switch']}"
+            self.hang(node, switch, bandwidth, latency_s)
+
+    def hang_switches(self, bandwidth: float, latency_s: float) -> None:
+        """Join every switch to its host bridge."""
+        for number in range(self._switches):
+            bridge = f"bridge{number // self._sizes['switches_per_bridge']}"
+            self.hang(f"switch{number}", bridge, bandwidth, latency_s)
+
+    def hang_bridges(self, bandwidth: float, latency_s: float) -> None:
+        """Join every host bridge to its socket; peers' bytes turn round inside it."""
+        for number in range(self._bridges):
+            socket = f"socket{number // self._sizes['bridges_per_socket']}"
+            self.hang(f"bridge{number}", socket, bandwidth, latency_s)
+            if not self._through_memory:
+                ends = f"bridge{number}-up", f"bridge{number}-down"
+                self.links.append(Link(*ends, bandwidth, latency_s))
+
+    def join_sockets(self, bandwidth: float | None, latency_s: float | None) -> None:
         """Join every two sockets."""
+        sockets = self._sockets
         if sockets == 1:
             return
         if bandwidth is None or latency_s is None:
@@ -182,7 +196,7 @@ class _Tree:
         if self._through_memory:
             self.links += join_all(map(self.down, names), bandwidth, latency_s)
 
-    def add_memories(self, sockets: int, bandwidth: float | None, latency_s: float | None) -> None:
+    def add_memories(self, bandwidth: float | None, latency_s: float | None) -> None:
         """Give every socket its memory, where one is described."""
         if bandwidth is None or latency_s is None:
             if self._through_memory or (bandwidth is None) != (latency_s is None):
@@ -191,7 +205,7 @@ class _Tree:
                     fix="add memory_bandwidth_bytes_per_s and memory_latency_s",
                 )  # fmt: skip
             return
-        for number in range(sockets):
+        for number in range(self._sockets):
             # Memory is the root of the tree: what goes up ends there, what goes down starts there.
             socket, memory = f"socket{number}", f"memory{number}"
             self.links += [
@@ -199,7 +213,7 @@ class _Tree:
                 Link(memory, self.down(socket), bandwidth, latency_s),
             ]
 
-    def add_nics(self, switches: int, bandwidth: float | None, latency_s: float | None) -> None:
+    def add_nics(self, bandwidth: float | None, latency_s: float | None) -> None:
         """Put a NIC below every switch, where one is described."""
         if (bandwidth is None) != (latency_s is None):
             raise PlatformError(
@@ -208,5 +222,5 @@ class _Tree:
             )  # fmt: skip
         if bandwidth is None or latency_s is None:
             return
-        for number in range(switches):
+        for number in range(self._switches):
             self.hang(f"nic{number}", f"switch{number}", bandwidth, latency_s)

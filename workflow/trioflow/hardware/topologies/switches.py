@@ -1,4 +1,11 @@
-"""Networks of switches: one switch, NVSwitch boards, fat tree, dragonfly; and ranks joined without any."""
+"""Networks of switches: one switch, NVSwitch boards, fat tree, dragonfly; and ranks joined without any.
+
+References
+----------
+Fat tree: M. Al-Fares, A. Loukissas, A. Vahdat, A Scalable, Commodity Data Center Network Architecture, SIGCOMM 2008,
+doi:10.1145/1402958.1402967. Dragonfly: J. Kim, W. J. Dally, S. Scott, D. Abts, Technology-Driven, Highly-Scalable
+Dragonfly Topology, ISCA 2008, doi:10.1109/ISCA.2008.19.
+"""
 
 from __future__ import annotations
 
@@ -116,14 +123,22 @@ def build_nvswitch(
             links += join(node, switch, bandwidth_bytes_per_s / planes, latency_s)
     if boards == 1:
         return links
-    if trunk_bandwidth_bytes_per_s is None or trunk_latency_s is None:
+    return links + _join_boards(boards, planes, trunk_bandwidth_bytes_per_s, trunk_latency_s)
+
+
+def _join_boards(
+    boards: int, planes: int, bandwidth: float | None, latency_s: float | None
+) -> list[Link]:
+    """Join the switches of several boards plane by plane."""
+    if bandwidth is None or latency_s is None:
         raise PlatformError(
             f"{boards} boards have no trunk between them", place="ranks_per_board",
             fix="add trunk_bandwidth_bytes_per_s and trunk_latency_s",
         )  # fmt: skip
+    links = []
     for plane in range(planes):
         switches = [f"nvswitch{board * planes + plane}" for board in range(boards)]
-        links += join_all(switches, trunk_bandwidth_bytes_per_s / planes, trunk_latency_s)
+        links += join_all(switches, bandwidth / planes, latency_s)
     return links
 
 
@@ -163,9 +178,6 @@ def build_fat_tree(
     across pods, 4 within a pod, 2 below an edge switch. Every pod reaches each core, so that there
     are k^2 / 4 shortest routes between two pods: the first one is taken, or all by the choice
     ``ecmp`` of ``network.routing``.
-
-    Source: M. Al-Fares, A. Loukissas, A. Vahdat, A Scalable, Commodity Data Center Network
-    Architecture, SIGCOMM 2008, doi:10.1145/1402958.1402967.
     """
     nodes = name_ranks(ranks)
     if arity is None:
@@ -178,18 +190,22 @@ def build_fat_tree(
             fix="write an even number whose cube is at least four times the ranks",
         )  # fmt: skip
     check_links("arity", arity**3)
-    half = arity // 2
     links = []
     for rank, node in enumerate(nodes):
-        links += join(node, f"edge{rank // half}", bandwidth_bytes_per_s, latency_s)
-    upward = bandwidth_bytes_per_s / oversubscription
+        links += join(node, f"edge{rank // (arity // 2)}", bandwidth_bytes_per_s, latency_s)
     for pod in range(arity):
-        edges = [f"edge{pod * half + place}" for place in range(half)]
-        aggregations = [f"aggregation{pod * half + place}" for place in range(half)]
-        links += join_pairs(itertools.product(edges, aggregations), upward, latency_s)
-        for place, aggregation in enumerate(aggregations):
-            for core in range(place * half, (place + 1) * half):
-                links += join(aggregation, f"core{core}", upward, latency_s)
+        links += _join_pod(pod, arity // 2, bandwidth_bytes_per_s / oversubscription, latency_s)
+    return links
+
+
+def _join_pod(pod: int, half: int, bandwidth: float, latency_s: float) -> list[Link]:
+    """Join the edge and aggregation switches of a pod of a fat tree, and these to the cores."""
+    edges = [f"edge{pod * half + place}" for place in range(half)]
+    aggregations = [f"aggregation{pod * half + place}" for place in range(half)]
+    links = join_pairs(itertools.product(edges, aggregations), bandwidth, latency_s)
+    for place, aggregation in enumerate(aggregations):
+        for core in range(place * half, (place + 1) * half):
+            links += join(aggregation, f"core{core}", bandwidth, latency_s)
     return links
 
 
@@ -236,21 +252,11 @@ def build_dragonfly(
     -----
     Nodes: n + g a. Links: 2 n + g a (a - 1) + g (g - 1). Diameter: 5 (rank, router, way out of the
     group, way into the other, router, rank).
-
-    Source: J. Kim, W. J. Dally, S. Scott, D. Abts, Technology-Driven, Highly-Scalable Dragonfly
-    Topology, ISCA 2008, doi:10.1109/ISCA.2008.19.
     """
     nodes = name_ranks(ranks)
     check_count("groups", groups)
     check_count("routers_per_group", routers_per_group)
-    routers = groups * routers_per_group
-    size = -(-ranks // routers) if ranks_per_router is None else ranks_per_router
-    check_count("ranks_per_router", size)
-    if size * routers < ranks:
-        raise PlatformError(
-            f"{routers} routers of {size} ranks have no place for {ranks}",
-            place="ranks_per_router", fix=f"write {-(-ranks // routers)} or more",
-        )  # fmt: skip
+    size = _size_router(ranks, groups * routers_per_group, ranks_per_router)
     check_links("groups", groups * routers_per_group * routers_per_group + groups**2)
     links = []
     for rank, node in enumerate(nodes):
@@ -259,13 +265,34 @@ def build_dragonfly(
         first = group * routers_per_group
         names = [f"router{number}" for number in range(first, first + routers_per_group)]
         links += join_all(names, local_bandwidth_bytes_per_s, local_latency_s)
+    return links + _join_groups(
+        groups, routers_per_group, global_bandwidth_bytes_per_s, global_latency_s
+    )
+
+
+def _size_router(ranks: int, routers: int, ranks_per_router: int | None) -> int:
+    """Return the places of a router."""
+    size = -(-ranks // routers) if ranks_per_router is None else ranks_per_router
+    check_count("ranks_per_router", size)
+    if size * routers < ranks:
+        raise PlatformError(
+            f"{routers} routers of {size} ranks have no place for {ranks}",
+            place="ranks_per_router", fix=f"write {-(-ranks // routers)} or more",
+        )  # fmt: skip
+    return size
+
+
+def _join_groups(
+    groups: int, routers_per_group: int, bandwidth: float, latency_s: float
+) -> list[Link]:
+    """Join every two groups of a dragonfly by one link between routers that share such links evenly."""
     ports = max(1, -(-(groups - 1) // routers_per_group))
 
     def name_gate(group: int, other: int) -> str:
         ahead = (other - group) % groups
         return f"router{group * routers_per_group + (ahead - 1) // ports}"
 
+    links = []
     for one, other in itertools.combinations(range(groups), 2):
-        ends = name_gate(one, other), name_gate(other, one)
-        links += join(*ends, global_bandwidth_bytes_per_s, global_latency_s)
+        links += join(name_gate(one, other), name_gate(other, one), bandwidth, latency_s)
     return links

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,10 @@ def capture_meta(
     mode = NotingFakeMode()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        masks: set[bool] = set()
+        attention = fused_attention(masks) if target == "cuda" else nullcontext()
         try:
-            workload = build_workload(chosen, seed, "meta")
-            masks: set[bool] = set()
-            with mode, fused_attention(masks) if target == "cuda" else nullcontext():
-                _move_to_fake(workload.model)
-                step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
-                step()  # makes the optimizer's states
-                profile_fake_step(step, workload.model, mode, folder)
-                model = describe_model(workload)
+            model = _profile(chosen, batch, seed, mode, attention, folder)
         except (
             DataDependentOutputException,
             DynamicOutputShapeException,
@@ -99,6 +94,20 @@ def capture_meta(
         write_json(folder / "environment.json", _describe(row, batch, seed, mode) | model | found)
         trace = merge_trace(folder)
     return _without_times(trace)
+
+
+def _profile(
+    row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode,
+    attention: AbstractContextManager[None], folder: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Run a step on fake tensors under the profiler; return what its model says of itself."""
+    workload = build_workload(row, seed, "meta")
+    with mode, attention:
+        _move_to_fake(workload.model)
+        step = TrainingStep(workload, workload.model, batch, _PLACE, seed)
+        step()  # makes the optimizer's states
+        profile_fake_step(step, workload.model, mode, folder)
+        return describe_model(workload)
 
 
 @contextmanager

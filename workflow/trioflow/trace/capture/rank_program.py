@@ -68,10 +68,7 @@ def capture_rank(
     without arguments, or an object that has it as ``step``. ``batch``: samples of the rank's step.
     ``device``: ``meta`` for tensors without data, ``cpu``, ``cuda`` or ``auto``. ``target``: whose
     optimizers and attention are chosen, and on a processor other than ``device`` times are not
-    kept: ``cuda`` (the default without data) or ``cpu``.
-
-    Facts beside the usual ones: ``program`` (``rank``, ``world_size``, ``streams``, ``waits``) and
-    ``communication``; see ``trace.program``.
+    kept: ``cuda`` (the default without data) or ``cpu``. Facts beside the usual ones: see ``trace.program``.
 
     Raises
     ------
@@ -112,13 +109,8 @@ def capture_rank(
         **_describe(row, batch, where, times_s, timed),
         **({"target": target} if where == DEVICE or not timed else {}),
         **({"causal_attention": masks == {True}} if masks else {}),
-        "optimizer": recorder.optimizer,
-        "program": {
-            "rank": rank, "world_size": world_size,
-            "streams": recorder.streams.list_streams(), "waits": recorder.streams.list_waits(),
-        },
-        "communication": recorder.messages,
-    }  # fmt: skip
+        **_describe_program(recorder, rank, world_size),
+    }
     if timed:
         _set_times(recorder, spans_s, float(facts["step_time_s"]))
     trace = assemble_trace(recorder.operators, facts, ready=[])
@@ -238,6 +230,19 @@ class _TorchWithValues:
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
         return _keep_values(found) if isinstance(found, BuiltinFunctionType) else found
+
+
+def _describe_program(recorder: ProgramRecorder, rank: int, world_size: int) -> dict[str, Any]:
+    """Return what a step told while it ran: its optimizer, its streams, its messages."""
+    streams = recorder.streams
+    return {
+        "optimizer": recorder.optimizer,
+        "program": {
+            "rank": rank, "world_size": world_size,
+            "streams": streams.list_streams(), "waits": streams.list_waits(),
+        },
+        "communication": recorder.messages,
+    }  # fmt: skip
 
 
 def _make_step(row: Mapping[str, Any], batch: int) -> Callable[[], Any]:
