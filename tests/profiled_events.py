@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from trioflow.trace.profile.kineto import read_profile
-from trioflow.trace.profile.step_spans import find_spans
-from trioflow.trace.profile.steps import load_step
+from trioflow.trace.profile.steps import find_spans, load_step
 
 
 def event(name, category, ts, dur, tid=1, **arguments):

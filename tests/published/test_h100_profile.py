@@ -11,8 +11,7 @@ from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.events import busy_ns, span_ns
 from trioflow.trace.profile.kineto import read_profile
-from trioflow.trace.profile.step_spans import find_spans
-from trioflow.trace.profile.steps import load_step
+from trioflow.trace.profile.steps import find_spans, load_step
 
 FOLDER = "sarchlab+triosim/tracer/data"
 PROFILE, GRAPH = "profiler/profiler_vgg13-iter41.json", "graph/graph_vgg13-iter41.json"

@@ -17,8 +17,7 @@ from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import observe_step
-from trioflow.trace.profile.step_spans import find_spans
-from trioflow.trace.profile.steps import load_step
+from trioflow.trace.profile.steps import find_spans, load_step
 
 SAID = ImportOptions(batch=32, precision="fp32")
 

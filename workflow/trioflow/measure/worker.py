@@ -37,9 +37,8 @@ from trioflow.trace.capture.training_step import TrainingStep
 from trioflow.trace.capture.workload import device_name
 from trioflow.trace.profile.events import STEP, Event
 from trioflow.trace.profile.kineto import read_profile
-from trioflow.trace.profile.step_spans import find_spans
 from trioflow.trace.profile.steps import Step as ProfiledStep
-from trioflow.trace.profile.steps import load_step
+from trioflow.trace.profile.steps import find_spans, load_step
 from trioflow.trace.workloads.build import build_workload
 
 _SPANS = ("gloo:", "nccl:")

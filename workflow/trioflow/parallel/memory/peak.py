@@ -14,8 +14,7 @@ from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
 from trioflow.parallel.memory.storages import TEMPORARY, StorageTable, build_storage_table
 from trioflow.parallel.programs.actions import COPIES_EARLY
-from trioflow.parallel.programs.builder import ProgramBuilder
-from trioflow.parallel.programs.work import StageWork
+from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN
 from trioflow.parallel.splits.context import share_tokens

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from trioflow.parallel.memory.profile import AGAIN
 from trioflow.parallel.programs.attention import attend
-from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram
+from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, StageWork
 from trioflow.parallel.programs.offload import make_movers
-from trioflow.parallel.programs.work import StageWork
 from trioflow.parallel.schedules.table import (
     BACKWARD,
     BACKWARD_INPUT,

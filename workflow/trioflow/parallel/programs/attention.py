@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.parallel.memory.profile import BLOCK
-from trioflow.parallel.programs.work import AttentionWork
+from trioflow.parallel.programs.builder import AttentionWork
 from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
 from trioflow.parallel.splits.tensor_split import SharedAttention
 

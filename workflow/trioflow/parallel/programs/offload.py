@@ -33,11 +33,11 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.parallel.backward import list_units
 from trioflow.parallel.memory.storages import build_storage_table
-from trioflow.parallel.programs.builder import RankProgram
-from trioflow.parallel.programs.work import (
+from trioflow.parallel.programs.builder import (
     UNITS_ON_DEVICE,
     HostRates,
     OffloadedActivations,
+    RankProgram,
     UnitActivations,
 )
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from trioflow.base.errors import PlanError
+from trioflow.parallel.programs.builder import ReplicaWork
 from trioflow.parallel.programs.staged import StagedRank
-from trioflow.parallel.programs.work import ReplicaWork
 from trioflow.parallel.splits.parameters import coalesce_broadcasts, coalesce_sums, list_parameters
 from trioflow.parallel.splits.tensor_split import find_loss, list_inputs
 from trioflow.parallel.task_graph import TaskGraph

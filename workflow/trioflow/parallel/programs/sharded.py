@@ -42,8 +42,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trioflow.base.experiments import Plan
+from trioflow.parallel.programs.builder import UnitWork
 from trioflow.parallel.programs.staged import StagedRank
-from trioflow.parallel.programs.work import UnitWork
 from trioflow.parallel.splits.sharding import ShardedUnit
 
 FINDS_OVERFLOW = "aten::_amp_foreach_non_finite_check_and_unscale_"

@@ -20,8 +20,8 @@ from trioflow.parallel.backward import (
     split_backward,
 )
 from trioflow.parallel.programs.attention import size_attentions
+from trioflow.parallel.programs.builder import ShardedWork, StageWork
 from trioflow.parallel.programs.sharded import cost_units
-from trioflow.parallel.programs.work import ShardedWork, StageWork
 from trioflow.parallel.schedules.table import (
     BACKWARD_WEIGHT,
     FORWARD_ONLY,

@@ -18,9 +18,8 @@ import pandas as pd
 
 from trioflow.costmodel.features import Floats
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.programs.builder import ProgramBuilder
+from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.programs.staged import StagedRank
-from trioflow.parallel.programs.work import StageWork
 from trioflow.parallel.reference import OperatorTimes
 from trioflow.parallel.schedules.build import Schedule
 from trioflow.parallel.schedules.table import BACKWARD, FORWARD, Action

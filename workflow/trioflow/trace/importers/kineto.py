@@ -16,16 +16,22 @@ from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.agreement import count_rounds, list_doubts
-from trioflow.trace.profile.event_shapes import check_types
-from trioflow.trace.profile.events import DEVICE, LAUNCHES, busy_ns
+from trioflow.trace.profile.events import DEVICE, LAUNCHES, busy_ns, check_types
 from trioflow.trace.profile.execution_trace import Links, Node, link_nodes, read_nodes
 from trioflow.trace.profile.kineto import ABSENT, Profile, read_profile
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import Observation, coverage_of, observe_step
 from trioflow.trace.profile.profiler_fields import kineto_words, precision_of, vendors
-from trioflow.trace.profile.step_spans import BY_OPTIMIZER, WHOLE, Span, find_period_ns, find_spans
-from trioflow.trace.profile.steps import Step, load_step
+from trioflow.trace.profile.steps import (
+    BY_OPTIMIZER,
+    WHOLE,
+    Span,
+    Step,
+    find_period_ns,
+    find_spans,
+    load_step,
+)
 from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
 from trioflow.trace.store import Trace
 

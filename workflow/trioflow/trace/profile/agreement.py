@@ -17,8 +17,7 @@ from trioflow.trace.profile.events import HOST, LAUNCHES, Event, is_operator
 from trioflow.trace.profile.execution_trace import Links, Node
 from trioflow.trace.profile.kineto import ABSENT
 from trioflow.trace.profile.profiler_fields import kineto_words
-from trioflow.trace.profile.step_spans import ROUNDING_NS
-from trioflow.trace.profile.steps import Step
+from trioflow.trace.profile.steps import ROUNDING_NS, Step
 
 _UNSIZED = ("TensorList", "Scalar", "ScalarList", "")
 """What the profile gives in place of a single tensor's type."""

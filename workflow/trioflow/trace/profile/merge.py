@@ -24,8 +24,7 @@ from trioflow.trace.profile.events import STEP
 from trioflow.trace.profile.execution_trace import link_nodes, read_nodes
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.observe import coverage_of, observe_step
-from trioflow.trace.profile.step_spans import find_spans
-from trioflow.trace.profile.steps import Step, load_step
+from trioflow.trace.profile.steps import Step, find_spans, load_step
 from trioflow.trace.profile.timing import StepTimes, median_times, times_of_step
 from trioflow.trace.store import Trace, save_trace
 

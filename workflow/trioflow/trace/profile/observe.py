@@ -12,16 +12,17 @@ from trioflow.base.units import format_time, ns_to_s
 from trioflow.trace.assemble import ObservedOperator
 from trioflow.trace.flops import count_flop
 from trioflow.trace.gradients import ReadyGradient
-from trioflow.trace.profile.event_shapes import count_event_flop, tensors_of_event
 from trioflow.trace.profile.events import (
     DEVICE,
     MODULE,
     Event,
     busy_ns,
     charge_apart,
+    count_event_flop,
     is_host_copy,
     is_operator,
     span_ns,
+    tensors_of_event,
 )
 from trioflow.trace.profile.execution_trace import Links
 from trioflow.trace.profile.profiler_fields import kineto_words
