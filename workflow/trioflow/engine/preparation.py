@@ -311,17 +311,15 @@ def prepare(
     make_network : callable
         Makes an unused network of all links.
     fold : {"auto", True, False}
-        Whether identical ranks may be executed once; see ``folding``. For
-        auto, graphs that do not say which ranks are identical must have
-        ``_LOOKED_AT_FROM_TASKS`` tasks.
+        Whether identical ranks may be executed once; see ``folding``. For auto, graphs that do not
+        say which ranks are identical must have ``_LOOKED_AT_FROM_TASKS`` tasks.
     unfolded_reason : str
         Why not, where ``fold`` says no.
 
     Raises
     ------
     SimulationError
-        As ``program.build_program``; TooLargeError where the tasks of all
-        ranks are needed and would not fit into memory.
+        As ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory.
     InputError
         When ``fold`` has another value.
     """

@@ -88,8 +88,7 @@ def fold_plans(
     asked : sequence of (str, int, int)
         Collective, size [bytes] and family of each class of exchanges.
     planners : sequence of Planner
-        What is alike is alike by all of them. Several of them make the same flows, of other sizes
-        and speeds. Warnings are those of the first.
+        They make the same flows, of other sizes and speeds, and find the same alike; warnings are the first's.
 
     Raises
     ------
@@ -118,8 +117,7 @@ def fold_plans(
             continue
         key = (number, *(id(one.shape) for one in built))
         if key not in bundles:
-            shapes = [one.shape for one in built]
-            bundles[key] = _Bundle(number, shapes, len(plan.shape.pairs))
+            bundles[key] = _Bundle(number, [one.shape for one in built], len(plan.shape.pairs))
         bundle = bundles[key]
         bundle.numbers += map(_read_numbers, by_planner)
         bundle.apart |= isinstance(plan, CollectiveMessages)
@@ -130,12 +128,8 @@ def fold_plans(
         whole = _by_planner([plans for plans, _ in chosen], planners)
         return FoldedTraffic(whole, list(links), None, None, list(warnings))
     crossings = _divide(list(bundles.values()), families, links)
-    routes = _make_routes(crossings, list(bundles.values()))
-    widths = np.array([link.bandwidth_bytes_per_s for link in links])
-    firsts = np.unique(crossings.link_class, return_index=True)
-    kept = firsts[0] >= 0
-    class_links = make_class_links(firsts[0][kept].tolist(), widths[firsts[1][kept]])
-    router = GivenRoutes(class_links, routes)
+    class_links = _make_links(crossings, links)
+    router = GivenRoutes(class_links, _make_routes(crossings, list(bundles.values())))
     made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
     folded = [
         plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans]
@@ -205,6 +199,14 @@ def _read_numbers(built: Sequence[Planned]) -> Floats:
             sizes = np.full(len(latencies_s), plan.block_bytes)
         rows.append((sizes, latencies_s, plan.max_rates_bytes_per_s))
     return np.array(rows).transpose(0, 2, 1)
+
+
+def _make_links(crossings: Crossings, links: Sequence[Link]) -> list[Link]:
+    """Return one link for each class of links that are crossed."""
+    widths = np.array([link.bandwidth_bytes_per_s for link in links])
+    classes, firsts = np.unique(crossings.link_class, return_index=True)
+    kept = classes >= 0
+    return make_class_links(classes[kept].tolist(), widths[firsts[kept]])
 
 
 def _divide(

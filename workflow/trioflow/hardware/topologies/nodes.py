@@ -106,14 +106,14 @@ def build_rail_optimised(
 
     Parameters
     ----------
-    ranks, ranks_per_node : int
-        Devices, and those of a node, g, each with a NIC of its own; the last may hold fewer.
+    ranks : int
+        Devices; they fill the nodes in order, the last one may hold fewer.
+    ranks_per_node : int
+        Ranks of a node, g; each has a NIC of its own.
     inside : callable
         Builds the network of a node from its number of ranks.
-    attach_bandwidth_bytes_per_s, attach_latency_s : float
-        Between a rank and its NIC, per direction [bytes/s], [s].
-    nic_bandwidth_bytes_per_s, nic_latency_s : float
-        Between a NIC and its leaf switch, per direction [bytes/s], [s].
+    attach_bandwidth_bytes_per_s, attach_latency_s, nic_bandwidth_bytes_per_s, nic_latency_s : float
+        Between a rank and its NIC, and a NIC and its leaf switch, per direction [bytes/s], [s].
     spine_latency_s : float
         Latency of a link between a leaf and a spine [s].
     spines : int

@@ -74,22 +74,18 @@ def build_pcie_sockets(
         Devices, n, in rank order below the switches.
     bandwidth_bytes_per_s, latency_s : float
         Between a rank and its switch, per direction [bytes/s], [s].
-    ranks_per_switch : int
-        Ranks below one switch. A rank in a slot of its own has its own switch: its root port.
+    ranks_per_switch, switches_per_bridge, bridges_per_socket : int
+        Shape of the tree. A rank in a slot of its own has its own switch: its root port.
     switch_bandwidth_bytes_per_s, switch_latency_s : float
         Between a switch, whose ranks share it, and its host bridge, per direction [bytes/s], [s].
     bridge_bandwidth_bytes_per_s, bridge_latency_s : float
-        Between a host bridge and its socket, per direction [bytes/s], [s], and what turns round
-        inside the bridge, from one of its switches to another.
-    switches_per_bridge, bridges_per_socket : int
-        Shape of the tree.
+        Between a host bridge and its socket, and inside the bridge from a switch to another, likewise.
     socket_bandwidth_bytes_per_s, socket_latency_s : float, optional
         Between every two sockets, per direction [bytes/s], [s]; due where there are several.
     memory_bandwidth_bytes_per_s, memory_latency_s : float, optional
         Between a socket and its memory, a node only where given, per direction [bytes/s], [s].
     nic_bandwidth_bytes_per_s, nic_latency_s : float, optional
-        Between a switch and a NIC below it, per direction [bytes/s], [s]; the nodes nic0, nic1 and
-        so on exist only where they are given.
+        Between a switch and a NIC below it (nic0, nic1 and so on), likewise a node only where given.
     peer_to_peer : bool
         Whether ranks reach each other without the host's memory; else every route crosses the receiver's.
 
@@ -97,6 +93,10 @@ def build_pcie_sockets(
     ------
     PlatformError
         When a count is below 1, sockets have no link, or a memory to cross is not described.
+
+    Notes
+    -----
+    Nodes: n + w + 2 b + s (1 + m) + k w. Links: 2 n + 2 w + 3 b + s (s - 1) + 2 m s + 2 k w: ``_Tree``.
     """
     tree = _Tree(ranks, not peer_to_peer, ranks_per_switch, switches_per_bridge, bridges_per_socket)
     tree.hang_ranks(bandwidth_bytes_per_s, latency_s)

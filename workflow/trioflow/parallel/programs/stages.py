@@ -363,7 +363,8 @@ class StageWorks:
         """Predict one upkeep of gradients, and remember how sure that is."""
         key = (name, tuple(sizes), reads)
         if key not in self._known:  # Layers that are alike have buckets that are.
-            predicted = predict_elementwise(self.model, name, sizes, reads, self._upkeep_phase)
+            phase = upkeep_phase(self.trace)
+            predicted = predict_elementwise(self.model, name, sizes, reads, phase)
             time_s, low_s, high_s = (predicted[c] for c in ("time_s", "low_s", "high_s"))
             beyond = bool(predicted["extrapolated"].any())
             spread_s = (float((time_s - low_s).sum()), float((high_s - time_s).sum()))
@@ -375,16 +376,12 @@ class StageWorks:
         self.extrapolated |= beyond
         return upkeep_s
 
-    @property
-    def _upkeep_phase(self) -> str:
-        """Phase whose element-wise operators resemble copies and sums of gradients."""
-        return upkeep_phase(self.trace)
-
     def copies_s(self, sizes: Sequence[int]) -> list[float]:
         """Predict the copies of some buffers, one by one, and remember how sure that is."""
         if not sizes:
             return []
-        predicted = predict_elementwise(self.model, "aten::copy_", sizes, 2, self._upkeep_phase)
+        phase = upkeep_phase(self.trace)
+        predicted = predict_elementwise(self.model, "aten::copy_", sizes, 2, phase)
         self.spread_s[0] += float((predicted["time_s"] - predicted["low_s"]).sum())
         self.spread_s[1] += float((predicted["high_s"] - predicted["time_s"]).sum())
         self.predicted = True
