@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from trioflow import tables
 from trioflow.report.html import (
     Cell,
-    Column,
     count_cell,
+    numbers,
     percent_cell,
     render_list,
     render_paragraph,
-    render_table,
+    render_records,
     signed_cell,
+    words,
 )
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.wording import write_percent
@@ -58,6 +61,16 @@ _WORDS = {
     "held": "what the allocator holds: what it hands out, for fragmentation a share of what of it comes and goes in a step, and without a pipeline the inputs of a micro-batch's reduce-scatters",
     "handed out": "the peak of what the allocator hands out, with nothing fitted",
 }
+
+
+_IN_ORDER = numbers(
+    "in order", "", "pairs of one model on as many nodes that stand as measured", percent_cell, "in_order"
+)  # fmt: skip
+
+
+def _plain_cell(value: Any) -> Cell:
+    """Return the cell of a number in as few digits as it needs."""
+    return Cell(f"{value:g}", float(value))
 
 
 def build_clusters_page(
@@ -112,46 +125,27 @@ def build_clusters_page(
 
 def render_aims(lines: Sequence[Line]) -> str:
     """Return each aim beside what was reached, and what other ways reach."""
-    columns = [
-        Column("judged", "", "over all cases, none left out", number=False),
-        Column("cases", "", "how many"),
-        Column("aim", "", "at most, unless it says otherwise"),
-        Column("trioflow", "", "what was reached"),
-        Column("aim reached", "", "", number=False),
-        Column("other ways", "", "what they reach; the trees saw nine tenths of the runs", number=False),
+    fields = [
+        words("judged", "", "over all cases, none left out", lambda line: line.what),
+        numbers("cases", "", "how many", count_cell, lambda line: line.cases),
+        numbers("aim", "", "at most, unless it says otherwise", Cell, lambda line: line.write_aim()),
+        numbers("trioflow", "", "what was reached", lambda line: Cell(line.write_value(), line.value), lambda line: line),
+        words("aim reached", "", "", lambda line: "" if line.aim is None else "yes" if line.reached else "no"),
+        words("other ways", "", "what they reach; the trees saw nine tenths of the runs", lambda line: line.write_others()),
     ]  # fmt: skip
-    rows = [
-        [
-            Cell(line.what), count_cell(line.cases), Cell(line.write_aim()),
-            Cell(line.write_value(), line.value),
-            Cell("" if line.aim is None else "yes" if line.reached else "no"), Cell(line.write_others()),
-        ]
-        for line in lines
-    ]  # fmt: skip
-    return render_table(columns, rows, "Aims")
+    return render_records(lines, fields, "Aims")
 
 
 def _render_steps(scores: pd.DataFrame) -> str:
     """Return how far the steps are off, by groups of runs."""
-    shares = ("within_10", "within_20", "within_50", "covered", "in_order")
-    columns = [
-        Column("runs of", "", "which", number=False),
-        Column("runs", "", "how many"),
-        Column("median error", "absolute", "of the predicted step"),
-        Column("within 10 %", "", "share of the runs"),
-        Column("within 20 %", "", "share of the runs"),
-        Column("within 50 %", "", "share of the runs"),
-        Column("covered", "", "measured step inside the 80 % interval"),
-        Column("in order", "", "pairs of one model on as many nodes that stand as measured"),
-    ]
-    rows = [
-        [
-            Cell(row["group"]), count_cell(row["runs"]), percent_cell(row["median_error"]),
-            *(percent_cell(row[share]) for share in shares),
-        ]
-        for row in scores.to_dict("records")
+    fields = [
+        words("runs of", "", "which", "group"), numbers("runs", "", "how many", count_cell, "runs"),
+        numbers("median error", "absolute", "of the predicted step", percent_cell, "median_error"),
+        *(numbers(f"within {most} %", "", "share of the runs", percent_cell, f"within_{most}") for most in (10, 20, 50)),
+        numbers("covered", "", "measured step inside the 80 % interval", percent_cell, "covered"),
+        _IN_ORDER,
     ]  # fmt: skip
-    return render_table(columns, rows, "Errors of the steps")
+    return render_records(scores.to_dict("records"), fields, "Errors of the steps")
 
 
 def render_slow(cases: pd.DataFrame) -> str:
@@ -175,23 +169,19 @@ def render_slow(cases: pd.DataFrame) -> str:
         f"{plans.ngroups} plans have runs of both kinds that differ in the micro-batch alone. nanotron sends shapes before each tensor and waits for them "
         "(p2p.py), which costs every pipeline the same, so it does not tell them apart. Nothing here models it."
     )  # fmt: skip
-    columns = [
-        Column("by", "", "what the runs have in common", number=False),
-        Column("value", "", "of it"),
-        Column("runs", "", "how many"),
-        Column("slow", "", f"share that takes more than {SLOW_S:g} s a micro-batch beyond the prediction"),
-        Column("more", "s", "median of the slow ones, for each micro-batch"),
-    ]  # fmt: skip
-    table = [
-        [
-            Cell(name), Cell(f"{value:g}", float(str(value))), count_cell(len(mine)),
-            percent_cell(mine["slow"].mean()),
-            Cell("" if not mine["slow"].any() else f"{mine.loc[mine['slow'], 'excess_s'].median():.2f}"),
-        ]
+    groups = [
+        {"by": name, "value": value, "runs": len(mine), "slow": mine["slow"].mean(), "more": mine.loc[mine["slow"], "excess_s"].median()}
         for name in ("nodes", "parameters", "tensor", "pipeline", "micro_batch", "zero")
         for value, mine in rows.groupby(name)
     ]  # fmt: skip
-    return render_paragraph(text) + render_table(columns, table, "Pipelines on several nodes")
+    fields = [
+        words("by", "", "what the runs have in common", "by"), numbers("value", "", "of it", _plain_cell, "value"),
+        numbers("runs", "", "how many", count_cell, "runs"),
+        numbers("slow", "", f"share that takes more than {SLOW_S:g} s a micro-batch beyond the prediction", percent_cell, "slow"),
+        numbers("more", "s", "median of the slow ones, for each micro-batch",
+                lambda more_s: Cell("" if pd.isna(more_s) else f"{more_s:.2f}"), "more"),
+    ]  # fmt: skip
+    return render_paragraph(text) + render_records(groups, fields, "Pipelines on several nodes")
 
 
 def _render_repeated(cases: pd.DataFrame) -> str:
@@ -218,48 +208,29 @@ def _render_choice(cases: pd.DataFrame) -> str:
         f"{mean} (aim {write_percent(_LOSS_AIM, 0)}). The rule takes the smallest tensor, then pipeline degree; a constant MFU any plan. The trees "
         "are fitted on nine tenths of these very runs, the constant MFU on the runs that may be fitted on."
     )  # fmt: skip
-    columns = [
-        Column("way", "", "how a step is known", number=False),
-        Column("median error", "absolute", "of the step"),
-        Column("median error", "MFU above 10 %", "of the step"),
-        Column("mean error", "absolute", "of the step"),
-        Column("within 20 %", "", "share of the runs"),
-        Column("in order", "", "pairs of one model on as many nodes that stand as measured"),
-    ]
-    shown = ("median_error", "fast_error", "mean_error", "within_20", "in_order")
-    rows = [
-        [Cell(row["way"]), *(percent_cell(row[name]) for name in shown)]
-        for row in scores.to_dict("records")
-    ]
-    return (
-        render_paragraph(text)
-        + render_table(columns, rows, "Ways to know a step")
-        + _render_cells(cells, ways)
-    )
+    fields = [
+        words("way", "", "how a step is known", "way"),
+        numbers("median error", "absolute", "of the step", percent_cell, "median_error"),
+        numbers("median error", "MFU above 10 %", "of the step", percent_cell, "fast_error"),
+        numbers("mean error", "absolute", "of the step", percent_cell, "mean_error"),
+        numbers("within 20 %", "", "share of the runs", percent_cell, "within_20"), _IN_ORDER,
+    ]  # fmt: skip
+    table = render_records(scores.to_dict("records"), fields, "Ways to know a step")
+    return render_paragraph(text) + table + _render_cells(cells, ways)
 
 
 def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
     """Return the choice of each model and number of nodes."""
-    columns = [
-        Column("parameters", "1e9", "model"),
-        Column("nodes", "", "of 8 GPUs"),
-        Column("runs", "", "measured plans"),
-        Column("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", number=False),
-        Column("best", "tokens/s", "its throughput, measured"),
-        Column("chosen", "t x p x d", "plan that is predicted fastest", number=False),
-        Column("chosen", "tokens/s", "its throughput, measured"),
-        *(Column("loss", way, "of throughput beside the best measured run") for way in ways),
-    ]
-    rows = [
-        [
-            Cell(f"{row['parameters']:g}", row["parameters"]), count_cell(row["nodes"]),
-            count_cell(row["runs"]), Cell(row["best"]), count_cell(round(row["best_tokens_per_s"])),
-            Cell(row["chosen"]), count_cell(round(row["chosen_tokens_per_s"])),
-            *(percent_cell(row[way]) for way in ways),
-        ]
-        for row in cells.to_dict("records")
+    fields = [
+        numbers("parameters", "1e9", "model", _plain_cell, "parameters"),
+        numbers("nodes", "", "of 8 GPUs", count_cell, "nodes"), numbers("runs", "", "measured plans", count_cell, "runs"),
+        words("best", "t x p x d", "fastest measured plan: tensor, pipeline, data", "best"),
+        numbers("best", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["best_tokens_per_s"])),
+        words("chosen", "t x p x d", "plan that is predicted fastest", "chosen"),
+        numbers("chosen", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["chosen_tokens_per_s"])),
+        *(numbers("loss", way, "of throughput beside the best measured run", percent_cell, way) for way in ways),
     ]  # fmt: skip
-    return render_table(columns, rows, "The choice")
+    return render_records(cells.to_dict("records"), fields, "The choice")
 
 
 def render_summary(scores: pd.DataFrame) -> str:
@@ -283,24 +254,15 @@ def render_summary(scores: pd.DataFrame) -> str:
 
 def render_scores(scores: pd.DataFrame) -> str:
     """Return the errors by set and model."""
-    columns = [
-        Column("set", "", "which runs", number=False),
-        Column("parameters", "1e9", "model; 0 for all"),
-        Column("runs", "", "how many"),
-        Column("median error", "held", _WORDS["held"]),
-        Column("90th percentile", "held", _WORDS["held"]),
-        Column("median error", "handed out", _WORDS["handed out"]),
-        Column("refused", "", "called out of memory although they ran"),
-    ]
-    rows = [
-        [
-            Cell(row["set"]), Cell(f"{row['parameters']:g}", row["parameters"]), count_cell(row["runs"]),
-            percent_cell(row["median_error"]), percent_cell(row["error_90"]),
-            percent_cell(row["allocated_median"]), count_cell(row["refused"]),
-        ]
-        for row in scores.to_dict("records")
+    fields = [
+        words("set", "", "which runs", "set"), numbers("parameters", "1e9", "model; 0 for all", _plain_cell, "parameters"),
+        numbers("runs", "", "how many", count_cell, "runs"),
+        numbers("median error", "held", _WORDS["held"], percent_cell, "median_error"),
+        numbers("90th percentile", "held", _WORDS["held"], percent_cell, "error_90"),
+        numbers("median error", "handed out", _WORDS["handed out"], percent_cell, "allocated_median"),
+        numbers("refused", "", "called out of memory although they ran", count_cell, "refused"),
     ]  # fmt: skip
-    return render_table(columns, rows, "Errors of the peaks")
+    return render_records(scores.to_dict("records"), fields, "Errors of the peaks")
 
 
 def render_degrees(cases: pd.DataFrame) -> str:
@@ -308,16 +270,14 @@ def render_degrees(cases: pd.DataFrame) -> str:
     ran = cases[cases["set"] != FAILED]
     error = ran["reserved_bytes"] / ran["measured_bytes"] - 1
     found = ran.assign(error=error).groupby(["tensor", "pipeline"])["error"].median().unstack()
-    columns = [Column("tensor", "", "tensor-parallel degree")]
-    columns += [Column(f"pipeline {p}", "", "median signed error") for p in found.columns]
-    rows = [
-        [
-            count_cell(tensor),
-            *(Cell("") if pd.isna(value) else signed_cell(value) for value in line),
-        ]
-        for tensor, line in zip(found.index, found.to_numpy().tolist(), strict=True)
-    ]
-    return render_table(columns, rows, "Median signed error of what is held")
+    fields = [numbers("tensor", "", "tensor-parallel degree", count_cell, "tensor")]
+    fields += [
+        numbers(f"pipeline {degree}", "", "median signed error",
+                lambda error: Cell("") if pd.isna(error) else signed_cell(error), itemgetter(degree))
+        for degree in found.columns.tolist()
+    ]  # fmt: skip
+    rows = found.reset_index().to_dict("records")
+    return render_records(rows, fields, "Median signed error of what is held")
 
 
 def _render_failed(cases: pd.DataFrame) -> str:

@@ -9,12 +9,13 @@ import pandas as pd
 from trioflow.base.units import BYTES_PER_GIB
 from trioflow.report.html import (  # fmt: skip
     Cell,
-    Column,
     count_cell,
+    numbers,
     percent_cell,
     render_paragraph,
-    render_table,
+    render_records,
     signed_cell,
+    words,
 )
 from trioflow.report.pages import Section
 from trioflow.report.wording import write_percent
@@ -66,63 +67,53 @@ def peaks_section(cases: pd.DataFrame) -> Section:
     """
     scores = score_peaks(cases)
     predicted = int((cases["refused"] == "").sum())
-    words = (
+    text = (
         f"Megatron-LM's functional tests log the peak of what the last rank's allocator handed out: {len(cases)} runs on eight A100 or "
         f"H100, {predicted} of them predicted, with nothing fitted; median error {write_percent(scores['median_error'].iloc[0])} "
         f"(aim {write_percent(_AIM, 0)}). The prediction is of the same rank, with the workspaces that the test's environment asks for."
     )
     return Section(
         "megatron", "Megatron-LM's peaks",
-        [render_paragraph(words), _render_scores(scores), _render_refused(cases), _render_cases(cases)],
+        [render_paragraph(text), _render_scores(scores), _render_refused(cases), _render_cases(cases)],
     )  # fmt: skip
 
 
 def _render_scores(scores: pd.DataFrame) -> str:
-    columns = [
-        Column("cases", "", "which", number=False), Column("number", "", "how many"),
-        Column("median error", "absolute", "of the predicted peak"),
-        Column("90th percentile", "absolute", "of the predicted peak"),
-        Column("most", "absolute", "largest error"), Column("bias", "", "median signed error"),
+    fields = [
+        words("cases", "", "which", "group"), numbers("number", "", "how many", count_cell, "cases"),
+        numbers("median error", "absolute", "of the predicted peak", percent_cell, "median_error"),
+        numbers("90th percentile", "absolute", "of the predicted peak", percent_cell, "error_90"),
+        numbers("most", "absolute", "largest error", percent_cell, "most"),
+        numbers("bias", "", "median signed error", signed_cell, "bias"),
     ]  # fmt: skip
-    rows = [
-        [
-            Cell(row["group"]), count_cell(row["cases"]), percent_cell(row["median_error"]),
-            percent_cell(row["error_90"]), percent_cell(row["most"]), signed_cell(row["bias"]),
-        ]
-        for row in scores.to_dict("records")
-    ]  # fmt: skip
-    return render_table(columns, rows, "Errors of Megatron-LM's peaks")
+    return render_records(scores.to_dict("records"), fields, "Errors of Megatron-LM's peaks")
 
 
 def _render_refused(cases: pd.DataFrame) -> str:
-    columns = [
-        Column("refused because of", "", "why", number=False),
-        Column("cases", "", "how many"),
-    ]
     counted = cases.loc[cases["refused"] != "", "refused"].value_counts()
-    rows = [[Cell(str(why)), count_cell(number)] for why, number in counted.items()]
-    return render_table(columns, rows, "Cases that are refused")
+    fields = [
+        words("refused because of", "", "why", lambda entry: entry[0]),
+        numbers("cases", "", "how many", count_cell, lambda entry: entry[1]),
+    ]
+    return render_records(counted.items(), fields, "Cases that are refused")
 
 
 def _render_cases(cases: pd.DataFrame) -> str:
-    columns = [
-        Column("case", "", "the test", number=False), Column("GPU", "", "eight of them", number=False),
-        Column("data x tensor x pipeline", "", "degrees", number=False),
-        Column("measured", "GiB", "peak of the last rank"), Column("predicted", "GiB", "the same"),
-        Column("error", "", "signed"),
-        Column("not followed", "", "arguments that simulate warns of", number=False),
+    fields = [
+        words("case", "", "the test", "case"), words("GPU", "", "eight of them", lambda row: row["device"].upper()),
+        words("data x tensor x pipeline", "", "degrees", lambda row: f"{row['data']} x {row['tensor']} x {row['pipeline']}"),
+        numbers("measured", "GiB", "peak of the last rank", _gib_cell, "measured_bytes"),
+        numbers("predicted", "GiB", "the same", _gib_cell, "predicted_bytes"),
+        numbers("error", "", "signed", signed_cell, "error"),
+        words("not followed", "", "arguments that simulate warns of", "not_followed"),
     ]  # fmt: skip
     predicted = cases[cases["refused"] == ""]
     predicted = predicted.assign(error=_signed_error(predicted)).sort_values(
         "error", key=abs, ascending=False
     )
-    rows = [
-        [
-            Cell(row["case"]), Cell(row["device"].upper()),
-            Cell(f"{row['data']} x {row['tensor']} x {row['pipeline']}"),
-            *(Cell(f"{row[name] / BYTES_PER_GIB:.2f}") for name in ("measured_bytes", "predicted_bytes")),
-            signed_cell(row["error"]), Cell(row["not_followed"]),
-        ]
-        for row in predicted.to_dict("records")
-    ]  # fmt: skip
-    return render_table(columns, rows, "Every prediction, the worst first")
+    rows = predicted.to_dict("records")
+    return render_records(rows, fields, "Every prediction, the worst first")
+
+
+def _gib_cell(size_bytes: float) -> Cell:
+    return Cell(f"{size_bytes / BYTES_PER_GIB:.2f}")
