@@ -29,6 +29,7 @@ from trioflow.report.html import (
 from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP
 from trioflow.report.scores import OURS, SCORES, score_model
 from trioflow.report.wording import write_percent, write_signed
+from trioflow.tables import meanings
 
 PARTS = (COMPUTE, COMMUNICATION, OVERLAP, HOST, REMAINDER)
 _COLOURS = {
@@ -239,7 +240,7 @@ def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
         Column("error", "signed", "predicted over measured less one: the sum of the parts"),
         *(Column(part, "points", f"exchanged: {_WORDS[part]}") for part in PARTS),
         Column("spread", "of the rounds", "between the measured quartiles, over the median"),
-        Column("factor", "of the profile", _meaning("profile_factor")),
+        Column("factor", "of the profile", meanings(ATTRIBUTION)["profile_factor"]),
     ]
     parts = table.pivot(index="experiment", columns="part", values="error")
     factors = table.groupby("experiment")["profile_factor"].first()
@@ -282,10 +283,6 @@ def describe_attribution(table: pd.DataFrame) -> str:
 def render_live_changes(errors: pd.DataFrame, causes: pd.DataFrame) -> str:
     """Return what each change of a parameter does, as a table below the tornado."""
     return render_changes(summarise_live_changes(errors, causes)) if len(causes) else ""
-
-
-def _meaning(name: str) -> str:
-    return str(ATTRIBUTION.field(name).metadata[b"meaning"].decode())
 
 
 _SCORE_TITLES = {

@@ -131,7 +131,7 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
     ``breakdown``: columns of ``tables.BREAKDOWN``; ``step_s``: the predicted step, that shares are
     of [s].
     """
-    parts = []
+    parts, meaning = [], tables.meanings(tables.BREAKDOWN)
     for way in dict.fromkeys(breakdown["by"]):
         rows = tables.records(breakdown[breakdown["by"] == way])
         if way == "stage" and len(rows) == 1:
@@ -139,9 +139,9 @@ def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
         if way == "module":
             rows.sort(key=lambda row: -row["compute_s"])
         kept = [name for name in _BREAKDOWN if any(row[name] for row in rows)]
-        columns = [Column(str(way), "", _meaning("name"), number=False)]
+        columns = [Column(str(way), "", meaning["name"], number=False)]
         columns += [
-            Column(_BREAKDOWN[name], "", _meaning(name), number=name != "output_shapes")
+            Column(_BREAKDOWN[name], "", meaning[name], number=name != "output_shapes")
             for name in kept
         ]
         cells = [
@@ -177,7 +177,7 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
     used = links[links["bytes"] > 0].sort_values(["utilisation", "link"], ascending=[False, True])
     if used.empty:
         return render_paragraph("Nothing moved over any link.")
-    schema = {field.name: field.metadata[b"meaning"].decode() for field in tables.LINKS}
+    schema = tables.meanings(tables.LINKS)
     columns = [
         Column("link", "", schema["link"], number=False),
         Column("bytes", "", schema["bytes"]),
@@ -245,10 +245,6 @@ def _write_ranks(ranks: Sequence[int]) -> str:
 
 def _count_shown(caption: str, rows: int) -> str:
     return caption if rows <= MOST_ROWS else f"{caption} (first {MOST_ROWS} of {rows})"
-
-
-def _meaning(column: str) -> str:
-    return str(tables.BREAKDOWN.field(column).metadata[b"meaning"].decode())
 
 
 _LEAST_SHARE = 0.02

@@ -44,11 +44,6 @@ LIMITS = (
 )
 
 
-def _meaning_of(column: str) -> str:
-    """Return the meaning of a column of the error table, from its schema."""
-    return str(tables.ERRORS.field(column).metadata[b"meaning"].decode())
-
-
 def _list_warnings(errors: pd.DataFrame) -> list[str]:
     """Return the different warnings of the experiments, in order of appearance."""
     texts = [
@@ -59,18 +54,19 @@ def _list_warnings(errors: pd.DataFrame) -> list[str]:
 
 def render_experiments(errors: pd.DataFrame) -> str:
     """Return the table of all experiments with its footnotes."""
+    meaning = tables.meanings(tables.ERRORS)
     columns = [
-        Column("experiment", "", _meaning_of("experiment"), number=False),
-        Column("error", "signed", _meaning_of("relative_error")),
-        Column("measured", "median, quartiles", _meaning_of("measured_s")),
-        Column("predicted", "80 % interval", _meaning_of("simulated_s")),
-        Column("trace only", "signed error", _meaning_of("trace_only_error")),
-        Column("baseline", "signed error", _meaning_of("baseline_error")),
-        Column("exposed", "communication", _meaning_of("exposed_communication_s")),
-        Column("plan", "", _meaning_of("plan"), number=False),
-        Column("batch", "", _meaning_of("batch")),
-        Column("confidence", "", _meaning_of("confidence"), number=False),
-        Column("notes", "", _meaning_of("warnings"), number=False),
+        Column("experiment", "", meaning["experiment"], number=False),
+        Column("error", "signed", meaning["relative_error"]),
+        Column("measured", "median, quartiles", meaning["measured_s"]),
+        Column("predicted", "80 % interval", meaning["simulated_s"]),
+        Column("trace only", "signed error", meaning["trace_only_error"]),
+        Column("baseline", "signed error", meaning["baseline_error"]),
+        Column("exposed", "communication", meaning["exposed_communication_s"]),
+        Column("plan", "", meaning["plan"], number=False),
+        Column("batch", "", meaning["batch"]),
+        Column("confidence", "", meaning["confidence"], number=False),
+        Column("notes", "", meaning["warnings"], number=False),
     ]
     warnings = _list_warnings(errors)
     rows = [_experiment_row(row, warnings) for row in errors.to_dict("records")]
@@ -212,7 +208,7 @@ def count_parameters(parameters: Any) -> int:
 
 def render_operator_fit(fit: pd.DataFrame) -> str:
     """Return the table of operator regressions."""
-    meaning = {field.name: field.metadata[b"meaning"].decode() for field in tables.OPERATOR_FIT}
+    meaning = tables.meanings(tables.OPERATOR_FIT)
     columns = [
         Column("class", "", meaning["operator_class"], number=False),
         Column("phase", "", meaning["phase"], number=False),

@@ -68,13 +68,14 @@ def build_trace_page(
 
 def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page:
     """Return the page of some rows of ``tables.TRACES``, read from some files."""
+    meaning = tables.meanings(tables.TRACES)
     columns = [
-        Column("trace", "source; precision, optimizer", _meaning("source"), number=False),
-        Column("device", "", _meaning("device"), number=False),
-        Column("batch", "samples", _meaning("batch")),
+        Column("trace", "source; precision, optimizer", meaning["source"], number=False),
+        Column("device", "", meaning["device"], number=False),
+        Column("batch", "samples", meaning["batch"]),
         Column("operators", "by phase", "operators of forward, backward and optimizer"),
-        *(Column(head, note, _meaning(name)) for name, (head, note, _) in _WORDS.items()),
-        Column("not joined", "", _meaning("not_joined"), number=False),
+        *(Column(head, note, meaning[name]) for name, (head, note, _) in _WORDS.items()),
+        Column("not joined", "", meaning["not_joined"], number=False),
     ]
     rows = [_render_row(row) for row in tables.records(frame)]
     warnings = [
@@ -125,8 +126,3 @@ def _render_row(row: dict[str, Any]) -> list[Cell]:
             Cell(write(value), float(value), detail) if known else Cell(NOTHING, "", detail)
         )
     return [*cells, Cell(str(row["not_joined"]) or "nothing")]
-
-
-def _meaning(column: str) -> str:
-    """Return the meaning of a column of the table, from its schema."""
-    return str(tables.TRACES.field(column).metadata[b"meaning"].decode())

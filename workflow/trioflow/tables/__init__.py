@@ -15,6 +15,7 @@ from trioflow.tables.columns import (
     TASK_KINDS,
     TEXT,
     column,
+    meanings,
 )
 from trioflow.tables.errors import ERRORS, PUBLISHED_CASES
 from trioflow.tables.files import (
@@ -38,5 +39,5 @@ __all__ = [
     "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
     "LINKS", "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS",
     "SHAPES", "STREAMS", "SWEEP_RESULTS", "TASKS", "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION",
-    "column", "empty", "json_schema", "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
+    "column", "empty", "json_schema", "meanings", "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
 ]  # fmt: skip

@@ -20,3 +20,8 @@ def column(
 ) -> pa.Field:
     """Return a column with its meaning and unit in the field's metadata."""
     return pa.field(name, kind, nullable=null, metadata={"meaning": meaning, "unit": unit})
+
+
+def meanings(schema: pa.Schema) -> dict[str, str]:
+    """Return what each column of a table is, by its name."""
+    return {field.name: field.metadata[b"meaning"].decode() for field in schema}

@@ -39,6 +39,7 @@ from trioflow.reproductions.distsim.figures import (
     TIMESTAMP_ERROR,
 )
 from trioflow.reproductions.tables import ACTIVITY, COSTS, TIMESTAMPS
+from trioflow.tables import meanings
 
 _DISTSIM_SIMULATE_S, _DISTSIM_PROFILE_S, _DISTSIM_DIRECT_S = 0.14, 49.18, 380.35
 """DistSim's own: one simulation [s], profiling and running directly [GPU s]."""
@@ -129,9 +130,9 @@ def _list_traces(benchmarks: pd.DataFrame, workload: str) -> list[str]:
 _OTHER_CASES = "DistSim, other cases"
 _LEAST_WAIT = 0.01
 """Share of the step from which on a wrong wait is worth a word."""
-_ACTIVITY = {field.name: field.metadata[b"meaning"].decode() for field in ACTIVITY}
-_TIMESTAMPS = {field.name: field.metadata[b"meaning"].decode() for field in TIMESTAMPS}
-_COSTS = {field.name: field.metadata[b"meaning"].decode() for field in COSTS}
+_ACTIVITY = meanings(ACTIVITY)
+_TIMESTAMPS = meanings(TIMESTAMPS)
+_COSTS = meanings(COSTS)
 
 
 def _list_timestamp_errors(timestamps: pd.DataFrame) -> pd.Series:
