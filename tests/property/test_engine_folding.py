@@ -28,12 +28,14 @@ Step = tuple[str, str, str, Any, list[int]]
 
 
 def make_links(builder: str, ranks: int, latency_s: float) -> Sequence[Link]:
-    if builder == "rails":
+    if builder in ("rails", "units"):
+        # Units have two sets of leaves, whose uplinks are as wide as all that leads to them.
+        units = builder == "units"
         return build_rail_optimised(
             ranks, ranks_per_node=2, inside=lambda n: BUILDERS["switch"](n, 1000.0, latency_s),
             attach_bandwidth_bytes_per_s=500.0, attach_latency_s=latency_s,
             nic_bandwidth_bytes_per_s=300.0, nic_latency_s=latency_s, spine_latency_s=latency_s,
-            oversubscription=3.0,
+            oversubscription=1.0 if units else 3.0, nodes_per_leaf=2 if units else None,
         )  # fmt: skip
     more: dict[str, Any] = {}
     if builder == "pcie_tree":
@@ -146,7 +148,9 @@ def compare(graph: TaskGraph, platform: Platform, **options: Any) -> bool:
     return folded
 
 
-builders = st.sampled_from(["ring", "switch", "fully_connected", "pcie_tree", "rails", "torus"])
+builders = st.sampled_from(
+    ["ring", "switch", "fully_connected", "pcie_tree", "rails", "torus", "units"]
+)
 
 
 @settings(max_examples=count_examples(120))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from trioflow.hardware.machine import Link
-from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates
+from trioflow.hardware.machine import Link, is_rank_node
+from trioflow.hardware.topologies.nodes import build_rail_optimised
+from trioflow.hardware.topologies.registry import BUILDERS
+from trioflow.network.fair_share import FairShareNetwork, compute_max_min_rates, find_slack
 from trioflow.network.interface import NEVER_S, Flow, FlowEnd, Network
 from trioflow.network.networks import ContentionFreeNetwork
 
@@ -277,3 +280,58 @@ def test_times_scale_exactly_by_powers_of_two(
         (end.time_s, end.flow.flow_id) for end in play(FairShareNetwork(slow_links), slow_flows)
     ]
     assert before == after
+
+
+def make_fabric(wide: float, spines: int = 1) -> list[Link]:
+    """Three units of two nodes of two ranks; ``wide`` is what leaves have upwards over what leads to them."""
+    return build_rail_optimised(
+        12, ranks_per_node=2, inside=lambda n: BUILDERS["switch"](n, 1000.0, 0.0),
+        attach_bandwidth_bytes_per_s=500.0, attach_latency_s=0.5, nic_bandwidth_bytes_per_s=300.0,
+        nic_latency_s=0.5, spine_latency_s=0.25, spines=spines, oversubscription=1 / wide,
+        nodes_per_leaf=2,
+    )  # fmt: skip
+
+
+def name_slack(links: Sequence[Link]) -> set[tuple[str, str]]:
+    return {(links[n].source, links[n].target) for n in find_slack(links, is_rank_node)}
+
+
+def test_uplinks_as_wide_as_all_that_leads_to_them_hold_nobody_back() -> None:
+    uplinks = {(a, b) for a, b in name_slack(make_fabric(1.0)) if "spine" in a + b}
+    assert len(uplinks) == 2 * 3 * 2
+    assert name_slack(make_fabric(1.0)) == uplinks
+    assert not name_slack(make_fabric(0.9)), "less than all can fill them"
+    assert not name_slack(make_fabric(1.0, spines=2)), "all flows may take one of the two"
+
+
+def test_links_in_a_row_are_not_all_left_out() -> None:
+    ends = [("rank0", "a"), ("a", "b"), ("b", "c"), ("c", "rank1")]
+    row = [Link(*pair, 10.0, 0.0) for pair in ends]
+    assert name_slack(row) == {("a", "b"), ("b", "c")}, "those to and from ranks are as narrow"
+    assert name_slack(row[1:3]) == {("a", "b")}, "the other one is what it is measured by"
+    assert not find_slack(row, lambda node: True), "flows may start at a switch"
+    ring = [Link(a, b, 10.0, 0.0) for a, b in ("ab", "bc", "ca")]
+    assert len(name_slack(ring)) < 3, "a link is not measured by one that is left out"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=40),
+    st.lists(st.one_of(st.just(math.inf), rates), min_size=40, max_size=40),
+)
+def test_leaving_slack_links_out_changes_no_rate(
+    pairs: list[tuple[int, int]], caps: list[float]
+) -> None:
+    links = make_fabric(1.0)
+    shared, without = FairShareNetwork(links), FairShareNetwork(links)
+    without.leave_out(find_slack(links, is_rank_node))
+    for network in (shared, without):
+        for number, (one, other) in enumerate(pairs):
+            if one != other:
+                ends = f"rank{one}", f"rank{other}"
+                network.start(Flow(number, *ends, 1000.0, 0.0, caps[number]), 0.0)
+        network.next_event_s()
+        network.advance(0.0)
+    told, known = without.rates_bytes_per_s, shared.rates_bytes_per_s
+    assert told.keys() == known.keys()
+    for number, rate in known.items():
+        assert told[number] == pytest.approx(rate, rel=RELATIVE)

@@ -14,8 +14,10 @@ from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.engine.folding.links import divide
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.machine import Device, Platform
 from trioflow.hardware.platform import load_platform
+from trioflow.hardware.topologies.nodes import build_rail_optimised
+from trioflow.hardware.topologies.registry import BUILDERS
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.folded import FoldedTaskGraph
 from trioflow.parallel.plan import make_plan
@@ -97,6 +99,40 @@ def test_places_in_a_node_that_differ_divide_classes(
     assert once.summary.folded, once.summary.unfolded_reason
     assert once.summary.executed_ranks == classes
     assert_same(once, simulate(graph, machine, engine="compiled", fold=False))
+
+
+def make_units(ranks: int, **changes: Any) -> Platform:
+    """Two nodes of two ranks below each set of leaves."""
+    links = build_rail_optimised(
+        ranks, ranks_per_node=2, inside=lambda n: BUILDERS["switch"](n, 450e9, 3e-7),
+        attach_bandwidth_bytes_per_s=63e9, attach_latency_s=1e-6, nic_bandwidth_bytes_per_s=5e9,
+        nic_latency_s=1e-6, spine_latency_s=1e-7, nodes_per_leaf=2, **changes,
+    )  # fmt: skip
+    return Platform("units", Device("chip", "gpu", 10**11, {}), ranks, tuple(links))
+
+
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
+@pytest.mark.parametrize(
+    ("degrees", "changes", "classes"),
+    [
+        ({"data": 8, "tensor": 2}, {}, 1),
+        ({"data": 4, "tensor": 2, "pipeline": 2, "schedule": "1f1b"}, {}, 2),
+        ({"data": 4, "tensor": 2, "pipeline": 2, "schedule": "1f1b"}, {"oversubscription": 2}, 4),
+    ],
+)
+def test_leaf_sets_stay_alike_below_uplinks_that_hold_nobody_back(
+    degrees: dict[str, Any], changes: dict[str, Any], classes: int, engine: str, trace: Trace,
+    model: OperatorModel,
+) -> None:  # fmt: skip
+    """The ring leaves a set at its last node, where all nodes send to the next stage."""
+    graph = build(trace, model, **degrees)
+    machine = make_units(graph.metadata.ranks, **changes)
+    once = simulate(graph, machine, engine=engine)
+    assert once.summary.folded, once.summary.unfolded_reason
+    assert once.summary.executed_ranks == classes
+    assert_same(once, simulate(graph, machine, engine=engine, fold=False))
+    uplinks = {k: v for k, v in once.summary.link_bytes.items() if "spine" in k}
+    assert any(uplinks.values())
 
 
 def test_the_interval_folds_too(trace: Trace, model: OperatorModel) -> None:

@@ -16,10 +16,10 @@ from trioflow.engine.compiled.run import is_repaid, run_compiled
 from trioflow.engine.exchanges import Exchanges, Planner
 from trioflow.engine.program import Program
 from trioflow.engine.reference import run_reference
-from trioflow.hardware.machine import Platform
+from trioflow.hardware.machine import Platform, is_rank_node
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
-from trioflow.network.fair_share import FairShareNetwork
+from trioflow.network.fair_share import FairShareNetwork, find_slack
 from trioflow.network.message_planner import Chunks, MessagePlanner, RunAlone
 from trioflow.network.messages import CollectiveMessages
 
@@ -89,6 +89,7 @@ MOST_KEPT = 12
 MOST_KEPT_MESSAGES = 3
 """The same of those that plan messages, whose tables are large: the three ends of an interval."""
 _kept_names: _Shelf = OrderedDict()
+_kept_slack: _Shelf = OrderedDict()
 MOST_USES = 256
 """A planner is made anew after so many simulations, so that what it remembers has an end."""
 
@@ -126,6 +127,15 @@ def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
         _kept_names, MOST_KEPT_MESSAGES, (id(platform),), (platform,), make
     )
     return names
+
+
+def keep_slack(platform: Platform) -> frozenset[int]:
+    """Return the links of a platform that hold no flow between ranks back: see `find_slack`."""
+    slack: frozenset[int] = _keep(
+        _kept_slack, MOST_KEPT_MESSAGES, (id(platform),), (platform,),
+        lambda: find_slack(platform.links, is_rank_node),
+    )  # fmt: skip
+    return slack
 
 
 def _keep(

@@ -83,7 +83,7 @@ def aggregate_program(program: Program, network: Network) -> tuple[Program, int]
         return program, 0
     assert isinstance(network, FairShareNetwork | ContentionFreeNetwork)
     alone = _find_undisturbed(program)
-    rates = _Rates(network.links, isinstance(network, FairShareNetwork))
+    rates = _Rates(network.capacities_bytes_per_s, isinstance(network, FairShareNetwork))
     plans: list[Plan] = list(exchanges.plans)
     for number, plan in enumerate(exchanges.plans):
         if alone[number] and isinstance(plan, CollectiveMessages) and plan.flow_count:
@@ -150,9 +150,9 @@ def _classify(plans: list[Plan]) -> Ints:
 class _Rates:
     """Rates of collectives that have the links of a network to themselves."""
 
-    def __init__(self, links: tuple[Link, ...], shared: bool) -> None:
+    def __init__(self, widths: Sequence[float], shared: bool) -> None:
         self._shared = shared
-        self._widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
+        self._widths = np.array(widths, dtype=np.float64)
         self._links: dict[FlowShape, tuple[Ints, Ints]] = {}
 
     def aggregate(self, plan: CollectiveMessages) -> CollectiveRounds | None:

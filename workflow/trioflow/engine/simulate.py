@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.link_traffic import gather_traffic, keep_pieces
-from trioflow.engine.planning import choose_algorithms, make_planner, name_links
+from trioflow.engine.planning import choose_algorithms, keep_slack, make_planner, name_links
 from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
 from trioflow.engine.program import Case
 from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
 from trioflow.hardware.machine import Link, Platform
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
+from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
 from trioflow.network.message_planner import Chunks
 from trioflow.network.networks import DEFAULT_NETWORK, make_network
@@ -263,6 +264,9 @@ def _make_ready(
 
     def make_mover() -> Network:
         mover = make_network(options.network, links, platform.routing)
+        if isinstance(mover, FairShareNetwork) and algorithms is None:
+            # Algorithms may let flows start at switches.
+            mover.leave_out(keep_slack(platform))
         if options.record_links:
             keep_pieces(mover)
         return mover

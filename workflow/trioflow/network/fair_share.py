@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -67,6 +67,58 @@ def compute_max_min_rates(
     return rates
 
 
+_ROUNDING = 1e-12
+"""Widths that differ by less, as a share, are equal."""
+
+
+def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozenset[int]:
+    """Return the links between switches that can never hold a flow back, by their numbers.
+
+    ``is_end`` says of a node whether flows may start or end there.
+
+    Notes
+    -----
+    A link is as wide as all links together that lead to it (from other nodes than it leads to), or
+    as all that lead on from it. Where no flow starts or ends between, the rates on it are at most
+    the widths of those, so leaving it out changes no max-min rate: it is the narrowest link of no
+    flow, or one of several equally narrow ones. Those that it is measured by stay, whatever else
+    they could be measured by. Rates agree to rounding with those of sharing that takes it in.
+    """
+    into: defaultdict[str, list[int]] = defaultdict(list)
+    onward: defaultdict[str, list[int]] = defaultdict(list)
+    between: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for number, link in enumerate(links):
+        into[link.target].append(number)
+        onward[link.source].append(number)
+        between[link.source, link.target] += link.bandwidth_bytes_per_s
+    inner = {node: not is_end(node) for node in {*into, *onward}}
+    chosen = [n for n, link in enumerate(links) if inner[link.source] and inner[link.target]]
+    sums = {
+        id(side): {
+            node: math.fsum(links[n].bandwidth_bytes_per_s for n in side[node])
+            for node in {end for n in chosen for end in (links[n].source, links[n].target)}
+        }
+        for side in (into, onward)
+    }
+    slack: set[int] = set()
+    kept: set[int] = set()
+    for number in sorted(chosen, key=lambda n: -links[n].bandwidth_bytes_per_s):
+        link = links[number]
+        back = between.get((link.target, link.source), 0.0)
+        for node, side in ((link.source, into), (link.target, onward)):
+            ends = (link.source, link.target)
+            others = sums[id(side)][node] - back
+            wide = others <= link.bandwidth_bytes_per_s * (1 + _ROUNDING)
+            if number in kept or not wide or others <= 0:
+                continue
+            measures = [n for n in side[node] if {links[n].source, links[n].target} != {*ends}]
+            if measures and slack.isdisjoint(measures):
+                slack.add(number)
+                kept.update(measures)
+                break
+    return frozenset(slack)
+
+
 @dataclass(slots=True)
 class _Moving:
     """A flow whose bytes move: its state at the last change of its rate."""
@@ -101,7 +153,9 @@ class FairShareNetwork(RoutedNetwork):
 
     def __init__(self, links: Sequence[Link], routing: Routing | None = None) -> None:
         super().__init__(links, routing)
-        self._capacities = [link.bandwidth_bytes_per_s for link in self._router.links]
+        self._capacities = self._router.capacities_bytes_per_s
+        self.slack: frozenset[int] = frozenset()
+        """Links that take no part in sharing: see `find_slack`."""
         self._waiting: list[tuple[float, int, Flow]] = []
         self._moving: dict[int, _Moving] = {}
         self._crossing: defaultdict[int, dict[int, None]] = defaultdict(dict)
@@ -112,6 +166,19 @@ class FairShareNetwork(RoutedNetwork):
         """Rates computed so far: the work of sharing, a flow counted each time."""
         self.pieces: list[FlowPiece] | None = None
         """Pieces of flows on links, where a list is given to collect them."""
+
+    @property
+    def capacities_bytes_per_s(self) -> Sequence[float]:
+        """What each link has to share [links] [bytes/s]; infinite where it takes no part."""
+        return self._capacities
+
+    def leave_out(self, slack: frozenset[int]) -> None:
+        """Leave links out of the sharing that flows could never fill: see `find_slack`."""
+        self.slack = slack
+        widths = self._router.capacities_bytes_per_s
+        self._capacities = [
+            math.inf if link in slack else width for link, width in enumerate(widths)
+        ]
 
     @property
     def rates_bytes_per_s(self) -> Mapping[int, float]:

@@ -122,6 +122,11 @@ class RoutedNetwork:
         return self._router.links
 
     @property
+    def capacities_bytes_per_s(self) -> Sequence[float]:
+        """What each link has for flows [links] [bytes/s]."""
+        return self._router.capacities_bytes_per_s
+
+    @property
     def link_bytes(self) -> Mapping[tuple[str, str], float]:
         """Bytes that ended flows have moved over each directed link [bytes]."""
         return dict(self._link_bytes)

@@ -51,13 +51,13 @@ def run_compiled(program: Program, network: Network) -> Execution:
         )
     if not all(_can_end(plan) for plan in program.exchanges.plans):
         return run_reference(program, network)  # It says which flow has what wrong.
-    shared = isinstance(network, FairShareNetwork)
+    shared, widths = isinstance(network, FairShareNetwork), network.capacities_bytes_per_s
     keep = network.pieces is not None
-    state = make_state(program, network.links, shared, _ROOM * program.events if keep else 0)
+    state = make_state(program, widths, shared, _ROOM * program.events if keep else 0)
     execute(state)
     if keep and state.count[layout.PIECES] > len(state.pieces):
         # How many there are is only known afterwards; the second run is the same as the first.
-        state = make_state(program, network.links, shared, int(state.count[layout.PIECES]))
+        state = make_state(program, widths, shared, int(state.count[layout.PIECES]))
         execute(state)
     start_s, end_s = state.tasks["start_s"].copy(), state.tasks["end_s"].copy()
     if (end_s == NEVER_S).any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,16 @@ from numpy.typing import NDArray
 
 from trioflow.engine.compiled import layout
 from trioflow.engine.exchanges import Plan
-from trioflow.engine.program import Ints, Program, count_up
-from trioflow.hardware.machine import Link
+from trioflow.engine.program import Floats, Ints, Program, count_up
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FlowShape
 from trioflow.network.interface import NEVER_S
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds, MessagePattern
 
 
-def make_state(program: Program, links: tuple[Link, ...], shared: bool, pieces: int = 0) -> Any:
+def make_state(
+    program: Program, capacities_bytes_per_s: Sequence[float], shared: bool, pieces: int = 0
+) -> Any:
     """Lay a program out in the arrays of the layout, with room for ``pieces`` of flows to keep.
 
     Returns
@@ -33,12 +35,12 @@ def make_state(program: Program, links: tuple[Link, ...], shared: bool, pieces: 
     tasks, count = len(program.ranks), len(exchanges.plan_of)
     items = tasks + count
     traffic = _gather_traffic(exchanges.plans)
+    capacities = np.array(capacities_bytes_per_s, dtype=np.float64)
     if not shared:
-        traffic.flows["max_rate"] = _narrow(traffic.flows, traffic.hops, links)
+        traffic.flows["max_rate"] = _narrow(traffic.flows, traffic.hops, capacities)
     runs = np.bincount(exchanges.plan_of[exchanges.plan_of >= 0], minlength=len(exchanges.plans))
     in_all, nodes, joins, waits = (int((runs * each).sum()) for each in traffic.room)
     lengths = traffic.flows["last_hop"] - traffic.flows["first_hop"]
-    capacities = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
     return layout.State(
         shared=shared,
         count=np.zeros(layout.COUNTERS, dtype=np.int64),
@@ -56,12 +58,12 @@ def make_state(program: Program, links: tuple[Link, ...], shared: bool, pieces: 
         arrived=np.empty(in_all + joins, dtype=layout.ARRIVAL),
         flows=traffic.flows,
         hops=traffic.hops,
-        links=_fill(layout.LINK, len(links), capacity=capacities, first_node=layout.NOWHERE),
+        links=_fill(layout.LINK, len(capacities), capacity=capacities, first_node=layout.NOWHERE),
         slots=np.empty(in_all, dtype=layout.SLOT),
         free_slots=np.full(int(lengths.max(initial=0)) + 1, layout.NOWHERE, dtype=np.int64),
         nodes=np.empty(nodes, dtype=layout.NODE),
-        changed_links=np.empty(len(links), dtype=np.int64),
-        found_links=np.empty(len(links), dtype=np.int64),
+        changed_links=np.empty(len(capacities), dtype=np.int64),
+        found_links=np.empty(len(capacities), dtype=np.int64),
         found_slots=np.empty(in_all, dtype=np.int64),
         frozen_slots=np.empty(in_all, dtype=np.int64),
         starts=np.empty(items, dtype=np.int64),
@@ -229,12 +231,11 @@ def _gather_rounds(plans: list[Plan], made: Any) -> tuple[Any, Any]:
     return parts[0], parts[1]
 
 
-def _narrow(flows: Any, hops: Ints, links: tuple[Link, ...]) -> Any:
+def _narrow(flows: Any, hops: Ints, widths: Floats) -> Any:
     """Return the rate of each flow by itself [flows]: its cap or its narrowest link [bytes/s]."""
     rates = flows["max_rate"].copy()
     used = flows["last_hop"] > flows["first_hop"]
     if used.any():
-        widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
         ends = np.column_stack([flows["first_hop"][used], flows["last_hop"][used]]).ravel()
         # Every other run lies between two routes; the last one has no end of its own.
         narrowest = np.minimum.reduceat(np.append(widths[hops], math.inf), ends)[::2]

@@ -47,18 +47,17 @@ Classes that do not fulfil this are divided (``folded_grid.split_fold``): ranks 
 speeds, or whose groups' costs or flows differ. Where no two ranks are left in
 one class, all ranks are executed.
 
-Where replicas lie on several leaf sets of a cluster the classes become many
-(GPT-3 175B on 4,096 ranks of dgx-h100, 8 tensor x 8 pipeline x 64 data: 256
-instead of 8, one for each place of a node in its leaf set and each stage). The
-ring of a stage leaves a leaf set at its last node, where it shares the uplink
-with what all its nodes send to the next stage. So that node's messages may be
-slowed otherwise than its neighbours', hence the ring's next flow, and so on
-from node to node. Whether it comes to that depends on times, and nothing that
-is known before a run excludes it, so these classes stay apart. An uplink as wide as all
-that leads to it can never be the narrowest link, and leaving such links out of
-the sharing would keep the classes together; but where it is exactly as wide,
-rates would differ in their last bits from those of a run with it, so it would
-have to be left out of every run.
+Where replicas lie on several leaf sets of a cluster, the ring of a stage leaves a
+set at its last node, where it shares the uplink with what all its nodes send to
+the next stage. Were that uplink shared, these messages could be slowed otherwise
+than their neighbours', hence the ring's next flow, and so on from node to node,
+and every node of a set would be a class of its own. But an uplink as wide as all
+that leads to it holds nobody back (``fair_share.find_slack``). Such links are
+left out of the sharing in every run, folded or not, so that both have the same
+bits, and out of the division into classes (GPT-3 175B on 4,096 ranks of dgx-h100,
+8 tensor x 8 pipeline x 64 data: 8 classes instead of 256). Bytes on them are those
+of the flows that cross them. Where leaves are oversubscribed or have several
+spines, uplinks are shared and the classes stay apart.
 
 Only trioflow's own networks, whose rules these are, take part. A collective
 of an algorithm keeps all its messages: its flows are not of one class, and
@@ -118,11 +117,16 @@ class FoldedProgram:
         if crossings is None:
             return dict(link_bytes)
         moved = [link_bytes[link.source, link.target] for link in self.traffic.links]
-        # No flow crosses a link of no class.
-        of_link = [*moved, 0.0]
+        # No flow crosses a link of no class, but where it takes no part in sharing.
+        of_link = np.array([*moved, 0.0])[crossings.link_class]
+        slack = self.traffic.slack
+        if slack is not None:
+            of_link += np.bincount(
+                slack.link, np.array(moved)[slack.counter], minlength=len(of_link)
+            )
         return {
-            (link.source, link.target): of_link[number]
-            for link, number in zip(links, crossings.link_class.tolist(), strict=True)
+            (link.source, link.target): size
+            for link, size in zip(links, of_link.tolist(), strict=True)
         }
 
 
@@ -155,12 +159,13 @@ def fold_program(
     for case in cases:
         fold = _split_speeds(fold, case.compute_scale)
     planners = [case.planner for case in cases]
+    slack = network.slack if isinstance(network, FairShareNetwork) else frozenset()
     reason = "no two ranks do the same"
     for _ in range(MOST_SPLITS):
         if len(fold.representatives) == fold.ranks:
             raise CannotFoldError(reason)
         try:
-            exchanges, traffic = _fold_exchanges(fold, planners, links, communication_scale)
+            exchanges, traffic = _fold_exchanges(fold, planners, links, communication_scale, slack)
         except GroupsDifferError as difference:
             reason = str(difference)
             check_division(fold, difference.of_group, reason)
@@ -179,7 +184,11 @@ def fold_program(
 
 
 def _fold_exchanges(
-    fold: Fold, planners: Sequence[Planner], links: Sequence[Link], scale: float
+    fold: Fold,
+    planners: Sequence[Planner],
+    links: Sequence[Link],
+    scale: float,
+    slack: frozenset[int],
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
     rows = ExchangeRows(fold.graph.tasks)
@@ -192,7 +201,7 @@ def _fold_exchanges(
         (rows.read_collective(match), rows.read_size(match), int(family_of[match]))
         for match in firsts.tolist()
     ]
-    traffic = fold_plans(asked, fold.families, planners, links, scale)
+    traffic = fold_plans(asked, fold.families, planners, links, scale, slack)
     exchanges = []
     for plans in traffic.plans:
         confidences = [

@@ -49,6 +49,17 @@ class GroupsDifferError(CannotFoldError):
 
 
 @dataclass(frozen=True, eq=False)
+class SlackCrossings:
+    """Flows on links that take no part in sharing: no class of links stands for those.
+
+    A class of such flows crosses a link of its own, which counts the bytes of one of them.
+    """
+
+    link: Ints  # link of each crossing [crossings]
+    counter: Ints  # place of its flow's counting link, among those of the classes [crossings]
+
+
+@dataclass(frozen=True, eq=False)
 class FoldedTraffic:
     """Plans of classes of exchanges, and the classes of links that they cross."""
 
@@ -59,6 +70,7 @@ class FoldedTraffic:
     routes: GivenRoutes | None
     crossings: Crossings | None  # which flows and links are alike; None there too
     warnings: list[str]  # what the planner warns of, without repeats
+    slack: SlackCrossings | None = None  # flows over links that take no part in sharing
 
 
 @dataclass(eq=False)
@@ -79,7 +91,7 @@ class _Bundle:
 
 def fold_plans(
     asked: Sequence[Asked], families: Sequence[Family], planners: Sequence[Planner],
-    links: Sequence[Link], scale: float,
+    links: Sequence[Link], scale: float, slack: frozenset[int] = frozenset(),
 ) -> FoldedTraffic:  # fmt: skip
     """Plan the exchanges of all groups, and keep one flow of each class.
 
@@ -89,6 +101,8 @@ def fold_plans(
         Collective, size [bytes] and family of each class of exchanges.
     planners : sequence of Planner
         They make the same flows, of other sizes and speeds, and find the same alike; warnings are the first's.
+    slack : frozenset of int
+        Links that take no part in sharing, and so make no flows differ.
 
     Raises
     ------
@@ -127,16 +141,15 @@ def fold_plans(
         # Every flow would be a class of its own.
         whole = _by_planner([plans for plans, _ in chosen], planners)
         return FoldedTraffic(whole, list(links), None, None, list(warnings))
-    crossings = _divide(list(bundles.values()), families, links)
-    class_links = _make_links(crossings, links)
-    router = GivenRoutes(class_links, _make_routes(crossings, list(bundles.values())))
+    crossings, passing = _divide(list(bundles.values()), families, links, slack)
+    router, passed = _make_ways(crossings, passing, links)
     made = {id(bundle): _fold_shape(bundle, crossings, router) for bundle in bundles.values()}
     folded = [
         plans if bundle is None else [_fold_plan(plan, *made[id(bundle)]) for plan in plans]
         for plans, bundle in chosen
     ]
     plans_of = _by_planner(folded, planners)
-    return FoldedTraffic(plans_of, class_links, router, crossings, list(warnings))
+    return FoldedTraffic(plans_of, list(router.links), router, crossings, list(warnings), passed)
 
 
 def _by_planner(
@@ -201,18 +214,38 @@ def _read_numbers(built: Sequence[Planned]) -> Floats:
     return np.array(rows).transpose(0, 2, 1)
 
 
-def _make_links(crossings: Crossings, links: Sequence[Link]) -> list[Link]:
-    """Return one link for each class of links that are crossed."""
+def _make_ways(
+    crossings: Crossings, passing: tuple[Ints, Ints], links: Sequence[Link]
+) -> tuple[GivenRoutes, SlackCrossings | None]:
+    """Return the ways of the classes of flows over one link for each class of links.
+
+    A class of flows that crosses links which take no part (``passing``: flow and link) has a link of its own there.
+    """
     widths = np.array([link.bandwidth_bytes_per_s for link in links])
     classes, firsts = np.unique(crossings.link_class, return_index=True)
     kept = classes >= 0
-    return make_class_links(classes[kept].tolist(), widths[firsts[kept]])
+    class_links = make_class_links(classes[kept].tolist(), widths[firsts[kept]])
+    routes, (flow, link) = _make_routes(crossings), passing
+    if not len(flow):
+        return GivenRoutes(class_links, routes), None
+    counted, number = np.unique(crossings.flow_class[flow], return_inverse=True)
+    first = len(class_links)
+    places = range(first, first + len(counted))
+    for place, one in zip(places, counted.tolist(), strict=True):
+        routes[name_ends(one)] += (place,)
+    class_links += make_class_links(places, np.full(len(counted), np.inf))
+    passed = SlackCrossings(link, number.reshape(-1).astype(np.int64) + first)
+    return GivenRoutes(class_links, routes), passed
 
 
 def _divide(
-    bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link]
-) -> Crossings:
-    """Give numbers to the flows of all groups, and find which of them and of the links are alike."""
+    bundles: Sequence[_Bundle], families: Sequence[Family], links: Sequence[Link],
+    slack: frozenset[int],
+) -> tuple[Crossings, tuple[Ints, Ints]]:  # fmt: skip
+    """Give numbers to the flows of all groups, and find which of them and of the links are alike.
+
+    Returned too are flow and link of each crossing of a link that takes no part.
+    """
     kinds, flows, hops = [], [], []
     flow = kind = 0
     for bundle in bundles:
@@ -229,7 +262,9 @@ def _divide(
         hops += [shape.hops for shape in bundle.shapes]
         flow += len(lengths)
     widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
-    found = divide(np.concatenate(flows), np.concatenate(hops), np.concatenate(kinds), widths)
+    flow_of, link_of = np.concatenate(flows), np.concatenate(hops)
+    beside = np.isin(link_of, np.array(sorted(slack), dtype=np.int64))
+    found = divide(flow_of[~beside], link_of[~beside], np.concatenate(kinds), widths)
     if found is None:
         raise CannotFoldError("hardly any links carry the same")
     differences = _Differences()
@@ -241,7 +276,7 @@ def _divide(
             said = [row.tobytes() for row in classes]
             differences.add(bundle.family, said, "", families[bundle.family].groups.tolist())
     differences.check()
-    return found
+    return found, (flow_of[beside], link_of[beside])
 
 
 def _number_rows(rows: Floats) -> Ints:
@@ -250,9 +285,7 @@ def _number_rows(rows: Floats) -> Ints:
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _make_routes(
-    crossings: Crossings, bundles: Sequence[_Bundle]
-) -> dict[tuple[str, str], tuple[int, ...]]:
+def _make_routes(crossings: Crossings) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the way of each class of flows over the classes of links."""
     flow, link, times = crossings.count_classes()
     order = np.lexsort((link, flow))
