@@ -45,23 +45,21 @@ def digest_modules(*packages: str) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(packages):
-        folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
-        if module.is_file():
-            files = [module]
-        elif folder.is_dir():
-            files = sorted(folder.rglob("*.py"))
-        else:
-            raise FileNotFoundError(f"trioflow has no package or module {name!r}")
-        for file in files:
-            digest.update(_named_content(file))
+        digest.update(_digest_package(name))
     return digest.hexdigest()[:16]
 
 
 @cache
-def _named_content(file: Path) -> bytes:
-    """Return a module's place and text; rules share most modules, and a process reads each once."""
-    place = str(file.relative_to(PACKAGE)).encode()
-    return place + file.read_bytes().replace(b"\r\n", b"\n")
+def _digest_package(name: str) -> bytes:
+    """Return the digest of a module's, or of a package's modules', places and texts; rules share most of them."""
+    folder, module = PACKAGE / name, PACKAGE / f"{name}.py"
+    if not module.is_file() and not folder.is_dir():
+        raise FileNotFoundError(f"trioflow has no package or module {name!r}")
+    digest = hashlib.sha256()
+    for file in [module] if module.is_file() else sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(PACKAGE)).encode())
+        digest.update(file.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.digest()
 
 
 def stamp(inputs: Iterable[str | Path] = (), **facts: Any) -> dict[str, Any]:

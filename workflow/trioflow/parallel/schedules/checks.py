@@ -197,8 +197,9 @@ class _Run:
             return False
         action = self.rows[rank][self.places[rank]]
         parts = action.parts or (action,)
-        if not all(self._is_ready(part, rank) for part in parts):
-            return False
+        for part in parts:
+            if not self._is_ready(part, rank):
+                return False
         firsts = [part for part in parts if part not in self.done[rank]]
         for part in parts:
             self._take(part, rank)
@@ -210,9 +211,7 @@ class _Run:
     def _is_ready(self, action: Action, rank: int) -> bool:
         if action.kind in (SEND_F, SEND_B):
             kinds = (FORWARD,) if action.kind == SEND_F else (BACKWARD, BACKWARD_INPUT)
-            return any(
-                Action(action.stage, k, action.micro_batch) in self.done[rank] for k in kinds
-            )
+            return any((action.stage, k, action.micro_batch, ()) in self.done[rank] for k in kinds)
         if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and action not in self.done[rank]:
             if not has_inputs(action, self.done[rank], self.stages):
                 return False

@@ -9,7 +9,7 @@ PyTorch 2.13 ``torch/distributed/pipelining/schedules.py``: ``_ComputationType``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -89,15 +89,20 @@ def _add_unshard_reshard(schedule: Schedule, active: int = _MAX_ACTIVE_STAGES) -
 def _shard_row(row: Row, active: int) -> Row:
     here: set[int] = set()  # a set, because PyTorch evicts in a set's order
     result: list[Action | None] = []
-    left = Counter(part.stage for action in row for part in _parts(action))
+    stages = [tuple(part.stage for part in _parts(action)) for action in row]
+    left = Counter(stage for cell in stages for stage in cell)
+    other = [len(row)] * len(row)  # where the next cell with other stages is
+    for place in range(len(row) - 2, -1, -1):
+        same = stages[place] == stages[place + 1]
+        other[place] = other[place + 1] if same else place + 1
     for place, action in enumerate(row):
         if action is None:
             continue
         coming: list[int] = []
-        for later in row[place:]:
-            coming += [p.stage for p in _parts(later) if p.stage not in coming]
-            if len(coming) >= min(active, len(left)):
-                break
+        later = place
+        while later < len(row) and len(coming) < min(active, len(left)):
+            coming += [stage for stage in stages[later] if stage not in coming]
+            later = other[later]
         for stage in [s for s in here if s not in coming]:
             here.remove(stage)
             result.append(Action(stage, RESHARD))
@@ -105,7 +110,10 @@ def _shard_row(row: Row, active: int) -> Row:
             here.add(stage)
             result.append(Action(stage, UNSHARD))
         result.append(action)
-        left -= Counter(part.stage for part in _parts(action))
+        for stage in stages[place]:
+            left[stage] -= 1
+            if not left[stage]:
+                del left[stage]
     return (*result, *(Action(stage, RESHARD) for stage in here))
 
 
@@ -146,20 +154,16 @@ def sent_by(
     )
 
 
-def has_inputs(action: Action, done: set[Action], stages: int) -> bool:
+def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
     """Return whether what a compute action reads was received or computed on its rank."""
     stage, kind, micro_batch, _ = action
     if kind == FORWARD and stage > 0:
-        sources = {Action(stage, RECV_F, micro_batch), Action(stage - 1, FORWARD, micro_batch)}
+        sources: tuple[tuple[int, str], ...] = ((stage, RECV_F), (stage - 1, FORWARD))
     elif kind in (BACKWARD, BACKWARD_INPUT) and stage < stages - 1:
-        sources = {
-            Action(stage, RECV_B, micro_batch),
-            Action(stage + 1, BACKWARD, micro_batch),
-            Action(stage + 1, BACKWARD_INPUT, micro_batch),
-        }
+        sources = ((stage, RECV_B), (stage + 1, BACKWARD), (stage + 1, BACKWARD_INPUT))
     else:
         return True
-    return not sources.isdisjoint(done)
+    return any((*source, micro_batch, ()) in done for source in sources)
 
 
 def add_communication(schedule: Schedule) -> Schedule:

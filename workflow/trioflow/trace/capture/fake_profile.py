@@ -28,7 +28,11 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    _device_handler,
+)
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
@@ -36,6 +40,7 @@ from trioflow.trace.capture.workload import module_annotations
 from trioflow.trace.profile.events import STEP
 from trioflow.trace.profile.kineto import ABSENT
 
+_DEVICE = torch.ops.prim.device.default
 _HAND_OVER = "PythonDispatchMode"
 """What the profiler calls PyTorch's hand-over of a call to fake tensors."""
 _FAKE, _NOTE = "trioflow: fake call", "trioflow: tensors of fake call "
@@ -76,8 +81,15 @@ class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not rea
         self.values_read = 0
         self._kept: list[Any] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so no call is kept from it: that cost more than the call."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call on fake tensors and note which ones they were."""
+        if func is _DEVICE:  # eight of nine calls ask only where a tensor lies
+            return _device_handler(args)
         if self.calls is None or func.namespace not in ("aten", "prims"):
             return self._run(func, types, args, kwargs)
         with _RecordFunctionFast(_FAKE):
