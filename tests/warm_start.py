@@ -23,7 +23,10 @@ from typing import Any
 
 from cpu_spent import METER
 
-SNAKEMAKE = ("snakemake.cli", "pandas", "pyarrow.parquet", "jsonschema", "yaml", "scipy.stats")
+SNAKEMAKE = (
+    "snakemake.cli", "snakemake.report.html_reporter", "snakemake.storage", "snakemake.profiles",
+    "smart_open", "yte", "pandas", "pyarrow.parquet", "jsonschema", "yaml", "scipy.stats",
+)  # fmt: skip
 TORCH = (
     "pandas", "pyarrow.parquet", "yaml", "scipy.stats", "torch.profiler",
     "torch.distributed.pipelining", "torch.distributed.fsdp", "torch.distributed.optim",

@@ -16,13 +16,28 @@ def project(tmp_path: Path) -> Project:
     return copy_project(tmp_path / "project")
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path) -> Project:
-    """A fresh copy whose scripts are stand-ins."""
-    project = copy_project(tmp_path / "project")
+def copy_stand_in(folder: Path) -> Project:
+    """Copy the project with stand-ins for its scripts."""
+    project = copy_project(folder)
     for script in (project.folder / "scripts").glob("*.py"):
         script.write_text(STAND_IN)
     return project
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Project:
+    """A fresh copy whose scripts are stand-ins."""
+    return copy_stand_in(tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy with stand-ins that ran from begin to end, all that it wrote in ``said``; not to be edited."""
+
+    def run(folder: Path) -> None:
+        copy_stand_in(folder / "project").snakemake()
+
+    return Project(make_once(tmp_path_factory, "undisturbed", run) / "project")
 
 
 @pytest.fixture(scope="session")

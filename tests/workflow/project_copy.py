@@ -106,12 +106,12 @@ class Project:
 
 
 def copy_project(folder: Path) -> Project:
-    """Copy the tracked parts of the project, without caches, with the small tables.
+    """Copy the tracked parts of the project with the small tables, compiled modules included.
 
     Its default target leaves out the case studies: they depend on no table, and take a minute.
     """
     folder.mkdir(parents=True)
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    ignore = shutil.ignore_patterns("*.egg-info")
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():

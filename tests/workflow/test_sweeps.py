@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from captured import make_once
 from project_copy import Project, copy_project
 from test_run import wait_for
 from trioflow.sweeps.chunk_job import simulate_sweep
@@ -52,12 +53,14 @@ def sweep(project: Project) -> Project:
     return add_sweep(project)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def done_once(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A copy in which the real sweep has run; to be copied, not edited."""
-    project = add_sweep(copy_project(tmp_path_factory.mktemp("sweep") / "project"))
-    project.snakemake(TABLE)
-    return project
+
+    def run(folder: Path) -> None:
+        add_sweep(copy_project(folder / "project")).snakemake(TABLE)
+
+    return Project(make_once(tmp_path_factory, "sweep", run) / "project")
 
 
 @pytest.fixture

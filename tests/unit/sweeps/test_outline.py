@@ -188,6 +188,14 @@ def test_what_a_rank_holds_is_what_the_schedule_keeps(name: str) -> None:
 SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": True}
 
 
+@pytest.fixture(scope="module")
+def llama() -> Workshop:
+    """Llama 8 B, as FSDP2 trains it."""
+    pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
+    step = {"sequence": 8192, "precision": "fsdp2-mixed"}
+    return Workshop({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
@@ -197,15 +205,12 @@ SHARED = {"sharding": "fsdp", "sequence_parallel": True, "vocabulary_parallel": 
     ],
     ids=lambda plan: f"{plan.plan}-{plan.pieces}",
 )  # fmt: skip
-def test_gathers_that_computing_cannot_hide_are_in_the_outline(plan: Plan) -> None:
-    """Llama 8 B between nodes, where a unit's parameters arrive later than it could run."""
-    pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
-    step = {"sequence": 8192, "precision": "fsdp2-mixed"}
-    workshop = Workshop({"trace": load_traces("llama-3.1-8b", **step)}, interval=False)
-    machine = workshop.load_platform("dgx-h100", plan.ranks)
-    times = workshop.time_operators("trace", machine.device.name)
-    outlined = outline_step(Outline(times, machine, workshop.load_collectives(machine)), plan, 128)
-    _, graph = workshop.build_graph(times, ["trace", "", ""], plan, 128, machine)
-    told = workshop.simulate(workshop.prepare(times, graph, machine, interval=False))
+def test_gathers_that_computing_cannot_hide_are_in_the_outline(plan: Plan, llama: Workshop) -> None:
+    """Between nodes, where a unit's parameters arrive later than it could run."""
+    machine = llama.load_platform("dgx-h100", plan.ranks)
+    times = llama.time_operators("trace", machine.device.name)
+    outlined = outline_step(Outline(times, machine, llama.load_collectives(machine)), plan, 128)
+    _, graph = llama.build_graph(times, ["trace", "", ""], plan, 128, machine)
+    told = llama.simulate(llama.prepare(times, graph, machine, interval=False))
     assert outlined.time_s == pytest.approx(told.step_time_s, rel=0.07)
     assert 0 < outlined.least_bytes <= graph.metadata.peak_memory_bytes
