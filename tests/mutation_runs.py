@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +86,7 @@ def _each(
     for place, entry in enumerate(sheet.entries):
         if entry.get("ph") != "X":
             continue
-        after = change(copy.deepcopy(entry))
+        after = change(pickle.loads(pickle.dumps(entry)))  # deepcopy takes ten times as long
         if after != entry:
             places[place] = [] if after is None else [after]
     return (sheet.render(places), f"{note}: {len(places)} events", REST) if places else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from judged import read_or_make
 from trioflow import tables
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import wire_factor
@@ -112,7 +113,10 @@ def test_rebuilt_models_are_the_shipped_ones(name: str, mirror: Path, tmp_path: 
 
 @pytest.fixture(scope="module")
 def validation(mirror: Path) -> pd.DataFrame:
-    return validate_collectives(mirror)
+    return read_or_make(
+        "validation/collectives.parquet", lambda path: tables.read_table(path, "validation"),
+        lambda: validate_collectives(mirror),
+    )  # fmt: skip
 
 
 @pytest.mark.slow

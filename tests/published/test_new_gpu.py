@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from judged import read_or_make
 from trioflow import tables
 from trioflow.costmodel.judging import score_cases
 from trioflow.costmodel.new_gpu.carry import load_new_gpu_model, new_gpu_interval, retime_trace
@@ -54,7 +55,10 @@ def pairs(mirror: Path) -> PublicPairs:
 
 @pytest.fixture(scope="module")
 def judged(pairs: PublicPairs) -> pd.DataFrame:
-    return validate_new_gpu(pairs)
+    return read_or_make(
+        "validation/new-gpu.parquet", lambda path: tables.read_table(path, "validation"),
+        lambda: validate_new_gpu(pairs),
+    )  # fmt: skip
 
 
 def test_sheets_agree_with_neusight_s_or_say_why(mirror: Path) -> None:
@@ -128,7 +132,11 @@ def test_an_a40_is_predicted_from_an_h100_s_trace(mirror: Path, judged: pd.DataF
 
 @pytest.mark.slow
 def test_the_shipped_rule_is_rebuilt(pairs: PublicPairs) -> None:
-    shipped, rebuilt = load_new_gpu_model(), fit_new_gpu_model(pairs)
+    rebuilt = read_or_make(
+        "cost_models/published/new-gpu/model.json", load_new_gpu_model,
+        lambda: fit_new_gpu_model(pairs),
+    )  # fmt: skip
+    shipped = load_new_gpu_model()
     assert shipped.facts == rebuilt.facts
     assert set(shipped.exponents) == set(rebuilt.exponents)
     for key, exponents in shipped.exponents.items():
