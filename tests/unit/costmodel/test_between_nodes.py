@@ -109,6 +109,22 @@ def test_times_grow_with_size_nodes_and_ranks_sharing_a_card(collective):
     assert plan(collective, SIZE, 8, 4).confidence == "extrapolated"
 
 
+def test_a_step_of_a_ring_loses_as_much_with_a_small_message():
+    """A tensor group on two nodes that moves 17 MB at a time takes what nanotron's run shows, not its bytes' part."""
+    measured = find_between_nodes(NODES_PLATFORM).curves["all_gather"]
+    unmeasured = replace(load_cluster()[0], between_nodes=None)
+    groups = NodeGroups(unmeasured, *load_cluster()[1:])
+    for size in (10**6, 17 * 10**6, SIZE):
+        group = tuple(range(16))
+        assert groups.holds(group)
+        behind_s = (
+            plan("all_gather", size, 2).time_s - groups.plan("all_gather", size, group).time.time_s
+        )
+        whole_s = measured.time_s[1] - groups.plan("all_gather", SIZE, group).time.time_s
+        assert behind_s == pytest.approx(whole_s, rel=1e-6)
+    assert plan("all_gather", 10**6, 2).low_s < 0.5 * plan("all_gather", 10**6, 2).time_s
+
+
 def test_a_message_between_nodes_takes_a_step_more_than_the_links():
     groups = NodeGroups(*load_cluster())
     groups.holds((0, 8))
