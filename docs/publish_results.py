@@ -12,9 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from trioflow.base.provenance import read_json, write_json
-from trioflow.costmodel.steps import BATCH, StepResidual, load_residuals, write_residuals
+from trioflow.costmodel.steps import (
+    BATCH,
+    StepResidual,
+    load_residuals,
+    write_node_residuals,
+    write_residuals,
+)
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
+from trioflow.reproductions.clusters.beyond import fit_node_residuals
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     read_speeds,
@@ -78,12 +85,13 @@ def publish_published() -> None:
 
 
 def publish_clusters() -> None:
-    """Rewrite the lines on nanotron's runs, where a run has predicted them."""
+    """Rewrite the lines on nanotron's runs and what they took over nodes, where a run has predicted them."""
     memory, steps = (RESULTS / "clusters" / f"{name}.parquet" for name in ("memory", "steps"))
     if steps.is_file():
         held = memory.is_file()
         cases = read_table(memory, "cluster_memory", CLUSTER_MEMORY) if held else None
         timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
+        write_node_residuals(fit_node_residuals(timed))
         lines, causes = judge_aims(cases, timed), describe_causes(timed)
         update_clusters(ROOT / "README.md", ROOT / "docs" / "clusters.md", lines, causes)
 

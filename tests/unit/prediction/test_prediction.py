@@ -17,7 +17,7 @@ from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
 from trioflow.export.step_files import simulate_experiment
 from trioflow.parallel.extrapolate import phase_times
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.prediction.assembly import doubt_nodes, extrapolate_experiment, predict
+from trioflow.prediction.assembly import extrapolate_experiment, predict
 from trioflow.prediction.options import CLOSED_FORM, Options
 from trioflow.sweeps.parameters import fill_values
 from trioflow.sweeps.search import search_plans
@@ -178,19 +178,3 @@ def test_a_step_without_memory_is_the_same_step():
         whole.step_time_s, whole.low_s, whole.high_s,
     )  # fmt: skip
     assert whole.memory and bare.memory == [] and bare.peak_memory_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("degrees", "said"),
-    [
-        ({"tensor": 16}, ""),
-        ({"data": 4, "tensor": 16}, "tensor groups of 16 ranks reach beyond a node of 8"),
-        ({"data": 2, "tensor": 4, "pipeline": 4}, "pipelines over several nodes"),
-        ({"data": 2, "pipeline": 4}, ""),
-        ({"data": 64}, ""),
-    ],
-)
-def test_what_real_runs_over_nodes_showed_is_said(degrees: dict[str, int], said: str) -> None:
-    platform = load_named_platform("p5-h100", 64)
-    found = doubt_nodes(make_plan(**degrees), platform)
-    assert said in found and bool(said) == bool(found)

@@ -208,19 +208,19 @@ def test_a_plan_that_does_not_fit_is_dropped_with_all_its_bucket_sizes(
 
 def test_cost_and_energy_are_those_of_all_ranks() -> None:
     rows = [
-        {"ranks": 8, "step_time_s": 2.0, "peak_memory_bytes": 5.0},
-        {"ranks": 4, "step_time_s": 3.0, "peak_memory_bytes": 9.0},
+        {"ranks": 8, "expected_s": 2.0, "peak_memory_bytes": 5.0},
+        {"ranks": 4, "expected_s": 3.0, "peak_memory_bytes": 9.0},
     ]
-    assert add_costs(rows, None, None) == ["step_time_s", "peak_memory_bytes"]
+    assert add_costs(rows, None, None) == ["expected_s", "peak_memory_bytes"]
     columns = add_costs(rows, 3600.0, 100.0)
-    assert columns == ["step_time_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
+    assert columns == ["expected_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
     assert [(row["cost_per_step"], row["energy_j"]) for row in rows] == [
         (16.0, 1600.0),
         (12.0, 1200.0),
     ]
     mark_front(rows, columns)
     assert [row["pareto"] for row in rows] == [True, True]
-    mark_front(rows, ["step_time_s", "peak_memory_bytes"])
+    mark_front(rows, ["expected_s", "peak_memory_bytes"])
     assert [row["pareto"] for row in rows] == [True, False]
 
 
@@ -269,7 +269,7 @@ def test_several_numbers_of_ranks_are_compared_by_cost(capsys: pytest.CaptureFix
     assert main([*words, "--price-per-gpu-hour", "3.6", "--power-w", "10", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {row["ranks"] for row in told["ranking"]} == {1, 2}
-    assert told["compared_by"] == ["step_time_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
+    assert told["compared_by"] == ["expected_s", "peak_memory_bytes", "cost_per_step", "energy_j"]
     for row in told["ranking"]:
         assert row["cost_per_step"] == pytest.approx(row["ranks"] * row["step_time_s"] / 1000)
         assert row["energy_j"] == pytest.approx(row["ranks"] * row["step_time_s"] * 10)

@@ -35,7 +35,7 @@ from trioflow.cli.text import format_facts, format_table
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
 from trioflow.parallel.memory.peak import find_fullest
-from trioflow.prediction.answer import Prediction
+from trioflow.prediction.answer import Prediction, describe_expected
 from trioflow.prediction.assembly import predict
 from trioflow.prediction.breakdown import DEPTH, WAYS
 from trioflow.prediction.goodput import Faults
@@ -89,7 +89,8 @@ def _run_simulate(options: argparse.Namespace) -> None:
             ("cost model", answer["cost_model"]),
             ("peak memory", _describe_memory(answer)),
             ("filled by", _describe_filling(answer["memory"])),
-            ("step time", f"{format_time(answer['step_time_s'])}  ({interval}; {answer['confidence']})"),
+            ("step time", f"{format_time(answer['step_time_s'])}{describe_expected(answer.get('expected_s'))}  "
+             f"({interval}; {answer['confidence']})"),
             ("without session", _describe_unanchored(answer)),
             ("throughput", _describe_throughput(answer)),
             ("MFU", _describe_utilisation(answer)),

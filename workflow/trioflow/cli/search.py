@@ -133,7 +133,7 @@ def _run_search(options: argparse.Namespace) -> None:
 
 def _words(columns: list[str]) -> list[str]:
     names = {
-        "step_time_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost",
+        "expected_s": "time", "peak_memory_bytes": "memory", "cost_per_step": "cost",
         "energy_j": "energy",
     }  # fmt: skip
     return [names[column] for column in columns]
@@ -141,7 +141,8 @@ def _words(columns: list[str]) -> list[str]:
 
 def _format_ranking(answer: dict[str, Any]) -> str:
     """Return the ranking as text."""
-    head = ["", "plan", "step", "80 % interval", "memory"]
+    doubted = any(row["expected_s"] != row["step_time_s"] for row in answer["ranking"])
+    head = ["", "plan", "step", *(["expected"] if doubted else []), "80 % interval", "memory"]
     extra = [name for name in ("cost_per_step", "energy_j") if name in answer["compared_by"]]
     head += [{"cost_per_step": "cost/step", "energy_j": "energy [J]"}[name] for name in extra]
     rows = []
@@ -151,7 +152,7 @@ def _format_ranking(answer: dict[str, Any]) -> str:
     for place, row in enumerate(answer["ranking"], 1):
         cells = [
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
-            format_time(row["step_time_s"]),
+            format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
             f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
             format_bytes(row["peak_memory_bytes"]),
         ]  # fmt: skip

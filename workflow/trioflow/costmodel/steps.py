@@ -278,3 +278,90 @@ def _half_of_way(way: str, device_kind: str, workload: str, ranks: int) -> float
 def spell_workload(name: str) -> str:
     """Return a workload's name as the residuals spell it."""
     return name.replace("_", "-").lower()
+
+
+BEYOND_NODES = PACKAGE / "data" / "node_residuals.tsv"
+NODES_CLUSTER = "p5-h100"
+"""Where the runs of `BEYOND_NODES` were made."""
+
+
+@dataclass(frozen=True)
+class NodeResidual:
+    """What real runs took beyond their simulated steps, of runs that lay on several nodes alike."""
+
+    left_out: str  # Workload whose runs do not count; empty where all do
+    tensor_nodes: int  # Nodes that a tensor group lies on
+    chained: bool  # Whether the pipeline has stages on several nodes
+    nodes: int  # Of the whole run
+    runs: int  # How many count
+    block_s: (
+        float  # More for each block and micro-batch of a rank, of tensor groups beyond a node [s]
+    )
+    neighbour_s: float  # More for each micro-batch and neighbouring stage of a rank [s]
+    low_log: float  # 80 % interval of the logarithm of measured over expected step
+    high_log: float
+
+
+@cache
+def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
+    """Read what runs over nodes took beyond their simulation, as `write_node_residuals` writes it.
+
+    Raises
+    ------
+    TableError
+        When a row is incomplete or no number.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    found = []
+    for row in csv.DictReader(lines, delimiter="\t"):
+        try:
+            kind = (row["left_out"], int(row["tensor_nodes"]), row["chained"] == "1", int(row["nodes"]), int(row["runs"]))  # fmt: skip
+            numbers = [float(row[name]) for name in _RESIDUAL_NUMBERS]
+        except (KeyError, TypeError, ValueError):
+            raise TableError(f"{row} is not a residual", file=path) from None
+        if not all(map(math.isfinite, numbers)) or min(numbers[:2]) < 0 or numbers[2] > numbers[3]:
+            raise TableError(f"{row} is not a residual", file=path)
+        found.append(NodeResidual(*kind, *numbers))
+    return tuple(found)
+
+
+_RESIDUAL_NUMBERS = ("block_s", "neighbour_s", "low_log", "high_log")
+
+
+def write_node_residuals(residuals: Iterable[NodeResidual], path: Path = BEYOND_NODES) -> None:
+    """Write residuals as `load_node_residuals` reads them."""
+    lines = [
+        "# What nanotron's runs on several p5-h100 nodes (docs/clusters.md) took beyond their simulated steps, by how they",
+        "# lay there: for each block and micro-batch of tensor groups beyond a node, and for each micro-batch and",
+        "# neighbouring stage of a rank [s]; 80 % interval of the logarithm of measured over expected step, each model's",
+        "# from the others. left_out: without that model's runs, for a prediction of it (rebuilt by make publish).",
+        "left_out\ttensor_nodes\tchained\tnodes\truns\tblock_s\tneighbour_s\tlow_log\thigh_log",
+    ]
+    for one in residuals:
+        numbers = "\t".join(f"{getattr(one, name):.5g}" for name in _RESIDUAL_NUMBERS)
+        lines.append(
+            f"{one.left_out}\t{one.tensor_nodes}\t{one.chained:d}\t{one.nodes}\t{one.runs}\t{numbers}"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@cache
+def find_node_residual(
+    tensor_nodes: int, chained: bool, nodes: int, workload: str
+) -> NodeResidual | None:
+    """Return the residual of runs that lay alike, without the workload's own; None where no run did.
+
+    Of numbers of nodes that nobody measured the next greater one counts, beyond all the greatest.
+    """
+    own = spell_workload(workload)
+    known = load_node_residuals()
+    left_out = own if any(one.left_out == own for one in known) else ""
+    rows = [one for one in known if one.left_out == left_out and one.chained == chained]
+    for name, asked in (("tensor_nodes", tensor_nodes), ("nodes", nodes)):
+        rows = [one for one in rows if name == "nodes" or (one.tensor_nodes > 1) == (asked > 1)]
+        values = sorted({getattr(one, name) for one in rows})
+        if not values:
+            return None
+        nearest = next((value for value in values if value >= asked), values[-1])
+        rows = [one for one in rows if getattr(one, name) == nearest]
+    return rows[0]

@@ -26,6 +26,9 @@ class Summary(TimelineSummary):
     ----------
     low_s, high_s : float, optional
         Ends of the 80 % interval of the step, of ``simulate_interval`` [s].
+    expected_s : float, optional
+        What the step is expected to take where real runs showed the simulation to miss something [s];
+        the interval is its own then.
     events : int
         Starts and ends of tasks and flows that were executed.
     link_bytes : dict of str to float
@@ -52,6 +55,7 @@ class Summary(TimelineSummary):
 
     low_s: float | None = None
     high_s: float | None = None
+    expected_s: float | None = None
     events: int
     link_bytes: dict[str, float]
     confidence: str

@@ -18,7 +18,7 @@ from trioflow.prediction.language_answer import describe_rates, describe_waits
 from trioflow.prediction.step import Simulated, Step
 
 _TIMES = (
-    "step_time_s", "low_s", "high_s", "busy_s", "compute_s", "communication_s",
+    "step_time_s", "low_s", "high_s", "expected_s", "busy_s", "compute_s", "communication_s",
     "exposed_communication_s", "ranks", "events", "simulator_wall_s",
 )  # fmt: skip
 """Of a simulation's summary, what a prediction repeats; the interval only where it was asked for."""
@@ -59,6 +59,12 @@ class Prediction:
         """High end of the 80 % interval [s]; the step itself where no interval was asked for."""
         high_s = self._summary.high_s
         return self.step_time_s if high_s is None else high_s
+
+    @property
+    def expected_s(self) -> float:
+        """What the step is expected to take [s]: as simulated, but where real runs showed that to miss something."""
+        expected_s = self._summary.expected_s
+        return self.step_time_s if expected_s is None else expected_s
 
     @property
     def compute_s(self) -> float:
@@ -168,7 +174,7 @@ class Prediction:
             "fits_memory": self.fits_memory,
             "memory": self.memory,
             "mode": metadata.mode,
-            "samples_per_s": batch / self.step_time_s if self.step_time_s else None,
+            "samples_per_s": batch / self.expected_s if self.step_time_s else None,
             "folded": summary.folded,
             "unfolded_reason": summary.unfolded_reason,
             "warnings": self.warnings,
@@ -184,7 +190,7 @@ class Prediction:
         if metadata.mode != TRAIN:
             return {}
         rates = describe_rates(
-            facts, metadata.batch, self.step_time_s, self._summary.ranks, self.step.platform.device
+            facts, metadata.batch, self.expected_s, self._summary.ranks, self.step.platform.device
         )
         return rates and rates | describe_waits(self.simulated.result.executed, metadata.plan)
 
@@ -211,8 +217,8 @@ class Prediction:
         verdict = "fits" if self.fits_memory else "OUT OF MEMORY"
         memory = f"{format_bytes(self.peak_memory_bytes)} of {room} a rank: {verdict}"
         return [
-            ("step time", f"{format_time(self.step_time_s)} (80 % interval {format_time(self.low_s)}"
-             f" to {format_time(self.high_s)}; {self.confidence})"),
+            ("step time", f"{format_time(self.step_time_s)}{describe_expected(self._summary.expected_s)} (80 % interval"
+             f" {format_time(self.low_s)} to {format_time(self.high_s)}; {self.confidence})"),
             ("compute", f"{format_time(self.compute_s)} on the busiest rank"),
             ("communication", f"{format_time(self.communication_s)}, of which"
              f" {format_time(self.exposed_communication_s)} exposed"),
@@ -220,6 +226,11 @@ class Prediction:
             ("cost model", self.step.cost_model),
             *(("warning", warning) for warning in self.warnings),
         ]  # fmt: skip
+
+
+def describe_expected(expected_s: float | None) -> str:
+    """Return what stands behind a simulated step; nothing where it is the expected one."""
+    return "" if expected_s is None else f" simulated, {format_time(expected_s)} expected"
 
 
 def predict_step(step: Step) -> Prediction:

@@ -30,6 +30,7 @@ from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.task_graph import TaskGraph, TimesOrigin
 from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
+from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.options import CLOSED_FORM, DEFAULTS, SESSION, Options
 from trioflow.prediction.step import Step
 from trioflow.prediction.what_if import list_rank_scales, scale_operators
@@ -136,10 +137,17 @@ def join_step(
         *times.warnings,
         *_list_doubts(graph, platform, collectives, options),
     ]
+    doubt = _doubt_nodes(graph, platform, times)
     return Step(
         graph, platform, collectives, times.traces, options, times.model_text, times.confidence,
-        tuple(warnings), anchor,
+        (*warnings, *([doubt.text] if doubt else [])), anchor, doubt,
     )  # fmt: skip
+
+
+def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> NodeDoubt | None:
+    plan, facts = graph.metadata.plan, times.traces[0].facts
+    blocks = max(map(len, graph.metadata.stages), default=0) * plan.stages_per_rank
+    return doubt_nodes(plan, platform, blocks, str(facts.model or facts.workload))
 
 
 def _find_session(workload: str) -> Path:
@@ -330,26 +338,4 @@ def _list_doubts(
             f"rates of the host of {platform.name} were never measured: peaks of data sheets"
         )
     doubts += doubt_collectives(collectives, platform, options)
-    doubts.append(doubt_nodes(graph.metadata.plan, platform))
     return [doubt for doubt in doubts if doubt]
-
-
-def doubt_nodes(plan: Plan, platform: Platform) -> str:
-    """Return what real runs over several nodes showed to be missing; empty where it is not needed.
-
-    Found on nanotron's runs, which judge the prediction and are no part of it.
-    """
-    per_node = platform.ranks_per_node
-    if per_node is None or plan.ranks <= per_node:
-        return ""
-    if plan.tensor > per_node and plan.ranks > 2 * per_node:
-        return (
-            f"tensor groups of {plan.tensor} ranks reach beyond a node of {per_node}: on more than two nodes real runs took "
-            "several times as long as predicted (docs/clusters.md)"
-        )
-    if plan.pipeline > 1 and plan.tensor <= per_node:
-        return (
-            "pipelines over several nodes: real runs often took about a second more for each micro-batch than predicted, "
-            "nearly all of them on 64 nodes (docs/clusters.md)"
-        )
-    return ""

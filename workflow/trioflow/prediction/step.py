@@ -28,6 +28,7 @@ from trioflow.prediction.anchors import (
     read_session,
     settle_contention,
 )
+from trioflow.prediction.beyond_nodes import NodeDoubt
 from trioflow.prediction.options import SESSION, Options
 from trioflow.trace.store import Trace, load_trace
 
@@ -76,6 +77,8 @@ class Step:
         What the reader must know before anything is simulated.
     anchor : SessionAnchor, optional
         Of the session, where the options ask for one.
+    doubt : NodeDoubt, optional
+        What real runs that lay on nodes like this one took beyond their simulation.
     """
 
     graph: TaskGraph
@@ -87,6 +90,7 @@ class Step:
     confidence: str
     warnings: tuple[str, ...] = ()
     anchor: SessionAnchor | None = None
+    doubt: NodeDoubt | None = None
 
     @property
     def trace(self) -> Trace:
@@ -121,6 +125,9 @@ class Step:
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
             result = run(self.graph, self.platform, self.collectives, self.options)
+            if self.doubt is not None:
+                least = self.graph.metadata.least_half_log
+                result = replace(result, summary=self.doubt.apply(result.summary, least))
             return Simulated(result, self.graph)
         factors = self.settle(self.anchor)
         graph = apply_factors(self.graph, factors)

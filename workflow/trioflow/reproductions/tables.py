@@ -286,8 +286,11 @@ CLUSTER_STEPS = pa.schema([
     column("measured_s", FLOAT, "step, by the tokens a second that the file gives", "s"),
     column("mfu", FLOAT, "model FLOPs utilisation as the file gives it, of 1"),
     column("predicted_s", FLOAT, "predicted step; null where the plan is refused", "s", null=True),
-    column("low_s", FLOAT, "lower end of its 80 % interval", "s", null=True),
-    column("high_s", FLOAT, "upper end of its 80 % interval", "s", null=True),
+    column("expected_s", FLOAT, "expected step: predicted, and what runs of the other models on as many nodes took more", "s", null=True),
+    column("low_s", FLOAT, "lower end of the 80 % interval", "s", null=True),
+    column("high_s", FLOAT, "upper end of the 80 % interval", "s", null=True),
+    column("stages", INT, "pipeline stages that hold anything"),
+    column("blocks", INT, "units of the model in the fullest stage"),
     column("refused", TEXT, "why the plan is refused; empty elsewhere"),
 ])  # fmt: skip
 CLUSTER_PEAKS = pa.schema([

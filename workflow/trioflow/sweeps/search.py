@@ -17,6 +17,7 @@ from trioflow.hardware.machine import Platform
 from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
+from trioflow.prediction.beyond_nodes import doubt_nodes
 from trioflow.prediction.language_answer import describe_rates, describe_run
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
@@ -33,6 +34,7 @@ from trioflow.sweeps.search_space import (
     probability_faster,
 )
 from trioflow.sweeps.workshop import Workshop
+from trioflow.trace.store import pipeline_units
 
 FURTHER = 3
 """At most so many times the plans asked for are simulated while the outline leaves the order open."""
@@ -64,7 +66,8 @@ class Found:
     Attributes
     ----------
     ranking : list of dict
-        Simulated plans, the fastest first, each with its best bucket size;
+        Simulated plans, the fastest first by what they are expected to take
+        (``expected_s`` [s]), each with its best bucket size;
         ``other_buckets`` lists the others (``bucket_bytes`` [bytes],
         ``outlined_s`` [s]), ``alike_buckets`` counts those of them within
         ``_ALIKE_SHARE``.
@@ -148,11 +151,11 @@ def search(
         for count in counts
     ]  # fmt: skip
     rows = [row for found in all_found for row in found.ranking]
-    ranking = sorted(rows, key=lambda row: float(row["step_time_s"]))
+    ranking = sorted(rows, key=lambda row: float(row["expected_s"]))
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
         device = workshop.load_platform(platform, row["ranks"]).device
-        row.update(describe_rates(facts, batch, row["step_time_s"], row["ranks"], device))
+        row.update(describe_rates(facts, batch, row["expected_s"], row["ranks"], device))
         if run := describe_run(row, tokens, price_per_gpu_hour, power_w):
             row["run"] = run
     mark_front(ranking, columns)
@@ -258,6 +261,7 @@ class _Search:
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
         self.refusals = Refusals()
+        self.units = len(pipeline_units(times.traces[0]))
         self.found = Found(model_text=times.model_text, confidence=times.confidence)
         self.found.warnings += times.warnings
 
@@ -277,8 +281,19 @@ class _Search:
             if step.least_bytes > self.machine.device.memory_bytes:
                 self._drop(plan, step.least_bytes, "at least ")
             else:
-                candidates.append(Candidate(step.time_s, plan, step.least_bytes))
+                candidates.append(
+                    Candidate(step.time_s + self._doubt_s(plan), plan, step.least_bytes)
+                )
         return sorted(candidates, key=lambda c: c.time_s)
+
+    def _doubt_s(self, plan: Plan) -> float:
+        """Return what real runs that lay on nodes alike took beyond what is simulated, and so outlined [s]."""
+        facts = self.times.traces[0].facts
+        blocks = (
+            math.ceil(self.units / (plan.pipeline * plan.stages_per_rank)) * plan.stages_per_rank
+        )
+        doubt = doubt_nodes(plan, self.machine, blocks, str(facts.model or facts.workload))
+        return 0.0 if doubt is None else doubt.excess_s
 
     def simulate(self, variants: Variants) -> _Simulated | None:
         """Simulate the best of some variants in full; None where it does not fit the memory."""
@@ -296,14 +311,14 @@ class _Search:
         slower = workshop.prepare(
             self.times, graph, self.machine, interval=False, compute_scale=highest
         )
-        time_s = result.step_time_s
-        compute_log = math.log(workshop.simulate(slower).step_time_s / time_s)
+        time_s = result.expected_s
+        compute_log = math.log(workshop.simulate(slower).expected_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
         found.confidence = max([found.confidence, result.confidence], key=CONFIDENCES.index)
         found.warnings += result.warnings
         row = {
-            "plan_text": _describe_way(plan, self.batch), "step_time_s": time_s,
-            "low_s": result.low_s, "high_s": result.high_s,
+            "plan_text": _describe_way(plan, self.batch), "step_time_s": result.step_time_s,
+            "expected_s": time_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
             "peak_memory_bytes": step.peak_memory_bytes, "outlined_s": variants.best.time_s,

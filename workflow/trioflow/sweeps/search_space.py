@@ -236,9 +236,9 @@ def add_costs(
     power_w : float, optional
         Power of a device while a step runs [W].
     """
-    columns = ["step_time_s", "peak_memory_bytes"]
+    columns = ["expected_s", "peak_memory_bytes"]
     for row in rows:
-        device_s = row["ranks"] * row["step_time_s"]
+        device_s = row["ranks"] * row["expected_s"]
         if price_per_gpu_hour is not None:
             row["cost_per_step"] = device_s * price_per_gpu_hour / HOUR_S
         if power_w is not None:

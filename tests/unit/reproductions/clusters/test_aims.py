@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("sklearn")
 from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims
+from trioflow.reproductions.clusters.baselines import score_intervals
 from trioflow.reproductions.clusters.page import render_aims
 from trioflow.reproductions.clusters.scores import (
     FAILED,
@@ -40,10 +42,12 @@ def make_steps() -> pd.DataFrame:
         "zero": 0,
         "micro_batch": 1,
         "accumulate": 4,
+        "stages": 1,
+        "blocks": 18,
     }
     ends = {"low_s": cases["predicted_s"] * 0.95, "high_s": cases["predicted_s"] * 1.05}
     fitted = cases["nodes"].le(2).map({True: FITTED, False: RAN})
-    return cases.assign(**same, **ends, set=fitted)
+    return cases.assign(**same, **ends, set=fitted, expected_s=cases["predicted_s"])
 
 
 def make_memory() -> pd.DataFrame:
@@ -84,8 +88,37 @@ def test_an_aim_may_be_a_least(lines: dict[str, Line]) -> None:
     assert order.write_aim() == "at least 85 %"
     assert order.reached == (order.value >= 0.85)
     assert Line("", 1, 0.9, 0.85, more=True).reached and not Line("", 1, 0.9, 0.85).reached
-    choice = lines["throughput lost by the plan predicted fastest, mean of cells"]
-    assert choice.cases == 2 and set(choice.others or {}) == {"rule", "constant MFU"}
+    choice = lines["throughput lost by the plan expected to be fastest, mean of cells"]
+    assert choice.cases == 2
+    assert set(choice.others or {}) == {"simulated step", "rule", "constant MFU"}
+
+
+def test_order_and_choice_are_those_of_the_expected_steps() -> None:
+    """The simulated order is wrong in both cells; expected are the measured steps themselves."""
+    cases = make_steps().assign(predicted_s=[3.0, 2.0, 1.0, 3.0, 2.0, 1.0])
+    expected = cases.assign(expected_s=cases["measured_s"])
+    for steps, order in ((cases.assign(expected_s=cases["predicted_s"]), 0.0), (expected, 1.0)):
+        lines = {line.what: line for line in judge_aims(None, steps)}
+        found = lines["pairs of a model's runs on as many nodes in the measured order"]
+        choice = lines["throughput lost by the plan expected to be fastest, mean of cells"]
+        assert found.value == order and (found.others or {})["simulated step"] == 0.0
+        assert (choice.value == 0.0) == (order == 1.0)
+        assert (choice.others or {})["simulated step"] == pytest.approx((0.8 + 0.75) / 2)
+        assert score_steps(steps).set_index("group").loc["all runs", "in_order"] == order
+
+
+def test_intervals_are_judged_beside_one_for_all() -> None:
+    """Of two models each one's naive interval is the other's error; a refused run is outside."""
+    cases = pd.concat([make_steps().assign(predicted_s=1.0), make_steps().assign(parameters=80.0)])
+    cases = cases.assign(low_s=cases["measured_s"] / 2, high_s=cases["measured_s"] * 2)
+    found = score_intervals(cases).set_index("group")
+    assert found.loc["all runs", "ours_covered"] == 1.0
+    assert found.loc["all runs", "ours_width"] == pytest.approx(4.0)
+    assert found.loc["all runs", "ours_score"] == pytest.approx(math.log(4.0))
+    assert found.loc["all runs", "naive_covered"] < 11 / 12 and found.loc["one node", "runs"] == 6
+    missed = score_intervals(cases.assign(low_s=cases["measured_s"] * 2, high_s=cases["measured_s"] * 4))  # fmt: skip
+    assert missed["ours_covered"].eq(0).all()
+    assert missed.iloc[0]["ours_score"] == pytest.approx(math.log(2.0) * (1 + 10))
 
 
 def test_fitted_runs_stand_apart() -> None:
@@ -119,9 +152,10 @@ def test_what_missed_is_told_by_what_it_has_in_common() -> None:
     )
     assert describe_causes(cases) == "", "nothing is slow, and no tensor group leaves its node"
     cases = cases.assign(pipeline=[1, 1, 1, 1, 1, 2], tensor=[1, 1, 1, 16, 2, 4])
-    told = describe_causes(cases)
+    told = describe_causes(cases.assign(expected_s=cases["measured_s"] * 1.25))
+    assert "expected steps miss them by 25.0 % and 25.0 %" in told
     assert told.startswith(
-        "What missed: 1 runs whose tensor groups reach beyond a node (median error 50.0"
+        "What missed, of simulated steps: 1 runs whose tensor groups reach beyond a node (median error 50.0"
     )
     assert "1 pipelines across nodes that took 0.8 s more" in told and "The other 4: 10.0" in told
     assert "100" in told.split("explain; ")[1].split("of both")[0]

@@ -10,15 +10,19 @@ import pandas as pd
 from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.clusters.baselines import (
     CONSTANT,
+    EXPECTED,
+    ONE_FOR_ALL,
     OURS,
     RULE,
     TREES,
     choose_plans,
     predict_steps,
+    score_intervals,
 )
 from trioflow.reproductions.clusters.scores import (
     FAILED,
     FAST,
+    GPUS_OF_A_NODE,
     ROOM_BYTES,
     TOO_FEW,
     TOO_MUCH,
@@ -27,7 +31,6 @@ from trioflow.reproductions.clusters.scores import (
     score_memory,
 )
 
-GPUS_OF_A_NODE = 8
 FEW_NODES = 16
 
 
@@ -42,7 +45,7 @@ class Line:
     cases : int
         How many were judged; none is left out.
     value : float
-        What was reached, of 1; for ``counted`` lines a number of cases.
+        What was reached, of 1; for ``counted`` lines a number of cases, for a ``factor`` itself.
     aim : float, optional
         Most that was aimed at, or least where more is ``better``; None without an aim.
     others : mapping of str to float
@@ -57,6 +60,7 @@ class Line:
     aim: float | None = None
     more: bool = False
     counted: bool = False
+    factor: bool = False
     others: Mapping[str, float] | None = None
     headline: str = ""
 
@@ -69,7 +73,12 @@ class Line:
 
     def write_value(self) -> str:
         """Return what was reached in words."""
-        return f"{self.value:.0f}" if self.counted else write_percent(self.value)
+        return self._write(self.value)
+
+    def _write(self, value: float) -> str:
+        if self.factor:
+            return f"{value:.1f}"
+        return f"{value:.0f}" if self.counted else write_percent(value)
 
     def write_aim(self) -> str:
         """Return the aim in words."""
@@ -81,7 +90,7 @@ class Line:
 
     def write_others(self) -> str:
         """Return what other ways reach in words."""
-        told = [f"{write_percent(value)} ({name})" for name, value in (self.others or {}).items()]
+        told = [f"{self._write(value)} ({name})" for name, value in (self.others or {}).items()]
         return ", ".join(told) or NOTHING
 
 
@@ -107,10 +116,12 @@ def describe_causes(steps: pd.DataFrame) -> str:
         return ""
     few, missed = rest[rest["nodes"] <= FEW_NODES], pd.concat(parts[:2])
     fast = write_percent((missed["predicted_s"] < missed["measured_s"]).mean(), 0)
+    expected = steps.assign(predicted_s=steps["expected_s"])
+    sure = [write_percent(score_group("", expected.loc[rows.index])["median_error"]) for rows in parts[:2]]  # fmt: skip
     told = (
-        f"What missed: {len(parts[0])} runs whose tensor groups reach beyond a node (median error {errors[0]}), and {len(slow)} pipelines "
+        f"What missed, of simulated steps: {len(parts[0])} runs whose tensor groups reach beyond a node (median error {errors[0]}), and {len(slow)} pipelines "
         f"across nodes that took {float(slow['excess_s'].median()):.1f} s more for each micro-batch than predicted ({errors[1]}), which neither bytes nor degrees "
-        f"explain; {fast} of both are predicted too fast. The other {len(rest)}: {errors[2]}"
+        f"explain; {fast} of both are predicted too fast; expected steps miss them by {sure[0]} and {sure[1]}. The other {len(rest)}: {errors[2]}"
     )  # fmt: skip
     if few.empty:
         return f"{told}."
@@ -123,15 +134,18 @@ def _judge_steps(cases: pd.DataFrame) -> list[Line]:
     told = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
 
     def line(what: str, key: str, aim: float | None = None, more: bool = False, least: float = 0.0,
-             nodes: int | None = None, headline: str = "") -> Line:  # fmt: skip
+             nodes: int | None = None, headline: str = "", way: str = OURS) -> Line:  # fmt: skip
         chosen = (cases["mfu"] > least) & ((cases["nodes"] <= nodes) if nodes else True)
         found = {way: score_group(way, rows[chosen])[key] for way, rows in told.items()}
-        ours = found.pop(OURS)
-        return Line(what, int(chosen.sum()), ours, aim, more, others=found, headline=headline)
+        ours = found.pop(way)
+        others = {_NAMES[way].get(name, name): value for name, value in found.items()}
+        return Line(what, int(chosen.sum()), ours, aim, more, others=others, headline=headline)
 
     cells = choose_plans(cases, ways)
-    losses = {way: float(cells[way].mean()) for way in (TREES, RULE, CONSTANT) if way in cells}
-    covered = line("measured step inside the 80 % interval", "covered")
+    losses = {
+        way: float(cells[way].mean()) for way in (OURS, TREES, RULE, CONSTANT) if way in cells
+    }
+    losses = {_NAMES[EXPECTED].get(way, way): loss for way, loss in losses.items()}
     return [
         line("step, median error: 1 and 2 nodes", "median_error", 0.10, nodes=2,
              headline="median error of steps on 1 and 2 nodes"),
@@ -139,11 +153,29 @@ def _judge_steps(cases: pd.DataFrame) -> list[Line]:
              headline=f"with an MFU above {write_percent(FAST, 0)}"),
         line("step, median error: all", "median_error", headline="of all"),
         *(line(f"steps within {most} %", f"within_{most}") for most in (10, 20, 50)),
-        line("pairs of a model's runs on as many nodes in the measured order", "in_order", 0.85, more=True),
-        Line(covered.what, covered.cases, covered.value, 0.8, more=True),
-        Line("throughput lost by the plan predicted fastest, mean of cells", len(cells),
-             float(cells[OURS].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
+        line("pairs of a model's runs on as many nodes in the measured order", "in_order", 0.85, more=True,
+             way=EXPECTED),
+        *_judge_intervals(cases),
+        Line("throughput lost by the plan expected to be fastest, mean of cells", len(cells),
+             float(cells[EXPECTED].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
     ]  # fmt: skip
+
+
+_NAMES = {OURS: {EXPECTED: "expected step"}, EXPECTED: {OURS: "simulated step"}}
+"""What a line calls trioflow's other step."""
+
+
+def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
+    scores = score_intervals(cases).to_dict("records")
+    lines = []
+    for row in scores[:2]:
+        what, runs = ("" if row["group"] == "all runs" else f", {row['group']}"), int(row["runs"])
+        covered, wide = ({ONE_FOR_ALL: row[name]} for name in ("naive_covered", "naive_width"))
+        lines += [
+            Line(f"measured step inside the 80 % interval{what}", runs, row["ours_covered"], 0.8, more=True, others=covered),
+            Line(f"median width of the interval, high over low end{what}", runs, row["ours_width"], factor=True, others=wide),
+        ]  # fmt: skip
+    return lines
 
 
 def _judge_memory(cases: pd.DataFrame) -> list[Line]:

@@ -11,9 +11,19 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
-from trioflow.reproductions.clusters.scores import FAST, FITTED, SEQUENCE, score_group
+from trioflow.costmodel.intervals import COVERAGE
+from trioflow.reproductions.clusters.scores import (
+    FAST,
+    FITTED,
+    GPUS_OF_A_NODE,
+    SEQUENCE,
+    score_group,
+)
 
-OURS, CONSTANT, TREES, RULE = "trioflow", "constant MFU", "boosted trees", "rule"
+OURS, EXPECTED = "trioflow", "trioflow, expected"
+"""The simulated step, and the one that is expected where other models' runs over nodes took more."""
+CONSTANT, TREES, RULE = "constant MFU", "boosted trees", "rule"
+ONE_FOR_ALL = "one interval for all"
 FOLDS = 10
 """Of the rows that the trees are fitted on, all but one."""
 _TOLD = (
@@ -38,6 +48,7 @@ def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     at_peak_s = (cases["measured_s"] * cases["mfu"]).to_numpy(np.float64)
     fitted = cases.loc[cases["set"] == FITTED, "mfu"]
     found = {OURS: cases["predicted_s"].to_numpy(np.float64)}
+    found[EXPECTED] = cases["expected_s"].to_numpy(np.float64)
     if len(fitted):
         found[CONSTANT] = at_peak_s / float(fitted.median())
     if len(cases) >= FOLDS:
@@ -80,7 +91,7 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
     -------
     DataFrame
         ``parameters``, ``nodes``, ``runs``; ``best`` and ``chosen``, plans in words, the fastest
-        measured and trioflow's, with ``best_tokens_per_s`` and ``chosen_tokens_per_s`` as measured;
+        measured and the one that trioflow expects to be, with ``best_tokens_per_s`` and ``chosen_tokens_per_s`` as measured;
         of each way the loss of throughput beside the best. The rule takes the smallest tensor, then
         pipeline degree, and of those the largest micro-batch; a constant MFU expects equal steps
         of all, so its loss is the mean over the cell's runs.
@@ -90,11 +101,11 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         best = cell.iloc[int(cell["measured_s"].argmin())]
         row: dict[str, Any] = {"parameters": parameters, "nodes": nodes, "runs": len(cell)}
         row |= _describe_plan("best", best)
-        for way in (way for way in (OURS, TREES) if way in steps):
+        for way in (way for way in (OURS, EXPECTED, TREES) if way in steps):
             known = cell.dropna(subset=way)
             chosen = known.iloc[int(known[way].argmin())] if len(known) else None
             row[way] = 1.0 if chosen is None else 1 - best["measured_s"] / chosen["measured_s"]
-            if way == OURS:
+            if way == EXPECTED:
                 row |= _describe_plan("chosen", chosen)
         order = ["tensor", "pipeline", "micro_batch"]
         first_s = cell.sort_values(order, ascending=[True, True, False])["measured_s"].iloc[0]
@@ -102,6 +113,57 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         row[CONSTANT] = float((1 - best["measured_s"] / cell["measured_s"]).mean())
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return how well 80 % intervals hold by groups of runs, beside one interval for all.
+
+    Returns
+    -------
+    DataFrame
+        ``group``, ``runs``; of each way (``ours``, ``naive``) ``covered``, the share of measured
+        steps inside (a refused run's is outside), ``width``, the median of the high over the low
+        end, and ``score``, the mean interval score of the logarithms (width, and for what lies
+        outside ten times how far: less is better). The naive interval is the simulated step times
+        the quantiles of measured over simulated steps of all other models' runs.
+    """
+    measured, simulated, *ours = (
+        np.log(cases[name].to_numpy(np.float64)) for name in ("measured_s", "predicted_s", "low_s", "high_s")
+    )  # fmt: skip
+    naive = np.full((2, len(cases)), np.nan)
+    for model in cases["parameters"].unique():
+        mine = (cases["parameters"] == model).to_numpy()
+        others = ~mine if (~mine).any() else mine
+        ends = np.nanquantile((measured - simulated)[others], COVERAGE)
+        naive[:, mine] = simulated[mine] + ends[:, None]
+    ways = {"ours": np.array(ours), "naive": naive}
+    rows = []
+    for group, chosen in _group_by_nodes(cases).items():
+        row: dict[str, Any] = {"group": group, "runs": int(chosen.sum())}
+        for way, ends in ways.items():
+            (low, high), truth = ends[:, chosen], measured[chosen]
+            outside = np.maximum(low - truth, 0) + np.maximum(truth - high, 0)
+            row[f"{way}_covered"] = float((outside == 0).mean())
+            row[f"{way}_width"] = float(np.exp(np.nanmedian(high - low)))
+            row[f"{way}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _group_by_nodes(cases: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
+    """Return which runs are of each group; all first, none of them empty."""
+    several, beyond = cases["nodes"] > 1, cases["tensor"] > GPUS_OF_A_NODE
+    chained = several & (cases["pipeline"] > 1) & ~beyond
+    groups = {
+        "all runs": cases["nodes"] > 0, f"MFU above {FAST:.0%}".replace("%", " %"): cases["mfu"] > FAST,
+        "one node": ~several, "replicas over nodes": several & ~chained & ~beyond,
+        "pipelines over nodes": chained, "tensor groups beyond a node": beyond,
+    }  # fmt: skip
+    return {name: chosen.to_numpy() for name, chosen in groups.items() if chosen.any()}
+
+
+_LEFT = 1 - (COVERAGE[1] - COVERAGE[0])
+"""Share that an interval is to leave outside."""
 
 
 def _describe_plan(which: str, run: pd.Series | None) -> dict[str, Any]:

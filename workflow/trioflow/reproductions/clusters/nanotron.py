@@ -24,7 +24,7 @@ from trioflow.base.errors import TableError
 from trioflow.base.experiments import Plan
 from trioflow.base.units import BYTES_PER_GIB
 from trioflow.parallel.plan import make_plan
-from trioflow.reproductions.clusters.scores import SEQUENCE
+from trioflow.reproductions.clusters.scores import SEQUENCE, name_model
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.store import Trace, pipeline_units
@@ -122,7 +122,7 @@ def find_model(run: Run) -> LanguageModel:
     """Return the sizes of a run's model."""
     layers, hidden, heads, feed_forward = _SIZES[run.parameters]
     return LanguageModel(
-        f"nanotron-{run.parameters:g}b", layers, hidden, heads, heads, hidden // heads,
+        name_model(run.parameters), layers, hidden, heads, heads, hidden // heads,
         feed_forward, _VOCABULARY, tied=feed_forward < _TIED_BELOW,
     )  # fmt: skip
 

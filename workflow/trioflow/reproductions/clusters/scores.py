@@ -20,6 +20,7 @@ RAN, FITTED, FAILED = "ran", "ran, fitted on", "failed"
 TOO_FEW, TOO_MUCH, OTHER = "too few micro-batches", "out of memory", "other"
 """Why a run may have failed: nanotron refuses fewer micro-batches than stages less one."""
 
+GPUS_OF_A_NODE = 8
 SEQUENCE = 4096
 """Tokens of a sample."""
 FAST = 0.1
@@ -35,6 +36,11 @@ def join_parts(paths: Sequence[str | Path], name: str, output: str | Path) -> No
     parts = [tables.read_table(path, name, schema) for path in paths]
     cases = pd.concat([part for part in parts if len(part)], ignore_index=True)
     tables.write_table(cases, name, output, stamp(paths), schema)
+
+
+def name_model(parameters: float) -> str:
+    """Return the workload of a model of so many parameters [1e9]."""
+    return f"nanotron-{parameters:g}b"
 
 
 def is_fitted_on(parameters: float, nodes: int) -> bool:
@@ -84,10 +90,10 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``group``, ``runs``; median absolute relative error (``median_error``),
-        shares of runs within 10, 20 and 50 % (``within_10`` and so on) and
+        ``group``, ``runs``; median absolute relative error of the simulated
+        and of the expected step (``median_error``, ``expected_error``), shares of simulated steps within 10, 20 and 50 % (``within_10`` and so on) and
         inside their interval (``covered``), and of pairs of one model and
-        number of nodes that stand in the right order (``in_order``). A refused
+        number of nodes whose expected steps stand in the right order (``in_order``). A refused
         run has no prediction: it is outside of everything.
     """
     fast = f"MFU above {write_percent(FAST, 0)}"
@@ -105,7 +111,16 @@ def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     for nodes in sorted(cases["nodes"].unique().tolist()):
         word = "node" if nodes == 1 else "nodes"
         groups.append((f"{nodes} {word}", cases[cases["nodes"] == nodes]))
-    return pd.DataFrame([score_group(name, rows) for name, rows in groups if len(rows)])
+    scored = []
+    for name, rows in groups:
+        if len(rows):
+            expected = score_group(name, rows.assign(predicted_s=rows["expected_s"]))
+            of_expected = {
+                "expected_error": expected["median_error"],
+                "in_order": expected["in_order"],
+            }
+            scored.append(score_group(name, rows) | of_expected)
+    return pd.DataFrame(scored)
 
 
 def _is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
@@ -114,7 +129,7 @@ def _is_split_across_nodes(cases: pd.DataFrame) -> pd.Series:
 
 
 def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the errors of some runs: a row of :func:`score_steps`."""
+    """Return the errors of some runs' ``predicted_s``: a row of :func:`score_steps`."""
     measured = rows["measured_s"].to_numpy()
     error = np.nan_to_num(np.abs(rows["predicted_s"].to_numpy() / measured - 1), nan=np.inf)
     inside = (rows["low_s"].to_numpy() <= measured) & (measured <= rows["high_s"].to_numpy())

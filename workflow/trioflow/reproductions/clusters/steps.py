@@ -51,39 +51,42 @@ def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
         mine.sort(key=lambda place: (ran[place].nodes, ran[place].tensor, ran[place].micro_batch))
         platforms = {n: load_platform(PLATFORM, 8 * n) for n in {ran[i].nodes for i in mine}}
         times = time_operators(trace_run(ran[mine[0]]), DEVICE)
-        known: dict[Run, tuple[float, float, float, str]] = {}
+        known: dict[Run, dict[str, Any]] = {}
         with remembering(Memory()):
             for place in mine:
                 asked = replace(ran[place], measured_bytes=0.0, measured_step_s=0.0, mfu=0.0)
                 if asked not in known:
                     known[asked] = _predict(asked, times, platforms[asked.nodes])
-                rows[place] = _describe(ran[place], *known[asked])
+                rows[place] = _describe(ran[place]) | known[asked]
     return pd.DataFrame([rows[place] for place in ran], columns=CLUSTER_STEPS.names)
 
 
-def _predict(run: Run, times: DeviceTimes, platform: Platform) -> tuple[float, float, float, str]:
-    """Return a run's step and the ends of its interval [s], or why its plan is refused."""
+def _predict(run: Run, times: DeviceTimes, platform: Platform) -> dict[str, Any]:
+    """Return a run's step, the expected one and the ends of its interval [s], or why its plan is refused."""
+    stages = cut_stages(times.traces[0], run)
+    found = dict.fromkeys(_TIMES, math.nan)
+    refused = ""
     try:
-        predicted_s, low_s, high_s = predict_run(run, times, platform).tolist()
+        found |= zip(_TIMES, predict_run(run, times, platform).tolist(), strict=True)
     except TrioflowError as error:
-        return math.nan, math.nan, math.nan, str(error)
-    return predicted_s, low_s, high_s, ""
+        refused = str(error)
+    return {**found, "stages": len(stages), "blocks": max(map(len, stages)), "refused": refused}
 
 
-def _describe(
-    run: Run, predicted_s: float, low_s: float, high_s: float, refused: str
-) -> dict[str, Any]:
+_TIMES = ("predicted_s", "expected_s", "low_s", "high_s")
+
+
+def _describe(run: Run) -> dict[str, Any]:
     return {
         "set": FITTED if is_fitted_on(run.parameters, run.nodes) else RAN,
         "parameters": run.parameters, "nodes": run.nodes, "data": run.data, "tensor": run.tensor,
         "pipeline": run.pipeline, "zero": run.zero, "micro_batch": run.micro_batch,
         "accumulate": run.accumulate, "measured_s": run.measured_step_s, "mfu": run.mfu,
-        "predicted_s": predicted_s, "low_s": low_s, "high_s": high_s, "refused": refused,
     }  # fmt: skip
 
 
 def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
-    """Return a run's step and the ends of its 80 % interval [s].
+    """Return a run's step, the expected one and the ends of its 80 % interval [s].
 
     Notes
     -----
@@ -103,9 +106,9 @@ def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.
 def simulate_pieces(
     run: Run, times: DeviceTimes, platform: Platform, stages: Sequence[list[str]], pieces: int
 ) -> NDArray[np.float64]:
-    """Return a run's step with so many micro-batches, and the ends of its 80 % interval [s]."""
+    """Return a run's step with so many micro-batches, the expected one and the ends of its interval [s]."""
     plan = plan_run(run, len(stages), pieces, run.data)
     options = Options(stages=list(stages) if len(stages) > 1 else None, memory=False)
     batch = run.data * pieces * run.micro_batch
     found = predict(times, plan, platform, batch=batch, options=options)
-    return np.array([found.step_time_s, found.low_s, found.high_s])
+    return np.array([found.step_time_s, found.expected_s, found.low_s, found.high_s])
