@@ -125,6 +125,16 @@ def test_a_step_of_a_ring_loses_as_much_with_a_small_message():
     assert plan("all_gather", 10**6, 2).low_s < 0.5 * plan("all_gather", 10**6, 2).time_s
 
 
+def test_a_large_all_reduce_takes_no_longer_than_its_ring_s_two_halves():
+    """NCCL takes the faster of its algorithms; at the measured size that is not the ring."""
+    for nodes, per_node, size in ((32, 2, 10**9), (64, 1, 4 * 10**9), (16, 8, SIZE)):
+        whole = plan("all_reduce", size, nodes, per_node)
+        halves = [plan(name, size, nodes, per_node) for name in ("reduce_scatter", "all_gather")]
+        together_s = sum(half.time_s for half in halves)
+        assert whole.low_s <= whole.time_s <= whole.high_s and whole.time_s <= together_s
+        assert (whole.time_s == pytest.approx(together_s)) == (size > SIZE)
+
+
 def test_a_message_between_nodes_takes_a_step_more_than_the_links():
     groups = NodeGroups(*load_cluster())
     groups.holds((0, 8))
