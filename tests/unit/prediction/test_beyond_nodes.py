@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from trioflow.cli import main
@@ -15,6 +16,7 @@ from trioflow.prediction.assembly import predict
 from trioflow.prediction.beyond_nodes import doubt_nodes
 from trioflow.sweeps.search import search_plans
 from trioflow.sweeps.workshop import Workshop
+from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"
 BLOCK_S, NEIGHBOUR_S, LOW, HIGH = 0.25, 1.5, math.log(0.5), math.log(4.0)
@@ -51,11 +53,13 @@ def test_what_is_expected_follows_how_the_plan_lies_on_nodes(
     known, platform: str, degrees: dict[str, int], excess_s: float | None, said: str
 ) -> None:
     schedule = {"schedule": "1f1b"} if "pipeline" in degrees else {}
-    found = doubt_nodes(
-        make_plan(**degrees, **schedule), load_named_platform(platform, 64), 6, "any"
-    )
+    plan, machine, facts = make_plan(**degrees, **schedule), load_named_platform(platform, 64), load_trace(TRACE).facts  # fmt: skip
+    found = doubt_nodes(plan, machine, 6, facts)
     assert (None if found is None else found.excess_s) == excess_s
     assert said in (found.text if found else "")
+    megatron = doubt_nodes(plan, machine, 6, replace(facts, precision_recipe="megatron-bf16"))
+    elsewhere = doubt_nodes(plan, load_named_platform("dgx-h100", 64), 6, facts)
+    assert megatron == elsewhere, "another framework's is as another cluster's"
 
 
 def test_the_answer_holds_the_simulated_and_the_expected_step(known, capsys) -> None:
@@ -81,7 +85,7 @@ def test_the_answer_holds_the_simulated_and_the_expected_step(known, capsys) -> 
 def test_elsewhere_the_interval_holds_both_ends() -> None:
     """Nobody measured tensor groups over nodes of other clusters: from the simulation's low end on."""
     trace, plan = "gpt-145b-b1", make_plan(data=2, tensor=16)
-    doubted = doubt_nodes(plan, load_named_platform("dgx-h100", 32), 80, "any")
+    doubted = doubt_nodes(plan, load_named_platform("dgx-h100", 32), 80, load_trace(trace).facts)
     assert doubted is not None and not doubted.own and doubted.excess_s > 0
     found = predict(trace, plan, "dgx-h100", memory=False)
     assert found.low_s < found.step_time_s < found.expected_s < found.high_s

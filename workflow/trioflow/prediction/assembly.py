@@ -145,9 +145,9 @@ def join_step(
 
 
 def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> NodeDoubt | None:
-    plan, facts = graph.metadata.plan, times.traces[0].facts
+    plan = graph.metadata.plan
     blocks = max(map(len, graph.metadata.stages), default=0) * plan.stages_per_rank
-    return doubt_nodes(plan, platform, blocks, str(facts.model or facts.workload))
+    return doubt_nodes(plan, platform, blocks, times.traces[0].facts)
 
 
 def _find_session(workload: str) -> Path:

@@ -16,8 +16,11 @@ from trioflow.base.units import format_time
 from trioflow.costmodel.steps import NODES_CLUSTER, NodeResidual, find_node_residual
 from trioflow.engine.result import Summary
 from trioflow.hardware.machine import Platform
+from trioflow.trace.facts import Facts
 
 _WHERE = "(docs/clusters.md)"
+_OTHERS = ("megatron-bf16", "fsdp2-mixed", "fsdp2-bf16-reduce")
+"""Precision recipes of other frameworks than nanotron, which made the runs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class NodeDoubt:
     residual : NodeResidual or None
         Where it comes from; None where the runs say nothing of this platform.
     own : bool
-        Whether the runs were made on this platform.
+        Whether the runs were made on this platform, and with a framework that may be the step's.
     text : str
         In words.
     """
@@ -61,34 +64,36 @@ class NodeDoubt:
         return replace(summary, expected_s=expected_s, low_s=low_s, high_s=high_s)
 
 
-def doubt_nodes(plan: Plan, platform: Platform, blocks: int, workload: str) -> NodeDoubt | None:
+def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> NodeDoubt | None:
     """Return what runs over several nodes showed to be missing of a plan; None where it is not needed.
 
     Parameters
     ----------
     blocks : int
         Blocks (units) of the rank that holds the most.
-    workload : str
-        Its own runs do not count.
+    facts : Facts
+        Of the trace: the workload, whose own runs do not count, and the precision recipe, which may
+        name another framework than the runs'.
 
     Notes
     -----
     Tensor groups beyond a node were measured on one cluster, and nobody knows better of others.
-    What pipelines take is that cluster's, or nanotron's: elsewhere it is a warning.
+    What pipelines take is that cluster's and nanotron's: elsewhere it is a warning.
     """
     per_node = platform.ranks_per_node
     if per_node is None or plan.ranks <= per_node:
         return None
     nodes, tensor_nodes = math.ceil(plan.ranks / per_node), math.ceil(plan.tensor / per_node)
-    own, chained = platform.between_nodes == NODES_CLUSTER, plan.pipeline > 1
+    own = platform.between_nodes == NODES_CLUSTER and facts.precision_recipe not in _OTHERS
+    chained = plan.pipeline > 1
     if tensor_nodes == 1 and not chained:
         return None
     if tensor_nodes == 1 and not own:
         return NodeDoubt(0.0, None, own, (
-            "pipelines over several nodes: on a cluster of H100 real runs often took about a second more for each "
+            "pipelines over several nodes: nanotron's runs on a cluster of H100 often took about a second more for each "
             f"micro-batch than predicted, nearly all of them on 64 nodes {_WHERE}"
         ))  # fmt: skip
-    found = find_node_residual(tensor_nodes, chained, nodes, workload)
+    found = find_node_residual(tensor_nodes, chained, nodes, str(facts.model or facts.workload))
     if found is None:
         return None
     neighbours = min(plan.pipeline - 1, 2) * plan.stages_per_rank if own else 0

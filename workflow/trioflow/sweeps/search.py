@@ -288,11 +288,10 @@ class _Search:
 
     def _doubt_s(self, plan: Plan) -> float:
         """Return what real runs that lay on nodes alike took beyond what is simulated, and so outlined [s]."""
-        facts = self.times.traces[0].facts
         blocks = (
             math.ceil(self.units / (plan.pipeline * plan.stages_per_rank)) * plan.stages_per_rank
         )
-        doubt = doubt_nodes(plan, self.machine, blocks, str(facts.model or facts.workload))
+        doubt = doubt_nodes(plan, self.machine, blocks, self.times.traces[0].facts)
         return 0.0 if doubt is None else doubt.excess_s
 
     def simulate(self, variants: Variants) -> _Simulated | None:
