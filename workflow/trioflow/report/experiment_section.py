@@ -16,10 +16,16 @@ from trioflow.prediction.breakdown import DEPTH, cut_path
 from trioflow.report.html import (
     Cell,
     Column,
+    count_cell,
+    numbers,
+    percent_cell,
     render_details,
     render_figure,
     render_paragraph,
+    render_records,
     render_table,
+    time_cell,
+    words,
 )
 from trioflow.report.inputs import ReportInputs
 from trioflow.report.wording import (
@@ -82,47 +88,30 @@ def _render_path(path: pd.DataFrame) -> str:
     if path.empty:
         return ""
     by_work, by_module = sum_up_path(path), sum_up_modules(path)
-    columns = [
-        Column("waits for", "", "kind of work on the critical path", number=False),
-        Column("rank", "", "the rank that does it; communication is of several"),
-        *_path_columns(),
+    fields = [
+        words("waits for", "", "kind of work on the critical path", "work"),
+        numbers(
+            "rank", "", "the rank that does it; communication is of several", _rank_cell, "rank"
+        ),
     ]
-    rows = [
-        [
-            Cell(str(row["work"])),
-            Cell(NOTHING, "")
-            if row["rank"] is None
-            else Cell(str(row["rank"]), float(row["rank"])),
-            *_path_cells(row),
-        ]
-        for row in tables.records(by_work)
-    ]
-    parts = [render_table(columns, rows, "Critical path, by kind of work and rank")]
+    caption = "Critical path, by kind of work and rank"
+    parts = [render_records(records(by_work), [*fields, *_PATH], caption)]
     if len(by_module):
-        module = Column("module", "", "module of the operators", number=False)
-        rows = [
-            [Cell(str(row["module"])), *_path_cells(row)]
-            for row in tables.records(by_module.head(MOST_ROWS))
-        ]
+        fields = [words("module", "", "module of the operators", "module")]
         caption = _count_shown("Critical path, by module", len(by_module))
-        parts.append(render_table([module, *_path_columns()], rows, caption))
+        parts.append(render_records(records(by_module.head(MOST_ROWS)), [*fields, *_PATH], caption))
     return "".join(parts)
 
 
-def _path_columns() -> list[Column]:
-    return [
-        Column("tasks", "", "tasks of the critical path"),
-        Column("time", "", "their time together"),
-        Column("share", "of the step", "their time over the step"),
-    ]
+def _rank_cell(rank: int | None) -> Cell:
+    return Cell(NOTHING, "") if rank is None else count_cell(rank)
 
 
-def _path_cells(row: Mapping[str, Any]) -> list[Cell]:
-    return [
-        Cell(str(row["tasks"]), float(row["tasks"])),
-        Cell(write_time(row["time_s"]), float(row["time_s"])),
-        Cell(write_percent(row["share"]), float(row["share"])),
-    ]
+_PATH = (
+    numbers("tasks", "", "tasks of the critical path", count_cell, "tasks"),
+    numbers("time", "", "their time together", time_cell, "time_s"),
+    numbers("share", "of the step", "their time over the step", percent_cell, "share"),
+)
 
 
 def _render_breakdown(breakdown: pd.DataFrame, step_s: float) -> str:
@@ -177,32 +166,18 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
     used = links[links["bytes"] > 0].sort_values(["utilisation", "link"], ascending=[False, True])
     if used.empty:
         return render_paragraph("Nothing moved over any link.")
-    schema = tables.meanings(tables.LINKS)
-    columns = [
-        Column("link", "", schema["link"], number=False),
-        Column("bytes", "", schema["bytes"]),
-        Column("busy", "share of the step", schema["busy_s"]),
-        Column("utilisation", "mean", schema["utilisation"]),
-        Column("utilisation", "peak", schema["peak_utilisation"]),
-        Column("flows", "at once, at most", schema["peak_flows"]),
-        Column("bandwidth", "", schema["bandwidth_bytes_per_s"]),
-    ]
-    rows = [
-        [
-            Cell(str(row["link"])),
-            Cell(format_bytes(row["bytes"]), float(row["bytes"])),
-            _breakdown_cell("busy_s", row["busy_s"], step_s),
-            Cell(write_percent(row["utilisation"]), float(row["utilisation"])),
-            Cell(write_percent(row["peak_utilisation"]), float(row["peak_utilisation"])),
-            Cell(str(row["peak_flows"]), float(row["peak_flows"])),
-            Cell(
-                f"{format_bytes(row['bandwidth_bytes_per_s'])}/s",
-                float(row["bandwidth_bytes_per_s"]),
-            ),
-        ]
-        for row in tables.records(used.head(MOST_ROWS))
-    ]
-    return render_table(columns, rows, _count_shown("Links", len(used)))
+    meaning = tables.meanings(tables.LINKS)
+    rows = (
+        ("bytes", "", lambda size: Cell(format_bytes(size), float(size)), "bytes"),
+        ("busy", "share of the step", lambda busy_s: _breakdown_cell("busy_s", busy_s, step_s), "busy_s"),
+        ("utilisation", "mean", percent_cell, "utilisation"),
+        ("utilisation", "peak", percent_cell, "peak_utilisation"),
+        ("flows", "at once, at most", count_cell, "peak_flows"),
+        ("bandwidth", "", lambda rate: Cell(f"{format_bytes(rate)}/s", float(rate)), "bandwidth_bytes_per_s"),
+    )  # fmt: skip
+    fields = [words("link", "", meaning["link"], "link")]
+    fields += [numbers(title, detail, meaning[key], cell, key) for title, detail, cell, key in rows]
+    return render_records(records(used.head(MOST_ROWS)), fields, _count_shown("Links", len(used)))
 
 
 def _render_memory(summary: Mapping[str, Any]) -> str:
@@ -211,29 +186,25 @@ def _render_memory(summary: Mapping[str, Any]) -> str:
     ``summary``: ``summary.json``: ``memory`` as ``parallel.memory.peak.estimate_memory`` returns it,
     ``memory_bytes`` of a rank's device.
     """
-    columns = [
-        Column("ranks", "", "ranks that do the same", number=False),
-        Column("peak", "share of the device", "most memory that the framework holds at one time"),
-        Column("reached in", "", "task at which it is reached", number=False),
-        Column("filled by", "", "what the memory holds then, the largest first", number=False),
-    ]
-    rows = []
-    for entry in summary["memory"]:
-        peak_bytes = entry["peak_bytes"]
-        sizes = sorted(entry["categories"].items(), key=lambda item: -item[1])
-        held = [
-            f"{name.replace('_', ' ')} {format_bytes(size)} ({write_percent(size / peak_bytes, 0)})"
-            for name, size in sizes
-        ]
-        rows.append([
-            Cell(_write_ranks(entry["ranks"]), float(entry["ranks"][0])),
-            Cell(
-                format_bytes(peak_bytes), float(peak_bytes),
-                write_percent(peak_bytes / summary["memory_bytes"]),
-            ),
-            Cell(str(entry["when"])), Cell(", ".join(held)),
-        ])  # fmt: skip
-    return render_table(columns, rows, "Peak memory of a rank")
+    whole = summary["memory_bytes"]
+    fields = [
+        words("ranks", "", "ranks that do the same",
+              lambda entry: Cell(_write_ranks(entry["ranks"]), float(entry["ranks"][0]))),
+        numbers("peak", "share of the device", "most memory that the framework holds at one time",
+                lambda size: Cell(format_bytes(size), float(size), write_percent(size / whole)), "peak_bytes"),
+        words("reached in", "", "task at which it is reached", "when"),
+        words("filled by", "", "what the memory holds then, the largest first", _write_held),
+    ]  # fmt: skip
+    return render_records(summary["memory"], fields, "Peak memory of a rank")
+
+
+def _write_held(entry: Mapping[str, Any]) -> str:
+    """Write what fills a peak, the largest first."""
+    sizes = sorted(entry["categories"].items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{name.replace('_', ' ')} {format_bytes(size)} ({write_percent(size / entry['peak_bytes'], 0)})"
+        for name, size in sizes
+    )
 
 
 def _write_ranks(ranks: Sequence[int]) -> str:
