@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -15,10 +16,18 @@ from trioflow.report.errors import METRICS, WARNING_SEPARATOR
 from trioflow.report.html import (
     Cell,
     Column,
+    Field,
+    count_cell,
+    number_cell,
+    numbers,
+    percent_cell,
     render_definitions,
     render_list,
     render_paragraph,
+    render_records,
     render_table,
+    signed_cell,
+    words,
 )
 from trioflow.report.inputs import ReportInputs
 from trioflow.report.wording import (
@@ -82,10 +91,10 @@ def render_experiments(errors: pd.DataFrame) -> str:
 def _experiment_row(row: Mapping[Any, Any], warnings: Sequence[str]) -> list[Cell]:
     """Return the cells of one experiment."""
     outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
-    numbers = [
+    found = [
         warnings.index(text) + 1 for text in str(row["warnings"]).split(WARNING_SEPARATOR) if text
     ]
-    links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in numbers)
+    links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in found)
     name = str(row["experiment"])
     return [
         Cell(name, html=f'<a href="#timeline-{escape(name)}">{escape(name)}</a>'),
@@ -110,45 +119,37 @@ def _experiment_row(row: Mapping[Any, Any], warnings: Sequence[str]) -> list[Cel
         Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank")),
         Cell(str(row["batch"]), float(row["batch"])),
         Cell(str(row["confidence"])),
-        Cell(", ".join(map(str, numbers)), html=links),
+        Cell(", ".join(map(str, found)), html=links),
     ]  # fmt: skip
 
 
 def render_metrics(metrics: pd.DataFrame) -> str:
     """Return the table of accuracy by group."""
-    columns = [
-        Column("group", "", "experiments averaged together", number=False),
-        Column("steps", "", METRICS["experiments"]),
-        Column("mean", "abs. error", METRICS["mean_absolute_error"]),
-        Column("median", "abs. error", METRICS["median_absolute_error"]),
-        Column("worst", "signed error", METRICS["worst_error"]),
-        Column("bias", "mean signed", METRICS["bias"]),
-        Column("coverage", "aim 80 %", METRICS["coverage"]),
-        Column("interval", "mean width", METRICS["mean_relative_width"]),
-        Column("score", "of the interval", METRICS["interval_score"]),
-        Column("in spread", "of the rounds", METRICS["within_spread"]),
-        Column("trace only", "abs. error", METRICS["trace_only_mean_absolute_error"]),
-        Column("baseline", "abs. error", METRICS["baseline_mean_absolute_error"]),
-    ]
-    rows = []
-    for row in metrics.to_dict("records"):
-        grouping = "" if row["grouping"] == "all" else str(row["grouping"])
-        cells = [
-            Cell(str(row["group"]), detail=grouping),
-            Cell(str(row["experiments"]), float(row["experiments"])),
-        ]
-        for name, write, digits in (
-            ("mean_absolute_error", write_percent, 1), ("median_absolute_error", write_percent, 1),
-            ("worst_error", write_signed_percent, 1), ("bias", write_signed_percent, 1),
-            ("coverage", write_percent, 0), ("mean_relative_width", write_percent, 0),
-            ("interval_score", write_percent, 0), ("within_spread", write_percent, 0),
-            ("trace_only_mean_absolute_error", write_percent, 1),
-            ("baseline_mean_absolute_error", write_percent, 1),
-        ):  # fmt: skip
-            detail = str(row["worst_experiment"]) if name == "worst_error" else ""
-            cells.append(Cell(write(row[name], digits), float(row[name]), detail))
-        rows.append(cells)
-    return render_table(columns, rows, "Accuracy by group")
+
+    def whole_cell(share: float) -> Cell:
+        return Cell(write_percent(share, 0), share)
+
+    heads = (
+        ("steps", "", count_cell, "experiments"), ("mean", "abs. error", percent_cell, "mean_absolute_error"),
+        ("median", "abs. error", percent_cell, "median_absolute_error"),
+        ("worst", "signed error", signed_cell, "worst_error"), ("bias", "mean signed", signed_cell, "bias"),
+        ("coverage", "aim 80 %", whole_cell, "coverage"), ("interval", "mean width", whole_cell, "mean_relative_width"),
+        ("score", "of the interval", whole_cell, "interval_score"), ("in spread", "of the rounds", whole_cell, "within_spread"),
+        ("trace only", "abs. error", percent_cell, "trace_only_mean_absolute_error"),
+        ("baseline", "abs. error", percent_cell, "baseline_mean_absolute_error"),
+    )  # fmt: skip
+    fields = [numbers(title, detail, METRICS[key], cell, key) for title, detail, cell, key in heads]
+    worst = fields[3]
+    fields[3] = Field(
+        worst.column, lambda row: replace(worst.read(row), detail=str(row["worst_experiment"]))
+    )
+    group = words("group", "", "experiments averaged together", _name_group)
+    return render_records(metrics.to_dict("records"), [group, *fields], "Accuracy by group")
+
+
+def _name_group(row: Mapping[str, Any]) -> Cell:
+    grouping = "" if row["grouping"] == "all" else str(row["grouping"])
+    return Cell(str(row["group"]), detail=grouping)
 
 
 def render_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
@@ -209,29 +210,18 @@ def count_parameters(parameters: Any) -> int:
 def render_operator_fit(fit: pd.DataFrame) -> str:
     """Return the table of operator regressions."""
     meaning = tables.meanings(tables.OPERATOR_FIT)
-    columns = [
-        Column("class", "", meaning["operator_class"], number=False),
-        Column("phase", "", meaning["phase"], number=False),
-        Column("driver", "", meaning["driver"], number=False),
-        Column("operators", "fitted", meaning["operators"]),
-        Column("R\u00b2", "in the sample", meaning["r_squared"]),
-        Column("time", "share", meaning["time_share"]),
-        Column("held-out error", "of the sum, signed", meaning["held_out_error"]),
-        Column("held-out error", "mean absolute", meaning["held_out_absolute_error"]),
-    ]
+    fields = [
+        words("class", "", meaning["operator_class"], "operator_class"),
+        words("phase", "", meaning["phase"], "phase"), words("driver", "", meaning["driver"], "driver"),
+        numbers("operators", "fitted", meaning["operators"], count_cell, "operators"),
+        numbers("R\u00b2", "in the sample", meaning["r_squared"], number_cell, "r_squared"),
+        numbers("time", "share", meaning["time_share"], percent_cell, "time_share"),
+        numbers("held-out error", "of the sum, signed", meaning["held_out_error"], signed_cell, "held_out_error"),
+        numbers("held-out error", "mean absolute", meaning["held_out_absolute_error"], percent_cell, "held_out_absolute_error"),
+    ]  # fmt: skip
     order = ["time_share", "operator_class", "phase"]
-    rows = []
-    for row in fit.sort_values(order, ascending=[False, True, True]).to_dict("records"):
-        squared = float(row["r_squared"])
-        rows.append([
-            Cell(str(row["operator_class"])), Cell(str(row["phase"])), Cell(str(row["driver"])),
-            Cell(str(row["operators"]), float(row["operators"])),
-            Cell(NOTHING if np.isnan(squared) else f"{squared:.3f}", squared),
-            Cell(write_percent(row["time_share"]), float(row["time_share"])),
-            Cell(write_signed_percent(row["held_out_error"]), float(row["held_out_error"])),
-            Cell(write_percent(row["held_out_absolute_error"]), float(row["held_out_absolute_error"])),
-        ])  # fmt: skip
-    return render_table(columns, rows, "Operator regressions")
+    rows = fit.sort_values(order, ascending=[False, True, True]).to_dict("records")
+    return render_records(rows, fields, "Operator regressions")
 
 
 def render_collectives(inputs: ReportInputs) -> str:
@@ -275,15 +265,15 @@ def render_collectives(inputs: ReportInputs) -> str:
         ])  # fmt: skip
     left_out = model.comparison.get(model.interpolation)
     line_error = model.comparison.get("alpha_beta")
-    words = (
+    text = (
         f"Measured on {model.platform} with {model.library}. Between the measured sizes the table is "
         f"straight in {'the logarithms of size and time' if model.interpolation == 'log' else 'size and time'}."
     )
     if left_out is not None:
-        words += f" At sizes left out of it, it misses by {write_percent(left_out)} on average."
+        text += f" At sizes left out of it, it misses by {write_percent(left_out)} on average."
     if line_error is not None:
-        words += f" One alpha-beta line misses the medians that it was fitted to by {write_percent(line_error)}."
-    return render_paragraph(words) + render_table(columns, rows, "Collectives")
+        text += f" One alpha-beta line misses the medians that it was fitted to by {write_percent(line_error)}."
+    return render_paragraph(text) + render_table(columns, rows, "Collectives")
 
 
 _LABELS = {
@@ -372,5 +362,5 @@ _GLOSSARY = {
 
 def render_glossary() -> str:
     """Return the meaning of the words and of every metric."""
-    words = render_definitions(_GLOSSARY.items())
-    return words + "<h3>Accuracy</h3>" + render_definitions(METRICS.items())
+    text = render_definitions(_GLOSSARY.items())
+    return text + "<h3>Accuracy</h3>" + render_definitions(METRICS.items())
