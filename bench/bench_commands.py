@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rows import Row, time_s
 
@@ -38,6 +39,74 @@ def bench_commands() -> Iterator[Row]:
 
         what = f"`trioflow {' '.join(words)}`"
         yield Row(what, time_s(run), aim=ANSWER_S, headline=words[0] == "simulate")
+
+
+@dataclass(frozen=True)
+class Cold:
+    """A whole command from the start of its process, with its aims.
+
+    Attributes
+    ----------
+    words : str
+        What is typed after ``trioflow``.
+    aim_s : float, optional
+        CPU seconds that it should take at most [s].
+    aim_gb : float, optional
+        Memory that it should need at most [GB].
+    """
+
+    words: str
+    aim_s: float | None = None
+    aim_gb: float | None = None
+
+
+_GPT3 = "simulate gpt3-175b --tensor-parallel 8 --pipeline-parallel 8 --schedule 1f1b --micro-batches 8 --platform dgx-h100"
+COLD = (
+    Cold(f"{_GPT3} --data-parallel 16", 1.5),
+    Cold(f"{_GPT3} --data-parallel 64", 2.5),
+    Cold(f"{_GPT3} --data-parallel 256", 5.0, 1.0),
+    Cold("simulate gpt2-b8 --plan ddp --ranks 16384 --platform dgx-h100", 3.0),
+    Cold(
+        "search llama-3.1-8b --sequence 8192 --precision megatron-bf16 --ranks 64 --batch 128 --platform dgx-h100 --top 3"
+    ),
+)
+"""What is felt most: big clusters and searches. Aims are those that were set before it was measured."""
+
+
+def bench_cold() -> Iterator[Row]:
+    """Tell CPU seconds and peak memory of whole commands, start of Python and imports included."""
+    for cold in COLD:
+        spent_s, peak_gb = run_cold([sys.executable, "-m", "trioflow", *cold.words.split()])
+        what = f"`trioflow {cold.words}`"
+        yield Row(f"{what}, CPU time from cold", spent_s, aim=cold.aim_s)
+        yield Row(f"{what}, peak memory from cold", peak_gb, unit="GB", aim=cold.aim_gb)
+
+
+def run_cold(command: Sequence[str]) -> tuple[float, float]:
+    """Run a command in a process of its own; return its CPU time [s] and its peak of memory [GB].
+
+    Raises
+    ------
+    RuntimeError
+        When the command fails.
+    """
+    told = subprocess.run(
+        [sys.executable, "-c", _WEIGH, *command], stdout=subprocess.PIPE, cwd="/", check=False
+    )
+    status, spent_s, kilobytes = map(float, told.stdout.split())
+    if status:
+        raise RuntimeError(f"{' '.join(command)} ended with status {status:g}")
+    return spent_s, kilobytes * 1024 / 1e9
+
+
+_WEIGH = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+peak = used.ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+print(done.returncode, used.ru_utime + used.ru_stime, peak)
+"""
+"""A small process between: a child's peak is never told as less than what its parent has."""
 
 
 def bench_first_answer() -> Iterator[Row]:

@@ -14,6 +14,7 @@ from trioflow.reproductions.readme import COLUMNS, SPEED, markers, read_speeds, 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import bench_commands  # noqa: E402
 import bench_engine  # noqa: E402
 import bench_scale  # noqa: E402
 import bench_timeline  # noqa: E402
@@ -136,6 +137,24 @@ def test_every_aim_and_every_other_simulator_has_its_row(monkeypatch: pytest.Mon
     assert tasks >= 1e6 and bench_timeline.PERFETTO_S == 10.0
     headlines = [row.what for row in (*rows.values(), *rates, *scale) if row.headline]
     assert len(headlines) <= 6, "with the command and the sweep at most 8"
+
+
+def test_a_cold_command_tells_its_own_time_and_memory() -> None:
+    large = "x = bytearray(300_000_000); sum(range(3_000_000))"
+    spent_s, peak_gb = bench_commands.run_cold([sys.executable, "-c", large])
+    assert peak_gb >= 0.3 and spent_s > 0
+    assert bench_commands.run_cold([sys.executable, "-c", "pass"])[1] < 0.3
+    with pytest.raises(RuntimeError, match="status 3"):
+        bench_commands.run_cold([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_every_cold_command_has_a_row_of_time_and_one_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_commands, "run_cold", lambda command: (2.0, 0.5))
+    rows = list(bench_commands.bench_cold())
+    assert [row.unit for row in rows] == ["s", "GB"] * len(bench_commands.COLD)
+    assert {row.aim for row in rows} == {None, 1.0, 1.5, 2.5, 3.0, 5.0}
 
 
 def test_groups_run_alone_by_name_and_all_of_them_write_the_page(

@@ -463,3 +463,10 @@ def test_schema_is_closed_everywhere() -> None:
         elif isinstance(node, list):
             todo += node
     assert objects == 16
+
+
+def test_as_much_of_a_shipped_platform_has_the_same_links() -> None:
+    """Those of a thousand nodes are built once, whoever asks."""
+    one, same = load_platform("dgx-h100", 24), load_platform("dgx-h100", 24)
+    assert one.links is same.links
+    assert len(load_platform("dgx-h100", 32).links) > len(one.links)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,9 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     content = read_yaml(path, PlatformError)
     if path.parent != SHIPPED:  # the shipped ones are validated by tests
         validate_platform(content, path)
-    return _build(content, ranks, path)
+        return _build(content, ranks, path)
+    links = _build_shipped_links(path.stem, _choose_ranks(content, ranks, path))
+    return _build(content, ranks, path, links)
 
 
 def save_platform(platform: Platform, path: str | Path) -> None:
@@ -171,7 +173,24 @@ def _find(name_or_path: str | Path) -> Path:
     return SHIPPED / f"{text}.yaml"
 
 
-def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Platform:
+def _build_links(content: dict[str, Any], ranks: int, path: str | Path) -> tuple[Link, ...]:
+    return tuple(
+        Link(e.source, e.target, float(e.bandwidth_bytes_per_s), float(e.latency_s))
+        for e in build_links(content, ranks, path)
+    )
+
+
+@lru_cache(maxsize=4)
+def _build_shipped_links(name: str, ranks: int) -> tuple[Link, ...]:
+    """Return the links of a shipped platform: the same objects for all who load as much of it."""
+    path = SHIPPED / f"{name}.yaml"
+    return _build_links(read_yaml(path, PlatformError), ranks, path)
+
+
+def _build(
+    content: dict[str, Any], ranks: int | None, path: str | Path,
+    links: tuple[Link, ...] | None = None,
+) -> Platform:  # fmt: skip
     numbers = dict(_walk_numbers(content))
     for place, entry in numbers.items():
         if not math.isfinite(entry.get("value", 0)):
@@ -182,10 +201,8 @@ def _build(content: dict[str, Any], ranks: int | None, path: str | Path) -> Plat
     sources = {place: entry["source"] for place, entry in numbers.items()}
     device, device_sources = _build_device(content["device"], path)
     unmeasured = [place for place, entry in numbers.items() if not entry.get("measured", True)]
-    links = tuple(
-        Link(e.source, e.target, float(e.bandwidth_bytes_per_s), float(e.latency_s))
-        for e in build_links(content, available, path)
-    )
+    if links is None:
+        links = _build_links(content, available, path)
     platform = Platform(
         name=content["name"],
         device=device,

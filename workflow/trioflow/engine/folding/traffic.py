@@ -107,9 +107,8 @@ def fold_plans(
     Raises
     ------
     GroupsDifferError
-        When groups of a family differ in cost or in the links that they cross.
-    CannotFoldError
-        When hardly any links are alike.
+        When groups of a family differ in cost or in the links that they cross; CannotFoldError when
+        hardly any links are alike.
     """
     bundles: dict[tuple[int, ...], _Bundle] = {}
     chosen: list[tuple[list[Planned], _Bundle | None]] = []
