@@ -13,7 +13,7 @@ from trioflow.costmodel.collectives.model import SHIFT, wire_factor
 from trioflow.costmodel.collectives.nccl import load_constants
 from trioflow.costmodel.collectives.published import BetweenNodes, find_between_nodes
 from trioflow.hardware.machine import Platform, name_rank_node
-from trioflow.network.fair_share import Floats, FlowShape
+from trioflow.network.fair_share import Floats, FlowShape, Pairs, pair_group
 from trioflow.network.routing import Router
 
 Ask = Callable[[str, int, int], Any]
@@ -383,22 +383,3 @@ def find_limits(cost: object) -> Limits:
         max(float(hop) for name in ("ring", "tree") for hop in hops[name]) * _US,
         float(constants["ring_ll_share"]),
     )
-
-
-Pairs = list[tuple[int, int]]
-
-
-def pair_group(collective: str, group: Sequence[int]) -> Pairs:
-    """Return ring neighbours, a chain from or to the root, or everyone with everyone."""
-    if len(group) < 2:
-        return []
-    if collective == "all_to_all":
-        return [(a, b) for a in group for b in group if a != b]
-    if collective == "scatter":
-        return [(group[0], b) for b in group[1:]]
-    if collective == "gather":
-        return [(a, group[0]) for a in group[1:]]
-    ring = list(zip(group, (*group[1:], group[0]), strict=True))
-    if collective in ("broadcast", "send"):
-        return ring[:-1]
-    return ring[1:] if collective == "reduce" else ring

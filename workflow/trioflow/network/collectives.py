@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from trioflow.base.errors import SimulationError
 from trioflow.costmodel.collectives.model import COLLECTIVES, SHIFT, count_steps, wire_factor
 from trioflow.hardware.machine import Platform, name_rank_node
-from trioflow.network.across_nodes import NodeGroups, measures_a_node, pair_group
-from trioflow.network.fair_share import FlowShape, FlowSpec
+from trioflow.network.across_nodes import NodeGroups, measures_a_node
+from trioflow.network.fair_share import FlowShape, FlowSpec, pair_group
 from trioflow.network.routing import Router
 
 UNCALIBRATED = "uncalibrated"

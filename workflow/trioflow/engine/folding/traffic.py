@@ -121,8 +121,7 @@ def fold_plans(
         warnings.update((plan.warning, None) for plan in built if plan.warning)
         said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
         differences.add(number, said, collective, groups)
-        plans = [one[0].stretch(scale) for one in by_planner]
-        plan = plans[0]
+        plan, *_ = plans = [one[0].stretch(scale) for one in by_planner]
         if not plan.flow_count:
             chosen.append((plans, None))
             continue
