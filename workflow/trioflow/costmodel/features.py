@@ -151,15 +151,15 @@ def classify(operators: pd.DataFrame) -> pd.Series[str]:
     """
     if "name" not in operators.columns:
         raise TableError("operator table has no column name", fix="give the columns of operators")
-    classes = [class_of_name(str(name)) for name in operators["name"]]
+    classes = [class_of_name(str(name)) for name in operators["name"].tolist()]
     if "input_shapes" in operators.columns:
         outputs: Iterable[object] = (
-            operators["output_shapes"]
+            operators["output_shapes"].tolist()
             if "output_shapes" in operators.columns
             else [None] * len(operators)
         )
         for row, (inputs, output) in enumerate(
-            zip(operators["input_shapes"], outputs, strict=True)
+            zip(operators["input_shapes"].tolist(), outputs, strict=True)
         ):
             if classes[row] in _WEIGHT_INPUT:
                 classes[row] = _detailed(classes[row], read_shapes(inputs), read_shapes(output))

@@ -50,7 +50,7 @@ def median_points(samples: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in (*key, "time_ns") if name not in samples.columns]
     if missing:
         raise TableError(f"collective samples have no column {', '.join(missing)}")
-    unknown = sorted(set(samples["collective"]) - set(COLLECTIVES))
+    unknown = sorted(set(samples["collective"].unique()) - set(COLLECTIVES))
     if unknown:
         raise TableError(
             f"unknown collective {unknown[0]!r}", fix=f"use one of {', '.join(COLLECTIVES)}"
@@ -120,7 +120,7 @@ def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
 
     curves = {}
     for key, rows in each_curve(points):
-        sources = sorted(set(zip(rows["library"], rows["dataset"], strict=True)))
+        sources = sorted(set(zip(rows["library"].tolist(), rows["dataset"].tolist(), strict=True)))
         if len(sources) > 1:
             raise InputError(
                 f"{key[0]} on {key[1]} ranks of {key[2]} nodes was measured more than once: "

@@ -185,7 +185,9 @@ def scale_rows(
         rule, rows, source, target, precision=precision, fitted=model.exponents, floor_s=floor_s
     )
     tensor = any(device.runs_on_tensor_cores(precision) for device in (source, target))
-    low, high = model.factors(rule, [key_of(name, tensor) for name in rows["operator_class"]])
+    low, high = model.factors(
+        rule, [key_of(name, tensor) for name in rows["operator_class"].tolist()]
+    )
     kept = np.asarray(times == 0) | (source.name == target.name)
     if "kept" in rows.columns:
         kept |= rows["kept"].to_numpy(dtype=bool)

@@ -100,7 +100,7 @@ def fit_exponents(pairs: pd.DataFrame, known: Fits | None = None) -> dict[str, E
 
 
 def _is_enough(group: pd.DataFrame) -> bool:
-    chips = {*group["source_chip"], *group["target_chip"]}
+    chips = {*group["source_chip"].unique(), *group["target_chip"].unique()}
     return len(group) >= _MIN_PAIRS and len(chips) >= _MIN_CHIPS
 
 
@@ -216,8 +216,8 @@ BASIS = "chip of the target and workload left out"
 def describe_facts(pairs: pd.DataFrame) -> dict[str, Any]:
     """Return what a model was fitted to."""
     return {
-        "devices": sorted({*pairs["source"], *pairs["target"]}),
-        "workloads": sorted(set(pairs["workload"])),
+        "devices": sorted({*pairs["source"].unique(), *pairs["target"].unique()}),
+        "workloads": sorted(pairs["workload"].unique()),
         "pairs": len(pairs),
         "intervals": BASIS,
     }
@@ -286,7 +286,7 @@ def _product_errors(frame: pd.DataFrame) -> pd.Series[float]:
 
 
 def _chips(frame: pd.DataFrame) -> pd.Series[str]:
-    pairs = zip(frame["source_chip"], frame["target_chip"], strict=True)
+    pairs = zip(frame["source_chip"].tolist(), frame["target_chip"].tolist(), strict=True)
     names = ["-".join(sorted(pair)) for pair in pairs]
     return pd.Series(names, index=frame.index, name="chips", dtype=object)
 

@@ -184,7 +184,9 @@ def _apply_ours(
     data = (rows["read_bytes"] + rows["write_bytes"]).to_numpy(np.float64)
     before, after = (device_rates(rows, device, precision) for device in (source, target))
     tensor = source.runs_on_tensor_cores(precision) or target.runs_on_tensor_cores(precision)
-    keys = np.array([key_of(name, tensor) for name in rows["operator_class"]], dtype=object)
+    keys = np.array(
+        [key_of(name, tensor) for name in rows["operator_class"].tolist()], dtype=object
+    )
     result, outside = times.copy(), np.zeros(len(rows), dtype=bool)
     for key in sorted(set(keys)):
         at = np.flatnonzero((keys == key) & (flop + data > 0) & (times > 0))

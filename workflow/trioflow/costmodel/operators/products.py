@@ -68,8 +68,10 @@ def product_columns(operators: pd.DataFrame, classes: Sequence[str]) -> Floats:
     outputs = operators.get("output_shapes", pd.Series([None] * len(operators)))
     known: dict[tuple[object, ...], tuple[float, ...]] = {}
     columns = (operators["name"], operators["flop"], operators["input_shapes"], outputs)
-    for row, (name, flop, given, made) in enumerate(zip(*columns, strict=True)):
-        if base_class(classes[row]) not in PRODUCT_CLASSES or not flop > 0:
+    wanted = {name for name in set(classes) if base_class(name) in PRODUCT_CLASSES}
+    cells = zip(*(column.tolist() for column in columns), strict=True)
+    for row, (name, flop, given, made) in enumerate(cells):
+        if classes[row] not in wanted or not flop > 0:
             continue
         inputs, results = read_shapes(given), read_shapes(made)
         key = (name, flop, inputs, results)

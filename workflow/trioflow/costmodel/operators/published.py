@@ -11,6 +11,7 @@ Source: S. Lee et al., NeuSight, ASPLOS 2025; https://github.com/sitar-lab/NeuSi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def _read(file: Path, device: str) -> pd.DataFrame:
 
 def _operator(name: str, flop: int, inputs: Shapes, output: list[int]) -> dict[str, Any]:
     def size(shape: list[int]) -> int:
-        return int(np.prod(shape, dtype=np.int64)) * _FLOAT_BYTES
+        return math.prod(shape) * _FLOAT_BYTES
 
     return {
         "name": f"aten::{name}", "flop": flop, "input_shapes": inputs, "output_shapes": [output],
