@@ -60,7 +60,7 @@ class Cold:
     aim_gb: float | None = None
 
 
-_GPT3 = "simulate gpt3-175b --tensor-parallel 8 --pipeline-parallel 8 --schedule 1f1b --micro-batches 8 --platform dgx-h100"
+_GPT3 = "simulate gpt3-175b --sequence 2048 --tensor-parallel 8 --pipeline-parallel 8 --schedule 1f1b --micro-batches 8 --platform dgx-h100"
 COLD = (
     Cold(f"{_GPT3} --data-parallel 16", 1.5),
     Cold(f"{_GPT3} --data-parallel 64", 2.5),
