@@ -156,11 +156,8 @@ def row_schema(name: str) -> dict[str, Any]:
 def load_workloads(path: str | Path) -> dict[str, Workload]:
     """Read ``workloads.tsv`` into rows by name.
 
-    Raises
-    ------
-    TableError
-        When a cell is wrong, or a size that the family needs is missing or one that it does not
-        know is given.
+    Raises TableError when a cell is wrong, or a size that the family needs is missing or one that
+    it does not know is given.
     """
     rows = read_rows(path, row_schema("workloads"), Workload)
     for place, row in rows:
@@ -190,11 +187,9 @@ def load_workloads(path: str | Path) -> dict[str, Workload]:
 def load_plans(path: str | Path) -> dict[str, Plan]:
     """Read ``plans.tsv`` into rows by name.
 
-    Raises
-    ------
-    TableError
-        When a cell is wrong, a schedule is given without a pipeline or missing with one, the bucket
-        limits are none that PyTorch can have, or a sharding does not go with the degrees.
+    Raises TableError when a cell is wrong, a schedule is given without a pipeline or missing with
+    one, the bucket limits are none that PyTorch can have, or a sharding does not go with the
+    degrees.
     """
     rows = read_rows(path, row_schema("plans"), Plan)
     for place, row in rows:
@@ -233,15 +228,10 @@ def load_experiments(
 ) -> dict[str, Experiment]:
     """Read ``experiments.tsv`` into rows by name.
 
-    ``workloads``, ``plans``: the tables that its rows refer to.
-
-    Raises
-    ------
-    TableError
-        When a cell is wrong, a workload or a plan is unknown, the batch does not divide over the
-        replicas and micro-batches, or a plan cannot be measured for the workload's family or
-        precision, or a single rank runs a batch that is captured: its prediction would be its own
-        measurement.
+    ``workloads``, ``plans``: the tables that its rows refer to. Raises TableError when a cell is
+    wrong, a workload or a plan is unknown, the batch does not divide over the replicas and
+    micro-batches, or a plan cannot be measured for the workload's family or precision, or a single
+    rank runs a batch that is captured: its prediction would be its own measurement.
     """
     rows = read_rows(path, row_schema("experiments"), Experiment)
     for place, row in rows:
@@ -297,10 +287,7 @@ def _check_plan(
 def load_imports(path: str | Path) -> dict[str, Import]:
     """Read ``imports.tsv`` into rows by name.
 
-    Raises
-    ------
-    TableError
-        When a cell is wrong.
+    Raises TableError when a cell is wrong.
     """
     return _by_name(read_rows(path, row_schema("imports"), Import))
 

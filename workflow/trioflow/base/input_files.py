@@ -35,12 +35,8 @@ def check_file(
     """Refuse what is not a regular file, or is too large; nothing is opened, so nothing can block.
 
     ``path``: what the user named; ``kind``: class of the error; ``largest_bytes``: no limit unless
-    given.
-
-    Raises
-    ------
-    InputError
-        When there is no such file, it is a folder, a pipe or a device, or it is too large.
+    given. Raises InputError when there is no such file, it is a folder, a pipe or a device, or it
+    is too large.
     """
     try:
         found = Path(path).stat()
@@ -66,10 +62,7 @@ def read_content(
 ) -> bytes:
     """Return the bytes of a regular file that is not too large.
 
-    Raises
-    ------
-    InputError
-        As `check_file`, and when reading fails.
+    Raises InputError as `check_file`, and when reading fails.
     """
     check_file(path, kind, largest_bytes)
     try:
@@ -91,12 +84,8 @@ def read_text(
     """Return the text of a file in UTF-8, with or without a byte order mark.
 
     ``path``, ``kind``, ``largest_bytes``: as for `read_content`; ``broken`` ("strict", "replace"):
-    what becomes of bytes that are not UTF-8: an error, or a mark in their place.
-
-    Raises
-    ------
-    InputError
-        As `read_content`, and when it is not UTF-8.
+    what becomes of bytes that are not UTF-8: an error, or a mark in their place. Raises InputError
+    as `read_content`, and when it is not UTF-8.
     """
     content = read_content(path, kind, largest_bytes)
     try:
@@ -114,11 +103,8 @@ def parse_json(
 ) -> Any:
     """Return the value of a JSON text whose keys stand once and whose numbers are finite.
 
-    Raises
-    ------
-    InputError
-        When it is not JSON, is nested too deeply, a key stands twice in one object, or a number is
-        infinite or undefined.
+    Raises InputError when it is not JSON, is nested too deeply, a key stands twice in one object,
+    or a number is infinite or undefined.
     """
     try:
         value = json.loads(text, object_pairs_hook=_take_pairs)
@@ -135,10 +121,7 @@ def check_values(
 ) -> None:
     """Refuse a value of lists and mappings that lie too deep, or with a number that is none.
 
-    Raises
-    ------
-    InputError
-        Names the place of a number that is infinite or undefined.
+    Raises InputError, which names the place of a number that is infinite or undefined.
     """
     level = [value]
     for _ in range(DEEPEST):
@@ -196,10 +179,7 @@ def parse_cells(
 ) -> list[tuple[int, list[str]]]:
     """Return the rows of a table of text, each with the number of its first line.
 
-    Raises
-    ------
-    InputError
-        When quotes are not closed or a cell is too long.
+    Raises InputError when quotes are not closed or a cell is too long.
     """
     with _long_cells():
         reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=strict)

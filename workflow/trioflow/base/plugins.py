@@ -28,13 +28,8 @@ def load_plugin(
     ``group``: of the entry points, such as ``trioflow.networks``; ``name``: of the entry point;
     ``known``: trioflow's own names, for the error's text; ``what``: what it is, in a word or two,
     such as ``network``; ``error``: class of the errors; ``place``: where the name was read, for the
-    errors.
-
-    Raises
-    ------
-    InputError
-        Of the class ``error``, when no package registers the name, several do, or what they
-        register cannot be loaded or called.
+    errors. Raises InputError of the class ``error``, when no package registers the name, several
+    do, or what they register cannot be loaded or called.
     """
     found = entry_points(group=group, name=name)
     if not found:

@@ -36,12 +36,8 @@ def digest_modules(*packages: str) -> str:
     therefore carries this digest as a parameter.
 
     ``packages``: names of packages or modules below ``trioflow`` (``"trace"``, ``"tables"``). Line
-    endings and nothing else are normalised.
-
-    Raises
-    ------
-    FileNotFoundError
-        When a name is neither a package nor a module of the library.
+    endings and nothing else are normalised. Raises FileNotFoundError when a name is neither a
+    package nor a module of the library.
     """
     digest = hashlib.sha256()
     for name in sorted(packages):
@@ -123,9 +119,6 @@ def write_json(path: str | Path, content: Any) -> None:
 def read_json(path: str | Path, kind: type[InputError] = InputError) -> Any:
     """Read a JSON file, as ``input_files.parse_json`` does.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is not a regular file, is too large or is not JSON.
+    Raises InputError when the file is missing, is not a regular file, is too large or is not JSON.
     """
     return parse_json(read_text(path, kind, LARGEST_JSON_BYTES), path, kind)

@@ -27,12 +27,8 @@ def check_settings(
     """Return the settings of ``config.yaml`` with every default filled in.
 
     ``settings``: what the user wrote. ``schema``: JSON schema (2020-12), closed; defaults are taken
-    at every depth. ``file``: where the settings come from, for the messages.
-
-    Raises
-    ------
-    InputError
-        When a key is unknown, missing or has a value outside its limits.
+    at every depth. ``file``: where the settings come from, for the messages. Raises InputError when
+    a key is unknown, missing or has a value outside its limits.
     """
     from jsonschema import Draft202012Validator
 
@@ -87,10 +83,7 @@ def describe_problem(error: ValidationError, cell: str | None = None) -> str:
 def list_descriptions(folder: str | Path) -> dict[str, str]:
     """Return the YAML files of a folder (sweeps, figures) by name; none where there is no such folder.
 
-    Raises
-    ------
-    InputError
-        When a file's name breaks ``NAME``.
+    Raises InputError when a file's name breaks ``NAME``.
     """
     found = {}
     for path in sorted(Path(folder).glob("*.yaml")):
@@ -144,12 +137,8 @@ def read_rows(
     row: type, meaning and limits of every column; one with a default may be left out. ``kind``:
     takes a row's values by column; lists come as tuples.
 
-    Returns where each row stands in the file, and the row.
-
-    Raises
-    ------
-    TableError
-        When the file cannot be read or a cell is wrong.
+    Returns where each row stands in the file, and the row. Raises TableError when the file cannot
+    be read or a cell is wrong.
     """
     from jsonschema import Draft202012Validator
 
@@ -178,11 +167,8 @@ def read_cells(
 ) -> list[tuple[str, dict[str, str]]]:
     """Read a tab-separated file into (place, cells by column) pairs; what is left out has a default.
 
-    Raises
-    ------
-    TableError
-        When the file cannot be read, a column is unknown, repeated or missing, a row has too many
-        or too few cells, or two rows share a name.
+    Raises TableError when the file cannot be read, a column is unknown, repeated or missing, a row
+    has too many or too few cells, or two rows share a name.
     """
     lines = parse_cells(read_text(path, TableError), path, TableError, delimiter="\t")
     header = [cell.strip() for cell in lines[0][1]] if lines else []

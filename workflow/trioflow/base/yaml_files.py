@@ -79,10 +79,7 @@ def _count_nodes(node: yaml.Node, known: dict[int, int], depth: int) -> int:
 def read_yaml(path: str | Path, kind: type[InputError] = InputError) -> Any:
     """Return the content of a YAML file, as `_StrictLoader` reads it.
 
-    Raises
-    ------
-    InputError
-        As `read_text`, and when it is not YAML or the loader refuses it.
+    Raises InputError as `read_text`, and when it is not YAML or the loader refuses it.
     """
     return parse_yaml(read_text(path, kind, LARGEST_BYTES), path, kind)
 
@@ -92,10 +89,7 @@ def parse_yaml(
 ) -> Any:
     """Return the value of a YAML text, as `_StrictLoader` reads it.
 
-    Raises
-    ------
-    InputError
-        When it is not YAML or the loader refuses it.
+    Raises InputError when it is not YAML or the loader refuses it.
     """
     try:
         value = yaml.load(text, Loader=_StrictLoader)

@@ -82,14 +82,9 @@ class CallSettings:
 def run_call(items: Sequence[Item], settings: CallSettings) -> int:
     """Do as many items as fit until a time, and pack all that is finished.
 
-    Returns the exit status: 0, or 128 and its number when a signal ended the call.
-
-    Raises
-    ------
-    InputError
-        When what is to be taken over is not a campaign's, or is another device's.
-    DeviceLost
-        When the device refuses further work in this process.
+    Returns the exit status: 0, or 128 and its number when a signal ended the call. Raises
+    InputError when what is to be taken over is not a campaign's, or is another device's. Raises
+    DeviceLost when the device refuses further work in this process.
     """
     output, device = settings.output, settings.device
     reserve_s = min(_RESERVE_S, _RESERVE_SHARE * settings.whole_s)

@@ -182,10 +182,7 @@ def _without_estimates(event: Any) -> Any:
 def read_raw(path: str | Path) -> Any:
     """Read a raw file, gzipped or not.
 
-    Raises
-    ------
-    InputError
-        When the file is missing or not JSON.
+    Raises InputError when the file is missing or not JSON.
     """
     try:
         raw = Path(path).read_bytes()
@@ -218,10 +215,7 @@ def pack_json(content: Any) -> Content:
 def unpack_content(content: Content, place: str = "") -> Any:
     """Return the JSON value of a packed file.
 
-    Raises
-    ------
-    InputError
-        When the content is damaged.
+    Raises InputError when the content is damaged.
     """
     try:
         plain = pa.Codec("zstd").decompress(

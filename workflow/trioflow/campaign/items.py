@@ -57,12 +57,8 @@ class Item:
 def read_rows(path: str | Path | None = None) -> list[dict[str, Any]]:
     """Read the table of workloads without what the analysis side needs to check it.
 
-    ``path``: a table like ``config/workloads.tsv``; by default the catalogue that ships.
-
-    Raises
-    ------
-    InputError
-        When the table is missing or a row lacks its name or batches.
+    ``path``: a table like ``config/workloads.tsv``; by default the catalogue that ships. Raises
+    InputError when the table is missing or a row lacks its name or batches.
     """
     file = Path(path) if path else next((p for p in _CATALOGS if p.exists()), _CATALOGS[-1])
     try:

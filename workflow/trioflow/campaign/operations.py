@@ -72,10 +72,7 @@ def _bytes(tensors: list[Tensor]) -> int:
 def build_case(operation: str, point: Point, dtype: torch.dtype, device: str) -> Case:
     """Build an operation on random data.
 
-    Raises
-    ------
-    InputError
-        When the operation is unknown, or this torch lacks what the point asks for.
+    Raises InputError when the operation is unknown, or this torch lacks what the point asks for.
     """
     if operation not in _BUILDERS:
         raise InputError(
@@ -145,10 +142,7 @@ _BACKENDS = {
 def choose_backend(name: str) -> Callable[[], AbstractContextManager[Any]]:
     """Return what restricts attention to a backend while it is entered.
 
-    Raises
-    ------
-    InputError
-        When this torch has no such backend.
+    Raises InputError when this torch has no such backend.
     """
     if name == "default":
         return nullcontext

@@ -46,14 +46,9 @@ def pack_campaign(
 ) -> Pack:
     """Write the Parquet files of everything finished so far.
 
-    The table of items always goes in, then the sweeps, then captures in order
-    of value as long as they fit; what does not fit is named in the table of
-    items and stays in the state.
-
-    Raises
-    ------
-    InputError
-        When not even the table of items fits the limits.
+    The table of items always goes in, then the sweeps, then captures in order of value as long as
+    they fit; what does not fit is named in the table of items and stays in the state. Raises
+    InputError when not even the table of items fits the limits.
     """
     limits, output, pack = limits or Limits(), Path(output), Pack()
     output.mkdir(parents=True, exist_ok=True)
@@ -192,13 +187,9 @@ def _items_table(
 def load_pack(folder: str | Path, state: State) -> int:
     """Take over what the packed files in a folder hold; items already in the state stay.
 
-    Content whose file is not at hand counts as finished elsewhere, so the
-    table of items alone is enough to go on.
-
-    Raises
-    ------
-    InputError
-        When the folder holds no table of items, or files that are not a campaign's.
+    Content whose file is not at hand counts as finished elsewhere, so the table of items alone is
+    enough to go on. Raises InputError when the folder holds no table of items, or files that are
+    not a campaign's.
     """
     folder = Path(folder)
     if not (folder / ITEMS_FILE).exists():
@@ -251,11 +242,7 @@ def unpack_campaign(folder: str | Path, target: str | Path) -> list[Path]:
     """Restore the captured workloads of a campaign, one folder each.
 
     ``target``: where the folders go; each can be read by ``trace.profile.merge.merge_trace``.
-
-    Raises
-    ------
-    InputError
-        When there are no captures, or a file is damaged or not a campaign's.
+    Raises InputError when there are no captures, or a file is damaged or not a campaign's.
     """
     packs = sorted(Path(folder).glob("captures-*.parquet"))
     if not packs:

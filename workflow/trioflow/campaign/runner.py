@@ -91,14 +91,9 @@ class Runner:
     def run(self) -> Report:
         """Do everything that still fits, most valuable first.
 
-        An item that no longer fits is passed over for shorter ones after it.
-
-        Raises
-        ------
-        Stopped
-            When a signal ends the call; the item in flight is lost.
-        DeviceLost
-            When the device refuses further work after a failure.
+        An item that no longer fits is passed over for shorter ones after it. Raises Stopped when a
+        signal ends the call; the item in flight is lost. Raises DeviceLost when the device refuses
+        further work after a failure.
         """
         report = Report()
         for item in self.items:

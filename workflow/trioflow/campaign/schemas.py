@@ -74,10 +74,7 @@ def to_parquet(
 ) -> bytes:
     """Return rows as the bytes of a Parquet file of the schema ``name``.
 
-    Raises
-    ------
-    TableError
-        When a row breaks the schema.
+    Raises TableError when a row breaks the schema.
     """
     schema, listed = SCHEMAS[name], [dict(row) for row in rows]
     for number, row in enumerate(listed):
@@ -126,10 +123,7 @@ def read_parquet(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return a packed table's rows, of some columns or all, and its metadata.
 
-    Raises
-    ------
-    TableError
-        When the file is missing, is not Parquet or has another schema.
+    Raises TableError when the file is missing, is not Parquet or has another schema.
     """
     file = open_parquet(path)
     found = file.schema_arrow

@@ -69,10 +69,7 @@ def count_device_events(profile: Mapping[str, Any]) -> int:
 def _check_weights(row: Mapping[str, Any], device: str) -> None:
     """Refuse a model that cannot fit before its weights fill the host's memory.
 
-    Raises
-    ------
-    MemoryError
-        When weights, gradients and one optimizer state alone are too large.
+    Raises MemoryError when weights, gradients and one optimizer state alone are too large.
     """
     least_bytes = _STATES * _count_weight_bytes(row)
     if device == "cuda":

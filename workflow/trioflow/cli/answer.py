@@ -217,10 +217,8 @@ def _describe_filling(memory: Sequence[dict[str, Any]]) -> str:
 def _check_breakdown(options: argparse.Namespace) -> None:
     """Refuse what makes no breakdown, before anything is computed.
 
-    Raises
-    ------
-    InputError
-        When a file is asked for without ``--by``, does not end in ``.parquet``, or has no folder.
+    Raises InputError when a file is asked for without ``--by``, does not end in ``.parquet``, or
+    has no folder.
     """
     path = options.breakdown
     if options.depth < 1:
@@ -275,10 +273,7 @@ def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
 def _check_timeline(path: str | None) -> None:
     """Refuse a path that no timeline can be written to, before anything is computed.
 
-    Raises
-    ------
-    InputError
-        When the ending is unknown or the folder is missing.
+    Raises InputError when the ending is unknown or the folder is missing.
     """
     if path is None:
         return

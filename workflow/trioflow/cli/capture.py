@@ -30,10 +30,7 @@ _OWN_WORKLOADS = Path("config") / "workloads.tsv"
 def choose_workload(options: argparse.Namespace) -> dict[str, Any]:
     """Return the workload's row with the command line's changes.
 
-    Raises
-    ------
-    InputError
-        When the table has no such row, or a change does not fit it.
+    Raises InputError when the table has no such row, or a change does not fit it.
     """
     keys = ("layers", "sequence", "precision", "optimizer")
     changes = {key: getattr(options, key, None) for key in keys}

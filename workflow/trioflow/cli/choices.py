@@ -47,10 +47,7 @@ _BESIDE_DEGREES = (
 def _choose_plan(options: argparse.Namespace) -> Plan:
     """Return the plan by name or by its degrees.
 
-    Raises
-    ------
-    PlanError
-        When both are given, or their product is not the number of ranks.
+    Raises PlanError when both are given, or their product is not the number of ranks.
     """
     degrees = {
         "data": options.data_parallel,
@@ -97,10 +94,7 @@ def _is_given(value: object) -> bool:
 def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule | None]:
     """Return the plan, and the schedule where a file gives it.
 
-    Raises
-    ------
-    PlanError
-        When the file's schedule and other arguments do not go together.
+    Raises PlanError when the file's schedule and other arguments do not go together.
     """
     if not options.schedule_file or options.plan:
         return _choose_plan(options), None
@@ -136,10 +130,7 @@ _FIXED = (
 def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
     """Return a plan of as many ranks as traced programs run on.
 
-    Raises
-    ------
-    InputError
-        When an argument would change what the programs do.
+    Raises InputError when an argument would change what the programs do.
     """
     degrees = [name for name in vars(options) if name.endswith("_parallel")]
     refused = [
@@ -164,10 +155,7 @@ def _choose_traced_ranks(options: argparse.Namespace) -> Plan:
 def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
     """Return the plan, the platform and the assumptions that a command line asks for.
 
-    Raises
-    ------
-    TrioflowError
-        When anything of it does not fit.
+    Raises TrioflowError when anything of it does not fit.
     """
     as_traced = getattr(options, "as_traced", False)
     if as_traced:
@@ -200,10 +188,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
 def _read_what_if(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is supposed, as fields of ``Options``.
 
-    Raises
-    ------
-    InputError
-        When a factor or a rank is not a number.
+    Raises InputError when a factor or a rank is not a number.
     """
     if "scale_network" not in options:
         return {}
@@ -245,12 +230,8 @@ def add_configuration_argument(parser: argparse.ArgumentParser) -> None:
 def apply_configuration(options: argparse.Namespace) -> None:
     """Write what a framework's configuration says into a command line, where that says nothing.
 
-    Raises
-    ------
-    InputError
-        When there is no TRACE, or both; the file is not a configuration, or its batch does not divide.
-    PlanError
-        When the ranks do not make the file's degrees.
+    Raises InputError when there is no TRACE, or both; the file is not a configuration, or its batch
+    does not divide. Raises PlanError when the ranks do not make the file's degrees.
     """
     if options.megatron is None:
         if not options.trace:

@@ -40,10 +40,8 @@ def add_retrieve(parser: argparse.ArgumentParser) -> None:
 def _run_retrieve(options: argparse.Namespace) -> None:
     """Retrieve files, or list what there is.
 
-    Raises
-    ------
-    DatasetError
-        When a name is unknown, or a file cannot be retrieved; the files before it stay.
+    Raises DatasetError when a name is unknown, or a file cannot be retrieved; the files before it
+    stay.
     """
     catalogue = load_catalogue(options.datasets)
     if options.list:

@@ -63,10 +63,7 @@ def spell_network(name: str) -> str:
 def change_platform(platform: Platform, options: argparse.Namespace) -> Platform:
     """Return a platform with the ways and the links that the command line asks for.
 
-    Raises
-    ------
-    InputError
-        When a link does not exist or a factor makes no sense.
+    Raises InputError when a link does not exist or a factor makes no sense.
     """
     routing = platform.routing
     if getattr(options, "ties", None):
@@ -124,10 +121,7 @@ def _degrade(link: Link, text: str, factor: str) -> Link:
 def read_chunks(options: argparse.Namespace) -> Chunks | None:
     """Return the chunks that the command line asks for, None where it asks for none.
 
-    Raises
-    ------
-    InputError
-        When both are given, or without an algorithm, or make no sense.
+    Raises InputError when both are given, or without an algorithm, or make no sense.
     """
     number, largest_bytes = options.chunks, options.chunk_bytes
     if number is None and largest_bytes is None:
@@ -146,10 +140,7 @@ def read_chunks(options: argparse.Namespace) -> Chunks | None:
 def set_algorithms(plan: Plan, options: argparse.Namespace) -> Plan:
     """Return a plan with the algorithms and chunks that the command line asks for.
 
-    Raises
-    ------
-    InputError
-        When a word is unknown or chunks make no sense.
+    Raises InputError when a word is unknown or chunks make no sense.
     """
     chunks = read_chunks(options) if hasattr(options, "chunks") else None
     word = getattr(options, "algorithm", None)

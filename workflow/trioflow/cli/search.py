@@ -51,10 +51,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def read_ranks(text: str) -> list[int]:
     """Return the numbers of ranks asked for, each once, ascending.
 
-    Raises
-    ------
-    InputError
-        When one is not a positive whole number.
+    Raises InputError when one is not a positive whole number.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):

@@ -33,10 +33,7 @@ Collectives = CollectiveCostModel | PlatformCollectives
 def _find_platform(name: str) -> str | Path:
     """Return what ``load_platform`` takes.
 
-    Raises
-    ------
-    PlatformError
-        For a ``this-machine`` never measured here.
+    Raises PlatformError for a ``this-machine`` never measured here.
     """
     if name != THIS_MACHINE:
         return name
@@ -74,10 +71,7 @@ def find_collectives(platform: Platform, named: str | None = None) -> Path | Non
 def load_collectives(path: Path, method: str | None = None) -> Collectives:
     """Read either kind of collective model.
 
-    Raises
-    ------
-    InputError
-        When the model lacks the method.
+    Raises InputError when the model lacks the method.
     """
     content = read_json(path)
     if isinstance(content, dict) and content.get("kind") == KIND:
@@ -125,10 +119,7 @@ def list_models() -> list[Path]:
 def find_model(name: str) -> Path:
     """Return the file of an operator model by path or shipped name.
 
-    Raises
-    ------
-    InputError
-        When neither exists.
+    Raises InputError when neither exists.
     """
     shipped = SHIPPED_MODELS / name / "operators.json"
     if "/" not in name and shipped.exists():

@@ -60,12 +60,8 @@ def time_trace(
     The interval of the sum is the held-out error of whole steps that the model predicted from
     shapes alone, joined with that of the operators which nobody measured alike: those err together.
     On a GPU, what moves no byte (a view, say) launches no kernel and takes no time. Host time is
-    not part of it: what the device computes is a lower bound where launches are slower.
-
-    Raises
-    ------
-    InputError
-        When the model cannot predict, or an override fits no operator.
+    not part of it: what the device computes is a lower bound where launches are slower. Raises
+    InputError when the model cannot predict, or an override fits no operator.
     """
     times = model.predict(trace.operators)
     if device == "cuda":
@@ -175,16 +171,10 @@ def prepare_device_times(
     of the device's; a GPU without one gets that of the GPU nearest to it (``nearest_model``),
     carried over by the new-GPU rule, never a processor's; a processor gets that of another, with a
     warning. Recorded times of another GPU are carried over by the same rule; those of a processor
-    are not read for a GPU, and stay on another processor, with a warning. ``overrides`` need exactly one trace.
-
-    Raises
-    ------
-    InputError
-        When no model fits or can time an untimed trace.
-    PlatformError
-        When a GPU has neither a model nor a sheet.
-    TraceError
-        When a trace of another GPU does not say its precision.
+    are not read for a GPU, and stay on another processor, with a warning. ``overrides`` need
+    exactly one trace. Raises InputError when no model fits or can time an untimed trace. Raises
+    PlatformError when a GPU has neither a model nor a sheet. Raises TraceError when a trace of
+    another GPU does not say its precision.
     """
     if not models:
         raise InputError("no operator cost model ships", fix="give one with --cost-model")
@@ -228,10 +218,7 @@ def lend_recorded_times(
 ) -> DeviceTimes:
     """Return traces with a model of their own times.
 
-    Raises
-    ------
-    InputError
-        When a trace holds none.
+    Raises InputError when a trace holds none.
     """
     if any(trace.facts.step_time_source == UNTIMED for trace in traces):
         raise InputError(f"the cost model {name!r} needs a trace with times")
@@ -300,12 +287,8 @@ def choose_operator_model(
 ) -> DeviceTimes:
     """Return the model of a device, or what comes nearest; without traces yet.
 
-    Raises
-    ------
-    InputError
-        When a GPU has only processors' models.
-    PlatformError
-        When it has neither model nor sheet.
+    Raises InputError when a GPU has only processors' models. Raises PlatformError when it has
+    neither model nor sheet.
     """
     sheet = find_sheet(device_name)
     for name, model in models.items():

@@ -142,12 +142,7 @@ def classify(operators: pd.DataFrame) -> pd.Series[str]:
     """Return the class of every operator, index-aligned, a convolution with its kind.
 
     ``class_of_name``, then ``/`` and ``convolution_kind`` where ``input_shapes`` and
-    ``output_shapes`` are there.
-
-    Raises
-    ------
-    TableError
-        When the column ``name`` is missing.
+    ``output_shapes`` are there. Raises TableError when the column ``name`` is missing.
     """
     if "name" not in operators.columns:
         raise TableError("operator table has no column name", fix="give the columns of operators")
@@ -219,10 +214,7 @@ def convolution_kind(data: Sequence[int], weight: Sequence[int], result: Sequenc
 def feature_matrix(operators: pd.DataFrame) -> Floats:
     """Return flop, read_bytes and write_bytes of every operator, shape (operators, 3).
 
-    Raises
-    ------
-    TableError
-        With the row, when a value is missing, negative or not a number.
+    Raises TableError with the row, when a value is missing, negative or not a number.
     """
     missing = [name for name in FEATURES if name not in operators.columns]
     if missing:

@@ -97,10 +97,7 @@ class OperatorModelFit(Protocol):
 def find_operator_model(method: str, known: Iterable[str] = ()) -> OperatorModelFit:
     """Return the fit function that a package registered under a name.
 
-    Raises
-    ------
-    InputError
-        When no package registers it, several do, or it cannot be loaded.
+    Raises InputError when no package registers it, several do, or it cannot be loaded.
     """
     fit: OperatorModelFit = load_plugin(ENTRY_POINTS, method, known, what="operator model")
     return fit

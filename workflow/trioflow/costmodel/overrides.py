@@ -64,10 +64,8 @@ class Overrides:
     def match(self, operators: pd.DataFrame) -> Floats:
         """Return the given time of every operator [s], NaN where the file has none.
 
-        Raises
-        ------
-        InputError
-            Naming all rows that fit no operator or only ones that rows above them have taken.
+        Raises InputError naming all rows that fit no operator or only ones that rows above them
+        have taken.
         """
         found = np.full(len(operators), np.nan)
         used: set[int] = set()
@@ -93,10 +91,7 @@ class Overrides:
 def load_overrides(path: str | Path) -> Overrides:
     """Read a file of operator times.
 
-    Raises
-    ------
-    InputError
-        Names file, line and column of what is wrong.
+    Raises InputError, which names file, line and column of what is wrong.
     """
     file = Path(path)
     lines = [(number, cells) for number, cells in parse_cells(read_text(file), file) if cells]
@@ -176,12 +171,7 @@ def override_trace(trace: Trace, overrides: Overrides) -> Trace:
     """Put given times in place of a trace's recorded ones.
 
     Operators start later or earlier by what those before them changed; the step's time changes as
-    much as their sum.
-
-    Raises
-    ------
-    InputError
-        When a row fits no operator.
+    much as their sum. Raises InputError when a row fits no operator.
     """
     operators = trace.operators.copy()
     given = overrides.match(operators)

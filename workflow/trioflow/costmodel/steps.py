@@ -96,12 +96,7 @@ def anchor_step(trace: Trace, way: str = TIMER) -> StepAnchor:
 
     ``timer``: the excess of the operators over the step is spread over them equally, up to what the
     timer shows where nothing runs (``timer_floor_s``); a factor makes up for the rest. ``ratio``:
-    the factor alone.
-
-    Raises
-    ------
-    InputError
-        When the way is unknown or the trace holds no times.
+    the factor alone. Raises InputError when the way is unknown or the trace holds no times.
     """
     if way not in ANCHOR_WAYS:
         raise InputError(f"unknown anchor {way!r}", fix=f"use {', '.join(ANCHOR_WAYS)}")
@@ -208,10 +203,7 @@ class StepResidual:
 def load_residuals(path: Path = SHIPPED) -> tuple[StepResidual, ...]:
     """Read the residuals that ship, or others.
 
-    Raises
-    ------
-    TableError
-        When a row is incomplete or its way is unknown.
+    Raises TableError when a row is incomplete or its way is unknown.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
@@ -306,10 +298,7 @@ class NodeResidual:
 def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
     """Read what runs over nodes took beyond their simulation, as `write_node_residuals` writes it.
 
-    Raises
-    ------
-    TableError
-        When a row is incomplete or no number.
+    Raises TableError when a row is incomplete or no number.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []

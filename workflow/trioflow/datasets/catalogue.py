@@ -116,12 +116,7 @@ class Catalogue:
         """Return datasets by their names or by the first part of their names.
 
         ``names``: ``triosim/vgg13-h100-b128`` for one dataset, ``triosim`` for all whose names
-        start so.
-
-        Raises
-        ------
-        DatasetError
-            When no dataset is called so; the message has the likely name.
+        start so. Raises DatasetError when no dataset is called so; the message has the likely name.
         """
         found: dict[str, Dataset] = {}
         for name in names:
@@ -143,10 +138,7 @@ class Catalogue:
     def find_file(self, key: str) -> DatasetFile:
         """Return the file called ``<owner>+<repository>/<path>``.
 
-        Raises
-        ------
-        DatasetError
-            When there is none; the message has the likely name.
+        Raises DatasetError when there is none; the message has the likely name.
         """
         known = {file.key: file for file in self.files()}
         if key not in known:
@@ -158,10 +150,7 @@ class Catalogue:
     def select_files(self, names: Iterable[str]) -> list[DatasetFile]:
         """Return the files of datasets, of families of datasets, or by their own names.
 
-        Raises
-        ------
-        DatasetError
-            When a name is neither.
+        Raises DatasetError when a name is neither.
         """
         found: dict[str, DatasetFile] = {}
         for name in names:
@@ -205,12 +194,8 @@ def load_catalogue(file: str | Path | None = None, name: str = "") -> Catalogue:
     """Read and check a catalogue; the checkout's own unless another is given.
 
     ``file``: a ``datasets.yaml``; ``name``: what messages call it, where the path would help nobody
-    anything.
-
-    Raises
-    ------
-    DatasetError
-        When the file is missing, is not YAML, breaks its schema, or names a file twice.
+    anything. Raises DatasetError when the file is missing, is not YAML, breaks its schema, or names
+    a file twice.
     """
     path = CATALOGUE if file is None else Path(file)
     if file is None and not path.exists():

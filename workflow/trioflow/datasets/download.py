@@ -67,14 +67,9 @@ def download_file(
     fails, unless that is known to be wrong. ``attempts``: requests that may fail in a way that may
     pass (5xx, 429, timeouts, dropped connections) before giving up. ``timeout_s``: longest silence
     of the server [s]. ``sleep``: waits so many seconds; waits double from ``FIRST_WAIT_S`` to
-    ``LONGEST_WAIT_S``, or are what the server's Retry-After asks for.
-
-    Raises
-    ------
-    DatasetError
-        When the address refuses, cannot be reached, or serves something else.
-    PointerFound
-        When it serves a Git LFS pointer.
+    ``LONGEST_WAIT_S``, or are what the server's Retry-After asks for. Raises DatasetError when the
+    address refuses, cannot be reached, or serves something else. Raises PointerFound when it serves
+    a Git LFS pointer.
     """
     requests = failures = 0
     fetched_again = False

@@ -53,12 +53,8 @@ def choose_source(
 
     ``base_url``, ``lfs_url``: what the catalogue says. ``environment``: the process's own unless
     given. ``TRIOFLOW_DATA_MIRROR`` names a folder to look in first, ``TRIOFLOW_DATA_URL`` an
-    address to ask instead of the catalogue's two.
-
-    Raises
-    ------
-    DatasetError
-        When the address is invalid, or the folder does not exist.
+    address to ask instead of the catalogue's two. Raises DatasetError when the address is invalid,
+    or the folder does not exist.
     """
     variables = os.environ if environment is None else environment
     url, folder = (
@@ -95,13 +91,9 @@ def retrieve_file(
     retrieve the same file take turns.
 
     ``target``: where it goes; folders are made. ``base_url``, ``lfs_url``, ``mirror``: as in
-    ``Source``. ``attempts``, ``timeout_s``, ``sleep``: as in ``download_file``.
-
-    Raises
-    ------
-    DatasetError
-        When the mirror's file is another one, or the address cannot be reached, refuses, or serves
-        something else; or when the file cannot be written.
+    ``Source``. ``attempts``, ``timeout_s``, ``sleep``: as in ``download_file``. Raises DatasetError
+    when the mirror's file is another one, or the address cannot be reached, refuses, or serves
+    something else; or when the file cannot be written.
     """
     goal = Path(target)
     if _is_right(goal, entry):

@@ -212,10 +212,7 @@ class _Export:
     def order(self, rank: int) -> list[int]:
         """Return a rank's tasks so that each follows what it waits for, else by number.
 
-        Raises
-        ------
-        InputError
-            When tasks wait for one another.
+        Raises InputError when tasks wait for one another.
         """
         mine = self._of_rank.get(rank, [])
         needs = {n: set(self._data_deps(n)) for n in mine}

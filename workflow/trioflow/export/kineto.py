@@ -39,12 +39,8 @@ def write_kineto(timeline: pd.DataFrame, folder: str | Path) -> list[Path]:
     copies on streams, tasks of the host operators with the launch of their kernel at their end;
     where the host costs nothing, a kernel is launched as it starts. Kernels carry the operator's
     name (a prediction knows no other), those of collectives NCCL's with PyTorch's metadata; a
-    kernel of a collective does not hold the wait for late ranks, which a measured one does.
-
-    Raises
-    ------
-    InputError
-        When the folder holds other files, which a reader of folders would take for ranks.
+    kernel of a collective does not hold the wait for late ranks, which a measured one does. Raises
+    InputError when the folder holds other files, which a reader of folders would take for ranks.
     """
     goal = Path(folder)
     if goal.exists() and any(goal.iterdir()):

@@ -135,12 +135,7 @@ def count_link_rates(result: Simulated) -> pd.DataFrame:
     ``result``: simulated with ``record_links=True``.
 
     Returns ``rank`` (null: a link is of no rank), ``counter``, ``unit``, ``time_s`` [s] and
-    ``value`` [bytes/s].
-
-    Raises
-    ------
-    InputError
-        When the result holds no traffic.
+    ``value`` [bytes/s]. Raises InputError when the result holds no traffic.
     """
     rates = link_rates(result)
     return pd.DataFrame({

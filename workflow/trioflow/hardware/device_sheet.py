@@ -173,12 +173,8 @@ def find_device(name: str) -> DeviceSheet:
 
     Case, spaces, hyphens and underscores do not matter. The user's own sheets (``OWN``) come first.
     A name that no sheet lists is taken apart: the sheet of the same product whose memory and form
-    factor differ in nothing that the name says is meant.
-
-    Raises
-    ------
-    PlatformError
-        When no sheet has the name, or several fit it; it says which numbers to write, and where.
+    factor differ in nothing that the name says is meant. Raises PlatformError when no sheet has the
+    name, or several fit it; it says which numbers to write, and where.
     """
     own, wanted = _own_sheets(), plain_name(name)
     likely = (each for each in list_devices() if wanted in _shipped_words(each))
@@ -257,10 +253,7 @@ def _validator() -> Draft202012Validator:
 def validate_sheet(content: Any, path: Path) -> None:
     """Check a device sheet's content.
 
-    Raises
-    ------
-    PlatformError
-        When the content breaks the schema; says the shallowest violation.
+    Raises PlatformError when the content breaks the schema; says the shallowest violation.
     """
     errors = sorted(
         _validator().iter_errors(content),

@@ -24,11 +24,8 @@ from trioflow.hardware.topologies.wiring import find_nodes, read_rank
 def build_links(content: Mapping[str, Any], ranks: int, file: str | Path) -> list[Link]:
     """Return the links that a platform file's content, checked against the schema, describes.
 
-    Raises
-    ------
-    PlatformError
-        When a link cannot be simulated or read two ways, a degraded or failed link does not exist,
-        or bytes cannot get from a rank to another.
+    Raises PlatformError when a link cannot be simulated or read two ways, a degraded or failed link
+    does not exist, or bytes cannot get from a rank to another.
     """
     if "links" in content:
         links = [
@@ -80,10 +77,7 @@ def _degrade_links(
 ) -> list[Link]:
     """Return links with those ``degraded`` slower, or gone where the ``factor`` is 0.
 
-    Raises
-    ------
-    PlatformError
-        When there is no such link, or it is named twice.
+    Raises PlatformError when there is no such link, or it is named twice.
     """
     places = {(link.source, link.target): place for place, link in enumerate(links)}
     changed: dict[int, Link | None] = {}
@@ -193,10 +187,7 @@ def _reach(graph: Mapping[str, list[str]], start: str) -> set[str]:
 def describe_platform(platform: Platform, path: str | Path) -> dict[str, Any]:
     """Turn a platform into a file's content.
 
-    Raises
-    ------
-    PlatformError
-        When a number has no source.
+    Raises PlatformError when a number has no source.
     """
 
     def number(value: float, key: str, found: tuple[str | None, bool] | None = None) -> Any:

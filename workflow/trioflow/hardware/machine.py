@@ -20,18 +20,11 @@ TIES = ("first", "ecmp")
 class Device:
     """The device of every rank.
 
-    Attributes
-    ----------
-    name : str
-        Product name.
-    kind : {"cpu", "gpu"}
-        What it is.
-    memory_bytes : int
-        Memory of one device [bytes].
-    peak_flop_per_s : mapping of str to float
-        Peak dense arithmetic rate for each precision [flop/s].
-    memory_bandwidth_bytes_per_s : float or None
-        Peak bandwidth of its memory [bytes/s]; None where unknown.
+    ``name``: product name.
+    ``kind`` (cpu, gpu): what it is.
+    ``memory_bytes``: memory of one device [bytes].
+    ``peak_flop_per_s``: peak dense arithmetic rate for each precision [flop/s].
+    ``memory_bandwidth_bytes_per_s``: peak bandwidth of its memory [bytes/s]; None where unknown.
     """
 
     name: str
@@ -45,14 +38,9 @@ class Device:
 class Link:
     """A directed link between two network nodes; full duplex is two links.
 
-    Attributes
-    ----------
-    source, target : str
-        Nodes at its ends.
-    bandwidth_bytes_per_s : float
-        Bytes that it moves in a second [bytes/s].
-    latency_s : float
-        Delay before the first byte arrives [s].
+    ``source``, ``target``: nodes at its ends.
+    ``bandwidth_bytes_per_s``: bytes that it moves in a second [bytes/s].
+    ``latency_s``: delay before the first byte arrives [s].
     """
 
     source: str
@@ -65,15 +53,10 @@ class Link:
 class Routing:
     """How bytes find their way over the links; see ``network.routing.Router``.
 
-    Attributes
-    ----------
-    ties : {"first", "ecmp"}
-        Of equally good routes the first takes all, or they share the pairs of
+    ``ties`` (first, ecmp): of equally good routes the first takes all, or they share the pairs of
         nodes among them (equal-cost multi-path).
-    seed : int
-        Another one spreads the pairs in another way; ``ecmp`` only.
-    failed : frozenset of (str, str)
-        Links, as source and target, that no route takes.
+    ``seed``: another one spreads the pairs in another way; ``ecmp`` only.
+    ``failed``: links, as source and target, that no route takes.
     """
 
     ties: str = "first"
@@ -85,45 +68,27 @@ class Routing:
 class Platform:
     """A machine: devices, links, host costs, and where the numbers come from.
 
-    Attributes
-    ----------
-    name : str
-        Name of the platform.
-    device : Device
-        The device of every rank; all ranks have the same.
-    ranks : int
-        Ranks of the job, at most the devices of the machine.
-    links : tuple of Link
-        Directed links. Rank r is the node ``rank<r>``; every other node
-        (a switch, a host bridge) has any other name.
-    communication_on_compute_stream : bool
-        Whether a collective keeps the device from computing.
-    host : mapping of str to float
-        Named costs of the host, such as ``tensor_parallel_forward_s`` [s].
-    collectives : str or None
-        Communication library whose measured curves fit, with its version.
-    sources : mapping of str to str
-        Source of every number, by dotted key: ``device.memory_bytes``,
-        ``device.peak_flop_per_s.bf16``,
-        ``links.rank0->rank1.bandwidth_bytes_per_s``, ``host.<name>``. A key
-        covers all keys below it, so ``links`` may speak for every link.
-    notes : str
-        What a reader of a prediction must know.
-    ranks_per_node : int or None
-        Ranks of a node, which ranks fill in order; None where the machine is
-        one node or its nodes are not known.
-    node_collectives : str or None
-        Shipped cost model of collectives inside such a node.
-    between_nodes : str or None
-        Shipped measurements of collectives over several such nodes.
-    unmeasured : tuple of str
-        Keys, as in ``sources`` and as far-reaching, of the numbers that nobody
-        has measured on such a machine: assumed ones and peaks of data sheets.
-    routing : Routing
-        How bytes find their way, and which links have failed.
-    compute_slowdown_during_collective : float
-        Time of compute while its device takes part in a collective, over its
-        time alone; 1 where nobody knows better.
+    ``name``: name of the platform.
+    ``device``: the device of every rank; all ranks have the same.
+    ``ranks``: ranks of the job, at most the devices of the machine.
+    ``links``: directed links. Rank r is the node ``rank<r>``; every other node (a switch, a host
+        bridge) has any other name.
+    ``communication_on_compute_stream``: whether a collective keeps the device from computing.
+    ``host``: named costs of the host, such as ``tensor_parallel_forward_s`` [s].
+    ``collectives``: communication library whose measured curves fit, with its version.
+    ``sources``: source of every number, by dotted key: ``device.memory_bytes``,
+        ``device.peak_flop_per_s.bf16``, ``links.rank0->rank1.bandwidth_bytes_per_s``,
+        ``host.<name>``. A key covers all keys below it, so ``links`` may speak for every link.
+    ``notes``: what a reader of a prediction must know.
+    ``ranks_per_node``: ranks of a node, which ranks fill in order; None where the machine is one
+        node or its nodes are not known.
+    ``node_collectives``: shipped cost model of collectives inside such a node.
+    ``between_nodes``: shipped measurements of collectives over several such nodes.
+    ``unmeasured``: keys, as in ``sources`` and as far-reaching, of the numbers that nobody has
+        measured on such a machine: assumed ones and peaks of data sheets.
+    ``routing``: how bytes find their way, and which links have failed.
+    ``compute_slowdown_during_collective``: time of compute while its device takes part in a
+        collective, over its time alone; 1 where nobody knows better.
     """
 
     name: str

@@ -45,10 +45,7 @@ def _validator() -> Draft202012Validator:
 def validate_platform(content: Any, path: str | Path) -> None:
     """Check a platform file's content.
 
-    Raises
-    ------
-    PlatformError
-        When the content breaks the schema; says the shallowest violation.
+    Raises PlatformError when the content breaks the schema; says the shallowest violation.
     """
     errors = sorted(_validator().iter_errors(content), key=_rank_error)
     if errors:
@@ -115,13 +112,9 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
     """Read a platform by the name of a shipped one, or from a file (a path, or ``.yaml`` at the end).
 
     ``ranks``: of the job, all devices unless given; the links stay those of the whole machine.
-
-    Raises
-    ------
-    PlatformError
-        When the name is unknown, the file is missing or breaks the schema, its topology cannot be
-        built, two links join the same nodes, a failed link does not exist, a rank has no link or no
-        route to another, or there are too few devices.
+    Raises PlatformError when the name is unknown, the file is missing or breaks the schema, its
+    topology cannot be built, two links join the same nodes, a failed link does not exist, a rank
+    has no link or no route to another, or there are too few devices.
     """
     path = _find(name_or_path)
     content = read_yaml(path, PlatformError)
@@ -135,10 +128,7 @@ def load_platform(name_or_path: str | Path, ranks: int | None = None) -> Platfor
 def save_platform(platform: Platform, path: str | Path) -> None:
     """Write a platform as a file that ``load_platform`` reads, links listed one by one as they are.
 
-    Raises
-    ------
-    PlatformError
-        When a number has no source, or the file would break the schema.
+    Raises PlatformError when a number has no source, or the file would break the schema.
     """
     content = describe_platform(platform, path)
     validate_platform(content, path)

@@ -51,13 +51,9 @@ def make_parallel_step(
 
     ``workload``: model on this rank's device; data and tensor parallelism copy it, a pipeline stage
     shares its weights. ``plan``: row of ``plans.tsv``; one degree above 1, or data with tensor or
-    pipeline and a sharding of units. ``batch``: samples of the whole step. ``stages``: units of each pipeline
-    stage. ``device``: this rank's device. ``seed``: seed of the data.
-
-    Raises
-    ------
-    MeasurementError
-        When the plan combines several degrees, which is not measured yet.
+    pipeline and a sharding of units. ``batch``: samples of the whole step. ``stages``: units of
+    each pipeline stage. ``device``: this rank's device. ``seed``: seed of the data. Raises
+    MeasurementError when the plan combines several degrees, which is not measured yet.
     """
     sharding = str(plan.get("sharding", "none"))
     degrees = [k for k in ("data", "tensor", "pipeline") if int(plan[k]) > 1]

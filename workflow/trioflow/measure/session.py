@@ -75,15 +75,12 @@ def measure_workload(
     rounds) and ``session.json``.
 
     ``row``: row of ``workloads.tsv``; ``experiments``, ``plans``: rows of ``experiments.tsv`` and
-    ``plans.tsv`` of the workload; ``partition``: JSON of ``parallel.splits.pipeline.partition_trace`` for
-    the trace that the experiments extrapolate from; ``folder``: where the files go; ``device``:
-    ``cpu`` (gloo), ``cuda`` (NCCL) or ``auto``; ``warm_up``, ``rounds``: rounds that are not kept,
-    and that are; ``seed``: seed of weights and data.
-
-    Raises
-    ------
-    MeasurementError
-        When a rank fails, there are too few GPUs, or another measurement runs.
+    ``plans.tsv`` of the workload; ``partition``: JSON of
+    ``parallel.splits.pipeline.partition_trace`` for the trace that the experiments extrapolate
+    from; ``folder``: where the files go; ``device``: ``cpu`` (gloo), ``cuda`` (NCCL) or ``auto``;
+    ``warm_up``, ``rounds``: rounds that are not kept, and that are; ``seed``: seed of weights and
+    data. Raises MeasurementError when a rank fails, there are too few GPUs, or another measurement
+    runs.
     """
     from trioflow.trace.capture.workload import choose_device
 

@@ -131,14 +131,9 @@ def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> flo
 class CollectivePlanner:
     """Turns collectives into flows over one platform, remembering what it has made.
 
-    Parameters
-    ----------
-    platform : Platform
-        Its links are the network.
-    cost : CollectiveCost, optional
-        Measured durations; the ring closed form without.
-    bound : {"time_s", "low_s", "high_s"}
-        Which of the measured durations to reproduce.
+    ``platform``: its links are the network.
+    ``cost``: measured durations; the ring closed form without.
+    ``bound`` (time_s, low_s, high_s): which of the measured durations to reproduce.
     """
 
     def __init__(
@@ -245,11 +240,7 @@ class CollectivePlanner:
         """Return what the cost says of a group, and the requested bound of it [s].
 
         None where there is no cost, or it is of a node and the group lies unevenly on several.
-
-        Raises
-        ------
-        SimulationError
-            When the cost gives no valid time.
+        Raises SimulationError when the cost gives no valid time.
         """
         if self._cost is None:
             return None
@@ -276,10 +267,7 @@ def _read_measured_time(
 ) -> tuple[CollectiveTime, float]:
     """Return what a cost says of a collective and the requested bound of it [s].
 
-    Raises
-    ------
-    SimulationError
-        When it is not a time.
+    Raises SimulationError when it is not a time.
     """
     if collective == SHIFT and ranks > 1:
         collective, ranks = "send", 2

@@ -58,10 +58,7 @@ class Network(Protocol):
     def start(self, flow: Flow, time_s: float) -> None:
         """Let a flow start at a time [s] that is not in the past.
 
-        Raises
-        ------
-        SimulationError
-            When no route joins its ends or its numbers make no sense.
+        Raises SimulationError when no route joins its ends or its numbers make no sense.
         """
         ...
 
@@ -89,11 +86,8 @@ class Network(Protocol):
 def check_flow(flow: Flow, start_s: float, now_s: float) -> None:
     """Refuse a flow that no network could finish.
 
-    Raises
-    ------
-    SimulationError
-        When a number is negative, not a number or, where it may not be,
-        infinite; or when the flow would start in the past.
+    Raises SimulationError when a number is negative, not a number or, where it may not be,
+    infinite; or when the flow would start in the past.
     """
     problem = ""
     if not 0 <= flow.size_bytes < math.inf:

@@ -61,20 +61,12 @@ class RelinkedCollectives:
 def hold_to_links(cost: CollectiveCost, platform: Platform) -> CollectiveCost:
     """Return measured collectives as a platform's links leave them.
 
-    Parameters
-    ----------
-    cost : CollectiveCost
-        Measured on, or inside a node of, a machine that ships under the
-        platform's name or that of its ``node_collectives``.
-    platform : Platform
-        Perhaps edited. Links between nodes are left out: nothing measured
-        there is taken from a shipped model.
+    Returns the same one where the links are those of the shipped platform, or where none ships.
 
-    Returns
-    -------
-    CollectiveCost
-        The same one where the links are those of the shipped platform, or
-        where none ships.
+    ``cost``: measured on, or inside a node of, a machine that ships under the platform's name or
+        that of its ``node_collectives``.
+    ``platform``: perhaps edited. Links between nodes are left out: nothing measured there is taken
+        from a shipped model.
     """
     shipped = _find_measured_machine(platform)
     if shipped is None or (shipped.links, shipped.routing) == (platform.links, platform.routing):

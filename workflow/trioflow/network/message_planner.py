@@ -53,23 +53,15 @@ WHOLE = Chunks()
 class MessagePlanner:
     """Turns collectives into messages, remembering what it has made.
 
-    Parameters
-    ----------
-    algorithms : str or mapping of str to str
-        Algorithm of each collective, as for ``catalogue.choose_algorithm``;
-        or one for all but sends. Collectives that a mapping leaves out, and
-        sends, remain flows as ``CollectivePlanner`` plans them.
-    run_alone : callable
-        Runs a collective by itself; measured_time where no formula says how long it takes.
-    chunks : Chunks
-        Pieces that each message of an algorithm is cut into. With a size, as
-        many as keep each block of the collective's data, as one piece of the
-        algorithm has it, at or below it.
+    Raises InputError when the mapping names no collective, or chunks make no sense.
 
-    Raises
-    ------
-    InputError
-        When the mapping names no collective, or chunks make no sense.
+    ``algorithms``: algorithm of each collective, as for ``catalogue.choose_algorithm``; or one for
+        all but sends. Collectives that a mapping leaves out, and sends, remain flows as
+        ``CollectivePlanner`` plans them.
+    ``run_alone``: runs a collective by itself; measured_time where no formula says how long it
+        takes.
+    ``chunks``: pieces that each message of an algorithm is cut into. With a size, as many as keep
+        each block of the collective's data, as one piece of the algorithm has it, at or below it.
     """
 
     def __init__(
@@ -244,10 +236,7 @@ def _fit_messages(
 ) -> tuple[CollectiveMessages, float]:
     """Make an undisturbed collective last a time, see ``MessagePlanner.build``; returns what it takes alone too [s].
 
-    Raises
-    ------
-    SimulationError
-        When no factor gives the time.
+    Raises SimulationError when no factor gives the time.
     """
     rate = _find_common_rate(plain)
     widths = _find_widths(plain) if rate is None else np.full(len(plain.latencies_s), rate)

@@ -80,11 +80,8 @@ NETWORK_GROUP = "trioflow.networks"
 def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
     """Return what makes a network, by its name in ``NETWORKS`` or under ``NETWORK_GROUP``.
 
-    Raises
-    ------
-    InputError
-        When the name is unknown, several packages register it, or what they
-        register cannot be loaded or called.
+    Raises InputError when the name is unknown, several packages register it, or what they register
+    cannot be loaded or called.
     """
     if name in NETWORKS:
         return NETWORKS[name]
@@ -94,11 +91,8 @@ def find_network(name: str) -> Callable[[Sequence[Link]], Network]:
 def make_network(name: str, links: Sequence[Link], routing: Routing) -> Network:
     """Make a network on links.
 
-    Raises
-    ------
-    InputError
-        As :func:`find_network`, and when a network that finds its own way is
-        to follow such a routing.
+    Raises InputError as :func:`find_network`, and when a network that finds its own way is to
+    follow such a routing.
     """
     make = find_network(name)
     if make is FairShareNetwork or make is ContentionFreeNetwork:

@@ -57,12 +57,7 @@ class Router:
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the numbers of the links from a node to another, in order.
 
-        A node reaches itself over no link.
-
-        Raises
-        ------
-        SimulationError
-            When no links lead there.
+        A node reaches itself over no link. Raises SimulationError when no links lead there.
         """
         if source == target:
             return ()

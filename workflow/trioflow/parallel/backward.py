@@ -51,13 +51,9 @@ class Recomputation:
 def plan_recomputation(trace: Trace, kind: str) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 
-    ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each attention.
-
-    Raises
-    ------
-    PlanError
-        When the trace does not say what the model's units are, or shows no
-        attention.
+    ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each
+    attention. Raises PlanError when the trace does not say what the model's units are, or shows no
+    attention.
     """
     if kind == "none":
         return []

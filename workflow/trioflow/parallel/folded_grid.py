@@ -85,16 +85,10 @@ class Grid:
 def fold_representatives(graph: TaskGraph, grid: Grid) -> FoldedTaskGraph:
     """Return the folded graph of a grid of ranks from the tasks of its representatives.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        Tasks of ``grid.find_representatives()``, in this order; groups and
-        peers name ranks of the whole grid.
+    Raises PlanError when groups of ranks that are said to be alike do not stand for one another.
 
-    Raises
-    ------
-    PlanError
-        When groups of ranks that are said to be alike do not stand for one another.
+    ``graph``: tasks of ``grid.find_representatives()``, in this order; groups and peers name ranks
+        of the whole grid.
     """
     tasks = graph.tasks
     match = tasks["match_id"].to_numpy(dtype=np.int64, na_value=_NOWHERE)

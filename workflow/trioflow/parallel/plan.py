@@ -52,25 +52,17 @@ def make_plan(
 ) -> Plan:  # fmt: skip
     """Return a plan of the given degrees; a pipeline without a schedule is GPipe.
 
-    Parameters
-    ----------
-    micro_batches : int
-        Pieces of a replica's batch; by default as many as ranks of the pipeline, for dualpipev twice.
-    stages_per_rank : int
-        Pipeline stages of a rank; by default two for schedules made for several, otherwise one.
-    shard : int
-        Ranks of one group of ``hsdp``.
-    accumulate : int
-        Micro-steps whose gradients are added up before ranks exchange them.
-    **other
-        Further columns of ``plans.tsv``: replication, tensor_style, expert, context, context_method,
-        sequence_parallel, vocabulary_parallel, recompute, offload.
+    Raises PlanError when a number is below one, the schedule or the sharding is unknown or does not
+    allow these numbers.
 
-    Raises
-    ------
-    PlanError
-        When a number is below one, the schedule or the sharding is unknown
-        or does not allow these numbers.
+    ``micro_batches``: pieces of a replica's batch; by default as many as ranks of the pipeline,
+        for dualpipev twice.
+    ``stages_per_rank``: pipeline stages of a rank; by default two for schedules made for several,
+        otherwise one.
+    ``shard``: ranks of one group of ``hsdp``.
+    ``accumulate``: micro-steps whose gradients are added up before ranks exchange them.
+    ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, context,
+        context_method, sequence_parallel, vocabulary_parallel, recompute, offload.
     """
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
@@ -109,10 +101,7 @@ def make_plan(
 def vary_plan(plan: Plan, **columns: Any) -> Plan:
     """Return a plan with other values in some columns, of the same name.
 
-    Raises
-    ------
-    PlanError
-        When they do not go together.
+    Raises PlanError when they do not go together.
     """
     varied = replace(plan, **columns)
     if found := find_plan_problem(varied):
@@ -125,10 +114,7 @@ def named_plan(
 ) -> Plan:
     """Return one of the named plans on a number of ranks.
 
-    Raises
-    ------
-    PlanError
-        When the name is unknown, or ``single`` is asked for on several ranks.
+    Raises PlanError when the name is unknown, or ``single`` is asked for on several ranks.
     """
     if name == "single":
         if ranks != 1:
@@ -170,11 +156,8 @@ def fit_vocabulary(plan: Plan, trace: Trace) -> Plan:
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
     """Return the samples of each micro-batch or accumulated micro-step of one replica, the largest first.
 
-    Raises
-    ------
-    PlanError
-        When the replicas cannot share the batch evenly, or a replica's batch
-        has fewer samples than pieces.
+    Raises PlanError when the replicas cannot share the batch evenly, or a replica's batch has fewer
+    samples than pieces.
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
@@ -195,13 +178,8 @@ def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
 def replica_sizes(plan: Plan, batch: int) -> list[int]:
     """Return the samples of each replica of DataParallel, cut as ``torch.chunk`` cuts.
 
-    The last one may have fewer; with few samples there are fewer replicas than
-    devices, and the others stay idle.
-
-    Raises
-    ------
-    PlanError
-        When there is no sample.
+    The last one may have fewer; with few samples there are fewer replicas than devices, and the
+    others stay idle. Raises PlanError when there is no sample.
     """
     if batch < 1:
         raise PlanError(f"batch {batch} is not positive")
@@ -212,10 +190,7 @@ def replica_sizes(plan: Plan, batch: int) -> list[int]:
 def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
     """Check that a plan can be carried out on a model at a global batch.
 
-    Raises
-    ------
-    PlanError
-        Names the numbers that do not fit.
+    Raises PlanError, which names the numbers that do not fit.
     """
     if found := find_count_problem(plan):
         raise PlanError(f"plan {plan.plan}: {found[1]}", fix=found[2])
@@ -303,10 +278,7 @@ Stages = Sequence[Sequence[str]] | str | None
 def read_stages(path: str | Path) -> list[list[str]]:
     """Read the units of each pipeline stage: one line a stage, names with spaces or commas between.
 
-    Raises
-    ------
-    PlanError
-        When the file cannot be read, a line is empty, or a unit is named twice.
+    Raises PlanError when the file cannot be read, a line is empty, or a unit is named twice.
     """
     try:
         lines = read_text(path, PlanError).splitlines()
@@ -335,11 +307,8 @@ def read_stages(path: str | Path) -> list[list[str]]:
 def choose_stages(trace: Trace, plan: Plan, stages: Stages) -> list[list[str]]:
     """Return the units of each stage, checked against the model's.
 
-    Raises
-    ------
-    PlanError
-        When given stages are not the model's units in order, cut into as many
-        as the plan has.
+    Raises PlanError when given stages are not the model's units in order, cut into as many as the
+    plan has.
     """
     if plan.pipeline == 1:
         return [list(pipeline_units(trace))]
@@ -360,10 +329,7 @@ def read_plan(
 ) -> tuple[Plan, Schedule]:
     """Return a schedule from a file and the plan that runs it.
 
-    Raises
-    ------
-    PlanError
-        When the file holds no schedule, or the degrees do not go with it.
+    Raises PlanError when the file holds no schedule, or the degrees do not go with it.
     """
     schedule = read_schedule(path, _GIVEN)
     stages_per_rank, rest = divmod(schedule.stages, schedule.ranks)

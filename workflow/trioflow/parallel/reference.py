@@ -37,15 +37,10 @@ class Reference:
 def choose_reference(traces: Sequence[Trace], batch: float) -> Reference:
     """Return the operators to extrapolate from at some batch.
 
-    Between two traces that ran the same operators, each operator's time is
-    interpolated linearly in the batch: a part that does not grow and one that
-    does. Otherwise the nearest trace is taken as recorded, the larger of two
-    equally near (by ratio), because a small batch hides what grows.
-
-    Raises
-    ------
-    PlanError
-        When the traces are of different workloads or devices.
+    Between two traces that ran the same operators, each operator's time is interpolated linearly in
+    the batch: a part that does not grow and one that does. Otherwise the nearest trace is taken as
+    recorded, the larger of two equally near (by ratio), because a small batch hides what grows.
+    Raises PlanError when the traces are of different workloads or devices.
     """
     _check_same(traces)
     ordered = sorted(traces, key=lambda t: t.facts.batch)

@@ -34,41 +34,24 @@ class GraphMetadata:
     The defaults are those of a graph that was put together by hand: nothing is
     known of it.
 
-    Attributes
-    ----------
-    workload, device_name : str
-        What was traced, and on which device.
-    plan, plan_text : Plan, str
-        The plan, and the sentence that describes it.
-    mode : str
-        One of ``schedules.table.MODES``.
-    ranks, batch : int
-        Ranks, and samples of the whole step.
-    traced_batches : list of int
-        Batches of the traces that the times come from.
-    trace_shares : dict of str to float
-        Share of the step's time that each traced batch decides.
-    traced_phases_s : dict of str to dict
-        Traced time of each phase at each batch that was given [s].
-    baseline_step_time_s : float
-        The traced step's time, shared out evenly by samples and ranks [s].
-    compute_interval : tuple of float
-        Low and high factor on the compute times: their 80 % interval.
-    compute_confidence : str
-        One of ``certainty.CONFIDENCES``.
-    least_half_log : float
-        Least half width of the step's interval, as a logarithm.
-    stages : list of list of str
-        Units of each pipeline stage.
-    peak_memory_bytes : int
-        Peak memory of the fullest rank [bytes].
-    memory, memory_curves : list of dict
-        Peak of each group of ranks that are alike, and what they hold over
-        time; see ``memory.estimate_memory`` and ``memory.take_curves``.
-    warnings : list of str
-        What the reader must know.
-    experiment, operator_times : str and TimesOrigin, optional
-        Of an experiment of the workflow: its name, and what its times rest on.
+    ``workload``, ``device_name``: what was traced, and on which device.
+    ``plan``, ``plan_text``: the plan, and the sentence that describes it.
+    ``mode``: one of ``schedules.table.MODES``.
+    ``ranks``, ``batch``: ranks, and samples of the whole step.
+    ``traced_batches``: batches of the traces that the times come from.
+    ``trace_shares``: share of the step's time that each traced batch decides.
+    ``traced_phases_s``: traced time of each phase at each batch that was given [s].
+    ``baseline_step_time_s``: the traced step's time, shared out evenly by samples and ranks [s].
+    ``compute_interval``: low and high factor on the compute times: their 80 % interval.
+    ``compute_confidence``: one of ``certainty.CONFIDENCES``.
+    ``least_half_log``: least half width of the step's interval, as a logarithm.
+    ``stages``: units of each pipeline stage.
+    ``peak_memory_bytes``: peak memory of the fullest rank [bytes].
+    ``memory``, ``memory_curves``: peak of each group of ranks that are alike, and what they hold
+        over time; see ``memory.estimate_memory`` and ``memory.take_curves``.
+    ``warnings``: what the reader must know.
+    ``experiment``, ``operator_times``: of an experiment of the workflow: its name, and what its
+        times rest on.
     """
 
     workload: str = ""
@@ -114,10 +97,8 @@ class GraphMetadata:
     def from_dict(cls, raw: Mapping[str, Any], file: str | Path) -> GraphMetadata:
         """Return what a file's metadata say.
 
-        Raises
-        ------
-        TableError
-            When a key is missing, unknown or of the wrong kind, or a value is impossible.
+        Raises TableError when a key is missing, unknown or of the wrong kind, or a value is
+        impossible.
         """
         if not raw:
             return UNKNOWN
@@ -212,11 +193,8 @@ class TaskGraph:
 def load_task_graph(folder: str | Path) -> TaskGraph:
     """Read a task graph.
 
-    Raises
-    ------
-    TableError
-        When a table is missing or invalid, or a dependency names no task, or the metadata are not
-        those of a task graph.
+    Raises TableError when a table is missing or invalid, or a dependency names no task, or the
+    metadata are not those of a task graph.
     """
     tasks = tables.read_table(Path(folder) / "tasks.parquet", "tasks")
     dependencies = tables.read_table(Path(folder) / "dependencies.parquet", "dependencies")
@@ -286,12 +264,8 @@ class TaskGraphBuilder:
     ) -> int:
         """Add one task and return its ``task_id``.
 
-        Parameters
-        ----------
-        after : sequence of int or None
-            Tasks it waits for; ``None`` entries are skipped.
-        **fields
-            Other columns of ``tables.TASKS``; those left out are null.
+        ``after``: tasks it waits for; ``None`` entries are skipped.
+        ``fields``: other columns of ``tables.TASKS``; those left out are null.
         """
         task_id = self._count
         self._count += 1
@@ -316,11 +290,8 @@ class TaskGraphBuilder:
     def repeat(self, begin: Mark, end: Mark, match_ids: Iterable[int], micro_batch: int) -> int:
         """Add the tasks between two marks once more, with what they wait for, as another micro-batch's.
 
-        Returns
-        -------
-        int
-            What to add to a ``task_id`` between the marks for that of its like. What the tasks wait
-            for from before the first mark is as far away again.
+        Returns what to add to a ``task_id`` between the marks for that of its like. What the tasks
+        wait for from before the first mark is as far away again.
         """
         shift = self._count - begin.tasks
         self._count += end.tasks - begin.tasks

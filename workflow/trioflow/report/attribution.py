@@ -145,12 +145,8 @@ def build_attribution(
     experiment, ``trace.json`` of every trace, ``session.json``, ``measurements.parquet`` and
     ``rank_timelines.parquet`` of every workload (each in a folder of that name), and the machine's
     ``this-machine.yaml`` and ``collectives.json``; others are ignored. ``attribution``, ``causes``:
-    Parquet files to write, of ``ATTRIBUTION`` and ``causes.CAUSES``.
-
-    Raises
-    ------
-    InputError
-        When a file of an experiment is missing. Nothing is written then.
+    Parquet files to write, of ``ATTRIBUTION`` and ``causes.CAUSES``. Raises InputError when a file
+    of an experiment is missing. Nothing is written then.
     """
     paths = [Path(file) for file in files]
     places = {(path.name, path.parent.name): path for path in paths}

@@ -42,12 +42,7 @@ def draw_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> Figure:
     """Draw the parts of every experiment's error, stacked on either side of zero.
 
     ``table``: columns of ``attribution.ATTRIBUTION``. ``errors``: columns of ``tables.ERRORS``; its
-    order is the figure's.
-
-    Raises
-    ------
-    InputError
-        When an experiment has no part.
+    order is the figure's. Raises InputError when an experiment has no part.
     """
     names = [str(name) for name in errors["experiment"]]
     wide = table.pivot(index="experiment", columns="part", values="error")
@@ -103,12 +98,7 @@ def draw_tornado(table: pd.DataFrame, name: str) -> Figure:
 
     ``table``: columns ``parameter``, ``setting``, ``change`` (mean relative change of the step),
     ``error`` (mean absolute error with it), ``base_error`` (without it, on the same cases) and
-    ``cases``, the widest first; ``name``: the set.
-
-    Raises
-    ------
-    InputError
-        When nothing was changed.
+    ``cases``, the widest first; ``name``: the set. Raises InputError when nothing was changed.
     """
     if table.empty:
         raise InputError(f"no sensitivity of the set {name!r} to draw")

@@ -80,12 +80,8 @@ def build_report(
 def _draw_figures(inputs: ReportInputs, errors: pd.DataFrame, folder: Path) -> dict[str, str]:
     """Draw every figure of the report below ``folder/figures``.
 
-    Returns name of each figure to its SVG file relative to the folder.
-
-    Raises
-    ------
-    InputError
-        When an experiment lacks a table of its simulation.
+    Returns name of each figure to its SVG file relative to the folder. Raises InputError when an
+    experiment lacks a table of its simulation.
     """
     for experiment in errors["experiment"]:
         for what, known in (

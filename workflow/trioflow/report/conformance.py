@@ -68,10 +68,7 @@ def write_conformance(
 def read_conformance(path: str | Path = SHIPPED) -> pd.DataFrame:
     """Read the table of comparisons.
 
-    Raises
-    ------
-    TableError
-        When it is missing, has other columns, or a cell is not what it should be.
+    Raises TableError when it is missing, has other columns, or a cell is not what it should be.
     """
     try:
         frame = pd.read_csv(path, sep="\t", dtype="str", keep_default_na=False)

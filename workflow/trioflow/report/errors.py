@@ -145,13 +145,8 @@ def measured_steps(
     plan and batch; ``ranks``: ranks of the plan.
 
     Returns in the order of the rounds; more than one of a round where several experiments share the
-    plan and the batch.
-
-    Raises
-    ------
-    InputError
-        When nothing was measured, when a round lacks a rank, or when other ranks were measured than
-        simulated.
+    plan and the batch. Raises InputError when nothing was measured, when a round lacks a rank, or
+    when other ranks were measured than simulated.
     """
     name, plan, batch = experiment["experiment"], experiment["plan"], int(experiment["batch"])
     chosen = measurements[
@@ -262,12 +257,8 @@ def interval_score(
 def summarise_errors(errors: pd.DataFrame) -> dict[str, Any]:
     """Return the ``METRICS`` of a group of experiments.
 
-    ``errors``: columns of ``tables.ERRORS``, at least one row.
-
-    Raises
-    ------
-    InputError
-        When there is no row.
+    ``errors``: columns of ``tables.ERRORS``, at least one row. Raises InputError when there is no
+    row.
     """
     if errors.empty:
         raise InputError("no experiment to average over")
@@ -301,12 +292,8 @@ def build_metrics_table(
     parallel"; without it every plan is a group.
 
     Returns columns grouping, group and those of ``METRICS``; the first row is all experiments. A
-    single set is not listed again.
-
-    Raises
-    ------
-    InputError
-        When there is no experiment, or a plan has no kind.
+    single set is not listed again. Raises InputError when there is no experiment, or a plan has no
+    kind.
     """
     rows = [{"grouping": "all", "group": "all experiments", **summarise_errors(errors)}]
     groupings: dict[str, pd.Series] = {}

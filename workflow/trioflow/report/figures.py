@@ -25,12 +25,7 @@ def draw_predicted_and_measured(errors: pd.DataFrame) -> Figure:
 
     Returns left, both times [s] on a logarithmic axis; right, everything relative to the measured
     median [%]: quartiles of the measurement, the prediction with its interval and the signed error
-    in figures.
-
-    Raises
-    ------
-    InputError
-        When there is no experiment.
+    in figures. Raises InputError when there is no experiment.
     """
     if errors.empty:
         raise InputError("no experiment to draw")
@@ -114,12 +109,7 @@ def draw_error_by_plan(errors: pd.DataFrame) -> Figure:
     ``errors``: columns of ``tables.ERRORS``, at least one row.
 
     Returns signed error [%] of each experiment, by workload (row) and plan (column); beside it, the
-    mean absolute error of each row and column.
-
-    Raises
-    ------
-    InputError
-        When there is no experiment.
+    mean absolute error of each row and column. Raises InputError when there is no experiment.
     """
     if errors.empty:
         raise InputError("no experiment to draw")
@@ -182,12 +172,8 @@ def draw_collective_curve(samples: pd.DataFrame, model: CollectiveCostModel) -> 
 
     Returns one column a collective and number of ranks. Above, time [s] against message size
     [bytes], both logarithmic; below, residuals [%]: each sample and the alpha-beta line against the
-    piecewise table.
-
-    Raises
-    ------
-    InputError
-        When there is no sample, or a sampled collective has no curve.
+    piecewise table. Raises InputError when there is no sample, or a sampled collective has no
+    curve.
     """
     if samples.empty:
         raise InputError("no collective was sampled")
@@ -253,12 +239,8 @@ def draw_operator_fit(fit: pd.DataFrame, most: int = 20) -> Figure:
     with the largest share first.
 
     Returns left, share of the fitted time [%]; right, error [%] with the workload left out: bias of
-    the class's sum (dot) and mean absolute error of its operators (bar).
-
-    Raises
-    ------
-    InputError
-        When the table is empty.
+    the class's sum (dot) and mean absolute error of its operators (bar). Raises InputError when the
+    table is empty.
     """
     if fit.empty:
         raise InputError("no operator class was fitted")

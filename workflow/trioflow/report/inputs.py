@@ -94,15 +94,9 @@ def load_report_inputs(
     ``files``: in any order. The name shows what a file holds, its folder which workload
     (``measurements/<workload>/``), experiment (``timelines/<experiment>/``) or trace
     (``operator_tables/<trace>/``) it belongs to; files of other names are ignored. ``experiments``,
-    ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``.
-
-    Raises
-    ------
-    InputError
-        When a kind of file is missing altogether, or given twice for one place. What single
-        experiments lack is found by ``build_error_table``.
-    TableError
-        When a table breaks its schema.
+    ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``. Raises InputError when a kind of file
+    is missing altogether, or given twice for one place. What single experiments lack is found by
+    ``build_error_table``. Raises TableError when a table breaks its schema.
     """
     found = _find_files(files)
     json = {

@@ -54,10 +54,7 @@ class LiveCase:
     ) -> LiveCase:  # fmt: skip
         """Read an experiment, as ``experiment.load_experiment`` reads it.
 
-        Raises
-        ------
-        TrioflowError
-            When a file is missing or wrong.
+        Raises TrioflowError when a file is missing or wrong.
         """
         step, anchor = load_experiment(graph_folder, platform, collectives, session, traces)
         factors = step.settle(anchor)

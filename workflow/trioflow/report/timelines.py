@@ -125,12 +125,8 @@ def draw_timelines(
     drawn as a line under its tasks. ``title``: heading.
 
     Returns one panel a rank, at most ``MOST_RANKS``; predicted lanes above measured ones, coloured
-    by phase, communication apart; the time [s] that each lane is busy printed at its end.
-
-    Raises
-    ------
-    InputError
-        When the predicted timeline is empty.
+    by phase, communication apart; the time [s] that each lane is busy printed at its end. Raises
+    InputError when the predicted timeline is empty.
     """
     if predicted.empty:
         raise InputError(f"no predicted timeline to draw {title}".strip())

@@ -51,12 +51,7 @@ def build_trace_page(
     """Summarise traces as a page and as a table.
 
     ``folders``: folders of traces; a row is called after its folder. ``page``, ``table``: HTML page
-    and Parquet file (``tables.TRACES``) to write.
-
-    Raises
-    ------
-    TraceError
-        When a folder holds no trace.
+    and Parquet file (``tables.TRACES``) to write. Raises TraceError when a folder holds no trace.
     """
     rows = [summarise_trace(load_trace(folder), Path(folder).name) for folder in folders]
     frame = pd.DataFrame(rows, columns=tables.TRACES.names)

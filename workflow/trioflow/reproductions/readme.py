@@ -55,10 +55,7 @@ def _write_cell(value: Any) -> str:
 def read_speeds(path: str | Path) -> pd.DataFrame:
     """Read measured speeds.
 
-    Raises
-    ------
-    TableError
-        When the file is missing, has other columns, or a cell is not a number.
+    Raises TableError when the file is missing, has other columns, or a cell is not a number.
     """
     fix = "run `make bench`"
     try:
@@ -146,12 +143,8 @@ def update_readme(
 
     Every experiment's signed error stands there, a plan a line and a workload a column;
     ``write_errors_page`` writes their times. The figure of predicted against measured steps is
-    linked relative to the README.
-
-    Raises
-    ------
-    InputError
-        When there is no experiment or no such figure, or as :func:`_replace_block`.
+    linked relative to the README. Raises InputError when there is no experiment or no such figure,
+    or as :func:`_replace_block`.
     """
     path = Path(readme_path)
     if error_table.empty:
@@ -171,10 +164,7 @@ def write_errors_page(path: str | Path, error_table: pd.DataFrame) -> None:
 def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
     """Rewrite the README's validation of cost models (``reproductions.tables.SUMMARY``).
 
-    Raises
-    ------
-    InputError
-        When no aim was judged, or as :func:`_replace_block`.
+    Raises InputError when no aim was judged, or as :func:`_replace_block`.
     """
     if not reach_aims(summary):
         raise InputError("no aim was judged", fix="run `snakemake validation`")
@@ -184,10 +174,7 @@ def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
 def update_speed(readme_path: str | Path, speeds: pd.DataFrame) -> bool:
     """Rewrite the README's speeds: the headlines of :func:`read_speeds`.
 
-    Raises
-    ------
-    InputError
-        When there is no headline, or as :func:`_replace_block`.
+    Raises InputError when there is no headline, or as :func:`_replace_block`.
     """
     chosen = speeds[speeds["headline"]]
     if chosen.empty:
@@ -198,10 +185,7 @@ def update_speed(readme_path: str | Path, speeds: pd.DataFrame) -> bool:
 def update_published(readme_path: str | Path, cases: pd.DataFrame) -> bool:
     """Rewrite the README's public cases (``tables.PUBLISHED_CASES``).
 
-    Raises
-    ------
-    InputError
-        When there is no case, or as :func:`_replace_block`.
+    Raises InputError when there is no case, or as :func:`_replace_block`.
     """
     if cases.empty:
         raise InputError("no public case was judged", fix="run `snakemake published`")
@@ -213,12 +197,8 @@ def update_clusters(
 ) -> None:
     """Rewrite what README says of nanotron's runs, and the page of docs with every line.
 
-    ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``.
-
-    Raises
-    ------
-    InputError
-        As :func:`_replace_block`.
+    ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``. Raises
+    InputError as :func:`_replace_block`.
     """
     _replace_block(Path(readme_path), CLUSTERS, _write_headline(lines))
     headings = ("judged", "cases", "aim", "trioflow", "others")
@@ -239,10 +219,8 @@ def markers(block: str) -> tuple[str, str]:
 def _replace_block(path: Path, block: str, body: str) -> bool:
     """Put text between the two markers of a block and nowhere else; return whether the file changed.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, or a marker is missing, stands twice or in the wrong order.
+    Raises InputError when the file is missing, or a marker is missing, stands twice or in the wrong
+    order.
     """
     begin, end = markers(block)
     try:

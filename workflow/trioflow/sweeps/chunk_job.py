@@ -24,18 +24,12 @@ _REPORT_EVERY_S = 5.0
 def simulate_sweep(description: str | Path, digest: str, target: str | Path, size: int = 0) -> None:
     """Predict the scenarios of one chunk and write them as a table.
 
-    Parameters
-    ----------
-    target : path
-        Parquet file of ``tables.SWEEP_RESULTS``; it appears complete or not
-        at all. Its scenarios are numbered from 0 in the chunk's order, so that
-        the file stays right when others come or go.
+    Raises TrioflowError when the description has no such chunk, a file of a scenario is missing or
+    broken, or the table cannot be written.
 
-    Raises
-    ------
-    TrioflowError
-        When the description has no such chunk, a file of a scenario is
-        missing or broken, or the table cannot be written.
+    ``target``: Parquet file of ``tables.SWEEP_RESULTS``; it appears complete or not at all. Its
+        scenarios are numbered from 0 in the chunk's order, so that the file stays right when
+        others come or go.
     """
     sweep = load_sweep(description)
     chunk = find_chunk(sweep, digest, size)
@@ -80,10 +74,7 @@ def make_frame(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
 def written(target: str | Path) -> Iterator[None]:
     """Turn what keeps a block from writing, such as a full disk, into one sentence.
 
-    Raises
-    ------
-    InputError
-        When the block raises an OSError.
+    Raises InputError when the block raises an OSError.
     """
     try:
         yield

@@ -19,12 +19,8 @@ from trioflow.trace.pack import MEMBERS
 def plan_sweep(description: str, size: int) -> dict[str, list[str]]:
     """Return the files that each chunk of a sweep needs, shipped ones apart, by the chunk's digest.
 
-    A description is read once in a run of Snakemake.
-
-    Raises
-    ------
-    InputError
-        As ``description.load_sweep``.
+    A description is read once in a run of Snakemake. Raises InputError as
+    ``description.load_sweep``.
     """
     sweep = load_sweep(description)
     return {
@@ -90,10 +86,7 @@ def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
 def find_chunk(sweep: Sweep, digest: str, size: int = 0) -> Chunk:
     """Return the chunk of a digest.
 
-    Raises
-    ------
-    InputError
-        When the sweep has none: its description changed since the job was planned.
+    Raises InputError when the sweep has none: its description changed since the job was planned.
     """
     for chunk in cut_chunks(sweep, size):
         if chunk.digest == digest:

@@ -42,12 +42,9 @@ def name_kind(row: pd.Series[Any]) -> str:
 def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against ranks, a panel each trace and platform.
 
-    Returns
-    -------
-    Figure
-        The best scenario of every kind of plan at every number of ranks, with
-        its 80 % interval where there is one; other scenarios are faint. A
-        level line is a plan that loses nothing to more ranks.
+    Returns the best scenario of every kind of plan at every number of ranks, with its 80 % interval
+    where there is one; other scenarios are faint. A level line is a plan that loses nothing to more
+    ranks.
     """
     chosen = _add_columns(rows[rows["status"] == OK])
     with style.figure_style():
@@ -82,12 +79,8 @@ def draw_throughput(rows: pd.DataFrame, title: str) -> Figure:
 def draw_memory(rows: pd.DataFrame, title: str) -> Figure:
     """Draw samples a second of each rank against the fullest rank's memory, panels as `draw_throughput`.
 
-    Returns
-    -------
-    Figure
-        A mark a scenario; the line joins those that no other one beats in
-        both. Scenarios that do not fit stand at the bottom, beyond the
-        device's memory.
+    Returns a mark a scenario; the line joins those that no other one beats in both. Scenarios that
+    do not fit stand at the bottom, beyond the device's memory.
     """
     chosen = _add_columns(rows[rows["status"].isin([OK, OUT_OF_MEMORY])])
     with style.figure_style():
@@ -199,10 +192,7 @@ def collect_sweep(
 ) -> None:  # fmt: skip
     """Join the chunks of a sweep, sorted by scenario, in a table of ``tables.SWEEP_RESULTS``, and draw its figures.
 
-    Raises
-    ------
-    InputError
-        When a chunk is missing, damaged or not the one that its name says.
+    Raises InputError when a chunk is missing, damaged or not the one that its name says.
     """
     from trioflow.report.style import save_figure
     from trioflow.sweeps.figures import draw_memory, draw_throughput
@@ -229,10 +219,7 @@ def collect_sweep(
 def read_chunk(file: Path, chunk: Chunk) -> pd.DataFrame:
     """Return the rows of a chunk's file with their numbers in the sweep.
 
-    Raises
-    ------
-    InputError
-        When the file is damaged or holds another chunk; the fix is to remove it.
+    Raises InputError when the file is damaged or holds another chunk; the fix is to remove it.
     """
     fix = f"remove {file} and start Snakemake again: only this chunk is predicted anew"
     try:

@@ -68,14 +68,9 @@ _PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
 class Outline:
     """Sums of a model's work on one platform, each made once.
 
-    Parameters
-    ----------
-    times : DeviceTimes
-        Traces with the device's times, and the model for other sizes.
-    platform : Platform
-        With the ranks of the plans.
-    collectives : CollectiveCost, optional
-        Measured collectives.
+    ``times``: traces with the device's times, and the model for other sizes.
+    ``platform``: with the ranks of the plans.
+    ``collectives``: measured collectives.
     """
 
     def __init__(
@@ -128,10 +123,7 @@ class Outline:
     def cut(self, stages: int) -> list[int]:
         """Return where each stage begins among the units, and where the last one ends.
 
-        Raises
-        ------
-        PlanError
-            When the trace does not say where its model can be cut.
+        Raises PlanError when the trace does not say where its model can be cut.
         """
         if stages == 1:
             return [0, self.units]

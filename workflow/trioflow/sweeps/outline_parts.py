@@ -25,16 +25,10 @@ Floats = NDArray[np.float64]
 class OperatorWork:
     """One rank's operators for one micro-batch of some samples.
 
-    Attributes
-    ----------
-    trace : Trace
-        The one that they are of.
-    factor : float
-        Samples over the traced ones.
-    alone_s : ndarray
-        Time of each operator by itself [operators] [s].
-    spent_s : ndarray
-        Time of each unit's phases [units, phases] [s].
+    ``trace``: the one that they are of.
+    ``factor``: samples over the traced ones.
+    ``alone_s``: time of each operator by itself [operators] [s].
+    ``spent_s``: time of each unit's phases [units, phases] [s].
     """
 
     trace: Trace

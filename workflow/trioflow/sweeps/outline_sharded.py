@@ -45,14 +45,9 @@ class Part(NamedTuple):
 class StageTimes(NamedTuple):
     """What a pipeline's stage takes under ``fully_shard`` [s].
 
-    Attributes
-    ----------
-    forward_s, backward_s : list of float
-        Of one micro-batch, waits for units that were given up included.
-    behind_s : list of float
-        Reducing the gradients behind the last micro-batch.
-    first_s : float
-        The first stage's wait for units that later stay.
+    ``forward_s``, ``backward_s``: of one micro-batch, waits for units that were given up included.
+    ``behind_s``: reducing the gradients behind the last micro-batch.
+    ``first_s``: the first stage's wait for units that later stay.
     """
 
     forward_s: list[float]

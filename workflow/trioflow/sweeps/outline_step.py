@@ -30,12 +30,8 @@ _INPUT_SHARE = 0.5
 class Step(NamedTuple):
     """What an outline says of a plan.
 
-    Attributes
-    ----------
-    time_s : float
-        Estimated step [s].
-    least_bytes : int
-        What the fullest rank holds at least [bytes]: the true peak is not lower.
+    ``time_s``: estimated step [s].
+    ``least_bytes``: what the fullest rank holds at least [bytes]: the true peak is not lower.
     """
 
     time_s: float
@@ -56,10 +52,7 @@ class _Turn(NamedTuple):
 def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     """Estimate a plan's step and the memory that it takes at least; not for DataParallel of one process.
 
-    Raises
-    ------
-    PlanError
-        When the plan fits neither model nor batch.
+    Raises PlanError when the plan fits neither model nor batch.
     """
     samples = micro_batch_sizes(plan, batch)[0]
     work = outline.work_of(plan, samples)
@@ -238,10 +231,7 @@ def _order(schedule: Schedule) -> tuple[_Turn, ...]:
 def _count_held(schedule: Schedule) -> list[Floats]:
     """Return, for each rank, the numbers of micro-batches that its stages hold at one time or another.
 
-    Returns
-    -------
-    list of array [times, stages of the rank]
-        A forward that is run again counts from its second run on.
+    Returns a forward that is run again counts from its second run on.
     """
     again = recomputed_pairs(schedule)
     found = []

@@ -103,10 +103,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {**_FIRST, **_plan_parameters(), **_LAST
 def fill_values(given: Values) -> dict[str, Any]:
     """Return a value for every parameter, in their order; what changes nothing has its default.
 
-    Raises
-    ------
-    PlanError
-        When a number is below what its parameter allows.
+    Raises PlanError when a number is below what its parameter allows.
     """
     for name in given.keys() & PARAMETERS.keys():
         value, least = given[name], PARAMETERS[name].get("minimum")
@@ -124,10 +121,7 @@ def fill_values(given: Values) -> dict[str, Any]:
 def resolve_plan(values: Values) -> Plan:
     """Return the plan of a scenario.
 
-    Raises
-    ------
-    PlanError
-        When the degrees do not give the ranks, or do not go together.
+    Raises PlanError when the degrees do not give the ranks, or do not go together.
     """
     given = {name: values[name] for name in PLAN_COLUMNS}
     for name in ("micro_batches", "stages_per_rank"):
@@ -141,10 +135,7 @@ def resolve_plan(values: Values) -> Plan:
 def _resolve_data(values: Values) -> int:
     """Return the data degree: as given, or what tensor and pipeline leave of the ranks.
 
-    Raises
-    ------
-    PlanError
-        When these do not fit.
+    Raises PlanError when these do not fit.
     """
     ranks, data = int(values["ranks"]), int(values["data"])
     others = int(values["tensor"]) * int(values["context"]) * int(values["pipeline"])

@@ -63,26 +63,16 @@ class Variants(NamedTuple):
 class Found:
     """What a search found.
 
-    Attributes
-    ----------
-    ranking : list of dict
-        Simulated plans, the fastest first by what they are expected to take
-        (``expected_s`` [s]), each with its best bucket size;
-        ``other_buckets`` lists the others (``bucket_bytes`` [bytes],
-        ``outlined_s`` [s]), ``alike_buckets`` counts those of them within
-        ``_ALIKE_SHARE``.
-    dropped : list of dict
-        Plans that do not fit the device's memory, with the reason.
-    refused : dict of str to int
-        Why plans cannot be carried out, and how many.
-    outlined : int
-        Plans whose step was outlined.
-    outline_error : tuple of float
-        Least and greatest outlined over simulated step, less 1.
-    confidence, model_text : str
-        Of the operators' times.
-    warnings : list of str
-        What the reader must know.
+    ``ranking``: simulated plans, the fastest first by what they are expected to take
+        (``expected_s`` [s]), each with its best bucket size; ``other_buckets`` lists the others
+        (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those of them
+        within ``_ALIKE_SHARE``.
+    ``dropped``: plans that do not fit the device's memory, with the reason.
+    ``refused``: why plans cannot be carried out, and how many.
+    ``outlined``: plans whose step was outlined.
+    ``outline_error``: least and greatest outlined over simulated step, less 1.
+    ``confidence``, ``model_text``: of the operators' times.
+    ``warnings``: what the reader must know.
     """
 
     ranking: list[dict[str, Any]] = field(default_factory=list)
@@ -110,31 +100,20 @@ def search(
 ) -> dict[str, Any]:  # fmt: skip
     """Rank the plans of a model: what ``trioflow search --json`` prints.
 
-    Parameters
-    ----------
-    traces : str, path, Trace or sequence of them
-        One step on one rank; further ones of the same workload at other batches.
-    ranks, platform : int or sequence of int, str
-        Numbers of ranks to compare; a platform by name or file.
-    batch : int, optional
-        Samples of the whole step; by default the trace's own batch on each of the most ranks.
-    top : int
-        Plans to simulate in full at least, for each number of ranks.
-    price_per_gpu_hour, power_w : float, optional
-        Price [1/h] and power [W] of a device, to compare cost and energy too.
-    cost_model, override : str, optional
-        As for ``Options``.
-    tokens : float, optional
-        Of a whole run, to say what it takes under each plan.
-    watch : callable, optional
-        Told how many plans are done of how many, and what is done with them.
-    **step
-        ``sequence``, ``precision``, ``attention`` of a language model by name or configuration.
+    Raises InputError when no number makes sense or nothing can be read.
 
-    Raises
-    ------
-    InputError
-        When no number makes sense or nothing can be read.
+    ``traces``: one step on one rank; further ones of the same workload at other batches.
+    ``ranks``, ``platform``: numbers of ranks to compare; a platform by name or file.
+    ``batch``: samples of the whole step; by default the trace's own batch on each of the most
+        ranks.
+    ``top``: plans to simulate in full at least, for each number of ranks.
+    ``price_per_gpu_hour``, ``power_w``: price [1/h] and power [W] of a device, to compare cost and
+        energy too.
+    ``cost_model``, ``override``: as for ``Options``.
+    ``tokens``: of a whole run, to say what it takes under each plan.
+    ``watch``: told how many plans are done of how many, and what is done with them.
+    ``step``: ``sequence``, ``precision``, ``attention`` of a language model by name or
+        configuration.
     """
     counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))
     for flag, value in (("price-per-gpu-hour", price_per_gpu_hour), ("power-w", power_w)):
@@ -338,10 +317,7 @@ class _Search:
 def _group_variants(candidates: Sequence[Candidate]) -> list[Variants]:
     """Put plans together that differ in the size of their buckets alone, each group by its best outline.
 
-    Parameters
-    ----------
-    candidates : sequence of Candidate
-        The fastest outline first.
+    ``candidates``: the fastest outline first.
     """
     groups: dict[Plan, list[Candidate]] = {}
     for candidate in candidates:

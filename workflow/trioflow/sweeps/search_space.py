@@ -157,13 +157,9 @@ ASSUMPTION = (
 class Prediction:
     """A plan's step, and how far it moves with what is uncertain.
 
-    Attributes
-    ----------
-    time_s : float
-        Predicted step [s].
-    compute_log, communication_log : float
-        Logarithm of the step at the high end of the compute times, and of
-        communication besides, over the predicted one.
+    ``time_s``: predicted step [s].
+    ``compute_log``, ``communication_log``: logarithm of the step at the high end of the compute
+        times, and of communication besides, over the predicted one.
     """
 
     time_s: float
@@ -226,15 +222,10 @@ def add_costs(
 ) -> list[str]:
     """Add what a step costs to each row, and return the columns to compare plans by.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        Simulated plans; ``cost_per_step`` (in the price's currency) and
-        ``energy_j`` [J] are added where a price or a power is given.
-    price_per_gpu_hour : float, optional
-        Price of a device [1/h].
-    power_w : float, optional
-        Power of a device while a step runs [W].
+    ``rows``: simulated plans; ``cost_per_step`` (in the price's currency) and ``energy_j`` [J] are
+        added where a price or a power is given.
+    ``price_per_gpu_hour``: price of a device [1/h].
+    ``power_w``: power of a device while a step runs [W].
     """
     columns = ["expected_s", "peak_memory_bytes"]
     for row in rows:

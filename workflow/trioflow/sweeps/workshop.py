@@ -53,26 +53,14 @@ PREDICTED = (
 class Workshop:
     """Traces, platforms, cost models and graphs, each loaded or built once.
 
-    Parameters
-    ----------
-    traces : mapping of str to sequence of str or Trace
-        Files of each trace by its name, or traces; a name that is not here is a shipped
+    Raises TrioflowError where a file cannot be read, at the first scenario that needs it; what is
+    wrong with a scenario itself goes into its row.
+
+    ``traces``: files of each trace by its name, or traces; a name that is not here is a shipped
         trace's or a path.
-    platforms : mapping of str to str
-        Platform files by name, likewise.
-    interval : bool
-        Whether every scenario has an interval.
-
-    Attributes
-    ----------
-    graphs : int
-        Graphs built so far.
-
-    Raises
-    ------
-    TrioflowError
-        Where a file cannot be read, at the first scenario that needs it; what
-        is wrong with a scenario itself goes into its row.
+    ``platforms``: platform files by name, likewise.
+    ``interval``: whether every scenario has an interval.
+    ``graphs``: graphs built so far.
     """
 
     def __init__(

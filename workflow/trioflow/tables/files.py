@@ -33,10 +33,7 @@ def to_arrow(
 ) -> pa.Table:
     """Convert a data frame to the schema ``name`` or a given one, columns in the schema's order.
 
-    Raises
-    ------
-    TableError
-        When a column is missing, unknown or too small for a value.
+    Raises TableError when a column is missing, unknown or too small for a value.
     """
     schema = SCHEMAS[name] if schema is None else schema
     missing = [field.name for field in schema if field.name not in frame.columns]
@@ -58,10 +55,7 @@ def validate(
 ) -> None:
     """Check a table against the schema ``name`` or a given one: types, nulls, choices, signs, row numbers.
 
-    Raises
-    ------
-    TableError
-        Names the file, the row, the column and the value.
+    Raises TableError, which names the file, the row, the column and the value.
     """
     schema = SCHEMAS[name] if schema is None else schema
     if not table.schema.equals(schema):
@@ -127,12 +121,7 @@ def write_table(
     ``frame``: columns as in ``SCHEMAS[name]``, in any order. ``name``: name of the schema.
     ``path``: target file; it appears complete or not at all. ``metadata``: provenance, kept as JSON
     in the file's schema metadata. ``schema``: of a table that one room alone writes, where
-    ``SCHEMAS`` has none of the name.
-
-    Raises
-    ------
-    TableError
-        When the frame breaks the schema.
+    ``SCHEMAS`` has none of the name. Raises TableError when the frame breaks the schema.
     """
     table = to_arrow(frame, name, path, schema)
     validate(table, name, path, schema)
@@ -145,10 +134,7 @@ def write_table(
 def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
     """Open a Parquet file whose content fits into the memory that there is.
 
-    Raises
-    ------
-    TableError
-        When the file is missing, is not Parquet or would not fit.
+    Raises TableError when the file is missing, is not Parquet or would not fit.
     """
     file = None if isinstance(source, pa.BufferReader) else source
     if file is not None:
@@ -173,10 +159,7 @@ def open_parquet(source: str | Path | pa.BufferReader) -> pq.ParquetFile:
 def read_table(path: str | Path, name: str, schema: pa.Schema | None = None) -> pd.DataFrame:
     """Read and validate a Parquet table; the file's metadata is in ``frame.attrs``.
 
-    Raises
-    ------
-    TableError
-        When the file is missing, is not Parquet or breaks the schema.
+    Raises TableError when the file is missing, is not Parquet or breaks the schema.
     """
     try:
         table = open_parquet(path).read()

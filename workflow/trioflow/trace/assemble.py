@@ -61,12 +61,8 @@ def assemble_trace(
     ``operators``: the outermost operators. ``facts``: what the source says, as ``trace.json`` will
     hold it (`Facts`); ``parameters`` (name, shape, elem_bytes in the model's order) gives gradients
     their names. ``ready``: the gradients in the order in which they become ready; None to take
-    every backward operator that has a forward operator with parameters.
-
-    Raises
-    ------
-    TraceError
-        When a fact that every later stage needs is missing or impossible.
+    every backward operator that has a forward operator with parameters. Raises TraceError when a
+    fact that every later stage needs is missing or impossible.
     """
     check_facts(facts)
     batch, tracker = int(facts["batch"]), TensorTracker()

@@ -28,10 +28,7 @@ class BlockName:
     def parse(cls, path: str) -> BlockName:
         """Split a path at its last dot.
 
-        Raises
-        ------
-        TraceError
-            When the path does not end in a number.
+        Raises TraceError when the path does not end in a number.
         """
         prefix, _, number = path.rpartition(".")
         if not number.isdecimal():
@@ -106,13 +103,8 @@ def find_block(trace: Trace, path: str) -> Block:
     """Return a block's operators, its storages and what flows through it.
 
     ``trace``: one step of a model of repeated blocks; ``path``: module path of the block, such as
-    ``blocks.1``.
-
-    Raises
-    ------
-    TraceError
-        When there is no such block, its operators are not next to one another or its output does
-        not fit the next block's input.
+    ``blocks.1``. Raises TraceError when there is no such block, its operators are not next to one
+    another or its output does not fit the next block's input.
     """
     block = _find_rows(trace, BlockName.parse(path))
     _Storages(trace, block).describe()

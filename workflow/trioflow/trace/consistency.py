@@ -295,12 +295,8 @@ def check_trace(trace: _Trace, file: str | Path) -> None:
     """Refuse a trace that contradicts itself.
 
     ``trace``: whose facts have passed ``store.check_facts`` and whose tables fit their schemas;
-    ``file``: folder or pack that holds it, or what it was imported from, for the message.
-
-    Raises
-    ------
-    TraceError
-        Names the table (or the facts), the place in it, and what does not hold.
+    ``file``: folder or pack that holds it, or what it was imported from, for the message. Raises
+    TraceError, which names the table (or the facts), the place in it, and what does not hold.
     """
     columns = _Columns(trace)
     for check in CHECKS:

@@ -41,36 +41,31 @@ class Facts:
 
     Each field is a key of ``trace.json`` and has its name there.
 
-    Attributes
-    ----------
-    workload, batch, device_name
-        What ran, how many samples of it, and the device as its driver names it.
-    step_time_s, step_time_source
-        The step [s], and what that is: a key of `STEP_TIME_SOURCES`.
-    step_times_s, profiled_step_s, profiler_overhead
-        Steps without the profiler, the profiled one [s], and by how much it is longer, relative.
-    busy_s, span_s, span_ns, host_only_s, tail_s
-        When the device was busy, from first to last kernel (by operator in ns),
-        host time of modules without kernels, host time after the last operator.
-    measured_end_to_end_s, measured_forward_s, measured_backward_s, busy_over_measured, timer_floor_s
-        The whole model as its source timed it, beside operators timed one by one.
-    gradients
-        One entry a parameter, in the order in which they become ready.
-    parameters, buffers, units, tensor_split, attention_heads, row
-        The model: what it holds, between which modules a pipeline cuts it, how tensor parallelism
+    ``workload``, ``batch``, ``device_name``: what ran, how many samples of it, and the device as
+        its driver names it.
+    ``step_time_s``, ``step_time_source``: the step [s], and what that is: a key of
+        `STEP_TIME_SOURCES`.
+    ``step_times_s``, ``profiled_step_s``, ``profiler_overhead``: steps without the profiler, the
+        profiled one [s], and by how much it is longer, relative.
+    ``busy_s``, ``span_s``, ``span_ns``, ``host_only_s``, ``tail_s``: when the device was busy,
+        from first to last kernel (by operator in ns), host time of modules without kernels, host
+        time after the last operator.
+    ``measured_end_to_end_s``, ``measured_forward_s``, ``measured_backward_s``,
+        ``busy_over_measured``, ``timer_floor_s``: the whole model as its source timed it, beside
+        operators timed one by one.
+    ``gradients``: one entry a parameter, in the order in which they become ready.
+    ``parameters``, ``buffers``, ``units``, ``tensor_split``, ``attention_heads``, ``row``: the
+        model: what it holds, between which modules a pipeline cuts it, how tensor parallelism
         does, and the row of the workload's table.
-    unjoined, warnings
-        What could not be joined, and all that a reader must know; a sentence each.
-    communication, program
-        Messages of a rank of a parallel run, and what of its operators waits for what: see ``trace.program``.
-    language_model
-        Sizes of a language model that was built from its configuration.
-    new_gpu, predicted_times
-        Interval and origin of times that were carried over from another GPU, or that a model gave.
-    inputs, source_files
-        Digests of the files read, and their paths.
-    other
-        What else ``trace.json`` holds.
+    ``unjoined``, ``warnings``: what could not be joined, and all that a reader must know; a
+        sentence each.
+    ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators
+        waits for what: see ``trace.program``.
+    ``language_model``: sizes of a language model that was built from its configuration.
+    ``new_gpu``, ``predicted_times``: interval and origin of times that were carried over from
+        another GPU, or that a model gave.
+    ``inputs``, ``source_files``: digests of the files read, and their paths.
+    ``other``: what else ``trace.json`` holds.
     """
 
     workload: str
@@ -137,10 +132,7 @@ class Facts:
     def read(cls, content: Mapping[str, Any], file: str | Path | None = None) -> Facts:
         """Return the facts of what ``trace.json`` holds, checked.
 
-        Raises
-        ------
-        TraceError
-            As `check_facts`.
+        Raises TraceError as `check_facts`.
         """
         check_facts(content, file)
         known = {name: value for name, value in content.items() if value is not None}
@@ -186,12 +178,9 @@ NAMES = frozenset(one.name for one in fields(Facts)) - {"other"}
 def check_facts(facts: Mapping[str, Any], file: str | Path | None = None) -> None:
     """Check the facts that every later stage relies on.
 
-    Raises
-    ------
-    TraceError
-        When a fact is missing or of another type, a number is not finite, the batch is not a positive whole
-        number, the step takes no time although the trace is timed, or an entry of a list lacks what
-        a plan needs.
+    Raises TraceError when a fact is missing or of another type, a number is not finite, the batch
+    is not a positive whole number, the step takes no time although the trace is timed, or an entry
+    of a list lacks what a plan needs.
     """
     check_values(dict(facts), file or "trace.json", TraceError)
     for name in _REQUIRED_FACTS:

@@ -64,10 +64,8 @@ def write_pack(
 def open_pack(file: str | Path) -> dict[str, bytes]:
     """Return the content of a pack's members, checked against its digests.
 
-    Raises
-    ------
-    TraceError
-        When the file is not a pack, is of a later version, is cut off or differs from its digests.
+    Raises TraceError when the file is not a pack, is of a later version, is cut off or differs from
+    its digests.
     """
     check_file(file, TraceError)
     try:

@@ -32,13 +32,9 @@ def repeat_layers(trace: Trace, layers: int) -> Trace:
     or the last but one where the last differs. In a model of several such stacks (an encoder and a
     decoder) each whose depth is the row's number of layers is repeated.
 
-    ``trace``: one step of the model with few layers; ``layers``: layers in all.
-
-    Raises
-    ------
-    TraceError
-        When the model has no repeated block or the blocks differ, there are several stacks and
-        nothing says which one the layers count, or fewer layers are asked for than were captured.
+    ``trace``: one step of the model with few layers; ``layers``: layers in all. Raises TraceError
+    when the model has no repeated block or the blocks differ, there are several stacks and nothing
+    says which one the layers count, or fewer layers are asked for than were captured.
     """
     for stack in find_layers(trace):
         if layers < stack.count:
@@ -266,12 +262,8 @@ def find_layers(trace: Trace) -> list[_Stack]:
     ``trace``: one step of the model.
 
     Returns the only stack; of several, those whose depth is the workload row's number of layers.
-
-    Raises
-    ------
-    TraceError
-        When there is none, several and nothing says which, or the blocks of a stack differ so that
-        none stands for the others.
+    Raises TraceError when there is none, several and nothing says which, or the blocks of a stack
+    differ so that none stands for the others.
     """
     stacks = _find_stacks(trace)
     if not stacks:

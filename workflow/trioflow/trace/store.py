@@ -44,14 +44,8 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
     """Write ``operators.parquet``, ``tensors.parquet`` and ``trace.json`` into a folder.
 
     All three are checked before the first is written; ``trace.json`` holds their digests, so that
-    whoever reads them can say whether they were edited.
-
-    Raises
-    ------
-    TraceError
-        When a fact is missing or impossible, or the trace contradicts itself.
-    TableError
-        When a table breaks its schema.
+    whoever reads them can say whether they were edited. Raises TraceError when a fact is missing or
+    impossible, or the trace contradicts itself. Raises TableError when a table breaks its schema.
     """
     facts = trace.facts.to_dict()
     check_facts(facts, Path(folder) / "trace.json")
@@ -73,17 +67,10 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     ``folder``: a trace; or a language model by its name or its configuration, whose trace is made
     (``trace.language.read.find_configuration``). ``**step``: of such a model alone: ``sequence``
     [tokens], ``batch`` [samples], ``precision`` (a recipe), ``attention`` and ``optimizer``, as in
-    ``trace.language.sizes.LanguageStep``.
-
-    Raises
-    ------
-    TraceError
-        When there is no such trace, a fact is missing, the trace contradicts itself, or a pack is
-        damaged.
-    TableError
-        When a table breaks its schema.
-    InputError
-        When a configuration is invalid, or something is asked of a trace that only a model has.
+    ``trace.language.sizes.LanguageStep``. Raises TraceError when there is no such trace, a fact is
+    missing, the trace contradicts itself, or a pack is damaged. Raises TableError when a table
+    breaks its schema. Raises InputError when a configuration is invalid, or something is asked of a
+    trace that only a model has.
     """
     path = find_trace(folder)
     if not (path / "trace.json").exists():
@@ -122,14 +109,8 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
 
     Returns the manifest: ``format``, ``version``, ``trioflow_version``, ``digest`` (of all
     members), ``files`` (bytes and SHA-256 of each) and ``provenance`` (those of
-    `pack.REPEATED_FACTS` that the trace has).
-
-    Raises
-    ------
-    TraceError
-        When there is no such trace, or the target is a folder or lies in none.
-    TableError
-        When one of its tables breaks its schema.
+    `pack.REPEATED_FACTS` that the trace has). Raises TraceError when there is no such trace, or the
+    target is a folder or lies in none. Raises TableError when one of its tables breaks its schema.
     """
     target = Path(target)
     if not target.parent.is_dir():
@@ -149,12 +130,8 @@ def pack_trace(trace: str | Path, target: str | Path) -> dict[str, Any]:
 def read_pack(file: str | Path) -> Trace:
     """Read a trace from a pack, checked against its digests.
 
-    Raises
-    ------
-    TraceError
-        As `pack.open_pack`, and when the trace in it contradicts itself.
-    TableError
-        When a table breaks its schema.
+    Raises TraceError as `pack.open_pack`, and when the trace in it contradicts itself. Raises
+    TableError when a table breaks its schema.
     """
     members = open_pack(file)
     facts = parse_json(
@@ -183,12 +160,8 @@ def _accept_trace(
     returns the SHA-256 of its file.
 
     Returns with a warning where members are not what was written: an edit is legitimate as long as
-    everything agrees, but no measurement.
-
-    Raises
-    ------
-    TraceError
-        When a fact is missing or impossible, or the trace contradicts itself.
+    everything agrees, but no measurement. Raises TraceError when a fact is missing or impossible,
+    or the trace contradicts itself.
     """
     if not isinstance(content, dict):
         raise TraceError("not a JSON object", file=file, place="trace.json", fix="capture it again")
@@ -238,10 +211,7 @@ def language_models() -> ModuleType:
 def is_model(name: str | Path) -> bool:
     """Return whether a name or a path stands for a language model, and not for a trace.
 
-    Raises
-    ------
-    InputError
-        When a file is a configuration of a model that is not built.
+    Raises InputError when a file is a configuration of a model that is not built.
     """
     if (find_trace(name) / "trace.json").exists():
         return False

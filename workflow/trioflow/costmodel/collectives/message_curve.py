@@ -98,10 +98,7 @@ class MessageCurve:
 def curve_from_json(content: Mapping[str, Any]) -> MessageCurve:
     """Read ``MessageCurve.to_json``.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        When it is damaged.
+    Raises KeyError, TypeError or ValueError when it is damaged.
     """
     columns = {name: np.asarray(content[name], np.float64) for name in COLUMNS}
     if len({len(values) for values in columns.values()}) != 1 or not len(columns["time_s"]):

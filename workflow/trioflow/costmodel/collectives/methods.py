@@ -61,10 +61,7 @@ class Method(Protocol):
 def _find_relative(collective: str, nodes: int, known: Mapping[Key, Any]) -> str:
     """Return the operation whose measurements speak for another, itself where it was measured.
 
-    Raises
-    ------
-    InputError
-        When nothing within a node, or between nodes, was measured.
+    Raises InputError when nothing within a node, or between nodes, was measured.
     """
     within = nodes == 1
     found = {key[0] for key in known if (key[2] == 1) == within}

@@ -106,12 +106,8 @@ class CollectiveCostModel:
 
         A group or collective that was not measured takes the time of a measured one whose message
         puts as many bytes on the wire, with the shortest measured time, taken for latency,
-        multiplied by the ratio of the successive steps.
-
-        Raises
-        ------
-        InputError
-            When the collective is unknown, an argument is out of range, or nothing was measured.
+        multiplied by the ratio of the successive steps. Raises InputError when the collective is
+        unknown, an argument is out of range, or nothing was measured.
         """
         if collective not in COLLECTIVES:
             raise InputError(
@@ -186,14 +182,9 @@ def fit_collective_model(samples: pd.DataFrame) -> CollectiveCostModel:
 
     The interpolation is one for the whole model, so that a curve of few sizes does not choose it
     alone. Assumes that the sweep ran undisturbed and that a time depends on the message's size
-    alone. The line alpha + beta x bytes is fitted for comparison only.
-
-    Raises
-    ------
-    TableError
-        When a column is missing or a value out of range.
-    InputError
-        When there is no sample, or several platforms or libraries are mixed.
+    alone. The line alpha + beta x bytes is fitted for comparison only. Raises TableError when a
+    column is missing or a value out of range. Raises InputError when there is no sample, or several
+    platforms or libraries are mixed.
     """
     _check_samples(samples)
     curves: dict[tuple[str, int], MessageCurve] = {}
@@ -258,10 +249,7 @@ def _check_samples(samples: pd.DataFrame) -> None:
 def load_collective_model(path: str | Path) -> CollectiveCostModel:
     """Read a model that :meth:`CollectiveCostModel.save` wrote.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is not such a model, or is incomplete.
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
     """
     return read_content(path, KIND, "a collective cost model", {"format": FORMAT}, _model_from_json)
 

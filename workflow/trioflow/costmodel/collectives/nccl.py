@@ -232,12 +232,8 @@ def choose(
     """Return NCCL's choices for messages as in ``tables.TASKS`` [bytes]; the ranks fill the nodes evenly.
 
     ``in_switch_scale``: bandwidth of in-switch reduction over what the constants make of it, which
-    NCCL's search finds on the machine.
-
-    Raises
-    ------
-    InputError
-        For several nodes of a machine without a network.
+    NCCL's search finds on the machine. Raises InputError for several nodes of a machine without a
+    network.
     """
     if collective in _POINT_TO_POINT:
         return _choose_point_to_point(collective, ranks, nodes, sizes, machine, constants)

@@ -81,10 +81,7 @@ class PlatformCollectives:
     def using(self, method: str) -> PlatformCollectives:
         """Return the same platform, predicted by another method.
 
-        Raises
-        ------
-        InputError
-            When it is unknown.
+        Raises InputError when it is unknown.
         """
         if method not in METHODS:
             raise InputError(
@@ -100,12 +97,8 @@ class PlatformCollectives:
         ``nodes``: filled evenly; as few as hold the ranks unless given. ``confidence`` is measured
         (a measured message), interpolated (between measured sizes or ranks), extrapolated (beyond
         them; intervals widen with the doublings) or uncalibrated (another operation's measurements
-        stand in).
-
-        Raises
-        ------
-        InputError
-            When an argument is unknown or out of range, or nothing measured gives the time.
+        stand in). Raises InputError when an argument is unknown or out of range, or nothing
+        measured gives the time.
         """
         if collective not in COLLECTIVES:
             raise InputError(
@@ -241,14 +234,9 @@ def fit_platform_collectives(
 
     ``samples``: as of ``tables.read_public_samples``, each collective, ranks and nodes from one
     library and dataset. The library's version chooses NCCL's constants; a machine without
-    ``network_bytes_per_s`` gets it from the measurements between nodes.
-
-    Raises
-    ------
-    TableError
-        When a column is missing or a collective is unknown.
-    InputError
-        When there is no sample, or two sources measured the same.
+    ``network_bytes_per_s`` gets it from the measurements between nodes. Raises TableError when a
+    column is missing or a collective is unknown. Raises InputError when there is no sample, or two
+    sources measured the same.
     """
     points = thin(median_points(samples))
     machine = _add_network(machine, points)
@@ -288,10 +276,7 @@ def _add_network(machine: NcclMachine, points: pd.DataFrame) -> NcclMachine:
 def load_platform_collectives(path: str | Path) -> PlatformCollectives:
     """Read a model that :meth:`PlatformCollectives.save` wrote.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is not such a model, or is incomplete.
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
     """
     return read_content(
         path, KIND, "a platform's collectives", {"format": FORMAT}, _platform_from_json

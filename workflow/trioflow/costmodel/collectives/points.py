@@ -39,12 +39,8 @@ class Curve:
 def median_points(samples: pd.DataFrame) -> pd.DataFrame:
     """Return the median ``time_s`` [s] and ``rounds`` of the repeats of every message, sorted by key.
 
-    Raises
-    ------
-    TableError
-        When a column is missing or a collective is unknown.
-    InputError
-        When there is no sample.
+    Raises TableError when a column is missing or a collective is unknown. Raises InputError when
+    there is no sample.
     """
     key = ["collective", "ranks", "nodes", "library", "dataset", "message_bytes"]
     missing = [name for name in (*key, "time_ns") if name not in samples.columns]
@@ -111,10 +107,7 @@ def _fit_corners(sizes: Floats, times: Floats, corners: Floats) -> Floats:
 def make_curves(points: pd.DataFrame) -> dict[Key, Curve]:
     """Return a monotone curve for every collective, ranks and nodes.
 
-    Raises
-    ------
-    InputError
-        When two libraries or datasets measured the same.
+    Raises InputError when two libraries or datasets measured the same.
     """
     from scipy.optimize import isotonic_regression
 

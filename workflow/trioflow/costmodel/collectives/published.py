@@ -123,10 +123,7 @@ white paper (4 on a bridge)."""
 def find_published(name: str) -> PublishedPlatform:
     """Return a platform of ``PLATFORMS``.
 
-    Raises
-    ------
-    InputError
-        When the platform is unknown.
+    Raises InputError when the platform is unknown.
     """
     if name not in PLATFORMS:
         raise InputError(
@@ -166,12 +163,8 @@ def _select_samples(platform: PublishedPlatform, samples: pd.DataFrame) -> pd.Da
 def fit_published(name: str, data_folder: str | Path) -> PlatformCollectives:
     """Fit one of ``PLATFORMS``.
 
-    Raises
-    ------
-    InputError
-        When the platform is unknown.
-    TableError
-        When a file is missing or damaged.
+    Raises InputError when the platform is unknown. Raises TableError when a file is missing or
+    damaged.
     """
     platform = find_published(name)
     tables = published_tables(platform)
@@ -235,12 +228,8 @@ def read_node_bandwidths(data_folder: str | Path) -> BetweenNodes:
 
     The figure does not say what its bandwidth is. On one node its all-reduce reaches 436 GB/s, the
     bus bandwidth of 8 H100 (two NVLink directions of data over that time would be impossible): it
-    is read as the bus bandwidth.
-
-    Raises
-    ------
-    InputError
-        When the file is missing or does not hold the three collectives.
+    is read as the bus bandwidth. Raises InputError when the file is missing or does not hold the
+    three collectives.
     """
     files = load_catalogue().held_files(data_folder, NODE_BANDWIDTHS)
     if not files:

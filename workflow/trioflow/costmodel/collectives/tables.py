@@ -53,12 +53,7 @@ def read_aiconfigurator(path: Path, platform: str, dataset: str) -> pd.DataFrame
 
     ``message_size`` counts elements, ``latency`` is in ms; a key held twice gives two rounds. The
     version is that of the rows, which can differ from the folder's, which stands in where rows have
-    none.
-
-    Raises
-    ------
-    TableError
-        When a column is missing or an operation is unknown.
+    none. Raises TableError when a column is missing or an operation is unknown.
     """
     try:
         frame = pq.read_table(path).to_pandas()
@@ -93,10 +88,7 @@ def read_aiconfigurator(path: Path, platform: str, dataset: str) -> pd.DataFrame
 def read_vtrain(path: Path, platform: str, dataset: str) -> pd.DataFrame:
     """Read vTrain's ``AR_GPU<n>_...`` table of nccl-tests; times in ns, out of place then in place.
 
-    Raises
-    ------
-    TableError
-        When a column is missing, or the file's name does not give the ranks.
+    Raises TableError when a column is missing, or the file's name does not give the ranks.
     """
     digits = path.name.removeprefix("AR_GPU").partition("_")[0]
     if not (path.name.startswith("AR_GPU") and digits.isdigit()):
@@ -150,12 +142,7 @@ def read_vidur_network(path: Path, platform: str, dataset: str) -> pd.DataFrame:
     """Read one of vidur's ``network`` tables.
 
     Sizes in bytes; the median [ms] of few repeats is one sample. A group fills ``devices_per_node``
-    devices of each node.
-
-    Raises
-    ------
-    TableError
-        When a column is missing.
+    devices of each node. Raises TableError when a column is missing.
     """
     name = "send_recv" if path.name == "send_recv.csv" else "all_reduce"
     frame = _read_vidur(path, name, ("num_workers", "size", "devices_per_node"))
@@ -266,10 +253,7 @@ def read_public_samples(
 ) -> pd.DataFrame:
     """Read public tables from ``results/data`` or a mirror, rounds numbered over all files of a key.
 
-    Raises
-    ------
-    TableError
-        When a file is missing or breaks its format.
+    Raises TableError when a file is missing or breaks its format.
     """
     frames = []
     for table in wanted:

@@ -64,15 +64,9 @@ def import_nccl_tests(
     messages of no bytes are left out.
 
     Source: NVIDIA/nccl-tests, ``src/common.cu``: the table's format; sizes are those of
-    ``tables.TASKS``.
-
-    Raises
-    ------
-    TableError
-        With line and column when a line is cut short, holds no number where one is due or reports
-        wrong results.
-    InputError
-        When a file cannot be read, holds no measurement, or lacks ranks or operation.
+    ``tables.TASKS``. Raises TableError with line and column when a line is cut short, holds no
+    number where one is due or reports wrong results. Raises InputError when a file cannot be read,
+    holds no measurement, or lacks ranks or operation.
     """
     logs = [_read(Path(path), ranks, collective) for path in paths]
     found = [

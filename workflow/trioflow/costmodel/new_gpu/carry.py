@@ -93,10 +93,7 @@ class NewGpuModel:
 def load_new_gpu_model(path: str | Path = SHIPPED_FILE) -> NewGpuModel:
     """Read a model, the shipped one unless another file is named.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is not such a model, or is incomplete.
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
     """
     return read_content(path, KIND, "a new-GPU model", {"format": FORMAT}, _parse)
 
@@ -151,14 +148,8 @@ def scale_trace(
     change it, with exponents fitted for each class: the board's power for its peak rate (few GPUs
     hold their clock in long products), how short the operator is, and the quantisation of waves.
     Nothing comes out faster than its roofline; what the source's cache served is taken to be served
-    so again.
-
-    Raises
-    ------
-    InputError
-        When rule or precision is unknown.
-    TableError
-        When a value is missing or out of range.
+    so again. Raises InputError when rule or precision is unknown. Raises TableError when a value is
+    missing or out of range.
     """
     if precision not in PRECISIONS:
         raise InputError(
@@ -239,14 +230,9 @@ def retime_trace(
     (of the time) and ``traced`` (the source's own times). A step measured around operators timed
     one by one is carried over as ``measured_end_to_end_s`` (:func:`carry_step`), to anchor them
     there. Host times stay: another machine's processor is not known. The step's time changes as
-    much as the device's time in operators does.
-
-    Raises
-    ------
-    TraceError
-        When the trace holds no times, is itself predicted, or does not say its precision.
-    PlatformError
-        When a device has no sheet.
+    much as the device's time in operators does. Raises TraceError when the trace holds no times, is
+    itself predicted, or does not say its precision. Raises PlatformError when a device has no
+    sheet.
     """
     source = find_device(trace.facts.device_name)
     target = find_device(target) if isinstance(target, str) else target

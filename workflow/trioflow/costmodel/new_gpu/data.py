@@ -45,10 +45,7 @@ class Case:
 def load_cases(data_folder: str | Path) -> list[Case]:
     """Read every table of NeuSight's whole models, in order of file names.
 
-    Raises
-    ------
-    InputError
-        When the folder holds none.
+    Raises InputError when the folder holds none.
     """
     from trioflow.trace.importers.neusight import import_neusight
     from trioflow.trace.importers.options import ImportOptions

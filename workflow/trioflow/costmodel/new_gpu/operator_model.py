@@ -135,12 +135,7 @@ def derive_operator_model(
     """Return an operator model of a GPU that nobody measured.
 
     ``source``: the base's GPU, its ``device_name`` unless given. ``precision``: of the step's
-    matrix products.
-
-    Raises
-    ------
-    PlatformError
-        When one has no sheet.
+    matrix products. Raises PlatformError when one has no sheet.
     """
     source = source if source is not None else str(getattr(base, "device_name", ""))
     source, target = (find_device(d) if isinstance(d, str) else d for d in (source, target))

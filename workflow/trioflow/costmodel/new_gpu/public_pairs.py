@@ -44,10 +44,7 @@ class PublicPairs:
     def cases(self) -> list[Case]:
         """Whole models, a table a GPU.
 
-        Raises
-        ------
-        InputError
-            When the data is not there.
+        Raises InputError when the data is not there.
         """
         return load_cases(self.data_folder)
 

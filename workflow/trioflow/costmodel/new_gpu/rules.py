@@ -77,10 +77,7 @@ class Rates:
 def size_rows(operators: pd.DataFrame) -> pd.DataFrame:
     """Return class, phase, features, products and recorded ``time_s`` [s] of operators, numbered from 0.
 
-    Raises
-    ------
-    TableError
-        When a column is missing or a value is out of range.
+    Raises TableError when a column is missing or a value is out of range.
     """
     if "phase" not in operators.columns:
         raise TableError("operator table has no column phase")

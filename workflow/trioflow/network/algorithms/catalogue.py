@@ -51,25 +51,13 @@ def choose_algorithm(
 ) -> str:
     """Return the algorithm that a collective will take, spelt out.
 
-    Parameters
-    ----------
-    algorithm : str or None
-        One of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the
-        default: ring; direct for scatter, gather, all_to_all and send.
-        Plain ``hierarchical`` has the default at both levels.
+    Returns a key of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``. With all ranks in one node the
+    inner algorithm is all there is, with one rank in each the outer. Raises InputError when a name
+    is unknown, the algorithm does not do the collective, or the ranks do not fill whole nodes.
 
-    Returns
-    -------
-    str
-        A key of ``SUPPORTED``, or ``hierarchical:INNER+OUTER``. With all
-        ranks in one node the inner algorithm is all there is, with one rank
-        in each the outer.
-
-    Raises
-    ------
-    InputError
-        When a name is unknown, the algorithm does not do the collective, or
-        the ranks do not fill whole nodes.
+    ``algorithm``: one of ``ALGORITHMS``, ``hierarchical:INNER+OUTER``, or None for the default:
+        ring; direct for scatter, gather, all_to_all and send. Plain ``hierarchical`` has the
+        default at both levels.
     """
     if collective not in WITH_BARRIER:
         raise InputError(
@@ -124,29 +112,18 @@ def build_schedule(
 ) -> Schedule:
     """Return the messages of one collective.
 
-    Parameters
-    ----------
-    group : sequence of int, or int
-        Ranks in ring or tree order, node by node; n stands for 0 to n - 1.
-        The first is the root, and the sender of a send. A group of one sends
-        nothing.
-    message_bytes : float
-        The whole result of all_gather and gather, the whole input of
-        reduce_scatter and scatter, otherwise one rank's buffer, of which
-        all_to_all sends an equal part to each rank [bytes]. 0 for a barrier.
-    chunks : int
-        Pieces that each message of the algorithm is cut into; a barrier has
-        nothing to cut.
-    switches : sequence of str
-        Nodes of the network that compute: one for in_network; hierarchical,
-        one for each node where the inner algorithm is in_network, then one if
-        the outer is.
+    Raises InputError as ``choose_algorithm``; or when a rank comes twice, a number makes no sense,
+    switches are too few or too many, or the table would not fit.
 
-    Raises
-    ------
-    InputError
-        As ``choose_algorithm``; or when a rank comes twice, a number makes no
-        sense, switches are too few or too many, or the table would not fit.
+    ``group``: ranks in ring or tree order, node by node; n stands for 0 to n - 1. The first is the
+        root, and the sender of a send. A group of one sends nothing.
+    ``message_bytes``: the whole result of all_gather and gather, the whole input of reduce_scatter
+        and scatter, otherwise one rank's buffer, of which all_to_all sends an equal part to each
+        rank [bytes]. 0 for a barrier.
+    ``chunks``: pieces that each message of the algorithm is cut into; a barrier has nothing to
+        cut.
+    ``switches``: nodes of the network that compute: one for in_network; hierarchical, one for each
+        node where the inner algorithm is in_network, then one if the outer is.
     """
     ranks = tuple(range(group)) if isinstance(group, int) else tuple(group)
     count = len(ranks)
@@ -256,10 +233,7 @@ def list_algorithm_words() -> list[str]:
 def spell_algorithm(word: str) -> str:
     """Return an algorithm's full name, or ``hierarchical:INNER+OUTER`` of two, from a short or hyphened one.
 
-    Raises
-    ------
-    InputError
-        When it is unknown.
+    Raises InputError when it is unknown.
     """
     kind, colon, pair = word.strip().replace("-", "_").partition(":")
     if kind == HIERARCHICAL and colon and pair.count("+") == 1:
@@ -282,10 +256,7 @@ def _spell(name: str, word: str) -> str:
 def read_algorithms(text: str) -> Algorithms:
     """Return the algorithms that a text names: one for all but sends, or ``all_reduce=ring,all_gather=direct``.
 
-    Raises
-    ------
-    InputError
-        When a collective or an algorithm is unknown, or a collective comes twice.
+    Raises InputError when a collective or an algorithm is unknown, or a collective comes twice.
     """
     if "=" not in text:
         return spell_algorithm(text)

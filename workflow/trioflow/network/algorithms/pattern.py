@@ -189,15 +189,10 @@ def make_messages(
 ) -> Messages:
     """Make a batch of messages that carry equally many blocks.
 
-    Parameters
-    ----------
-    parts : array of int [messages, parts of a message]
-        What each carries.
-    chunks : int
-        Messages that each of them is cut into; block ``part * chunks + k``
-        is chunk k of a part.
-    lag : int
-        Steps from one chunk to the next.
+    ``parts``: what each carries.
+    ``chunks``: messages that each of them is cut into; block ``part * chunks + k`` is chunk k of a
+        part.
+    ``lag``: steps from one chunk to the next.
     """
     table = np.atleast_2d(np.asarray(parts, dtype=np.int32))
     rows, width = table.shape

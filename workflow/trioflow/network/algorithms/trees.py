@@ -95,13 +95,9 @@ def build_tree(
 ) -> Pattern:
     """Return broadcast, reduce or all_reduce (and barrier) on a tree, pipelined.
 
-    Parameters
-    ----------
-    parent : ndarray of int [members]
-        -1 for the root.
-    turn : ndarray of int [members], optional
-        Step in which a member hears from its parent, later than the parent
-        does; its distance from the root, less one, without.
+    ``parent``: -1 for the root.
+    ``turn``: step in which a member hears from its parent, later than the parent does; its
+        distance from the root, less one, without.
     """
     members = len(parent)
     root = int(np.flatnonzero(parent < 0)[0])

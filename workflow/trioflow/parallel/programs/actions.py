@@ -36,13 +36,9 @@ _PHASES = {FORWARD: "forward", RECV_F: "forward", SEND_F: "forward"}
 class StageActions(RankProgram):
     """Writes the actions of one rank's row of the schedule, one after the other.
 
-    Attributes
-    ----------
-    dispatches : bool
-        Whether split layers cost the host what PyTorch's sharded tensors do.
-    repeats : bool
-        Whether micro-batches of one size run the same tasks, so that those of a further one are
-        copied.
+    ``dispatches``: whether split layers cost the host what PyTorch's sharded tensors do.
+    ``repeats``: whether micro-batches of one size run the same tasks, so that those of a further
+        one are copied.
     """
 
     dispatches = True
@@ -322,11 +318,8 @@ class _Recorded(NamedTuple):
 class _Repetition:
     """Copies the tasks of a rank's actions from one micro-batch to others of the same size.
 
-    Attributes
-    ----------
-    exchanged : list of tuple
-        Keys of the exchanges that the rank has joined since a recording began; the fourth part of
-        each is the micro-batch.
+    ``exchanged``: keys of the exchanges that the rank has joined since a recording began; the
+        fourth part of each is the micro-batch.
     """
 
     def __init__(self, rank: RankProgram) -> None:

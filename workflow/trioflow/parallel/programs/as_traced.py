@@ -51,22 +51,15 @@ def build_traced_graph(
 ) -> TaskGraph:
     """Return what every rank does that runs a traced program.
 
-    Parameters
-    ----------
-    traces : sequence of Trace
-        Programs of different ranks of one run, with the times of the device that runs them. One
-        stands for all; where ranks send to one another, one for each place in their group.
-    ranks : int, optional
-        Ranks in place of those of the run, where the program does not depend on their number.
-    host : mapping, optional
-        The platform's named host costs [s].
+    Raises TraceError when a trace holds no program. Raises PlanError when the traces do not go
+    together, leave ranks out, or depend on the number of ranks.
 
-    Raises
-    ------
-    TraceError
-        When a trace holds no program.
-    PlanError
-        When the traces do not go together, leave ranks out, or depend on the number of ranks.
+    ``traces``: programs of different ranks of one run, with the times of the device that runs
+        them. One stands for all; where ranks send to one another, one for each place in their
+        group.
+    ``ranks``: ranks in place of those of the run, where the program does not depend on their
+        number.
+    ``host``: the platform's named host costs [s].
     """
     given = [_Rank(trace, read_program(trace.facts, len(trace.operators))) for trace in traces]
     world = given[0].program.world_size
@@ -106,10 +99,8 @@ def _check_given(given: Sequence[_Rank], world: int) -> None:
 def _tile_groups(given: Sequence[_Rank], world: int, ranks: int) -> dict[tuple[int, ...], _Tiling]:
     """Return for each traced group those that all ranks are in.
 
-    Raises
-    ------
-    PlanError
-        When ranks lie in no such groups, or what a group does depends on its size and that changes.
+    Raises PlanError when ranks lie in no such groups, or what a group does depends on its size and
+    that changes.
     """
     found: dict[tuple[int, ...], _Tiling] = {}
     for one in given:
@@ -142,10 +133,7 @@ def _assign_ranks(
 ) -> tuple[np.ndarray, list[_Rank]]:
     """Return the class of each rank, and the traced rank whose program each class runs.
 
-    Raises
-    ------
-    PlanError
-        When ranks send to one another and a place of their group was not traced.
+    Raises PlanError when ranks send to one another and a place of their group was not traced.
     """
     own = {one.program.rank: one for one in given} if ranks == world else {}
     sends = sorted(
@@ -183,13 +171,9 @@ def tile_ranks(group: Sequence[int], ranks: int, traced: Sequence[int]) -> _Tili
     """Return the groups that ranks are in, given one of them.
 
     Every group has the shape of the given one, and the lowest rank that is in none yet is the first
-    of the next: for the groups of a mesh of ranks there is no other way.
-
-    Raises
-    ------
-    PlanError
-        When groups of that shape do not hold every rank once, the given one among them. It names
-        the group as ``traced``.
+    of the next: for the groups of a mesh of ranks there is no other way. Raises PlanError when
+    groups of that shape do not hold every rank once, the given one among them. It names the group
+    as ``traced``.
     """
     shape = np.array(sorted(group), dtype=np.int64) - min(group)
     group_of = np.full(ranks, -1, dtype=np.int64)

@@ -294,15 +294,10 @@ def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
 class RankProgram:
     """Writes one rank's tasks into the builder's graph; each kind of plan has a subclass.
 
-    Attributes
-    ----------
-    alike : tuple of bool
-        Whether ranks do the same that differ in their stage, group of shards,
-        place in it, shard of layers. They are taken to differ everywhere.
-    last, launched : int, optional
-        Last task of the rank's compute stream and of its host.
-    waits : list of int
-        Tasks that the next task of the compute stream waits for.
+    ``alike``: whether ranks do the same that differ in their stage, group of shards, place in it,
+        shard of layers. They are taken to differ everywhere.
+    ``last``, ``launched``: last task of the rank's compute stream and of its host.
+    ``waits``: tasks that the next task of the compute stream waits for.
     """
 
     alike: ClassVar[tuple[bool, bool, bool, bool]] = (False, False, False, False)

@@ -52,10 +52,7 @@ _UPDATE_RATE = "host_update_bytes_per_s"
 def read_host_rates(plan: Plan, host: Mapping[str, float]) -> HostRates | None:
     """Return the host's rates that a plan needs; None where it needs none.
 
-    Raises
-    ------
-    PlanError
-        When the platform does not give them.
+    Raises PlanError when the platform does not give them.
     """
     if plan.offload == "none":
         return None

@@ -150,11 +150,8 @@ def build_replicas(
 ) -> ReplicaWork:
     """Return what a step of DataParallel moves; ``copies_s`` predicts copies of some sizes [bytes] on one device [s].
 
-    Raises
-    ------
-    PlanError
-        When the trace does not say which parameters there are, or shows no
-        output that the loss reads.
+    Raises PlanError when the trace does not say which parameters there are, or shows no output that
+    the loss reads.
     """
     parts = [count / trace.facts.batch for count in samples]
     loss = find_loss(trace)

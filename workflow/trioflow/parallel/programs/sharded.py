@@ -88,18 +88,12 @@ def cost_units(
 class UnitRank(StagedRank):
     """Writes the tasks of one rank under ``fully_shard``.
 
-    Attributes
-    ----------
-    units : list of UnitWork
-        Those of all its stages; ``of_stage`` are the places of each stage's, its root the last.
-    whole : set of int
-        Units whose parameters are gathered, or on their way.
-    arriving : dict of int to int
-        Unit to its all-gather that nothing has waited for yet.
-    fence : list of int
-        Tasks that the next all-gather waits for.
-    copied_out : int, optional
-        Copy out of the last all-gather of forward, which the next but one waits for.
+    ``units``: those of all its stages; ``of_stage`` are the places of each stage's, its root the
+        last.
+    ``whole``: units whose parameters are gathered, or on their way.
+    ``arriving``: unit to its all-gather that nothing has waited for yet.
+    ``fence``: tasks that the next all-gather waits for.
+    ``copied_out``: copy out of the last all-gather of forward, which the next but one waits for.
     """
 
     repeats = False

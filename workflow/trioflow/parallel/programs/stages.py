@@ -67,20 +67,13 @@ _SUMS_LOSS = ("gpipe-recompute",)
 class StageWorks:
     """Builds the stages' work and remembers how sure its predicted part is.
 
-    Attributes
-    ----------
-    schedule : Schedule
-        Compute actions of the pipeline's ranks.
-    factors : sequence of float
-        Samples of each micro-batch over the traced ones.
-    tied : list of TiedParameter
-        Parameters that stages on several ranks use.
-    spread_s : list of float
-        How far predicted upkeep may lie below and above [s].
-    placed : list of frozenset of int
-        Stages that update each parameter; empty without a pipeline.
-    predicted, extrapolated : bool
-        Whether any upkeep was predicted, and beyond what the model was fitted on.
+    ``schedule``: compute actions of the pipeline's ranks.
+    ``factors``: samples of each micro-batch over the traced ones.
+    ``tied``: parameters that stages on several ranks use.
+    ``spread_s``: how far predicted upkeep may lie below and above [s].
+    ``placed``: stages that update each parameter; empty without a pipeline.
+    ``predicted``, ``extrapolated``: whether any upkeep was predicted, and beyond what the model
+        was fitted on.
     """
 
     trace: Trace

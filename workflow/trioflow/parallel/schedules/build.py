@@ -65,23 +65,13 @@ def is_schedule(name: str) -> bool:
 def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Schedule:
     """Return the table of a named schedule, compute actions only.
 
-    Parameters
-    ----------
-    name : str
-        One of ``SCHEDULES``, or one that a package registers.
-    stages_per_rank : int, optional
-        Stages of each rank; gpipe, gpipe-recompute and 1f1b have one, zbv has two.
+    Returns stage s is on rank s modulo ``ranks``; for zbv the second half comes back. Raises
+    PlanError when the name is unknown, PyTorch's schedule does not allow these numbers, or a
+    package's table cannot run.
 
-    Returns
-    -------
-    Schedule
-        Stage s is on rank s modulo ``ranks``; for zbv the second half comes back.
-
-    Raises
-    ------
-    PlanError
-        When the name is unknown, PyTorch's schedule does not allow these
-        numbers, or a package's table cannot run.
+    ``name``: one of ``SCHEDULES``, or one that a package registers.
+    ``stages_per_rank``: stages of each rank; gpipe, gpipe-recompute and 1f1b have one, zbv has
+        two.
     """
     sizes = {"ranks": ranks, "micro-batches": micro_batches, "stages a rank": stages_per_rank}
     for what, number in sizes.items():
@@ -131,10 +121,7 @@ _TOGETHER = re.compile(rf"\((.*)\){OVERLAP_F_B}")
 def parse_action(text: str) -> Action | None:
     """Return the action that a cell names, None for an empty cell.
 
-    Raises
-    ------
-    PlanError
-        When the cell names no action of the alphabet.
+    Raises PlanError when the cell names no action of the alphabet.
     """
     text = text.strip()
     if not text:
@@ -157,11 +144,8 @@ def parse_action(text: str) -> Action | None:
 def read_schedule(path: str | Path, name: str = "") -> Schedule:
     """Read a schedule written by ``write_schedule`` or by PyTorch, and check it.
 
-    Raises
-    ------
-    PlanError
-        When the file cannot be read, a cell names no action, or the schedule
-        is incomplete or cannot finish.
+    Raises PlanError when the file cannot be read, a cell names no action, or the schedule is
+    incomplete or cannot finish.
     """
     lines = parse_cells(read_text(path, PlanError), path, PlanError)
     rows = tuple(_parse_row(line, rank, path) for rank, (_, line) in enumerate(lines))
@@ -224,15 +208,9 @@ def plan_schedule(
 ) -> Schedule:  # fmt: skip
     """Return the compute actions of a plan's pipeline; of one rank without a pipeline.
 
-    Parameters
-    ----------
-    given : Schedule, optional
-        A schedule to take instead, checked against these numbers.
+    Raises PlanError when the schedule does not allow these numbers, or has others.
 
-    Raises
-    ------
-    PlanError
-        When the schedule does not allow these numbers, or has others.
+    ``given``: a schedule to take instead, checked against these numbers.
     """
     count = plan.pieces if micro_batches is None else micro_batches
     if given is None:

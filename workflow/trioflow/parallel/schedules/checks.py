@@ -53,15 +53,10 @@ class IdealRun:
 def check_schedule(schedule: Schedule) -> None:
     """Check that a schedule is complete, in order, and can finish.
 
-    Every stage is on one rank; every micro-batch runs through every stage
-    forward and backward once (a forward may be repeated before its backward);
-    where the table holds messages, both ends of each are there and agree on
-    the order; no rank waits for ever.
-
-    Raises
-    ------
-    PlanError
-        Names the rank, the action and what it lacks.
+    Every stage is on one rank; every micro-batch runs through every stage forward and backward once
+    (a forward may be repeated before its backward); where the table holds messages, both ends of
+    each are there and agree on the order; no rank waits for ever. Raises PlanError, which names the
+    rank, the action and what it lacks.
     """
     _check_stages(schedule)
     _check_counts(schedule)
@@ -155,15 +150,9 @@ def _check_messages(schedule: Schedule) -> None:
 def run_ideally(schedule: Schedule, costs: Mapping[str, float] = _UNIT_COSTS) -> IdealRun:
     """Run a schedule with equal stages and messages that take no time.
 
-    Parameters
-    ----------
-    costs : mapping
-        Slots of F, B, I and W.
+    Raises PlanError when ranks wait for each other for ever.
 
-    Raises
-    ------
-    PlanError
-        When ranks wait for each other for ever.
+    ``costs``: slots of F, B, I and W.
     """
     run = _Run(schedule, costs)
     moved = True
@@ -262,14 +251,9 @@ def measure_held(
 ) -> tuple[float, ...]:
     """Return the most that each rank's activations in flight come to.
 
-    Parameters
-    ----------
-    schedule : Schedule
-        Its order alone decides.
-    size : callable
-        (stage, micro-batch) to the size of all activations that forward keeps
-        for backward, and of what a forward that is run again keeps from its
-        first run on: its input.
+    ``schedule``: its order alone decides.
+    ``size``: (stage, micro-batch) to the size of all activations that forward keeps for backward,
+        and of what a forward that is run again keeps from its first run on: its input.
     """
     again = recomputed_pairs(schedule)
     peaks = []

@@ -31,10 +31,7 @@ WORDS = {TRAIN: "", FORWARD_ONLY: ", forward only", WITHOUT_UPDATE: ", forward a
 def check_mode(mode: str, plan: Plan) -> None:
     """Check that a mode is known and goes with a plan.
 
-    Raises
-    ------
-    PlanError
-        When it does not.
+    Raises PlanError when it does not.
     """
     if mode not in MODES:
         raise PlanError(f"unknown mode {mode!r}", fix=f"use one of {', '.join(MODES)}")
@@ -69,10 +66,7 @@ _MAX_ACTIVE_STAGES = 3
 def lower_schedule(schedule: Schedule) -> Schedule:
     """Return what PyTorch's pipeline runtime executes for a table of compute actions.
 
-    Raises
-    ------
-    PlanError
-        When the actions wait for each other in a circle.
+    Raises PlanError when the actions wait for each other in a circle.
     """
     return add_communication(_add_reduce_grad(_add_unshard_reshard(schedule)))
 
@@ -169,15 +163,10 @@ def has_inputs(action: Action, done: Container[object], stages: int) -> bool:
 def add_communication(schedule: Schedule) -> Schedule:
     """Insert the sends and receives between stages on different ranks.
 
-    Ranks take one action each, in turn. An action is taken when its input is
-    there; its send follows at once, and the matching receive is put at the end
-    of what the other rank has taken so far. So both ends see all messages in
-    one common order, which cannot hang. A recomputed forward sends nothing.
-
-    Raises
-    ------
-    PlanError
-        When no rank can go on.
+    Ranks take one action each, in turn. An action is taken when its input is there; its send
+    follows at once, and the matching receive is put at the end of what the other rank has taken so
+    far. So both ends see all messages in one common order, which cannot hang. A recomputed forward
+    sends nothing. Raises PlanError when no rank can go on.
     """
     stages, rank_of_stage = schedule.stages, schedule.rank_of_stage
     result: list[list[Action | None]] = [[] for _ in schedule.rows]

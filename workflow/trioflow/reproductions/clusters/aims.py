@@ -38,20 +38,13 @@ FEW_NODES = 16
 class Line:
     """One thing that was judged.
 
-    Attributes
-    ----------
-    what : str
-        In words.
-    cases : int
-        How many were judged; none is left out.
-    value : float
-        What was reached, of 1; for ``counted`` lines a number of cases, for a ``factor`` itself.
-    aim : float, optional
-        Most that was aimed at, or least where more is ``better``; None without an aim.
-    others : mapping of str to float
-        What other ways reach.
-    headline : str
-        What README calls it; empty for what stands in docs alone.
+    ``what``: in words.
+    ``cases``: how many were judged; none is left out.
+    ``value``: what was reached, of 1; for ``counted`` lines a number of cases, for a ``factor``
+        itself.
+    ``aim``: most that was aimed at, or least where more is ``better``; None without an aim.
+    ``others``: what other ways reach.
+    ``headline``: what README calls it; empty for what stands in docs alone.
     """
 
     what: str
@@ -97,10 +90,8 @@ class Line:
 def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
     """Return what was judged, steps first, then the choice of a plan, then memory.
 
-    Parameters
-    ----------
-    memory, steps : DataFrame
-        Of ``reproductions.tables.CLUSTER_MEMORY``, None where only steps were judged, and ``CLUSTER_STEPS``.
+    ``memory``, ``steps``: of ``reproductions.tables.CLUSTER_MEMORY``, None where only steps were
+        judged, and ``CLUSTER_STEPS``.
     """
     return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
 

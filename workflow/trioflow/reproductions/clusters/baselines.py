@@ -85,16 +85,12 @@ def score_ways(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) ->
 def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
     """Return what it costs to take the plan that each way expects to be fastest, by model and nodes.
 
-    All runs of a model on as many nodes train on equally many samples a step.
-
-    Returns
-    -------
-    DataFrame
-        ``parameters``, ``nodes``, ``runs``; ``best`` and ``chosen``, plans in words, the fastest
-        measured and the one that trioflow expects to be, with ``best_tokens_per_s`` and ``chosen_tokens_per_s`` as measured;
-        of each way the loss of throughput beside the best. The rule takes the smallest tensor, then
-        pipeline degree, and of those the largest micro-batch; a constant MFU expects equal steps
-        of all, so its loss is the mean over the cell's runs.
+    All runs of a model on as many nodes train on equally many samples a step. Returns
+    ``parameters``, ``nodes``, ``runs``; ``best`` and ``chosen``, plans in words, the fastest
+    measured and the one that trioflow expects to be, with ``best_tokens_per_s`` and
+    ``chosen_tokens_per_s`` as measured; of each way the loss of throughput beside the best. The
+    rule takes the smallest tensor, then pipeline degree, and of those the largest micro-batch; a
+    constant MFU expects equal steps of all, so its loss is the mean over the cell's runs.
     """
     rows = []
     for (parameters, nodes), cell in cases.assign(**steps).groupby(["parameters", "nodes"]):
@@ -118,14 +114,11 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
 def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
     """Return how well 80 % intervals hold by groups of runs, beside one interval for all.
 
-    Returns
-    -------
-    DataFrame
-        ``group``, ``runs``; of each way (``ours``, ``naive``) ``covered``, the share of measured
-        steps inside (a refused run's is outside), ``width``, the median of the high over the low
-        end, and ``score``, the mean interval score of the logarithms (width, and for what lies
-        outside ten times how far: less is better). The naive interval is the simulated step times
-        the quantiles of measured over simulated steps of all other models' runs.
+    Returns ``group``, ``runs``; of each way (``ours``, ``naive``) ``covered``, the share of
+    measured steps inside (a refused run's is outside), ``width``, the median of the high over the
+    low end, and ``score``, the mean interval score of the logarithms (width, and for what lies
+    outside ten times how far: less is better). The naive interval is the simulated step times the
+    quantiles of measured over simulated steps of all other models' runs.
     """
     measured, simulated, *ours = (
         np.log(cases[name].to_numpy(np.float64)) for name in ("measured_s", "predicted_s", "low_s", "high_s")

@@ -26,10 +26,7 @@ _FARTHEST = 9
 def fit_node_residuals(cases: pd.DataFrame) -> list[NodeResidual]:
     """Return what ships as ``costmodel.steps.BEYOND_NODES``.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Of ``reproductions.tables.CLUSTER_STEPS``; of a refused run nothing counts.
+    ``cases``: of ``reproductions.tables.CLUSTER_STEPS``; of a refused run nothing counts.
     """
     runs = _count(cases.dropna(subset="predicted_s"))
     models = sorted(runs["parameters"].unique())

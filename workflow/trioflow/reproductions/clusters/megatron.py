@@ -53,14 +53,10 @@ _TE_WORKSPACE_BYTES = {"a100": 4 * BYTES_PER_MIB, "h100": 32 * BYTES_PER_MIB}
 class Case:
     """One run of one test.
 
-    Attributes
-    ----------
-    folder : Path
-        The test's, with its arguments.
-    suite, name, device : str
-        gpt, moe, bert or t5; the folder's name; a100 or h100.
-    peak_bytes, kept_bytes : float
-        The highest peak that was logged; what lay there between steps, at the end.
+    ``folder``: the test's, with its arguments.
+    ``suite``, ``name``, ``device``: gpt, moe, bert or t5; the folder's name; a100 or h100.
+    ``peak_bytes``, ``kept_bytes``: the highest peak that was logged; what lay there between steps,
+        at the end.
     """
 
     folder: Path
@@ -74,15 +70,10 @@ class Case:
 def read_cases(files: Iterable[str | Path]) -> list[Case]:
     """Read what was measured.
 
-    Parameters
-    ----------
-    files : iterable of path
-        ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; others are passed by.
+    Raises TableError when a file is not as Megatron-LM writes them.
 
-    Raises
-    ------
-    TableError
-        When a file is not as Megatron-LM writes them.
+    ``files``: ``golden_values_dev_dgx_<device>.json`` beside ``model_config.yaml``; others are
+        passed by.
     """
     found = []
     for path in sorted(Path(file) for file in files):
@@ -105,11 +96,8 @@ def _list_numbers(values: Mapping[str, Any]) -> list[float]:
 def judge_peaks(cases: Iterable[Case]) -> pd.DataFrame:
     """Return what was measured and predicted of each case.
 
-    Returns
-    -------
-    DataFrame
-        A row a case; columns of ``reproductions.tables.CLUSTER_PEAKS``. Of a
-        refused case the prediction is missing, and ``refused`` says why.
+    Returns a row a case; columns of ``reproductions.tables.CLUSTER_PEAKS``. Of a refused case the
+    prediction is missing, and ``refused`` says why.
     """
     frame = pd.DataFrame([_judge(case) for case in cases])
     numbers = ["data", "tensor", "pipeline", "workspace_bytes", "predicted_bytes"]
@@ -137,12 +125,8 @@ def _judge(case: Case) -> dict[str, Any]:
 def _predict(file: Path) -> dict[str, Any]:
     """Return the degrees of a test's run, and the peak of its last rank.
 
-    The last rank writes the log. Which GPU it is changes no tensor.
-
-    Raises
-    ------
-    TrioflowError
-        When the arguments are refused.
+    The last rank writes the log. Which GPU it is changes no tensor. Raises TrioflowError when the
+    arguments are refused.
     """
     found = read_configuration(file)
     columns = dict(found.degrees)

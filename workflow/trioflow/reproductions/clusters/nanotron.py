@@ -49,21 +49,15 @@ _TIED_BELOW = 10_000
 class Run:
     """One row of the file.
 
-    Attributes
-    ----------
-    parameters : float
-        In 1e9, which names the model.
-    nodes, micro_batch, accumulate, data, pipeline, tensor, zero : int
-        Nodes of 8 GPUs; samples of a micro-batch and micro-batches of a replica; degrees; ZeRO's
-        stage, 0 or 1.
-    measured_bytes : float
-        GPU memory that the file gives [bytes]; not a number where it gives none.
-    measured_step_s : float
-        A step, by the tokens a second that the file gives [s]; not a number where it gives none.
-    mfu : float
-        Model FLOPs utilisation that the file gives, of 1.
-    ran : bool
-        Whether it is one of the runs, or one of those that failed.
+    ``parameters``: in 1e9, which names the model.
+    ``nodes``, ``micro_batch``, ``accumulate``, ``data``, ``pipeline``, ``tensor``, ``zero``: nodes
+        of 8 GPUs; samples of a micro-batch and micro-batches of a replica; degrees; ZeRO's stage,
+        0 or 1.
+    ``measured_bytes``: GPU memory that the file gives [bytes]; not a number where it gives none.
+    ``measured_step_s``: a step, by the tokens a second that the file gives [s]; not a number where
+        it gives none.
+    ``mfu``: model FLOPs utilisation that the file gives, of 1.
+    ``ran``: whether it is one of the runs, or one of those that failed.
     """
 
     parameters: float
@@ -83,10 +77,7 @@ class Run:
 def read_runs(data_folder: str | Path) -> list[Run]:
     """Read all runs, and behind them all that failed.
 
-    Raises
-    ------
-    TableError
-        When the file is missing, or is not the chart that it was.
+    Raises TableError when the file is missing, or is not the chart that it was.
     """
     path = Path(data_folder) / FILE
     try:

@@ -83,12 +83,9 @@ def build_clusters_page(
 ) -> None:
     """Write the page.
 
-    Parameters
-    ----------
-    memory, steps, peaks : path
-        Parquet files of ``reproductions.tables.CLUSTER_MEMORY``, ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``.
-    page : path
-        HTML page to write.
+    ``memory``, ``steps``, ``peaks``: Parquet files of ``reproductions.tables.CLUSTER_MEMORY``,
+        ``CLUSTER_STEPS`` and ``CLUSTER_PEAKS``.
+    ``page``: HTML page to write.
     """
     cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
     timed = tables.read_table(steps, "cluster_steps", CLUSTER_STEPS)

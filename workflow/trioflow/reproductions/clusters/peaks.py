@@ -27,11 +27,8 @@ _AIM = 0.05
 def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
     """Return how far the predicted peaks are off, by groups of cases.
 
-    Returns
-    -------
-    DataFrame
-        ``group``, ``cases``; ``median_error``, ``error_90`` and ``most`` of the
-        absolute relative errors; ``bias``, the median of the signed ones.
+    Returns ``group``, ``cases``; ``median_error``, ``error_90`` and ``most`` of the absolute
+    relative errors; ``bias``, the median of the signed ones.
     """
     predicted = cases[cases["refused"] == ""]
     groups = [("all that are predicted", predicted)]
@@ -60,10 +57,7 @@ def _signed_error(rows: pd.DataFrame) -> pd.Series:
 def peaks_section(cases: pd.DataFrame) -> Section:
     """Return the section: scores, why cases are refused, each prediction.
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Of ``reproductions.tables.CLUSTER_PEAKS``.
+    ``cases``: of ``reproductions.tables.CLUSTER_PEAKS``.
     """
     scores = score_peaks(cases)
     predicted = int((cases["refused"] == "").sum())

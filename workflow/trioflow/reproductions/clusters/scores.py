@@ -51,14 +51,9 @@ def is_fitted_on(parameters: float, nodes: int) -> bool:
 def score_memory(cases: pd.DataFrame) -> pd.DataFrame:
     """Return how far the peaks are off, by set and model.
 
-    Returns
-    -------
-    DataFrame
-        ``set``, ``parameters`` (0 for all), ``runs``; median and 90th
-        percentile of the absolute relative error of what the allocator holds
-        (``median_error``, ``error_90``) and of what it hands out
-        (``allocated_median``); ``refused``, runs that ``simulate`` calls out
-        of memory.
+    Returns ``set``, ``parameters`` (0 for all), ``runs``; median and 90th percentile of the
+    absolute relative error of what the allocator holds (``median_error``, ``error_90``) and of what
+    it hands out (``allocated_median``); ``refused``, runs that ``simulate`` calls out of memory.
     """
     ran = cases[cases["set"] != FAILED]
     groups = [("all runs", 0.0, ran)]
@@ -87,14 +82,11 @@ def _score(name: str, parameters: float, rows: pd.DataFrame) -> dict[str, Any]:
 def score_steps(cases: pd.DataFrame) -> pd.DataFrame:
     """Return how far the steps are off, by set, model and number of nodes.
 
-    Returns
-    -------
-    DataFrame
-        ``group``, ``runs``; median absolute relative error of the simulated
-        and of the expected step (``median_error``, ``expected_error``), shares of simulated steps within 10, 20 and 50 % (``within_10`` and so on) and
-        inside their interval (``covered``), and of pairs of one model and
-        number of nodes whose expected steps stand in the right order (``in_order``). A refused
-        run has no prediction: it is outside of everything.
+    Returns ``group``, ``runs``; median absolute relative error of the simulated and of the expected
+    step (``median_error``, ``expected_error``), shares of simulated steps within 10, 20 and 50 %
+    (``within_10`` and so on) and inside their interval (``covered``), and of pairs of one model and
+    number of nodes whose expected steps stand in the right order (``in_order``). A refused run has
+    no prediction: it is outside of everything.
     """
     fast = f"MFU above {write_percent(FAST, 0)}"
     groups = [("all runs", cases), (fast, cases[cases["mfu"] > FAST])]
@@ -162,12 +154,9 @@ _PLAN = ["parameters", "nodes", "data", "tensor", "pipeline", "zero"]
 def find_slow(cases: pd.DataFrame) -> pd.DataFrame:
     """Return pipelines on several nodes whose stages lie in a node each, and which of them are slow.
 
-    Returns
-    -------
-    DataFrame
-        Rows of ``cases``; ``excess_s``, what each of a replica's micro-batches took beyond its
-        prediction [s]; ``slow``; ``mixed``, whether runs of the same plan but for the micro-batch
-        are of both kinds.
+    Returns rows of ``cases``; ``excess_s``, what each of a replica's micro-batches took beyond its
+    prediction [s]; ``slow``; ``mixed``, whether runs of the same plan but for the micro-batch are
+    of both kinds.
     """
     inside = (cases["pipeline"] > 1) & (cases["nodes"] > 1) & (cases["tensor"] <= 8)
     rows = cases[inside].dropna(subset="predicted_s")

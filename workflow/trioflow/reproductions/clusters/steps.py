@@ -31,16 +31,10 @@ PLATFORM = "p5-h100"
 def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
     """Return what was measured and predicted of each run that ran.
 
-    Parameters
-    ----------
-    runs : iterable of Run
-        From ``nanotron.read_runs``, or some of them.
+    Returns a row a run; columns of ``reproductions.tables.CLUSTER_STEPS``. A plan that is refused
+    has no prediction, and counts as missed.
 
-    Returns
-    -------
-    DataFrame
-        A row a run; columns of ``reproductions.tables.CLUSTER_STEPS``. A plan
-        that is refused has no prediction, and counts as missed.
+    ``runs``: from ``nanotron.read_runs``, or some of them.
     """
     load_kernels()
     rows: dict[int, dict[str, Any]] = {}

@@ -36,10 +36,7 @@ _LONG = 0.005
 def find_best_rates(traces: Sequence[Trace]) -> AnalyticalModel:
     """Return the best rates of operators that take a good part of their step.
 
-    Raises
-    ------
-    InputError
-        When no long operator computes or moves anything.
+    Raises InputError when no long operator computes or moves anything.
     """
     rates, bandwidths = [], []
     for trace in traces:
@@ -179,12 +176,7 @@ def split_step(rows: pd.DataFrame) -> _StepParts:
     """Return the parts of a step from the two largest numbers of micro-batches and one.
 
     ``rows``: ``micro_batches`` and ``step_time_s`` [s]: one micro-batch and two larger numbers at
-    least.
-
-    Raises
-    ------
-    InputError
-        When there are fewer.
+    least. Raises InputError when there are fewer.
     """
     ordered = rows.sort_values("micro_batches")
     counts, times_s = ordered["micro_batches"].tolist(), ordered["step_time_s"].tolist()
@@ -203,12 +195,8 @@ def compare_throughput(rows: pd.DataFrame) -> pd.DataFrame:
     ``rows``: of ``tables.SWEEP_RESULTS``, one plan at several numbers of micro-batches.
 
     ``micro_batches``, ``batch``, ``step_time_s`` [s], ``simulated``, ``ideal``, ``deviation``
-    (simulated over ideal less one).
-
-    Raises
-    ------
-    InputError
-        When a step has no time or none has one micro-batch.
+    (simulated over ideal less one). Raises InputError when a step has no time or none has one
+    micro-batch.
     """
     unknown = rows[rows["step_time_s"].isna()]
     if len(unknown):

@@ -75,13 +75,9 @@ def build_distsim_page(
     (``timeline.parquet``, with ``summary.json`` beside it), ``benchmarks``, and one file each of
     ``analytical``, ``throughput`` and ``search`` (a figure with suffix). ``experiments``,
     ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``. ``page``: HTML page. Figures and the
-    tables ``timestamps``, ``activity``, ``costs`` go into ``distsim`` beside it.
-
-    Raises
-    ------
-    InputError
-        When no experiment has several ranks, or a recording does not fit its simulation. Nothing is
-        written then.
+    tables ``timestamps``, ``activity``, ``costs`` go into ``distsim`` beside it. Raises InputError
+    when no experiment has several ranks, or a recording does not fit its simulation. Nothing is
+    written then.
     """
     rows = [dict(row) for row in experiments]
     found = _compare(files, rows, {str(p["plan"]): p for p in plans})

@@ -53,12 +53,8 @@ def read_benchmarks(files: Iterable[str | Path]) -> pd.DataFrame:
 
     ``files``: ``<stage>/<subject>.tsv``, or ``<stage>.tsv`` in ``benchmarks``.
 
-    ``stage``, ``subject`` and ``time_s`` [s], the mean of repeats.
-
-    Raises
-    ------
-    TableError
-        When a file is not a benchmark.
+    ``stage``, ``subject`` and ``time_s`` [s], the mean of repeats. Raises TableError when a file is
+    not a benchmark.
     """
     rows = []
     for file in map(Path, files):

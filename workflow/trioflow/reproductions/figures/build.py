@@ -73,13 +73,8 @@ def build_figure_data(
     """Return what a figure draws, columns of ``SCHEMAS`` of its form.
 
     ``name``: figure, with ``catalogue.PREFIX`` where public data belong to it; ``plans``: rows of
-    ``plans.tsv``, for runs of this machine.
-
-    Raises
-    ------
-    InputError
-        When the figure is unknown, or a set that it needs has no row; the sentence names the figure
-        and the set.
+    ``plans.tsv``, for runs of this machine. Raises InputError when the figure is unknown, or a set
+    that it needs has no row; the sentence names the figure and the set.
     """
     figure = catalogue.find_figure(name)
     try:
@@ -148,10 +143,7 @@ def _list_public(figure: Figure, files: Files) -> list[dict[str, Any]]:
 def keep_rivals(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the cases of which the same training was measured under several plans.
 
-    Raises
-    ------
-    InputError
-        When there is none.
+    Raises InputError when there is none.
     """
     keys = [(row["panel"], row["workload"], row["device"], row["ranks"]) for row in rows]
     plans: dict[tuple[Any, ...], set[str]] = {}
@@ -231,12 +223,8 @@ def predict_scenarios(description: str | Path, target: str | Path) -> pd.DataFra
     """Predict every scenario of a description and write them as a table.
 
     ``description``: in the format of a sweep's; ``target``: Parquet file of
-    ``tables.SWEEP_RESULTS``.
-
-    Raises
-    ------
-    InputError
-        When the description is wrong, or a file that it names is missing.
+    ``tables.SWEEP_RESULTS``. Raises InputError when the description is wrong, or a file that it
+    names is missing.
     """
     sweep = load_sweep(description)
     workshop = _make_workshop(sweep)

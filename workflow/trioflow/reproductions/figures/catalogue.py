@@ -246,10 +246,7 @@ FIGURES: dict[str, Figure] = {
 def find_figure(name: str) -> Figure:
     """Return a figure by the name of its target, with or without ``PREFIX``.
 
-    Raises
-    ------
-    InputError
-        When there is no such figure.
+    Raises InputError when there is no such figure.
     """
     figure = FIGURES.get(name.removeprefix(PREFIX))
     if figure is None:
@@ -274,10 +271,7 @@ def gains(figure: Figure, descriptions: dict[str, str]) -> bool:
 def find_descriptions(name: str, descriptions: dict[str, str]) -> list[str]:
     """Return the names of the descriptions that a figure's predictions come from.
 
-    Raises
-    ------
-    InputError
-        When the figure's own description is missing.
+    Raises InputError when the figure's own description is missing.
     """
     figure = find_figure(name)
     if not figure.scenarios:

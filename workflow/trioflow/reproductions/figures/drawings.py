@@ -55,12 +55,7 @@ def draw_evidence(figure: Figure, rows: pd.DataFrame) -> Drawing:
     """Draw a figure of predictions, a panel for each kind of evidence.
 
     ``figure``: of the forms ``errors`` or ``order``; ``rows``: columns of
-    ``reproductions.tables.EVIDENCE``.
-
-    Raises
-    ------
-    InputError
-        When there is no row.
+    ``reproductions.tables.EVIDENCE``. Raises InputError when there is no row.
     """
     if rows.empty:
         raise InputError(f"{figure.name}: no row to draw")

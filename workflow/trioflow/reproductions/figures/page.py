@@ -59,12 +59,8 @@ def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
     """Write the page.
 
     ``files``: pictures and tables of every figure, as ``build.make_figure`` writes them. ``page``:
-    target; pictures are addressed from where it lies.
-
-    Raises
-    ------
-    InputError
-        When there is no figure, or one lacks its picture; nothing is written then.
+    target; pictures are addressed from where it lies. Raises InputError when there is no figure, or
+    one lacks its picture; nothing is written then.
     """
     found = {Path(file).name: Path(file) for file in files}
     names = [Path(file).stem for file in files if Path(file).suffix == ".parquet"]

@@ -38,12 +38,8 @@ def read_live_errors(
 ) -> pd.DataFrame:
     """Return the experiments of some kinds of plans, with their plan as ``family`` and ``kind``.
 
-    ``file``: Parquet file of ``tables.ERRORS``; ``plans``: rows of ``plans.tsv``.
-
-    Raises
-    ------
-    InputError
-        When there is no such experiment.
+    ``file``: Parquet file of ``tables.ERRORS``; ``plans``: rows of ``plans.tsv``. Raises InputError
+    when there is no such experiment.
     """
     known = {str(row["plan"]): Plan(**row) for row in plans}
     errors = tables.read_table(file, "errors")
@@ -161,13 +157,8 @@ def shorten_device(name: str) -> str:
 def list_validation_rows(file: str | Path, set_name: str) -> list[dict[str, Any]]:
     """Return whole training steps of one GPU from a set of the validation, as ``EVIDENCE`` rows.
 
-    ``file``: Parquet file of ``tables.VALIDATION``; ``set_name``: its set: a key of
-    ``aims.SETS``.
-
-    Raises
-    ------
-    InputError
-        When the set has no such case by the model that ships.
+    ``file``: Parquet file of ``tables.VALIDATION``; ``set_name``: its set: a key of ``aims.SETS``.
+    Raises InputError when the set has no such case by the model that ships.
     """
     cases = tables.read_table(file, "validation")
     ours = cases[(cases["set"] == set_name) & (cases["model"] == SETS[set_name].ours)]
@@ -203,12 +194,8 @@ def list_published_rows(
 ) -> list[dict[str, Any]]:
     """Return public multi-GPU cases of some kinds of plans, as ``EVIDENCE`` rows.
 
-    ``files``: Parquet files of ``tables.PUBLISHED_CASES``.
-
-    Raises
-    ------
-    InputError
-        When there is no such case.
+    ``files``: Parquet files of ``tables.PUBLISHED_CASES``. Raises InputError when there is no such
+    case.
     """
     frames = [tables.read_table(file, "published_cases") for file in files]
     rows = []
@@ -256,12 +243,7 @@ def list_predicted_rows(
     ``files``: Parquet files of ``tables.SWEEP_RESULTS``; ``quantity``: ``STEP`` or ``BUSY``: busy
     times have the step's interval in proportion; ``label``, ``series``: what a line is called and
     what its colour says: columns of the table, ``kind`` (the plan), ``gpu`` and ``gpus`` (with
-    their number) in braces.
-
-    Raises
-    ------
-    InputError
-        When there is no scenario.
+    their number) in braces. Raises InputError when there is no scenario.
     """
     frames = [tables.read_table(file, "sweep_results") for file in files]
     found = [row for frame in frames for row in records(frame)]
@@ -305,13 +287,8 @@ COMPUTE = "compute"
 def list_live_shares(errors: pd.DataFrame, profiles: pd.DataFrame) -> list[dict[str, Any]]:
     """Return ``reproductions.tables.SHARES`` rows of measured experiments: profile and prediction of each.
 
-    ``errors``: from ``read_live_errors``; ``profiles``: columns of
-    ``tables.RANK_TIMELINES``.
-
-    Raises
-    ------
-    InputError
-        When an experiment has no profile.
+    ``errors``: from ``read_live_errors``; ``profiles``: columns of ``tables.RANK_TIMELINES``.
+    Raises InputError when an experiment has no profile.
     """
     rows = []
     for row in records(errors):
@@ -349,10 +326,7 @@ def measure_shares(profile: pd.DataFrame) -> dict[str, float]:
 def list_predicted_shares(files: Sequence[str | Path]) -> list[dict[str, Any]]:
     """Return ``reproductions.tables.SHARES`` rows of scenarios that have a step.
 
-    Raises
-    ------
-    InputError
-        When there is none.
+    Raises InputError when there is none.
     """
     rows = []
     for file in files:

@@ -61,10 +61,7 @@ class RecordedStep:
 def read_recorded_step(trace: Trace) -> RecordedStep:
     """Return what the rules read of a trace.
 
-    Raises
-    ------
-    InputError
-        When the trace holds no times.
+    Raises InputError when the trace holds no times.
     """
     operators = trace.operators
     timed = operators["device_ns"].to_numpy() > 0
@@ -110,12 +107,7 @@ def predict_by_triosim(
 
     ``plan``: one degree above 1 at most; ``bandwidth_bytes_per_s``: bytes of a collective or a
     message over this are its time [bytes/s]; ``overlap``: false for its standard data parallelism,
-    which adds the all-reduce.
-
-    Raises
-    ------
-    InputError
-        When the bandwidth is not positive.
+    which adds the all-reduce. Raises InputError when the bandwidth is not positive.
     """
     if not bandwidth_bytes_per_s > 0:
         raise InputError(f"{bandwidth_bytes_per_s} bytes/s is not a bandwidth")

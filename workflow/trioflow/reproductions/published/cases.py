@@ -64,10 +64,7 @@ _COLUMNS = [field.name for field in fields(PublishedRow)]
 def list_published_sets(path: str | Path) -> list[str]:
     """Return the names of the sets of ``published.tsv`` in its order, without a look at the cases.
 
-    Raises
-    ------
-    TableError
-        When the table is missing, or a column is unknown or missing.
+    Raises TableError when the table is missing, or a column is unknown or missing.
     """
     return list(dict.fromkeys(cells["set"] for _, cells in read_cells(path, _COLUMNS, {})))
 
@@ -75,13 +72,9 @@ def list_published_sets(path: str | Path) -> list[str]:
 def load_published_rows(path: str | Path) -> dict[str, PublishedRow]:
     """Read ``published.tsv`` into rows by the name of the case.
 
-    ``path``: tab-separated table. A platform that is a file is given relative to it.
-
-    Raises
-    ------
-    TableError
-        When the table is missing, a column is unknown or missing, a name stands twice, a cell is
-        not a number, or a plan does not fit its ranks.
+    ``path``: tab-separated table. A platform that is a file is given relative to it. Raises
+    TableError when the table is missing, a column is unknown or missing, a name stands twice, a
+    cell is not a number, or a plan does not fit its ranks.
     """
     file = Path(path)
     rows = [_read_row(cells, file, place) for place, cells in read_cells(file, _COLUMNS, {})]
@@ -123,10 +116,7 @@ def _read_row(cells: dict[str, str], file: Path, place: str) -> PublishedRow:
 def rows_of_set(rows: dict[str, PublishedRow], name: str, path: str | Path) -> list[PublishedRow]:
     """Return the rows of one set, in the table's order.
 
-    Raises
-    ------
-    TableError
-        When the table has no such set.
+    Raises TableError when the table has no such set.
     """
     found = [row for row in rows.values() if row.set == name]
     if not found:

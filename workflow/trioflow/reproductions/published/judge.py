@@ -264,12 +264,8 @@ def read_measured(row: PublishedRow, data_folder: str | Path) -> Measured:
     """Return the measured time of a row.
 
     ``row``: its ``measured`` names a sidecar of NeuSight's (``e2e_latency`` in ms), or a GPU of the
-    shipped table of throughputs.
-
-    Raises
-    ------
-    InputError
-        When the file or the entry is missing or holds no positive time.
+    shipped table of throughputs. Raises InputError when the file or the entry is missing or holds
+    no positive time.
     """
     if row.measured.startswith(_THROUGHPUT_WORD):
         return _read_throughput(row.measured.removeprefix(_THROUGHPUT_WORD), row)

@@ -50,12 +50,7 @@ _NEAR = 0.15
 def draw_cases(cases: pd.DataFrame, name: str) -> Figure:
     """Draw the errors of everyone on every case of a set.
 
-    ``cases``: columns of ``tables.PUBLISHED_CASES``.
-
-    Raises
-    ------
-    InputError
-        When the set has no case.
+    ``cases``: columns of ``tables.PUBLISHED_CASES``. Raises InputError when the set has no case.
     """
     rows = cases[cases["set"] == name].reset_index(drop=True)
     if rows.empty:
@@ -192,10 +187,7 @@ _GLOSSARY = {
 def read_cases(files: Iterable[str | Path]) -> pd.DataFrame:
     """Return the cases of several files as one table, sets in the order of the page.
 
-    Raises
-    ------
-    InputError
-        When there is no case, or a case stands twice.
+    Raises InputError when there is no case, or a case stands twice.
     """
     frames = [tables.read_table(file, "published_cases") for file in files]
     frames = [frame for frame in frames if len(frame)]

@@ -67,10 +67,7 @@ class PublishedSource:
     def read_trace(self, name: str) -> Trace:
         """Return a row of ``imports.tsv`` as a trace.
 
-        Raises
-        ------
-        InputError
-            When there is no such row, or its files are not here.
+        Raises InputError when there is no such row, or its files are not here.
         """
         if name not in self.imports:
             raise InputError(

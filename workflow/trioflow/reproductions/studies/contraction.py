@@ -153,10 +153,7 @@ def list_inputs(traces: list[str]) -> list[Path]:
 def load_timed_trace(name: str) -> DeviceTimes:
     """Return a trace of the studies with predicted times, and the model that gave them.
 
-    Raises
-    ------
-    TraceError
-        When there is no such trace.
+    Raises TraceError when there is no such trace.
     """
     model = load_operator_model(MODEL)
     device_name = load_device(_SHEET).driver_name

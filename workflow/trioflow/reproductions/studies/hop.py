@@ -123,11 +123,7 @@ def draw_times(
     the bandwidth.
 
     Returns the time of an update on each edge [s], and compute times [workers, iterations] [s].
-
-    Raises
-    ------
-    SimulationError
-        When nothing is called ``slowed``.
+    Raises SimulationError when nothing is called ``slowed``.
     """
     generator = np.random.default_rng(seed)
     factors = generator.uniform(1.0, SLOWEST, workers)

@@ -60,12 +60,8 @@ def build_study_page(folder: str | Path, page: str | Path) -> None:
     """Write the page of all case studies, and copy their figures beside it.
 
     ``folder``: where the studies left their tables, ``<study>.parquet``, and their figures as SVG.
-    ``page``: HTML page to write; figures go into ``studies`` beside it.
-
-    Raises
-    ------
-    InputError
-        When a table is empty, or a figure is missing.
+    ``page``: HTML page to write; figures go into ``studies`` beside it. Raises InputError when a
+    table is empty, or a figure is missing.
     """
     source, target = Path(folder), Path(page)
     found = {name: _read(source, name) for name in STUDIES}

@@ -94,12 +94,7 @@ def trace_ring(rows: int, columns: int) -> list[int]:
     ``rows``, ``columns``: extent of the grid; 2 rows or more and an even number of columns.
 
     Neighbours in it, the last and the first included, are neighbours in the grid: a ring on them
-    uses each link once, without a detour.
-
-    Raises
-    ------
-    PlatformError
-        When the grid has another extent.
+    uses each link once, without a detour. Raises PlatformError when the grid has another extent.
     """
     if rows < 2 or columns < 2 or columns % 2:
         raise PlatformError(
@@ -177,10 +172,7 @@ class WaferSteps:
     def find_bandwidth(self, share: float) -> float:
         """Return the link bandwidth at which the network adds a share of the mesh's step [bytes/s].
 
-        Raises
-        ------
-        SimulationError
-            When no bandwidth does.
+        Raises SimulationError when no bandwidth does.
         """
         low, high = 1e3, 1e15
         if not self._share(high) < share < self._share(low):

@@ -84,10 +84,7 @@ def describe_case(collective: str, ranks: int, nodes: int, message_bytes: int) -
 def parse_case(case: str) -> tuple[str, int, int, int]:
     """Return what :func:`describe_case` was given.
 
-    Raises
-    ------
-    InputError
-        When the text names no message.
+    Raises InputError when the text names no message.
     """
     found = _CASE.fullmatch(case)
     if not found:

@@ -28,12 +28,8 @@ _RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 def draw_set(summary: pd.DataFrame, name: str) -> Figure:
     """Draw the mean absolute error of every model in every group of a set.
 
-    ``summary``: columns of ``reproductions.tables.SUMMARY``.
-
-    Raises
-    ------
-    InputError
-        When the set has no row.
+    ``summary``: columns of ``reproductions.tables.SUMMARY``. Raises InputError when the set has no
+    row.
     """
     rows = summary[summary["set"] == name]
     if rows.empty:
@@ -146,14 +142,9 @@ def draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) 
     ``operators``, ``classes``: columns of ``reproductions.tables.OPERATORS`` and ``CLASSES``;
     ``device``: as its driver names it.
 
-    Two panels a class: the held-out prediction over the measured time [s], and its relative
-    error [%] over the class's driver (FLOPs or bytes), both logarithmic; a point is a distinct
-    operator of a step.
-
-    Raises
-    ------
-    InputError
-        When the GPU has no operator.
+    Two panels a class: the held-out prediction over the measured time [s], and its relative error
+    [%] over the class's driver (FLOPs or bytes), both logarithmic; a point is a distinct operator
+    of a step. Raises InputError when the GPU has no operator.
     """
     mine = operators[operators["device"] == device]
     if mine.empty:

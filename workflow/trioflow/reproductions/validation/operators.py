@@ -271,12 +271,8 @@ def diagnose(data: DeviceData, method: str = "shipped") -> tuple[pd.DataFrame, p
     a model that did not see the workload [s], ``relative_error`` the latter over the former less
     one. Over ``flop`` and the bytes these are the residuals by size.
 
-    Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``.
-
-    Raises
-    ------
-    InputError
-        When the method is unknown.
+    Columns of ``tables.OPERATOR_FIT``, after ``device`` and ``method``. Raises InputError when the
+    method is unknown.
     """
     table, held = fit_with_held_out(data, method)
     keys = ["workload", "mode", "batch", "name", "operator_class", "phase", *FEATURES]

@@ -42,10 +42,7 @@ _CLASS_CAPTION = (
 def _read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
     """Return the cases of several files as one table.
 
-    Raises
-    ------
-    InputError
-        When there is none, or a set is unknown.
+    Raises InputError when there is none, or a set is unknown.
     """
     frames = [tables.read_table(file, "validation") for file in files]
     if not frames or all(frame.empty for frame in frames):

@@ -48,12 +48,8 @@ def read_iteration_times(data_folder: str | Path) -> pd.DataFrame:
     """Read every row of the file of iteration times.
 
     The values of ``COLUMNS`` and ``micro_batches`` (of one replica), in the file's order;
-    ``measured_s`` is what the file says [s].
-
-    Raises
-    ------
-    TableError
-        When the file is missing, lacks a column or holds a combination that no step can have.
+    ``measured_s`` is what the file says [s]. Raises TableError when the file is missing, lacks a
+    column or holds a combination that no step can have.
     """
     path = Path(data_folder) / FILE
     try:
@@ -132,12 +128,8 @@ def _all_reduce_tables() -> list[PublicTable]:
 def read_all_reduces(data_folder: str | Path, rounds: Iterable[int] = (0, 1)) -> AllReduceCurves:
     """Read the all-reduces that were measured beside the iteration times.
 
-    ``rounds``: 0 out of place, 1 in place; their mean counts.
-
-    Raises
-    ------
-    TableError
-        When a file is missing or breaks its format.
+    ``rounds``: 0 out of place, 1 in place; their mean counts. Raises TableError when a file is
+    missing or breaks its format.
     """
     sizes, times = {}, {}
     for table in _all_reduce_tables():

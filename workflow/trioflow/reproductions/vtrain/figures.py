@@ -24,12 +24,7 @@ def read_sizes(cases: pd.DataFrame) -> pd.DataFrame:
     ``cases``: columns of ``tables.PUBLISHED_CASES``, rows of vTrain's sets.
 
     The same with ``hidden``, ``layers``, ``tensor``, ``data``, ``pipeline``, ``micro_batches``,
-    ``micro_batch`` and ``error``.
-
-    Raises
-    ------
-    InputError
-        When a name is not of that form.
+    ``micro_batch`` and ``error``. Raises InputError when a name is not of that form.
     """
     plans = cases["plan"].str.extract(
         r"^t(?P<tensor>\d+)-d(?P<data>\d+)-p(?P<pipeline>\d+)-m(?P<micro_batches>\d+)$"
@@ -55,12 +50,7 @@ def _refuse_nothing(rows: pd.DataFrame, what: str) -> None:
 def draw_predictions(cases: pd.DataFrame) -> Figure:
     """Draw a set's predictions over the file's times, and their errors by tensor degree.
 
-    ``cases``: one set, columns of :func:`read_sizes`.
-
-    Raises
-    ------
-    InputError
-        When there is no case.
+    ``cases``: one set, columns of :func:`read_sizes`. Raises InputError when there is no case.
     """
     _refuse_nothing(cases, "case")
     spread = np.random.default_rng(_SEED)
@@ -109,12 +99,7 @@ def draw_predictions(cases: pd.DataFrame) -> Figure:
 def draw_degrees(cases: pd.DataFrame) -> Figure:
     """Draw the mean absolute error by each degree and by the micro-batch, ours and the regression's.
 
-    ``cases``: one set, columns of :func:`read_sizes`.
-
-    Raises
-    ------
-    InputError
-        When there is no case.
+    ``cases``: one set, columns of :func:`read_sizes`. Raises InputError when there is no case.
     """
     _refuse_nothing(cases, "case")
     shown = {
@@ -170,12 +155,7 @@ def measure_blocks(cases: pd.DataFrame) -> pd.DataFrame:
 def draw_blocks(blocks: pd.DataFrame) -> Figure:
     """Draw the time of a block over the micro-batch, in the file and predicted.
 
-    ``blocks``: as :func:`measure_blocks` returns it.
-
-    Raises
-    ------
-    InputError
-        When there is none.
+    ``blocks``: as :func:`measure_blocks` returns it. Raises InputError when there is none.
     """
     _refuse_nothing(blocks, "block")
     hidden = sorted(blocks["hidden"].unique())

@@ -242,10 +242,7 @@ def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:
 def name_values(values: Floats) -> dict[str, float]:
     """Return a vector of parameters by their names.
 
-    Raises
-    ------
-    InputError
-        When it has another length.
+    Raises InputError when it has another length.
     """
     if len(values) != len(NAMES):
         raise InputError(f"{len(values)} values for {len(NAMES)} parameters")

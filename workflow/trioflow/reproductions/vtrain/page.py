@@ -302,12 +302,8 @@ def build_vtrain_page(
     and ``CHECKS`` of ``reproductions.tables``. ``page``: HTML page to write; figures go into
     ``published_vtrain`` beside it.
 
-    Returns the scores of every set and model.
-
-    Raises
-    ------
-    InputError
-        When a set is missing. Nothing is written then.
+    Returns the scores of every set and model. Raises InputError when a set is missing. Nothing is
+    written then.
     """
     cases = pd.concat(
         [tables.read_table(file, "published_cases") for file in case_files], ignore_index=True

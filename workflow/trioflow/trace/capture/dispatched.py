@@ -61,16 +61,10 @@ class ProgramRecorder(TorchDispatchMode):  # type: ignore[misc]  # mypy does not
     ``clock``: returns the time of a call's start or end; None to time nothing. ``kind``: ``cuda``, or
     ``cpu`` for PyTorch's stand-ins of streams.
 
-    Attributes
-    ----------
-    operators : list of ObservedOperator
-        In the order of the host's calls.
-    messages : list of dict
-        Entries of the fact ``communication``.
-    streams : StreamLog
-        Streams of the operators, and which of them wait for earlier ones.
-    spans : list of pair
-        What the clock gave before and after each operator.
+    ``operators``: in the order of the host's calls.
+    ``messages``: entries of the fact ``communication``.
+    ``streams``: streams of the operators, and which of them wait for earlier ones.
+    ``spans``: what the clock gave before and after each operator.
     """
 
     def __init__(self, clock: Callable[[], Any] | None = None, kind: str = "cpu") -> None:
@@ -249,12 +243,8 @@ def _describe_message(name: str, given: dict[str, Any], result: Any) -> dict[str
     """Return what a call sends; None of one that waits.
 
     ``name``: with its namespace; ``given``: its arguments by name; ``result``: what it returned.
-    The entry's keys are those of the fact ``communication``.
-
-    Raises
-    ------
-    InputError
-        When the call is not known.
+    The entry's keys are those of the fact ``communication``. Raises InputError when the call is not
+    known.
     """
     space, _, call = name.partition("::")
     if call in _WAITS:

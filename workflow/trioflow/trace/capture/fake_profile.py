@@ -66,13 +66,9 @@ class _FakeCall:
 class NotingFakeMode(FakeTensorMode):  # type: ignore[misc]  # mypy does not read torch
     """Makes fake tensors, and notes in which memory the tensors of every call lie.
 
-    Attributes
-    ----------
-    calls : list of FakeCall, or None
-        None while nothing is noted.
-    values_read : int
-        How often the program asked for a number that a tensor holds. Nothing is computed, so it got
-        zero.
+    ``calls``: none while nothing is noted.
+    ``values_read``: how often the program asked for a number that a tensor holds. Nothing is
+        computed, so it got zero.
     """
 
     def __init__(self) -> None:

@@ -71,12 +71,8 @@ def exclusive_measurement(what: str) -> Iterator[None]:
     ``TRIOFLOW_LOCK_FOLDER`` moves the lock out of the system's temporary folder, for tests, whose
     times mean nothing.
 
-    ``what``: what is about to run, for the error's text.
-
-    Raises
-    ------
-    MeasurementError
-        When another capture or measurement of the same user is running.
+    ``what``: what is about to run, for the error's text. Raises MeasurementError when another
+    capture or measurement of the same user is running.
     """
     try:
         import fcntl

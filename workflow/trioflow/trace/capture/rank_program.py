@@ -63,18 +63,14 @@ def capture_rank(
 ) -> Trace:  # fmt: skip
     """Return the program of one rank of many: its operators, its messages, and what waits for what.
 
-    ``row``: of which ``model`` is ``module:function``; the function is called with the process group
-    set up, with the row (and ``batch``) if it takes an argument, and returns the step as a function
-    without arguments, or an object that has it as ``step``. ``batch``: samples of the rank's step.
-    ``device``: ``meta`` for tensors without data, ``cpu``, ``cuda`` or ``auto``. ``target``: whose
-    optimizers and attention are chosen, and on a processor other than ``device`` times are not
-    kept: ``cuda`` (the default without data) or ``cpu``. Facts beside the usual ones: see ``trace.program``.
-
-    Raises
-    ------
-    InputError
-        When rank, device or batch are impossible, the function is unusable, or the step needs what
-        a fake process group or tensors without data do not have.
+    ``row``: of which ``model`` is ``module:function``; the function is called with the process
+    group set up, with the row (and ``batch``) if it takes an argument, and returns the step as a
+    function without arguments, or an object that has it as ``step``. ``batch``: samples of the
+    rank's step. ``device``: ``meta`` for tensors without data, ``cpu``, ``cuda`` or ``auto``.
+    ``target``: whose optimizers and attention are chosen, and on a processor other than ``device``
+    times are not kept: ``cuda`` (the default without data) or ``cpu``. Facts beside the usual ones:
+    see ``trace.program``. Raises InputError when rank, device or batch are impossible, the function
+    is unusable, or the step needs what a fake process group or tensors without data do not have.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")
@@ -292,10 +288,7 @@ def _run(
 def _call(step: Callable[[], Any]) -> None:
     """Run the step; say where it failed.
 
-    Raises
-    ------
-    InputError
-        When it fails.
+    Raises InputError when it fails.
     """
     try:
         step()

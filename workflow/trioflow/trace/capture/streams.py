@@ -19,12 +19,8 @@ class StreamLog:
 
     ``kind``: ``cuda`` or ``cpu``.
 
-    Attributes
-    ----------
-    of : list of int
-        Stream of each operator: 0 for the one that the step starts in, others as they come.
-    waits : list of pair of int
-        An operator, and an earlier one that it waits for.
+    ``of``: stream of each operator: 0 for the one that the step starts in, others as they come.
+    ``waits``: an operator, and an earlier one that it waits for.
     """
 
     def __init__(self, kind: str) -> None:

@@ -37,11 +37,8 @@ class TrainingStep:
     trained, on its device; ``batch``: samples of the step on this rank; ``device``: where the data
     goes; ``seed``: seed of the data.
 
-    Attributes
-    ----------
-    phases_ns : dict of str to int
-        How long forward (the loss included), backward and optimizer of the last step took on the
-        host's clock [ns].
+    ``phases_ns``: how long forward (the loss included), backward and optimizer of the last step
+        took on the host's clock [ns].
     """
 
     def __init__(

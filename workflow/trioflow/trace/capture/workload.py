@@ -99,10 +99,7 @@ def _profile_with_tensors(
 def choose_device(device: str) -> str:
     """Return ``cpu`` or ``cuda``; ``auto`` takes CUDA where present.
 
-    Raises
-    ------
-    InputError
-        When CUDA is asked for and absent, or the word is unknown.
+    Raises InputError when CUDA is asked for and absent, or the word is unknown.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -175,11 +172,7 @@ def capture_workload(
     files go. ``device``: ``cpu``, ``cuda`` or ``auto``. ``warm_up``, ``timed_steps``,
     ``profiled_steps``: steps run before anything is timed; timed without the profiler (half before
     and half after it, so that a drift shows); profiled lightly. ``seed``: seed of weights and data.
-
-    Raises
-    ------
-    InputError
-        When the batch is not positive, or the row or the device is unusable.
+    Raises InputError when the batch is not positive, or the row or the device is unusable.
     """
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")

@@ -141,12 +141,8 @@ def write_messages(path: str | Path, messages: Iterable[Any]) -> None:
 def read_messages(path: str | Path) -> Iterator[tuple[str, Any]]:
     """Yield the messages of a Chakra file with their places: its metadata, then its nodes.
 
-    One message at a time is in memory.
-
-    Raises
-    ------
-    TraceError
-        When the file is missing, empty, cut short or no Chakra file.
+    One message at a time is in memory. Raises TraceError when the file is missing, empty, cut short
+    or no Chakra file.
     """
     path = Path(path)
     check_file(path, TraceError)

@@ -70,10 +70,7 @@ class ChakraNode:
     def number(self, name: str) -> int | None:
         """Return an attribute that is a whole number of 0 or more, None where absent.
 
-        Raises
-        ------
-        TraceError
-            When it is something else.
+        Raises TraceError when it is something else.
         """
         value = self.attributes.get(name)
         if value is None:
@@ -88,10 +85,7 @@ class ChakraNode:
     def text(self, name: str) -> str:
         """Return an attribute that is text, empty where absent.
 
-        Raises
-        ------
-        TraceError
-            When it is something else.
+        Raises TraceError when it is something else.
         """
         value = self.attributes.get(name)
         if value is not None and not isinstance(value, str):
@@ -181,11 +175,8 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
 def read_chakra_nodes(path: str | Path) -> tuple[dict[str, Any], list[ChakraNode]]:
     """Return a file's metadata and its nodes, in order of start as far as dependencies allow.
 
-    Raises
-    ------
-    TraceError
-        When the file is not a Chakra file, an id occurs twice or is unknown, a type is unknown, a time
-        is negative, or nodes wait for one another.
+    Raises TraceError when the file is not a Chakra file, an id occurs twice or is unknown, a type
+    is unknown, a time is negative, or nodes wait for one another.
     """
     path = Path(path)
     metadata: dict[str, Any] = {}

@@ -32,10 +32,7 @@ class CsvRow:
     def whole(self, column: str, highest: int = 10**15) -> int:
         """Return a whole number from 0 on.
 
-        Raises
-        ------
-        TraceError
-            When the cell is not such a number, or above `highest`.
+        Raises TraceError when the cell is not such a number, or above `highest`.
         """
         text = self.cells[column].strip()
         if not _WHOLE.fullmatch(text):
@@ -47,10 +44,7 @@ class CsvRow:
     def number(self, column: str, highest: float = 1e15) -> float:
         """Return a number from 0 on.
 
-        Raises
-        ------
-        TraceError
-            When the cell is not such a number, or above `highest`.
+        Raises TraceError when the cell is not such a number, or above `highest`.
         """
         text = self.cells[column].strip()
         if not _NUMBER.fullmatch(text):
@@ -80,13 +74,9 @@ def read_rows(
     one to name in errors first. ``optional``: columns that may be missing; their cells are then
     left out.
 
-    Returns with the cells of these columns only.
-
-    Raises
-    ------
-    TraceError
-        When the file cannot be read, is empty or not UTF-8, a column is missing or occurs twice, or
-        a row has more or fewer cells than the header.
+    Returns with the cells of these columns only. Raises TraceError when the file cannot be read, is
+    empty or not UTF-8, a column is missing or occurs twice, or a row has more or fewer cells than
+    the header.
     """
     text = read_text(path, TraceError)
     lines = [(number, cells) for number, cells in parse_cells(text, path, TraceError) if cells]

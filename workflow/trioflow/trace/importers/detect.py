@@ -31,12 +31,8 @@ def import_trace(
     ``sources``: a folder that ``trioflow capture`` filled, TrioSim's folder with ``trace.csv`` and
     ``tensor.csv``, a NeuSight table, one rank's Chakra file, or a Kineto trace with or without the
     execution trace of the same run (two files in any order, or their folder). ``options``: what the
-    source does not say. ``form``: one of ``FORMATS``; found out by default.
-
-    Raises
-    ------
-    TraceError
-        When the source is not one of these, is broken, or leaves open what no option says.
+    source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
+    the source is not one of these, is broken, or leaves open what no option says.
     """
     paths = [Path(source) for source in sources]
     for path in paths:
@@ -89,12 +85,7 @@ def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
     """Build the trace of a row of ``imports.tsv``.
 
     ``files``: the row's files, retrieved. ``row``: the row; ``-`` stands for what the files say
-    themselves.
-
-    Raises
-    ------
-    TraceError
-        As `import_trace`.
+    themselves. Raises TraceError as `import_trace`.
     """
     said = {
         key: None if row[key] in NOTHING else row[key]
@@ -111,10 +102,7 @@ def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
 def detect_format(paths: Sequence[Path]) -> str:
     """Return the format of some files or of a folder.
 
-    Raises
-    ------
-    TraceError
-        When it is none that trioflow knows.
+    Raises TraceError when it is none that trioflow knows.
     """
     from trioflow.trace.importers import chakra, neusight, triosim
 
@@ -136,10 +124,7 @@ def detect_format(paths: Sequence[Path]) -> str:
 def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
     """Return the Kineto trace and the execution trace among some files.
 
-    Raises
-    ------
-    TraceError
-        When there is no Kineto trace, or two of one sort.
+    Raises TraceError when there is no Kineto trace, or two of one sort.
     """
     found: dict[str, Path] = {}
     for path in _files(paths):

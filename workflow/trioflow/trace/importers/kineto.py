@@ -280,13 +280,8 @@ def _name_device(profile: Profile, step: Step, options: ImportOptions) -> str:
 
     A file names its devices in its header. Where it lists them without the number that its kernels
     carry (ROCm counts processors too), and all are of one name, it is that one. A name that many
-    chips share counts as none.
-
-    Raises
-    ------
-    TraceError
-        When the device events are of a kind that trioflow does not read, a run on an accelerator
-        lacks them, or ``--gpu`` contradicts the file.
+    chips share counts as none. Raises TraceError when the device events are of a kind that trioflow
+    does not read, a run on an accelerator lacks them, or ``--gpu`` contradicts the file.
     """
     if profile.foreign:
         word, number = max(profile.foreign.items(), key=lambda item: item[1])

@@ -85,10 +85,8 @@ class FxNode:
 def read_nodes(path: Path) -> list[FxNode]:
     """Read a table.
 
-    Raises
-    ------
-    TraceError
-        Names the file, the line and the column of the first cell that is wrong.
+    Raises TraceError, which names the file, the line and the column of the first cell that is
+    wrong.
     """
     nodes: dict[str, FxNode] = {}
     for row in read_rows(path, COLUMNS):
@@ -205,12 +203,8 @@ def read_sidecar(path: Path) -> dict[str, float]:
     """Return what was measured of the whole model: the ``.json`` beside a table.
 
     Returns ``num_layer`` and, where they are positive, ``e2e_latency``, ``fw_latency``,
-    ``bwall_latency`` [ms]; empty without such a file.
-
-    Raises
-    ------
-    TraceError
-        When the file is there and does not hold such JSON.
+    ``bwall_latency`` [ms]; empty without such a file. Raises TraceError when the file is there and
+    does not hold such JSON.
     """
     file = path.with_suffix(".json")
     if not file.is_file():
@@ -234,10 +228,7 @@ def read_sidecar(path: Path) -> dict[str, float]:
 def read_model_config(path: Path, model: str) -> dict[str, Any]:
     """Return the model's configuration, which NeuSight keeps beside its labels; else nothing.
 
-    Raises
-    ------
-    TraceError
-        When the file is there and is not a JSON object.
+    Raises TraceError when the file is there and is not a JSON object.
     """
     place = path.resolve().parents
     if len(place) < 3 or not model:

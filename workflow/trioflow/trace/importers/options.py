@@ -23,11 +23,8 @@ class ImportOptions:
     def need(self, name: str, source: str | Path, found: str | int | None = None) -> str | int:
         """Return a fact that was given, or else what the source itself says.
 
-        Raises
-        ------
-        TraceError
-            When neither knows it, they contradict each other, or a batch is not a positive whole
-            number.
+        Raises TraceError when neither knows it, they contradict each other, or a batch is not a
+        positive whole number.
         """
         given: str | int | None = getattr(self, name)
         flag = f"--{name.replace('_', '-')}"

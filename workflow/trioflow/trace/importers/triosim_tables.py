@@ -98,10 +98,8 @@ class OperatorRow:
 def read_triosim(folder: Path) -> list[OperatorRow]:
     """Read both tables and give every operator its tensors.
 
-    Raises
-    ------
-    TraceError
-        Names the file, the line and the column of the first cell that is wrong.
+    Raises TraceError, which names the file, the line and the column of the first cell that is
+    wrong.
     """
     tensors = _read_tensors(folder / TENSOR_FILE)
     operators = _read_operators(folder / TRACE_FILE)
@@ -273,10 +271,7 @@ def _find_tensor(
 def check_folder(folder: Path) -> None:
     """Refuse a path that is not a folder with both files.
 
-    Raises
-    ------
-    TraceError
-        Names what is missing.
+    Raises TraceError, which names what is missing.
     """
     for name in (TRACE_FILE, TENSOR_FILE):
         if not (folder / name).is_file():

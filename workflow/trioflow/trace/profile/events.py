@@ -274,10 +274,7 @@ def tensors_of_event(event: Event, numbers: Iterator[int]) -> list[TensorRef]:
 def check_types(events: Iterable[Event], path: Path) -> None:
     """Refuse tensors of an unknown element type, where the profile alone gives the types.
 
-    Raises
-    ------
-    TraceError
-        Names the call and the type.
+    Raises TraceError, which names the call and the type.
     """
     for event in events:
         shapes, types = event.details.get("shapes"), event.details.get("types")

@@ -74,11 +74,9 @@ def written_arguments(schema: str) -> frozenset[int] | None:
 def read_nodes(path: str | Path) -> list[Node]:
     """Return the nodes of an execution trace, in order of node id.
 
-    Raises
-    ------
-    TraceError
-        When the file is not an execution trace of a known schema, a node is incomplete, repeated or
-        contradicts itself, an element type is unknown, or nodes enclose one another in a circle.
+    Raises TraceError when the file is not an execution trace of a known schema, a node is
+    incomplete, repeated or contradicts itself, an element type is unknown, or nodes enclose one
+    another in a circle.
     """
     fields = load_fields()["execution_trace"]
     stream = ListStream(path, fields["nodes"], "an execution trace")

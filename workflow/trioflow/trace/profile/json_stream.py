@@ -30,12 +30,8 @@ class ListStream:
     stay text, so that no digit of a time is lost.
 
     ``key``: key of the list. A file that is a bare list is read as that list. ``kind``: what the
-    file should be, for error messages.
-
-    Raises
-    ------
-    TraceError
-        While iterating: when the file is missing, cut short, no JSON, or lacks the list.
+    file should be, for error messages. Raises TraceError while iterating: when the file is missing,
+    cut short, no JSON, or lacks the list.
     """
 
     def __init__(self, path: str | Path, key: str, kind: str) -> None:

@@ -34,16 +34,10 @@ class Profile:
     About 64 bytes an event, so that a file of several GB fits in memory; what no reader asks for
     (Python frames, flow arrows, memory samples) is dropped.
 
-    Attributes
-    ----------
-    path : Path
-        The file.
-    header : dict
-        The file's values beside the events, such as the device's properties.
-    foreign : dict of str to int
-        Events of accelerators that trioflow cannot read, by category.
-    start_ns, end_ns : array of int64 [events]
-        Times [ns].
+    ``path``: the file.
+    ``header``: the file's values beside the events, such as the device's properties.
+    ``foreign``: events of accelerators that trioflow cannot read, by category.
+    ``start_ns``, ``end_ns``: times [ns].
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -145,11 +139,9 @@ _COLUMNS = ("start_ns", "end_ns", *_CODES, *_NUMBERS)
 def read_profile(path: str | Path) -> Profile:
     """Read a Kineto trace into columns.
 
-    Raises
-    ------
-    TraceError
-        When the file is not a Kineto trace, or an event lacks its time, runs backwards or longer than
-        any training run, or has an id that is not a number or an invalid shape.
+    Raises TraceError when the file is not a Kineto trace, or an event lacks its time, runs
+    backwards or longer than any training run, or has an id that is not a number or an invalid
+    shape.
     """
     profile = Profile(path)
     stream = ListStream(path, kineto_words("events")[0], "a Kineto trace")
@@ -295,10 +287,7 @@ def _is_list_of_lists(shape: Any) -> bool:
 def _to_ns(stamp: Any, scale: int) -> int:
     """Return a time in nanoseconds; text keeps digits that a float would lose.
 
-    Raises
-    ------
-    ValueError
-        When it is not a number, or one that no clock shows.
+    Raises ValueError when it is not a number, or one that no clock shows.
     """
     if stamp.__class__ is int:
         time_ns: int = stamp * scale

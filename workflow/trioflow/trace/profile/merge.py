@@ -39,10 +39,7 @@ RAW_FILES = (
 def merge_trace_folder(source: str | Path, target: str | Path) -> None:
     """Merge the raw profile in one folder into a trace in another.
 
-    Raises
-    ------
-    TraceError
-        When a raw file is missing, broken or does not fit the others.
+    Raises TraceError when a raw file is missing, broken or does not fit the others.
     """
     save_trace(merge_trace(source), target)
 
@@ -51,12 +48,8 @@ def merge_trace(folder: str | Path) -> Trace:
     """Merge the profile, the execution trace and the environment of one captured step.
 
     ``kineto_steps.json.gz``, where present, gives the median times of several lightly profiled
-    steps in place of the single step's.
-
-    Raises
-    ------
-    TraceError
-        When a raw file is missing, broken or does not fit the others.
+    steps in place of the single step's. Raises TraceError when a raw file is missing, broken or
+    does not fit the others.
     """
     folder = Path(folder)
     environment = _read_environment(folder / "environment.json")

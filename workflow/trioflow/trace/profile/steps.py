@@ -56,12 +56,7 @@ def find_spans(profile: Profile) -> list[Span]:
     Steps are the annotated ones: trioflow's own, or those of a profiler that was given steps
     (``ProfilerStep#3``). Without them a step ends with the optimizer's annotation; without two of
     those the whole file is one step. A marked step that holds no call (the profiler's last, begun
-    and not run) is left out.
-
-    Raises
-    ------
-    TraceError
-        When the file holds no operator.
+    and not run) is left out. Raises TraceError when the file holds no operator.
     """
     annotated = profile.is_category("user_annotation")
     if not profile.is_category("cpu_op").any():
@@ -153,11 +148,8 @@ class Step:
 def load_step(profile: Profile, span: Span) -> Step:
     """Return the events of one step, nested and joined to their kernels.
 
-    Raises
-    ------
-    TraceError
-        When calls of one thread overlap, calls or launches share their number, the device replays a
-        recorded graph, or kernels ran on several devices.
+    Raises TraceError when calls of one thread overlap, calls or launches share their number, the
+    device replays a recorded graph, or kernels ran on several devices.
     """
     rows = profile.rows_between(span.start_ns, span.end_ns)
     during = profile.events(rows[profile.is_category(*HOST)[rows]])

@@ -233,12 +233,8 @@ def build_workload(row: Mapping[str, Any], seed: int = 0, device: str | None = N
     ``family``, ``model``, sizes, ``optimizer`` and ``precision``. Text in place of numbers is
     understood. ``seed``: seed of the initial weights. ``device``: where the weights are made;
     ``meta`` for shapes without memory. By default where PyTorch makes tensors, which is the CPU.
-
-    Raises
-    ------
-    InputError
-        When the family, the model, the optimizer or the precision is unknown, or a size is missing
-        or does not fit.
+    Raises InputError when the family, the model, the optimizer or the precision is unknown, or a
+    size is missing or does not fit.
     """
     name, family = str(row["workload"]), str(row["family"])
     if family not in _BUILDERS:

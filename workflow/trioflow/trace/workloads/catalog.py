@@ -40,12 +40,8 @@ def name_user_model(target: str, batch: int) -> Workload:
 def change_workload(row: Workload, changes: Mapping[str, Any]) -> Workload:
     """Return a row with other sizes, another precision or another optimizer.
 
-    ``row``: the row to start from. ``changes``: column to value; None leaves the row's own.
-
-    Raises
-    ------
-    InputError
-        When the family has no such size, or the value breaks the column's limits.
+    ``row``: the row to start from. ``changes``: column to value; None leaves the row's own. Raises
+    InputError when the family has no such size, or the value breaks the column's limits.
     """
     changes = {column: value for column, value in changes.items() if value is not None}
     needed, possible = FAMILIES[row.family]

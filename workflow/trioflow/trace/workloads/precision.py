@@ -31,10 +31,7 @@ from trioflow.base.settings import OPTIMIZERS
 def check_optimizer(name: str, workload: str) -> str:
     """Return an optimizer's name if it is known.
 
-    Raises
-    ------
-    InputError
-        When it is not.
+    Raises InputError when it is not.
     """
     if name not in OPTIMIZERS:
         raise InputError(
@@ -157,10 +154,7 @@ class Precision:
 def choose_precision(name: str, workload: str) -> Precision:
     """Return a precision by name.
 
-    Raises
-    ------
-    InputError
-        When there is none of this name.
+    Raises InputError when there is none of this name.
     """
     return Precision(choose_recipe(name, f"workload {workload}"))
 

@@ -43,12 +43,8 @@ class Recipe:
 def read_size(row: Mapping[str, Any], column: str) -> int | None:
     """Return a size of a row; None where the row says nothing.
 
-    Rows come from a table, from JSON or from a trace, which keeps text.
-
-    Raises
-    ------
-    InputError
-        When the cell holds no whole number from 1 on.
+    Rows come from a table, from JSON or from a trace, which keeps text. Raises InputError when the
+    cell holds no whole number from 1 on.
     """
     cell = row.get(column)
     if cell is None or str(cell) in (*NOTHING, "None"):
@@ -63,10 +59,7 @@ def read_size(row: Mapping[str, Any], column: str) -> int | None:
 def need_size(row: Mapping[str, Any], column: str) -> int:
     """Return a size that the family cannot do without.
 
-    Raises
-    ------
-    InputError
-        When the row does not give it.
+    Raises InputError when the row does not give it.
     """
     size = read_size(row, column)
     if size is None:
@@ -80,10 +73,7 @@ def need_size(row: Mapping[str, Any], column: str) -> int:
 def need_flag(row: Mapping[str, Any], column: str) -> bool:
     """Return a yes or no that the family cannot do without.
 
-    Raises
-    ------
-    InputError
-        When the row gives neither.
+    Raises InputError when the row gives neither.
     """
     cell = str(row.get(column)).lower()
     if cell not in _WORDS:

@@ -39,13 +39,8 @@ PARTS = ("model", "make_batch", "loss")
 def build_user_model(row: Mapping[str, Any]) -> Recipe:
     """Import and call the user's function and check what it returns.
 
-    ``row``: ``model`` is ``module:function``.
-
-    Raises
-    ------
-    InputError
-        When it does not import, is not callable, fails, returns something else, or a size is given
-        that nothing reads.
+    ``row``: ``model`` is ``module:function``. Raises InputError when it does not import, is not
+    callable, fails, returns something else, or a size is given that nothing reads.
     """
     label = _label(row)
     made, takes_row = _make(label, row)
@@ -58,10 +53,8 @@ def build_user_model(row: Mapping[str, Any]) -> Recipe:
 def call_user_function(row: Mapping[str, Any]) -> Any:
     """Import and call the function that ``model`` names, with the row if it takes an argument.
 
-    Raises
-    ------
-    InputError
-        When it does not import, is not callable, fails, or a size is given that it does not read.
+    Raises InputError when it does not import, is not callable, fails, or a size is given that it
+    does not read.
     """
     label = _label(row)
     made, takes_row = _make(label, row)
