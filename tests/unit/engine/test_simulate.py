@@ -354,6 +354,9 @@ def test_auto_takes_the_engine_that_answers_first(
     result = simulate(data_parallel(), make_platform(), Cost())
     assert result.summary.engine == chosen
     assert asked == [result.summary.events]
+    asked.clear()
+    result = simulate_interval(data_parallel(), make_platform(), Cost())
+    assert asked == [3 * result.summary.events] * 3  # One load of kernels serves all three.
 
 
 def test_auto_leaves_other_networks_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

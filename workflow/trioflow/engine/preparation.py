@@ -286,7 +286,7 @@ def run_prepared(ready: Prepared, engine: str, aggregate: bool, case: int = 0) -
     if aggregate:
         program, aggregated = aggregate_program(program, mover)
     if engine == "auto":
-        compiled = supports(mover) and is_repaid(program.events)
+        compiled = supports(mover) and is_repaid(program.events * len(ready.programs))
         engine = "compiled" if compiled else "reference"
     begin_s = time.perf_counter()
     execution = {"compiled": run_compiled, "reference": run_reference}[engine](program, mover)
