@@ -56,6 +56,10 @@ COMMANDS = {
         "rank the plans of a model on a number of ranks of a platform",
         "trioflow.cli.search.add_search",
     ),
+    "judge": (
+        "your own measured steps beside what simulate answers for them",
+        "trioflow.cli.judge.add_judge",
+    ),
     "doctor": (
         "versions, machine and caches, for a report of a problem",
         "trioflow.cli.doctor.add_doctor",

@@ -1,0 +1,155 @@
+"""``trioflow judge``: your own measured steps beside what ``trioflow simulate`` answers for them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from trioflow.base.errors import InputError, TableError, TrioflowError
+from trioflow.base.settings import read_cells
+from trioflow.base.units import format_time, ms_to_s
+from trioflow.cli.answer import add_simulate, predict_options
+from trioflow.cli.arguments import add_json_argument
+from trioflow.cli.choices import apply_configuration
+from trioflow.cli.text import format_facts, format_table
+
+_COLUMNS = ("case", "simulate", "measured_ms", "source")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A measured step: its name, place in the file and time [s], and what ``simulate`` is asked."""
+
+    name: str
+    place: str
+    options: argparse.Namespace
+    measured_s: float
+    source: str
+
+
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand ``judge``."""
+    parser.set_defaults(run=_run_judge)
+    parser.add_argument(
+        "cases", metavar="CASES",
+        help=f"tab-separated file with the columns {', '.join(_COLUMNS)}: simulate holds what is typed after "
+        "`trioflow simulate`, measured_ms the median of the measured steps, source who measured it, how and on what",
+    )  # fmt: skip
+    add_json_argument(parser)
+
+
+def _run_judge(options: argparse.Namespace) -> None:
+    cases = _read_cases(options.cases)
+    rows = [_judge(case) for case in cases]
+    summary = _summarize(rows)
+    if options.json:
+        print(json.dumps({"cases": rows, "summary": summary}, sort_keys=True))
+        return
+    head = ("case", "measured", "predicted", "error", "80 % interval", "holds it", "confidence")
+    print(format_table(head, map(_format_row, rows)))
+    print()
+    print(format_facts(_format_summary(summary)))
+    for row in rows:
+        if "refused" in row:
+            print(f"refused {row['case']}: {row['refused']}")
+
+
+class _Words(argparse.ArgumentParser):
+    """Refuses words with an error instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def _read_cases(path: str) -> list[_Case]:
+    """Read all cases before the first is judged; raise TableError where a cell is wrong."""
+    parser = _Words(prog="simulate", add_help=False)
+    add_simulate(parser)
+    cases = []
+    for place, cells in read_cells(path, list(_COLUMNS), {}):
+
+        def refuse(column: str, why: str, fix: str, place: str = place) -> NoReturn:
+            raise TableError(why, file=path, place=f"{place}, column {column}", fix=fix)
+
+        try:
+            asked = parser.parse_args(shlex.split(cells["simulate"]))
+        except (InputError, ValueError) as error:
+            refuse("simulate", str(error), "write what is typed after `trioflow simulate`")
+        try:
+            measured_s = ms_to_s(float(cells["measured_ms"]))
+        except ValueError:
+            measured_s = math.nan
+        if not 0 < measured_s < math.inf:
+            why = f"{cells['measured_ms']!r} is not a time"
+            refuse("measured_ms", why, "give the median of the measured steps in ms")
+        if cells["source"] in ("", "-"):
+            refuse("source", "it is empty", "say who measured it, how, and on what")
+        cases.append(_Case(cells["case"], place, asked, measured_s, cells["source"]))
+    if not cases:
+        raise TableError("no case stands in it", file=path, fix="give a row for each measured step")
+    return cases
+
+
+def _judge(case: _Case) -> dict[str, Any]:
+    """Return a case's prediction beside its measured step; times [s]. One that is refused keeps its row."""
+    row: dict[str, Any] = {
+        "case": case.name, "measured_s": case.measured_s, "source": case.source,
+    }  # fmt: skip
+    try:
+        apply_configuration(case.options)
+        found = predict_options(case.options)
+    except TrioflowError as error:
+        return row | {"refused": str(error)}
+    low_s, high_s = found.low_s, found.high_s
+    return row | {
+        "predicted_s": found.expected_s, "low_s": low_s, "high_s": high_s,
+        "error": found.expected_s / case.measured_s - 1, "covered": low_s <= case.measured_s <= high_s,
+        "width": (high_s - low_s) / case.measured_s, "confidence": found.confidence,
+    }  # fmt: skip
+
+
+def _summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    judged = [row for row in rows if "refused" not in row]
+    summary: dict[str, Any] = {"cases": len(rows), "refused": len(rows) - len(judged)}
+    if not judged:
+        return summary
+    errors = [row["error"] for row in judged]
+    worst = max(judged, key=lambda row: abs(row["error"]))
+    return summary | {
+        "mean_absolute_error": statistics.fmean(map(abs, errors)),
+        "median_absolute_error": statistics.median(map(abs, errors)),
+        "bias": statistics.fmean(errors),
+        "worst_error": worst["error"], "worst_case": worst["case"],
+        "coverage": statistics.fmean(row["covered"] for row in judged),
+        "mean_relative_width": statistics.fmean(row["width"] for row in judged),
+    }  # fmt: skip
+
+
+def _format_row(row: dict[str, Any]) -> tuple[str, ...]:
+    measured = format_time(row["measured_s"])
+    if "refused" in row:
+        return (row["case"], measured, "refused", "-", "-", "-", "-")
+    interval = f"{format_time(row['low_s'])} to {format_time(row['high_s'])}"
+    return (
+        row["case"], measured, format_time(row["predicted_s"]), f"{row['error']:+.1%}", interval,
+        "yes" if row["covered"] else "no", row["confidence"],
+    )  # fmt: skip
+
+
+def _format_summary(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the summary's lines; of refused cases alone, their count."""
+    count = f"{summary['cases']}, {summary['refused']} of them refused"
+    if "bias" not in summary:
+        return [("cases", count)]
+    return [
+        ("cases", count),
+        ("absolute error", f"{summary['mean_absolute_error']:.1%} in the mean, {summary['median_absolute_error']:.1%} in "
+         f"the median, {summary['worst_error']:+.1%} at worst ({summary['worst_case']})"),
+        ("signed error", f"{summary['bias']:+.1%} in the mean"),
+        ("80 % intervals", f"hold {summary['coverage']:.0%}; {summary['mean_relative_width']:.0%} of the measured step wide"),
+    ]  # fmt: skip
