@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trioflow.base.provenance import read_json, write_json
+from trioflow.costmodel.spread import write_spreads
 from trioflow.costmodel.steps import (
     BATCH,
     StepResidual,
@@ -22,6 +23,7 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
+from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     read_speeds,
@@ -96,6 +98,13 @@ def publish_clusters() -> None:
         update_clusters(ROOT / "README.md", ROOT / "docs" / "clusters.md", lines, causes)
 
 
+def publish_spread() -> None:
+    """Rewrite the spread of recorded jobs that ships, where their data were retrieved."""
+    jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
+    if jobs:
+        write_spreads(fit_jobs(jobs))
+
+
 def publish_speed() -> None:
     """Rewrite the table of speeds, where `make bench` measured them."""
     speeds = ROOT / "docs" / "bench.tsv"
@@ -126,6 +135,7 @@ def main() -> None:
     publish_validation()
     publish_published()
     publish_clusters()
+    publish_spread()
     publish_speed()
     publish_example()
 

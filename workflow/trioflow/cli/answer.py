@@ -18,6 +18,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.arguments import (
     add_collectives_argument,
+    add_draw_arguments,
     add_fault_arguments,
     add_json_argument,
     add_plan_arguments,
@@ -98,6 +99,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
             ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(answer['communication_s'])}, "
              f"of which {format_time(answer['exposed_communication_s'])} exposed{describe_waits(answer)}"),
+            *_describe_draws(answer.get("draws")),
             ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
             ("run", _describe_cost(answer)),
             ("simulated", f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
@@ -178,6 +180,31 @@ def _describe_cost(answer: Mapping[str, Any]) -> str:
     if "energy_j" in run:
         text += f", {run['energy_j'] / _JOULES_PER_MWH:,.1f} MWh at {run['power_w']:.0f} W a GPU"
     return text
+
+
+_LATEST = 3
+"""Ranks that are named as late."""
+
+
+def _describe_draws(draws: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return what the draws came to, and who waits for whom in them; nothing without draws."""
+    if draws is None:
+        return []
+    low, median, high, mean = (
+        format_time(draws[name]) for name in ("low_s", "median_s", "high_s", "expected_s")
+    )
+    waits = [
+        f"{format_time(one['wait_s'])} at each of {one['exchanges']} exchanges of {one['group']}"
+        f" ({format_time(one['steady_wait_s'])} without spread)"
+        for one in draws["waits"]
+    ]
+    late = sorted(draws["late"], key=lambda one: (-one["share"], one["rank"]))[:_LATEST]
+    return [
+        ("drawn", f"{draws['count']} steps: median {median}, 80 % from {low} to {high}, mean {mean}"),
+        ("spread", draws["source"]),
+        ("waits", ", ".join(waits)),
+        ("late", ", ".join(f"rank {one['rank']} at {one['share']:.0%} of its exchanges" for one in late)),
+    ]  # fmt: skip
 
 
 def _describe_unanchored(answer: dict[str, Any]) -> str:
@@ -294,6 +321,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     add_collectives_argument(parser)
     add_run_arguments(parser)
     add_fault_arguments(parser)
+    add_draw_arguments(parser)
     parser.add_argument(
         "--timeline", metavar="OUT", help="write the timeline: .parquet, or .json[.gz] for Perfetto"
     )

@@ -137,6 +137,19 @@ def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what asks for the spread of a step."""
+    drawn = parser.add_argument_group("spread of the step")
+    drawn.add_argument(
+        "--draws", type=int, default=0, metavar="K",
+        help="draw the step K times, each rank, micro-batch and exchange apart, as real ones differ",
+    )  # fmt: skip
+    drawn.add_argument(
+        "--seed", type=int, default=0, metavar="N",
+        help="numbers to draw by: with the same, plans are compared on the same ranks (default: 0)",
+    )  # fmt: skip
+
+
 def _add_degrees(parser: argparse.ArgumentParser) -> None:
     degrees = parser.add_argument_group("plan by its degrees, instead of --plan")
     degrees.add_argument(

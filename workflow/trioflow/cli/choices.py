@@ -181,6 +181,8 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         precision=options.precision,
         attention=options.attention,
         **_read_what_if(options),
+        draws=getattr(options, "draws", 0),
+        seed=getattr(options, "seed", 0),
     )
     return plan, platform, assumed
 

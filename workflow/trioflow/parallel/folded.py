@@ -100,7 +100,7 @@ class Fold:
         if self.given_rows is not None:
             return self.given_rows
         firsts = np.cumsum(self.task_counts) - self.task_counts
-        return _list_runs(firsts[self.class_of], self.task_counts[self.class_of])
+        return list_runs(firsts[self.class_of], self.task_counts[self.class_of])
 
     def find_problem(self) -> str:
         """Say why the groups do not stand for one another; empty where they do."""
@@ -201,7 +201,7 @@ class Fold:
         owner = self.task_class[ends[:, 0]]
         counts = np.bincount(owner, minlength=len(self.representatives)).astype(np.int64)
         starts = np.cumsum(counts) - counts
-        row = _list_runs(starts[self.class_of], counts[self.class_of])
+        row = list_runs(starts[self.class_of], counts[self.class_of])
         first_rows = np.cumsum(self.task_counts) - self.task_counts
         moved = firsts - first_rows[self.class_of]
         shifted = ends[row] + np.repeat(moved, counts[self.class_of])[:, None]
@@ -290,7 +290,7 @@ class FoldedTaskGraph(TaskGraph):
         self._expand().dependencies = dependencies
 
 
-def _list_runs(firsts: Ints, counts: Ints) -> Ints:
+def list_runs(firsts: Ints, counts: Ints) -> Ints:
     """Return the numbers of some runs, one run after the other."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,7 @@ from trioflow.engine.result import CONFIDENCES, Summary
 from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
+from trioflow.prediction.drawn import Draws, draw_step
 from trioflow.prediction.language_answer import describe_rates, describe_waits
 from trioflow.prediction.step import Simulated, Step
 
@@ -128,6 +130,23 @@ class Prediction:
             warnings.insert(0, "out of memory: the step does not fit a rank's device")
         return list(dict.fromkeys(warnings))
 
+    @cached_property
+    def draws(self) -> Draws | None:
+        """The step in many draws of its spread; None where none were asked for.
+
+        Raises
+        ------
+        InputError
+            As ``drawn.draw_step``.
+        """
+        options, simulated = self.step.options, self.simulated
+        if not options.draws:
+            return None
+        return draw_step(
+            simulated.result, simulated.graph, self.step.platform.device.kind, options.draws,
+            options.seed, options.spread,
+        )  # fmt: skip
+
     @property
     def provenance(self) -> dict[str, Any]:
         """What the prediction rests on: version, traces, cost model, collectives, platform's sources."""
@@ -180,6 +199,8 @@ class Prediction:
             "warnings": self.warnings,
             **self.describe_language(),
         }
+        if self.draws is not None:
+            found |= {"draws": self.draws.to_dict()}
         if self.simulated.trace_only_s is not None:
             found |= {"anchor": step.options.anchor, "trace_only_step_time_s": self.simulated.trace_only_s}  # fmt: skip
         return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import InputError
+from trioflow.costmodel.spread import Spread, check_draws
 from trioflow.costmodel.steps import NONE, RATIO, TIMER, Anchoring
 from trioflow.engine.simulate import SimulationOptions
 from trioflow.network.collectives import CollectiveCost
@@ -67,6 +68,11 @@ class Options(SimulationOptions):
         What if operators whose name fits a pattern took a factor as long.
     slow_ranks : sequence of (int, float)
         What if a rank's compute took a factor as long.
+    draws, seed : int
+        How often the step is drawn from the spread of its times, and by which numbers: the same
+        seed gives the same ranks and micro-batches, whatever the plan.
+    spread : Spread, optional
+        That spread; by default the shipped one of the platform's kind of device.
     """
 
     cost_model: str | Path | None = None
@@ -87,6 +93,9 @@ class Options(SimulationOptions):
     attention: str | None = None
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()
+    draws: int = 0
+    seed: int = 0
+    spread: Spread | None = None
 
     def __post_init__(self) -> None:
         if self.anchor not in ANCHORS:
@@ -95,6 +104,7 @@ class Options(SimulationOptions):
             raise InputError(
                 f"a session was given with the anchor {self.anchor!r}", fix=f"use anchor {SESSION}"
             )
+        check_draws(self.draws, self.seed)
 
     @property
     def what_if(self) -> list[str]:

@@ -1,0 +1,102 @@
+"""The spread of recorded jobs: taken apart, written, read, and what stands in for what nobody measured."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from trioflow.base.errors import InputError, TableError
+from trioflow.costmodel.spread import (
+    PARTS,
+    MeasuredSpread,
+    Spread,
+    check_draws,
+    choose_spread,
+    draw_normals,
+    fit_spread,
+    load_spreads,
+    write_spreads,
+)
+
+TRUE = Spread(0.02, 0.01, 0.03, 0.005, 0.05)
+
+
+def make_passes(slow: float = 1.0) -> pd.DataFrame:
+    """Passes of 4 stages, 6 replicas, 8 micro-batches in 60 steps, with known parts."""
+    rng = np.random.default_rng(5)
+    keys = pd.DataFrame(
+        list(product(range(60), range(6), range(4), range(8), ("forward", "backward"))),
+        columns=["step", "replica", "stage", "micro_batch", "phase"],
+    )
+    keys["rank"] = keys["stage"] * 6 + keys["replica"]
+    parts = {
+        "step_log": ["step"], "rank_log": ["rank"], "micro_batch_log": ["step", "replica", "micro_batch"],
+        "pass_log": list(keys),
+    }  # fmt: skip
+    logs = np.zeros(len(keys))
+    for name, columns in parts.items():
+        own = keys.groupby(columns).ngroup()
+        logs += getattr(TRUE, name) * rng.standard_normal(own.max() + 1)[own]
+    nominal_s = 1.0 + 0.5 * keys["stage"] + (keys["phase"] == "backward")
+    return keys.assign(time_s=nominal_s * np.exp(logs) * np.where(keys["rank"] == 9, slow, 1.0))
+
+
+def make_exchanges() -> pd.DataFrame:
+    rng = np.random.default_rng(6)
+    keys = pd.DataFrame(list(product(range(60), "abcdefgh")), columns=["step", "exchange"])
+    return keys.assign(time_s=np.exp(TRUE.exchange_log * rng.standard_normal(len(keys))))
+
+
+def test_the_parts_that_were_put_in_are_found() -> None:
+    found, slow = fit_spread(make_passes(), make_exchanges())
+    assert [getattr(found, name) for name in PARTS] == pytest.approx(
+        [getattr(TRUE, name) for name in PARTS], rel=0.35
+    )
+    assert not slow
+
+
+def test_a_slow_rank_is_named_and_no_part_of_the_spread() -> None:
+    steady, _ = fit_spread(make_passes(), make_exchanges())
+    found, slow = fit_spread(make_passes(slow=2.0), make_exchanges())
+    assert slow == [9]
+    assert found.rank_log < 2 * steady.rank_log
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    rows = (MeasuredSpread("cpu", "job", 2, 5, 0, TRUE, "here"),)
+    write_spreads(rows, tmp_path / "spread.tsv")
+    assert load_spreads(tmp_path / "spread.tsv") == rows
+
+
+@pytest.mark.parametrize("cell", ["-0.1", "nan", "inf", "much"])
+def test_a_wrong_spread_is_refused_by_its_row(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "spread.tsv"
+    write_spreads([MeasuredSpread("gpu", "job", 2, 5, 0, TRUE, "here")], path)
+    path.write_text(path.read_text().replace("0.03", cell))
+    with pytest.raises(TableError, match=r"spread.tsv"):
+        load_spreads(path)
+
+
+def test_a_device_that_nobody_measured_takes_the_widest_and_says_so() -> None:
+    one, other = Spread(0.1, 0.2, 0.3, 0.4, 0.5), Spread(0.5, 0.1, 0.1, 0.1, 0.1)
+    rows = [MeasuredSpread("gpu", name, 8, 9, 0, s, "") for name, s in (("a", one), ("b", other))]
+    found, words = choose_spread("cpu", rows)
+    assert found == Spread(0.5, 0.2, 0.3, 0.4, 0.5)
+    assert "nobody measured the spread of cpu ranks" in words
+    found, words = choose_spread("gpu", rows[:1])
+    assert (found.step_log, found.exchange_log) == pytest.approx((0.1, 0.5))
+    assert "a (8 ranks, 9 steps)" in words
+
+
+def test_taller_draws_begin_with_the_lower_ones() -> None:
+    assert np.array_equal(draw_normals(3, 1, 0, (8, 5))[:2], draw_normals(3, 1, 0, (2, 5)))
+    assert not np.array_equal(draw_normals(4, 1, 0, (2, 5)), draw_normals(3, 1, 0, (2, 5)))
+
+
+@pytest.mark.parametrize(("draws", "seed"), [(-1, 0), (10**9, 0), (5, -1)])
+def test_numbers_that_mean_nothing_are_refused(draws: int, seed: int) -> None:
+    with pytest.raises(InputError):
+        check_draws(draws, seed)

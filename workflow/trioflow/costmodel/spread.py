@@ -1,0 +1,222 @@
+"""How much the same work differs from step to step, rank to rank and micro-batch to micro-batch.
+
+Logarithms of times over their medians are taken apart into what a whole step shares, what a rank keeps,
+what a micro-batch of a replica keeps on all its stages in both passes (its samples are longer or
+shorter), and what is new in each pass of a rank. Of exchanges it is their length once all are ready.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.base.errors import InputError, TableError
+from trioflow.base.provenance import PACKAGE
+
+SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
+"""From ``reproductions.drift.jobs.fit_jobs``, over all recorded steps of each public job."""
+_NORMAL_PER_DEVIATION = 1.4826
+"""Standard deviation of a normal over its median distance from the median."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations of the logarithm of times over their medians."""
+
+    step_log: float = 0.0  # Shared by all of a step: clocks, temperature
+    rank_log: float = 0.0  # Kept by a rank: a slower device
+    micro_batch_log: float = 0.0  # Shared by all passes of a replica's micro-batch: its samples
+    pass_log: float = 0.0  # New in each pass of a micro-batch through a rank
+    exchange_log: float = 0.0  # New in each exchange, from when all its members are ready
+
+
+PARTS = tuple(part.name for part in fields(Spread))
+
+
+@dataclass(frozen=True)
+class MeasuredSpread:
+    """The spread of one recorded job."""
+
+    device_kind: str  # ``cpu`` or ``gpu``
+    job: str  # Job that it was measured on
+    ranks: int  # Recorded ranks
+    steps: int  # Recorded steps
+    slow_ranks: (
+        int  # Ranks further from the others than a normal spread explains; not part of rank_log
+    )
+    spread: Spread
+    source: str  # Data set, file and licence
+
+
+def combine_parts(parts: Iterable[Spread]) -> Spread:
+    """Return root mean squares of some jobs' spreads."""
+    rows = np.array([[getattr(one, name) for name in PARTS] for one in parts])
+    return Spread(*np.sqrt((rows**2).mean(axis=0)).tolist())
+
+
+def choose_spread(
+    device_kind: str, rows: Sequence[MeasuredSpread] | None = None
+) -> tuple[Spread, str]:
+    """Return the spread of a kind of device, and where it comes from in words.
+
+    Of a kind that nobody measured it is the widest known of each part, and the words say so.
+    """
+    known = load_spreads() if rows is None else rows
+    own = [one for one in known if one.device_kind == device_kind]
+    jobs = ", ".join(f"{one.job} ({one.ranks} ranks, {one.steps} steps)" for one in own or known)
+    if own:
+        return combine_parts(one.spread for one in own), f"spread as recorded in {jobs}"
+    widest = [max(getattr(one.spread, name) for one in known) for name in PARTS]
+    words = f"nobody measured the spread of {device_kind} ranks: the widest known, of {jobs}"
+    return Spread(*widest), words
+
+
+_COUNTS = ("ranks", "steps", "slow_ranks")
+_HEADER = ["device_kind", "job", *_COUNTS, *PARTS, "source"]
+
+
+@cache
+def load_spreads(path: Path = SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
+    """Read measured spreads, as `write_spreads` writes them.
+
+    Raises
+    ------
+    TableError
+        When a row is incomplete, no number or negative, or there is none.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    found = []
+    for place, row in enumerate(csv.DictReader(lines, delimiter="\t"), start=1):
+        try:
+            ranks, steps, slow = (int(row[name]) for name in _COUNTS)
+            parts = {name: float(row[name]) for name in PARTS}
+            one = MeasuredSpread(
+                row["device_kind"], row["job"], ranks, steps, slow, Spread(**parts), row["source"]
+            )
+        except (KeyError, TypeError, ValueError):
+            raise TableError(f"{row} is not a spread", file=path, place=f"row {place}") from None
+        if not all(0 <= part < math.inf for part in parts.values()):
+            raise TableError(
+                "a spread is negative or endless", file=path, place=f"row {place}",
+                fix="write standard deviations of logarithms, 0 or more",
+            )  # fmt: skip
+        found.append(one)
+    if not found:
+        raise TableError("no spread", file=path, fix="rebuild it with `make publish`")
+    return tuple(found)
+
+
+def write_spreads(rows: Iterable[MeasuredSpread], path: Path = SHIPPED_SPREADS) -> None:
+    """Write spreads as `load_spreads` reads them."""
+    lines = [
+        "# How much the same work differs: standard deviations of logarithms of times over their medians, of recorded",
+        "# jobs (docs/spread.md says what each part is; rebuilt by make publish). slow_ranks: ranks that a normal spread",
+        "# does not explain, left out of rank_log: such a rank is a scenario (--slow-rank).",
+        "\t".join(_HEADER),
+    ]
+    for one in rows:
+        parts = [f"{getattr(one.spread, name):.4g}" for name in PARTS]
+        counts = [str(number) for number in (one.ranks, one.steps, one.slow_ranks)]
+        lines.append("\t".join([one.device_kind, one.job, *counts, *parts, one.source]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+FEW_DEVIATIONS = 5.0
+"""Robust standard deviations from the other ranks beyond which a rank counts as slow, not as spread."""
+
+
+def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame) -> tuple[Spread, list[int]]:
+    """Return the spread of a recorded job, and the ranks that are slower than it explains.
+
+    Parameters
+    ----------
+    passes : DataFrame
+        A row for each pass of a micro-batch through a rank in a step: step, replica, stage, rank,
+        phase, micro_batch, time_s.
+    exchanges : DataFrame
+        A row for each exchange of a step: step, exchange (the same text in each step), time_s from
+        when all members were ready.
+
+    Notes
+    -----
+    Means over what shares a part estimate it; what a mean over n takes from parts below it, their
+    variance over n, is taken off again.
+    """
+    work = ["rank", "phase"]
+    logs = np.log(passes["time_s"]) - np.log(passes.groupby(work)["time_s"].transform("median"))
+    step = logs.groupby(passes["step"]).transform("mean")
+    own = [passes[name] for name in ("step", "replica", "micro_batch")]
+    micro_batch = (logs - step).groupby(own).transform("mean")
+    kept = (logs - step - micro_batch).groupby([passes["step"], passes["rank"]]).transform("mean")
+    rest = logs - step - micro_batch - kept
+    variance = {name: float(part.var()) for name, part in (("pass", rest), ("kept", kept))}
+    variance["micro_batch"] = float(micro_batch.var()) - variance["pass"] / _count(passes, own)
+    replicas = passes["replica"].nunique() * passes["micro_batch"].nunique()
+    variance["step"] = float(step.var()) - variance["micro_batch"] / replicas
+    lasting_log, slow = _find_lasting(passes)
+    variance |= {"rank": lasting_log**2 + variance["kept"]}
+    step_log, rank_log, micro_batch_log, pass_log = (
+        math.sqrt(max(0.0, variance[name])) for name in ("step", "rank", "micro_batch", "pass")
+    )
+    found = Spread(step_log, rank_log, micro_batch_log, pass_log, _spread_exchanges(exchanges))
+    return found, slow
+
+
+def _count(passes: pd.DataFrame, keys: Sequence[pd.Series]) -> float:
+    return float(passes.groupby(list(keys)).size().mean())
+
+
+def _find_lasting(passes: pd.DataFrame) -> tuple[float, list[int]]:
+    """Return how far ranks of a stage lie from one another over all steps, and which lie further."""
+    medians = passes.groupby(["rank", "stage", "phase"], as_index=False)["time_s"].median()
+    alike = medians.groupby(["stage", "phase"])["time_s"].transform("median")
+    logs = np.log(medians["time_s"] / alike).groupby(medians["rank"]).mean()
+    deviation = _NORMAL_PER_DEVIATION * float((logs - logs.median()).abs().median())
+    far = logs - logs.median() > FEW_DEVIATIONS * deviation
+    near = medians[~medians["rank"].isin(logs.index[far])]
+    means = np.log(near["time_s"]).groupby([near["stage"], near["phase"]]).transform("mean")
+    own = (np.log(near["time_s"]) - means).groupby(near["rank"]).mean()
+    free = len(own) - near["stage"].nunique()  # A mean of each stage was taken off.
+    lasting_log = math.sqrt(float((own**2).sum()) / free) if free > 0 else 0.0
+    return lasting_log, sorted(int(rank) for rank in logs.index[far])
+
+
+def _spread_exchanges(exchanges: pd.DataFrame) -> float:
+    """Return the standard deviation of a normal with the exchanges' median distance from their medians."""
+    times_s = exchanges["time_s"].clip(lower=1e-9)
+    logs = np.log(times_s / times_s.groupby(exchanges["exchange"]).transform("median"))
+    return _NORMAL_PER_DEVIATION * float(np.median(np.abs(logs)))
+
+
+def draw_normals(seed: int, part: int, of: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return normal numbers that depend on the seed, the part and what they are of, and on nothing else.
+
+    The first rows of a taller array are those of a lower one, so plans of one seed share them.
+    """
+    return np.random.default_rng([seed, part, of]).standard_normal(shape)
+
+
+MOST_DRAWS = 100_000
+"""Draws of one step."""
+
+
+def check_draws(draws: int, seed: int) -> None:
+    """Refuse numbers of draws and seeds that mean nothing.
+
+    Raises
+    ------
+    InputError
+        When there are too few, too many, or the seed is negative.
+    """
+    if not 0 <= draws <= MOST_DRAWS:
+        raise InputError(f"{draws} draws", fix=f"give 0 to {MOST_DRAWS}")
+    if seed < 0:
+        raise InputError(f"the seed {seed} is negative", fix="give 0 or more")

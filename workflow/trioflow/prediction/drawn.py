@@ -1,0 +1,180 @@
+"""A step in many draws of its spread: its distribution, who waits for whom, and which rank is late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow.base.errors import InputError
+from trioflow.base.plan_row import Plan
+from trioflow.costmodel.spread import Spread, choose_spread, draw_normals
+from trioflow.engine.draws import Drawn, DrawnGraph, check_size
+from trioflow.engine.program import Floats, Ints
+from trioflow.engine.result import Result
+from trioflow.parallel.folded import FoldedTaskGraph
+from trioflow.parallel.task_graph import TaskGraph
+from trioflow.prediction.language_answer import name_group
+
+_QUANTILES = (("low_s", 0.1), ("median_s", 0.5), ("high_s", 0.9))
+_STEP, _RANK, _MICRO_BATCH, _PASS, _EXCHANGE = range(5)
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """A step in all its draws.
+
+    Attributes
+    ----------
+    step_s : array
+        Time of the step in each draw; of two plans with one seed, draw by draw comparable [draws] [s].
+    seed : int
+        What it was drawn by.
+    spread : Spread
+        What it was drawn from.
+    source : str
+        Where that comes from, in words.
+    waits : list of dict
+        Of each degree whose ranks meet: exchanges of a step, what a member waits for the others at one
+        (wait_s: mean over draws and members), and what it would without any spread (steady_wait_s).
+    late : list of dict
+        Of each rank: the share of its exchanges, over all draws, in which others waited for it.
+    """
+
+    step_s: Floats
+    seed: int
+    spread: Spread
+    source: str
+    waits: list[dict[str, Any]]
+    late: list[dict[str, Any]]
+
+    @property
+    def expected_s(self) -> float:
+        """Mean over the draws [s]."""
+        return float(self.step_s.mean())
+
+    def beats(self, other: Draws) -> float:
+        """Return the share of draws in which this step is the faster one, ties by halves.
+
+        Raises
+        ------
+        InputError
+            When the other was drawn by another seed, or another number of times.
+        """
+        if (self.seed, len(self.step_s)) != (other.seed, len(other.step_s)):
+            raise InputError("two steps were drawn apart", fix="draw both with one seed, as often")
+        difference_s = self.step_s - other.step_s
+        return float((difference_s < 0).mean() + (difference_s == 0).mean() / 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the draws as ``trioflow simulate --draws --json`` prints them."""
+        found = {name: float(np.quantile(self.step_s, q)) for name, q in _QUANTILES}
+        return {
+            "count": len(self.step_s), "seed": self.seed, "expected_s": self.expected_s, **found,
+            "spread": asdict(self.spread), "source": self.source, "waits": self.waits, "late": self.late,
+        }  # fmt: skip
+
+
+def draw_step(
+    result: Result, graph: TaskGraph, device_kind: str, draws: int, seed: int,
+    spread: Spread | None = None,
+) -> Draws:  # fmt: skip
+    """Draw a simulated step, all its ranks one by one whether they were folded or not.
+
+    Parameters
+    ----------
+    device_kind : str
+        ``cpu`` or ``gpu``: whose spread it is, where none is given.
+
+    Raises
+    ------
+    InputError
+        When the step has too many tasks.
+    """
+    source = "spread as given"
+    if spread is None:
+        spread, source = choose_spread(device_kind)
+    fold = graph.fold if isinstance(graph, FoldedTaskGraph) else None
+    check_size(len(graph.tasks) if fold is None else fold.task_total)
+    plan, timeline = graph.metadata.plan, result.timeline
+    drawn_graph = DrawnGraph(graph, timeline)
+    groups, factors = _draw_factors(drawn_graph, timeline, plan, draws, seed, spread)
+    drawn = drawn_graph.run(groups, factors)
+    steady = drawn_graph.run(np.zeros_like(groups), np.ones((1, 1)))
+    summary = result.summary
+    missed = 1.0 if summary.expected_s is None else summary.expected_s / summary.step_time_s
+    degrees = _name_degrees(graph.tasks, timeline, plan)
+    return Draws(
+        drawn.step_s * missed, seed, spread, source, _sum_waits((drawn, steady), drawn_graph, degrees),
+        _sum_late(drawn, degrees, timeline, draws),
+    )  # fmt: skip
+
+
+def _draw_factors(
+    graph: DrawnGraph, timeline: pd.DataFrame, plan: Plan, draws: int, seed: int, spread: Spread
+) -> tuple[Ints, Floats]:
+    """Return which row of factors each item takes, and the factors: passes, then exchanges."""
+    ranks = timeline["rank"].to_numpy(dtype=np.int64)
+    micro_batch = timeline["micro_batch"].to_numpy(dtype=np.int64, na_value=0)
+    keys = pd.DataFrame({
+        "rank": ranks, "micro_batch": micro_batch,
+        "stage": timeline["stage"].to_numpy(dtype=np.int64, na_value=0),
+        "phase": pd.factorize(timeline["phase"], sort=True)[0],
+    })  # fmt: skip
+    own = keys.groupby(list(keys)).ngroup().to_numpy(dtype=np.int64)
+    passes = keys.assign(own=own).drop_duplicates("own").sort_values("own")
+    replica = passes["rank"].to_numpy() // plan.tensor // plan.context % plan.data
+    logs = np.tile(spread.step_log * draw_normals(seed, _STEP, 0, (draws,)), (len(passes), 1))
+    rank_logs = spread.rank_log * draw_normals(
+        seed, _RANK, 0, (int(ranks.max(initial=0)) + 1, draws)
+    )
+    logs += rank_logs[passes["rank"].to_numpy()]
+    pieces = int(micro_batch.max(initial=0)) + 1
+    for one in np.unique(replica).tolist():
+        drawn = spread.micro_batch_log * draw_normals(seed, _MICRO_BATCH, one, (pieces, draws))
+        logs[replica == one] += drawn[passes["micro_batch"].to_numpy()[replica == one]]
+    own_rank = passes["rank"].to_numpy()
+    for one in np.unique(own_rank).tolist():
+        rows = np.flatnonzero(own_rank == one)
+        logs[rows] += spread.pass_log * draw_normals(seed, _PASS, one, (len(rows), draws))
+    shared = timeline["match_id"].notna().to_numpy()
+    exchanges = np.unique(graph.item_of[shared])
+    exchange_logs = spread.exchange_log * draw_normals(seed, _EXCHANGE, 0, (len(exchanges), draws))
+    groups = np.zeros(len(graph.lengths_s), dtype=np.int64)
+    groups[graph.item_of[~shared]] = own[~shared]
+    groups[exchanges] = len(passes) + np.arange(len(exchanges))
+    return groups, np.exp(np.concatenate([logs, exchange_logs]))
+
+
+def _name_degrees(tasks: pd.DataFrame, timeline: pd.DataFrame, plan: Plan) -> Any:
+    """Return the degree whose ranks each task meets; empty of tasks by themselves [tasks]."""
+    known = {text: name_group(str(text), plan) for text in tasks["group"].dropna().unique()}
+    names = tasks["group"].map(known).astype(object).fillna("pipeline").to_numpy(dtype=str)
+    return np.where(timeline["match_id"].notna().to_numpy(), names, "")
+
+
+def _sum_waits(runs: Sequence[Drawn], graph: DrawnGraph, degrees: Any) -> list[dict[str, Any]]:
+    found = []
+    for degree in sorted(set(degrees) - {""}):
+        members = degrees == degree
+        drawn_s, steady_s = (float(one.wait_s[members].mean()) for one in runs)
+        found.append({
+            "group": str(degree), "exchanges": len(np.unique(graph.item_of[members])),
+            "wait_s": drawn_s, "steady_wait_s": steady_s,
+        })  # fmt: skip
+    return found
+
+
+def _sum_late(
+    drawn: Drawn, degrees: Any, timeline: pd.DataFrame, draws: int
+) -> list[dict[str, Any]]:
+    member = degrees != ""
+    rank = timeline["rank"].to_numpy(dtype=np.int64)[member]
+    late, count = np.bincount(rank, drawn.late[member]), np.bincount(rank)
+    return [
+        {"rank": one, "share": float(late[one] / (count[one] * draws))}
+        for one in np.flatnonzero(count).tolist()
+    ]
