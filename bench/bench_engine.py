@@ -96,19 +96,19 @@ def bench_messages() -> Iterator[Row]:
         aims = (1.0, 0.01) if ranks == 1024 else (None, None)
         yield from _time_both(
             "one ring all-reduce", make_data_parallel_graph(ranks, 1, 1, RING_BYTES, 1), ranks, aims,
-            ASTRASIM_RING[ranks], (ranks == 1024, False),
+            ASTRASIM_RING[ranks], ranks == 1024,
         )  # fmt: skip
     for ranks, aims in ((64, (None, None)), (256, (3.0, 0.1)), (1024, (None, 0.5))):
         yield from _time_both(
             f"{LAYERS} layers with a ring all-reduce each", _make_layers(ranks), ranks, aims,
-            ASTRASIM_LAYERS[ranks], (ranks == 256, ranks == 1024), every_message=ranks < 1024,
+            ASTRASIM_LAYERS[ranks], ranks == 256, every_message=ranks < 1024,
         )  # fmt: skip
 
 
 def _bench_model(model: Model, ranks: int, aims: Aims, peer: Peer) -> Iterator[Row]:
     graph = make_model_graph(model, ranks)
     what = f"DDP of {model.name}'s size (generated)"
-    yield from _time_both(what, graph, ranks, aims, peer, (aims[0] is not None, False))
+    yield from _time_both(what, graph, ranks, aims, peer, aims[0] is not None)
 
 
 def _make_layers(ranks: int) -> TaskGraph:
@@ -132,11 +132,11 @@ def _time_engine(graph: TaskGraph, ranks: int, engine: str) -> tuple[float, floa
 
 def _time_both(
     what: str, graph: TaskGraph, ranks: int, aims: Aims, peer: Peer,
-    headlines: tuple[bool, bool], every_message: bool = True,
+    headline: bool, every_message: bool = True,
 ) -> Iterator[Row]:  # fmt: skip
     """Yield the row message by message, where that is wanted, and the one with single events."""
     platform = make_switch(ranks)
-    for aggregate, aim, headline in zip((False, True), aims, headlines, strict=True):
+    for aggregate, aim in zip((False, True), aims, strict=True):
         if not (aggregate or every_message):
             continue
 
@@ -151,4 +151,12 @@ def _time_both(
         told = f"{events} events in {loop_s:.3f} s"
         told += "" if aggregate else f", {events / loop_s / 1e6:.1f} M events/s"
         how = f"{summary.aggregated} single events" if aggregate else "every message"
-        yield Row(f"{what} on {ranks} ranks, {how}", whole_s, "s", aim, told, peer, headline)
+        yield Row(
+            f"{what} on {ranks} ranks, {how}",
+            whole_s,
+            "s",
+            aim,
+            told,
+            peer,
+            headline and not aggregate,
+        )

@@ -156,6 +156,6 @@ def _tell(found: dict[str, Any], data: int) -> Iterator[Row]:
     told += f", {found['executed']} ranks executed" if found["folded"] else f", {found['reason']}"
     yield Row(
         f"simulate {what}", found["simulate_s"], aim=SIMULATE_S if aimed_at else None,
-        detail=f"{told}; peak {found['peak_gb']:.2f} GB", headline=aimed_at,
+        detail=f"{told}; peak {found['peak_gb']:.2f} GB",
     )  # fmt: skip
     yield Row(f"make the platform, {machine}, {found['ranks']} ranks", found["machine_s"])
