@@ -26,6 +26,7 @@ from trioflow.tables.files import (
     records,
     to_arrow,
     validate,
+    write_arrow,
     write_table,
 )
 from trioflow.tables.fits import OPERATOR_FIT, VALIDATION
@@ -39,5 +40,6 @@ __all__ = [
     "BREAKDOWN", "CATEGORIES", "COLLECTIVE_SAMPLES", "CRITICAL_PATH", "DEPENDENCIES", "ERRORS", "FLOAT", "INT", "INTS",
     "LINKS", "MEASUREMENTS", "OPERATORS", "OPERATOR_FIT", "PHASES", "PUBLISHED_CASES", "RANK_TIMELINES", "SCHEMAS",
     "SHAPES", "STREAMS", "SWEEP_RESULTS", "TASKS", "TASK_KINDS", "TENSORS", "TEXT", "TIMELINE", "TRACES", "VALIDATION",
-    "column", "empty", "json_schema", "meanings", "open_parquet", "read_table", "records", "to_arrow", "validate", "write_table",
+    "column", "empty", "json_schema", "meanings", "open_parquet", "read_table", "records", "to_arrow", "validate",
+    "write_arrow", "write_table",
 ]  # fmt: skip

@@ -125,6 +125,11 @@ def write_table(
     """
     table = to_arrow(frame, name, path, schema)
     validate(table, name, path, schema)
+    write_arrow(table, path, metadata)
+
+
+def write_arrow(table: pa.Table, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
+    """Write a validated table as Parquet, atomically, with its provenance."""
     text = json.dumps(metadata or {}, sort_keys=True)
     table = table.replace_schema_metadata({"trioflow": text})
     with atomic_path(path) as temporary:

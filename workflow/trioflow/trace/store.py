@@ -49,13 +49,15 @@ def save_trace(trace: Trace, folder: str | Path) -> None:
     """
     facts = trace.facts.to_dict()
     check_facts(facts, Path(folder) / "trace.json")
+    arrow = {}
     for frame, name in ((trace.operators, "operators"), (trace.tensors, "tensors")):
         file = Path(folder) / f"{name}.parquet"
-        tables.validate(tables.to_arrow(frame, name, file), name, file)
+        arrow[file] = tables.to_arrow(frame, name, file)
+        tables.validate(arrow[file], name, file)
     check_trace(trace, folder)
     stamp = {"workload": trace.facts.workload, "batch": trace.facts.batch}
-    tables.write_table(trace.operators, "operators", Path(folder) / "operators.parquet", stamp)
-    tables.write_table(trace.tensors, "tensors", Path(folder) / "tensors.parquet", stamp)
+    for file, table in arrow.items():
+        tables.write_arrow(table, file, stamp)
     digests = {name: digest_file(Path(folder) / name) for name in TABLES}
     digests["trace.json"] = _digest_facts(facts)
     write_json(Path(folder) / "trace.json", {**facts, DIGESTS: digests})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 from trioflow.trace.flops import FORMULAS, Shape, count_flop
 from trioflow.trace.importers.triosim_tables import OperatorRow, TensorRow
@@ -273,6 +274,7 @@ def differentiated(name: str) -> str:
     return "_".join(words).lower()
 
 
+@cache
 def leaves_node(forward: str, base: str) -> bool:
     """Return whether a forward operator leaves a node that differentiates `base`.
 

@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -185,9 +186,9 @@ def _read_tensors(path: Path) -> list[TensorRow]:
 def _read_tensor(row: CsvRow) -> TensorRow:
     """Check and convert one row of ``tensor.csv``."""
     text = row.cells["shape"].strip()
-    if not _SHAPE.fullmatch(text):
+    shape = _parse_shape(text)
+    if shape is None:
         raise row.error("shape", f"{shorten(text)} is not a shape", "write it as [128, 3]")
-    shape = tuple(int(part) for part in re.split("[,;]", text[1:-1]) if part.strip())
     elements, elem_bytes = row.whole("elements", MOST_ELEMENTS), row.whole("elem_bytes")
     if elements or elem_bytes:  # anything but an undefined tensor
         if elem_bytes not in ELEMENT_BYTES:
@@ -203,6 +204,14 @@ def _read_tensor(row: CsvRow) -> TensorRow:
         raise row.error("shape", f"an undefined tensor has the shape {shorten(text)}")
     kind = row.cells["type"].strip()
     return TensorRow(row.whole("id"), row.whole("storage"), shape, elem_bytes, kind)
+
+
+@lru_cache(4096)
+def _parse_shape(text: str) -> tuple[int, ...] | None:
+    """Return the sizes in a cell such as ``[128, 3]``; None where it is not a shape."""
+    if not _SHAPE.fullmatch(text):
+        return None
+    return tuple(int(part) for part in re.split("[,;]", text[1:-1]) if part.strip())
 
 
 def _hand_out(operators: Sequence[OperatorRow], tensors: list[TensorRow], path: Path) -> None:

@@ -47,9 +47,11 @@ class Event:
 
     def walk(self) -> Iterator[Event]:
         """Yield the event and all that it encloses, in order of start."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        pending = [self]
+        while pending:
+            event = pending.pop()
+            yield event
+            pending += reversed(event.children)
 
     def walk_by_end(self) -> Iterator[Event]:
         """Yield all that the event encloses, then the event: in order of end."""
