@@ -33,10 +33,7 @@ def read_group(text: str) -> tuple[int, ...] | None:
 def _check_match(members: list[dict[str, Any]]) -> None:
     """Check the tasks of one match, rows of ``tables.TASKS`` with None for nulls.
 
-    Raises
-    ------
-    SimulationError
-        When they do not fit together; names them.
+    Raises SimulationError when they do not fit together; names them.
     """
     match = members[0]["match_id"]
     kinds = sorted({str(member["kind"]) for member in members})
@@ -164,16 +161,10 @@ class Exchanges:
 def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:
     """Join the tasks of one ``match_id`` into exchanges, and check that they fit.
 
-    Parameters
-    ----------
-    planner : Planner
-        Turns exchanges into flows or messages; asked once for each different one.
+    Raises SimulationError when the members of an exchange do not fit together, or it has neither a
+    size nor durations.
 
-    Raises
-    ------
-    SimulationError
-        When the members of an exchange do not fit together, or it has
-        neither a size nor durations.
+    ``planner``: turns exchanges into flows or messages; asked once for each different one.
     """
     rows = ExchangeRows(tasks)
     for match in np.flatnonzero(rows.find_suspects()).tolist():

@@ -24,10 +24,7 @@ Columns = tuple[Ints, Floats, Floats, Floats, Ints, Ints]
 def keep_pieces(network: Network) -> None:
     """Let an unused network keep the pieces of its flows.
 
-    Raises
-    ------
-    InputError
-        When it is of a kind that cannot.
+    Raises InputError when it is of a kind that cannot.
     """
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork):
         raise InputError(
@@ -204,19 +201,11 @@ def measure_links(result: Simulated) -> pd.DataFrame:
 def link_rates(result: Simulated) -> pd.DataFrame:
     """Return how fast bytes moved over every link at every time, of a result with ``record_links=True``.
 
-    Returns
-    -------
-    DataFrame
-        ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and
-        ``flows``: a row for each instant at which the rate or the number of
-        flows of a link changes, in the links' order and by time. A row holds
-        from its instant to the next; before the first, and from the last on,
-        nothing moves. A link without traffic has no rows.
-
-    Raises
-    ------
-    InputError
-        When the result holds no traffic.
+    Returns ``link`` (text), ``time_s`` [s], ``rate_bytes_per_s`` [bytes/s] and ``flows``: a row for
+    each instant at which the rate or the number of flows of a link changes, in the links' order and
+    by time. A row holds from its instant to the next; before the first, and from the last on,
+    nothing moves. A link without traffic has no rows. Raises InputError when the result holds no
+    traffic.
     """
     traffic = _read_traffic(result)
     link, time_s, rates, flows = _sweep(traffic)

@@ -29,10 +29,7 @@ def choose_algorithms(
 ) -> tuple[Algorithms | None, Chunks]:
     """Return the algorithms and chunks that a caller asks for, or else the graph's plan; short names are welcome.
 
-    Raises
-    ------
-    InputError
-        When an algorithm or a collective is unknown.
+    Raises InputError when an algorithm or a collective is unknown.
     """
     if algorithms is None and plan.algorithms != "none":
         algorithms = plan.algorithms
@@ -54,10 +51,7 @@ def make_planner(
 ) -> Planner:
     """Return what turns collectives into messages, or into flows where no algorithm is given.
 
-    Raises
-    ------
-    InputError
-        As ``MessagePlanner``.
+    Raises InputError as ``MessagePlanner``.
     """
     if algorithms is None:
         return keep_planner(platform, collectives, bound)

@@ -277,10 +277,7 @@ class Ran:
 def run_prepared(ready: Prepared, engine: str, aggregate: bool, case: int = 0) -> Ran:
     """Run a case of what is ready with the engine of ``SimulationOptions``.
 
-    Raises
-    ------
-    SimulationError, InputError
-        As the engines.
+    Raises SimulationError or InputError as the engines.
     """
     program, mover, aggregated = ready.programs[case], ready.make_network(), 0
     if aggregate:
@@ -306,22 +303,14 @@ def prepare(
 ) -> Prepared:
     """Make a task graph ready to run, with the times of one or several cases.
 
-    Parameters
-    ----------
-    make_network : callable
-        Makes an unused network of all links.
-    fold : {"auto", True, False}
-        Whether identical ranks may be executed once; see ``folding``. For auto, graphs that do not
-        say which ranks are identical must have ``_LOOKED_AT_FROM_TASKS`` tasks.
-    unfolded_reason : str
-        Why not, where ``fold`` says no.
+    Raises SimulationError as ``program.build_program``; TooLargeError where all ranks' tasks do not
+    fit into memory. Raises InputError when ``fold`` has another value.
 
-    Raises
-    ------
-    SimulationError
-        As ``program.build_program``; TooLargeError where all ranks' tasks do not fit into memory.
-    InputError
-        When ``fold`` has another value.
+    ``make_network``: makes an unused network of all links.
+    ``fold`` (auto, True, False): whether identical ranks may be executed once; see ``folding``.
+        For auto, graphs that do not say which ranks are identical must have
+        ``_LOOKED_AT_FROM_TASKS`` tasks.
+    ``unfolded_reason``: why not, where ``fold`` says no.
     """
     if fold not in FOLDS:
         raise InputError(f"fold is {fold!r}", fix='give "auto", True or False')

@@ -242,10 +242,7 @@ def change_case(
 ) -> Program:
     """Return a graph's program with the times of another case, of which ``exchanges`` are.
 
-    Raises
-    ------
-    SimulationError
-        When a scale is not positive.
+    Raises SimulationError when a scale is not positive.
     """
     scales = _spread_scale(case.compute_scale, ranks)
     durations_s = _read_durations(graph.tasks, program.ranks, exchanges) * scales[program.ranks]

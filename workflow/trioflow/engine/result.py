@@ -22,35 +22,22 @@ from trioflow.parallel.task_graph import TaskGraph
 class Summary(TimelineSummary):
     """What a simulation came to, and how it was run.
 
-    Attributes
-    ----------
-    low_s, high_s : float, optional
-        Ends of the 80 % interval of the step, of ``simulate_interval`` [s].
-    expected_s : float, optional
-        What the step is expected to take where real runs showed the simulation to miss something [s];
-        the interval is its own then.
-    events : int
-        Starts and ends of tasks and flows that were executed.
-    link_bytes : dict of str to float
-        What crossed each link, by ``source->target`` [bytes].
-    confidence : str
-        The worst of the collectives that take a share of the step, see
-        ``certainty``; measured where nothing communicates.
-    warnings : list of str
-        What the reader must know, the graph's first.
-    network, engine : str
-        How flows shared links, and which engine ran: compiled or reference.
-    aggregated : int, optional
-        Collectives that were one event; only with algorithms.
-    folded : bool
-        Whether identical ranks were executed once: ``events`` and ``aggregated`` then count what
-        was executed.
-    unfolded_reason : str
-        Why they were not; empty where they were.
-    executed_ranks : int
-        How many ranks were executed.
-    simulator_wall_s : float
-        Wall time of the event loop, the only entry that differs between two runs [s].
+    ``low_s``, ``high_s``: ends of the 80 % interval of the step, of ``simulate_interval`` [s].
+    ``expected_s``: what the step is expected to take where real runs showed the simulation to miss
+        something [s]; the interval is its own then.
+    ``events``: starts and ends of tasks and flows that were executed.
+    ``link_bytes``: what crossed each link, by ``source->target`` [bytes].
+    ``confidence``: the worst of the collectives that take a share of the step, see ``certainty``;
+        measured where nothing communicates.
+    ``warnings``: what the reader must know, the graph's first.
+    ``network``, ``engine``: how flows shared links, and which engine ran: compiled or reference.
+    ``aggregated``: collectives that were one event; only with algorithms.
+    ``folded``: whether identical ranks were executed once: ``events`` and ``aggregated`` then
+        count what was executed.
+    ``unfolded_reason``: why they were not; empty where they were.
+    ``executed_ranks``: how many ranks were executed.
+    ``simulator_wall_s``: wall time of the event loop, the only entry that differs between two runs
+        [s].
     """
 
     low_s: float | None = None
@@ -88,17 +75,11 @@ class Executed:
 class Result:
     """What a simulation says.
 
-    Attributes
-    ----------
-    make_timeline : callable
-        Makes the timeline, of all ranks.
-    make_executed : callable
-        Makes what was executed of it.
-    summary : Summary
-        What it came to.
-    traffic : LinkTraffic or None
-        What crossed the links, with ``record_links``: for
-        ``link_traffic.measure_links`` and ``link_rates``.
+    ``make_timeline``: makes the timeline, of all ranks.
+    ``make_executed``: makes what was executed of it.
+    ``summary``: what it came to.
+    ``traffic``: what crossed the links, with ``record_links``: for ``link_traffic.measure_links``
+        and ``link_rates``.
     """
 
     make_timeline: Callable[[], pd.DataFrame]
@@ -135,10 +116,7 @@ Part = tuple[str, int, str]
 def measure_shares(program: Program, execution: Execution) -> dict[Part, float]:
     """Return the share of the step that each kind of exchange takes on the rank where it takes most.
 
-    Raises
-    ------
-    SimulationError
-        When the cost model states a word that is not one of ``CONFIDENCES``.
+    Raises SimulationError when the cost model states a word that is not one of ``CONFIDENCES``.
     """
     exchanges = program.exchanges
     unknown = sorted({word for _, _, word in exchanges.confidences} - set(CONFIDENCES))

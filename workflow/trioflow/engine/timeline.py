@@ -166,17 +166,11 @@ def select_kinds(
 class RankTimes(NamedTuple):
     """What one rank did in a step.
 
-    Attributes
-    ----------
-    rank : int
-        Which one.
-    step_time_s : float
-        End of its last task [s].
-    busy_s, compute_s, communication_s : float
-        Time with any task of ``select_compute`` and ``select_communication``, with
-        one of the former, and with one of the latter [s].
-    exposed_communication_s : float
-        Communication that no compute of this rank hides [s].
+    ``rank``: which one.
+    ``step_time_s``: end of its last task [s].
+    ``busy_s``, ``compute_s``, ``communication_s``: time with any task of ``select_compute`` and
+        ``select_communication``, with one of the former, and with one of the latter [s].
+    ``exposed_communication_s``: communication that no compute of this rank hides [s].
     """
 
     rank: int
@@ -191,18 +185,12 @@ class RankTimes(NamedTuple):
 class TimelineSummary:
     """What a step came to.
 
-    Attributes
-    ----------
-    step_time_s : float
-        End of the last task of all: the makespan [s].
-    busy_s : float
-        Time in which any rank computes or moves data [s].
-    compute_s, communication_s, exposed_communication_s : float
-        Of the busiest rank: the one with the largest ``busy_s``, the lowest among equals [s].
-    per_rank : list of RankTimes
-        Each rank, in order.
-    ranks : int
-        How many.
+    ``step_time_s``: end of the last task of all: the makespan [s].
+    ``busy_s``: time in which any rank computes or moves data [s].
+    ``compute_s``, ``communication_s``, ``exposed_communication_s``: of the busiest rank: the one
+        with the largest ``busy_s``, the lowest among equals [s].
+    ``per_rank``: each rank, in order.
+    ``ranks``: how many.
     """
 
     step_time_s: float
@@ -362,11 +350,8 @@ def _collect_waits(
 def measure_concurrency(timeline: pd.DataFrame) -> list[float]:
     """Return for each rank how many of the other ranks compute while it does.
 
-    Returns
-    -------
-    list of float
-        Of each rank in order, the mean over its compute time of the share of
-        other ranks that compute at the same moment: 0 none, 1 all.
+    Returns of each rank in order, the mean over its compute time of the share of other ranks that
+    compute at the same moment: 0 none, 1 all.
     """
     ranks = sorted(int(rank) for rank in timeline["rank"].unique())
     busy = timeline[select_compute(timeline)]

@@ -209,10 +209,7 @@ class Outline:
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
         """Predict the operators of many plans together.
 
-        Raises
-        ------
-        PlanError
-            Never: a plan that fits neither model nor batch is left for later.
+        A plan that fits neither model nor batch is left for later, not refused.
         """
         wanted: dict[tuple[Any, ...], tuple[Plan, set[int]]] = {}
         for plan in plans:

@@ -231,7 +231,7 @@ def _order(schedule: Schedule) -> tuple[_Turn, ...]:
 def _count_held(schedule: Schedule) -> list[Floats]:
     """Return, for each rank, the numbers of micro-batches that its stages hold at one time or another.
 
-    Returns a forward that is run again counts from its second run on.
+    A forward that is run again counts from its second run on.
     """
     again = recomputed_pairs(schedule)
     found = []

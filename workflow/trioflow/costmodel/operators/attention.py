@@ -158,12 +158,8 @@ def fit_attention(data_folder: str | Path) -> dict[str, AttentionTable]:
     """Fit the attention of every GPU that has a table, by sheet.
 
     A table of one head size cannot separate exponentials from products: it takes their ratio from
-    the tables that have several. Folds leave out every row of a number of heads and a size.
-
-    Raises
-    ------
-    InputError
-        When there is no table.
+    the tables that have several. Folds leave out every row of a number of heads and a size. Raises
+    InputError when there is no table.
     """
     tables = {str(table["device"].iloc[0]): table for table in _read_attention(Path(data_folder))}
     if not tables:

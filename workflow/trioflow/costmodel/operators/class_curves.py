@@ -176,10 +176,7 @@ def find_class(
 ) -> tuple[Key, ClassCurve]:
     """Return the curve of a class, or of the narrowest wider class that was fitted.
 
-    Raises
-    ------
-    InputError
-        When not even the curve of everything is there.
+    Raises InputError when not even the curve of everything is there.
     """
     is_product = base_class(operator_class) in PRODUCT_CLASSES
     for key in lookup_order(operator_class, phase):

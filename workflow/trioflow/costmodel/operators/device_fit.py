@@ -99,12 +99,7 @@ def fit_device_model(
     A class of matrix products keeps the rows of its commonest precision: rates of fp32 and TF32
     differ several times. Rows that took no time launched nothing; equal rows (repeated layers)
     count once. What the benchmarks say of shape counts as much as what the traces say; the level is
-    the traces'.
-
-    Raises
-    ------
-    InputError
-        When the method is unknown or there is nothing to fit.
+    the traces'. Raises InputError when the method is unknown or there is nothing to fit.
     """
     return fit_device_data(DeviceData.prepare(traces, limits, benchmarks), method)
 

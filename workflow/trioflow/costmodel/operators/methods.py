@@ -76,10 +76,7 @@ class RecordedModel(_Unfitted):
     def predict(self, operators: pd.DataFrame) -> pd.DataFrame:
         """Return recorded times.
 
-        Raises
-        ------
-        InputError
-            For an operator never recorded in these shapes.
+        Raises InputError for an operator never recorded in these shapes.
         """
         time_s = self.known(operators)
         missing = np.flatnonzero(np.isnan(time_s))
@@ -94,10 +91,7 @@ class RecordedModel(_Unfitted):
     def rescale(self, operators: pd.DataFrame, target: pd.DataFrame) -> pd.DataFrame:
         """Return recorded times.
 
-        Raises
-        ------
-        InputError
-            When an operator changes its size.
+        Raises InputError when an operator changes its size.
         """
         changed = (feature_matrix(operators) != feature_matrix(target)).any(axis=1)
         if changed.any():
@@ -141,12 +135,8 @@ class ProportionalModel(_Unfitted):
 def batch_ratio(operators: pd.DataFrame, target: pd.DataFrame) -> float:
     """Return the batch of the target over that of the recorded operators.
 
-    The ratio that most of the growing bytes have.
-
-    Raises
-    ------
-    TableError
-        When a table lacks the columns of growing parts.
+    The ratio that most of the growing bytes have. Raises TableError when a table lacks the columns
+    of growing parts.
     """
     before, after = (
         np.concatenate([_growing(frame, name) for name in FEATURES])
@@ -181,14 +171,9 @@ def fit_named_model(
     """Fit an operator model by the name of its method, built-in or registered by a package.
 
     ``auto`` is ``regression``, which won on a processor. ``shipped`` chooses the form of every
-    class by leaving whole workloads out inside the given traces; it needs several.
-
-    Raises
-    ------
-    InputError
-        When the method is unknown or there is nothing to fit.
-    PlatformError
-        When a method for GPUs finds no data sheet.
+    class by leaving whole workloads out inside the given traces; it needs several. Raises
+    InputError when the method is unknown or there is nothing to fit. Raises PlatformError when a
+    method for GPUs finds no data sheet.
     """
     if method in _GPU_ONLY:
         if not traces:
@@ -205,10 +190,7 @@ def fit_named_model(
 def make_unfitted_model(name: str, traces: Sequence[TraceLike]) -> OperatorModel:
     """Return the model ``recorded`` or ``proportional``.
 
-    Raises
-    ------
-    InputError
-        When the name is another.
+    Raises InputError when the name is another.
     """
     if name == "recorded":
         return fit_recorded(traces)

@@ -133,12 +133,8 @@ class OperatorCostModel:
         """Predict operators from their names, shapes and sizes alone; times are not read.
 
         ``extrapolated``: a size outside the fitted range of its class, or a class never fitted; on
-        a GPU with a data sheet such rows stay inside its bounds.
-
-        Raises
-        ------
-        TableError
-            When a column is missing or a size is out of range.
+        a GPU with a data sheet such rows stay inside its bounds. Raises TableError when a column is
+        missing or a size is out of range.
         """
         rows = sized_rows(operators, products=self.products)
         outside = self._outside(rows, rows)
@@ -154,12 +150,8 @@ class OperatorCostModel:
         with it. An operator of unchanged size keeps exactly its recorded time, without an interval.
         The interval grows with the logarithm of that ratio; its size comes from captures of one
         workload at two batches, predicted one from the other by models that did not see the
-        workload.
-
-        Raises
-        ------
-        TableError
-            When a column is missing, a value is out of range, or the tables have different rows.
+        workload. Raises TableError when a column is missing, a value is out of range, or the tables
+        have different rows.
         """
         sizing = resize_rows(operators, target, products=self.products)
         time_s = rescale_rows(sizing, self.row_times)
@@ -180,12 +172,8 @@ class OperatorCostModel:
         """Return factors below and above 1: the 80 % interval of a step's summed compute.
 
         ``kind``: ``rescale`` or ``predict``. ``distance``: logarithm of the rescaled over the
-        recorded step's compute, with which the interval widens (``StepBand.half_at``).
-
-        Raises
-        ------
-        InputError
-            When the kind is unknown.
+        recorded step's compute, with which the interval widens (``StepBand.half_at``). Raises
+        InputError when the kind is unknown.
         """
         half = self._step(kind).half_at(distance)
         return float(np.exp(-half)), float(np.exp(half))
@@ -260,14 +248,9 @@ def fit_operator_model(
 
     Coefficients are not negative and minimise squared relative errors (weights 1/time, non-negative
     least squares); see ``fit_class_curves``. The workload's name serves to leave whole workloads
-    out, never as a feature. Held-out errors are null where only one workload is given.
-
-    Raises
-    ------
-    InputError
-        When there is nothing to fit, several devices are mixed, or the method is unknown.
-    TraceError, TableError
-        When a fact or column is missing or a value out of range.
+    out, never as a feature. Held-out errors are null where only one workload is given. Raises
+    InputError when there is nothing to fit, several devices are mixed, or the method is unknown.
+    Raises TraceError or TableError when a fact or column is missing or a value out of range.
     """
     if method not in METHODS:
         fit = find_operator_model(method, METHODS)
@@ -296,9 +279,6 @@ def fit_operator_model(
 def load_operator_model(path: str | Path) -> OperatorCostModel:
     """Read a model that :meth:`OperatorCostModel.save` wrote.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is not such a model, or is incomplete.
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
     """
     return OperatorCostModel(**read_model(path))

@@ -95,10 +95,7 @@ def _class_to_json(model: _Content, key: Key) -> dict[str, Any]:
 def read_model(path: str | Path) -> dict[str, Any]:
     """Return the fields of a model.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is not such a model, or is incomplete.
+    Raises InputError when the file is missing, is not such a model, or is incomplete.
     """
     known = {"format": FORMAT, "features": list(FEATURES)}
     return read_content(path, KIND, "an operator cost model", known, _fields)
@@ -113,10 +110,7 @@ def read_content(
 ) -> Parsed:
     """Read a model file by its ``kind`` (``what`` in words), with entries ``known`` that must agree.
 
-    Raises
-    ------
-    InputError
-        When the file is missing, is of another kind or version, or is incomplete.
+    Raises InputError when the file is missing, is of another kind or version, or is incomplete.
     """
     content = read_json(path)
     if not isinstance(content, dict) or content.get("kind") != kind:

@@ -66,12 +66,7 @@ def load_benchmarks(
     """Read a device's single operators as ``tables.OPERATORS`` and ``part``; empty without any.
 
     Repeated measurements became their median; of each file at most ``most`` rows, evenly spaced, 0
-    for all.
-
-    Raises
-    ------
-    InputError
-        When a file lacks a column or holds a wrong value.
+    for all. Raises InputError when a file lacks a column or holds a wrong value.
     """
     frames = []
     for part in parts:
@@ -203,12 +198,7 @@ def load_published(
 ) -> list[PublishedDevice]:
     """Read the published traces of every GPU that has several, or of ``devices`` by drivers' names.
 
-    Raises
-    ------
-    InputError
-        When the folder holds none of it.
-    TraceError
-        When a file is wrong.
+    Raises InputError when the folder holds none of it. Raises TraceError when a file is wrong.
     """
     folder = Path(data_folder)
     traces: dict[str, list[Trace]] = {}

@@ -47,10 +47,8 @@ class Resizing:
 def resize_rows(operators: pd.DataFrame, target: pd.DataFrame, *, products: bool) -> Resizing:
     """Read recorded operators and their other sizes.
 
-    Raises
-    ------
-    TableError
-        When a column is missing, a value is out of range, or the tables have different rows.
+    Raises TableError when a column is missing, a value is out of range, or the tables have
+    different rows.
     """
     if not operators.index.equals(target.index):
         raise TableError(

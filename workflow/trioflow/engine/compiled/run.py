@@ -37,12 +37,8 @@ def supports(network: Network) -> bool:
 def run_compiled(program: Program, network: Network) -> Execution:
     """Execute a program; the result equals that of ``run_reference`` bit for bit. The network stays unused.
 
-    Raises
-    ------
-    SimulationError
-        As ``run_reference``, with the same words.
-    InputError
-        When the network is of another kind, which only the reference drives.
+    Raises SimulationError as ``run_reference``, with the same words. Raises InputError when the
+    network is of another kind, which only the reference drives.
     """
     if not isinstance(network, FairShareNetwork | ContentionFreeNetwork) or not supports(network):
         raise InputError(

@@ -24,12 +24,8 @@ def make_state(
 ) -> Any:
     """Lay a program out in the arrays of the layout, with room for ``pieces`` of flows to keep.
 
-    Returns
-    -------
-    layout.State
-        Arrays of what is under way have room for all that could be at once.
-        That memory is only taken where it is touched: places of what has
-        ended are used again.
+    Arrays of what is under way have room for all that could be at once. That memory is only
+    taken where it is touched: places of what has ended are used again.
     """
     exchanges = program.exchanges
     tasks, count = len(program.ranks), len(exchanges.plan_of)

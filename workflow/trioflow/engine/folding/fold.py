@@ -142,13 +142,8 @@ def fold_program(
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
 
-    Raises
-    ------
-    CannotFoldError
-        When that would not be exact: says why.
-    SimulationError
-        As ``build_program``; TooLargeError where classes divide into more
-        than fit into memory.
+    Raises CannotFoldError when that would not be exact: says why. Raises SimulationError as
+    ``build_program``; TooLargeError where classes divide into more than fit into memory.
     """
     if type(network) not in (FairShareNetwork, ContentionFreeNetwork):
         raise CannotFoldError(
@@ -236,10 +231,7 @@ class TooLargeError(SimulationError):
 def check_expansion(fold: Fold, reason: str, available_bytes: float | None = None) -> None:
     """Refuse to make the tasks of all ranks where they would not fit into memory.
 
-    Raises
-    ------
-    TooLargeError
-        Names ranks, tasks and memory.
+    Raises TooLargeError, which names ranks, tasks and memory.
     """
     first = fold
     while first.coarser is not None:

@@ -35,12 +35,8 @@ class CannotFoldError(Exception):
 class GroupsDifferError(CannotFoldError):
     """Groups of some families are not done alike.
 
-    Parameters
-    ----------
-    reason : str
-        How two of them differ.
-    of_group : mapping of int to ndarray of int
-        For each such family, equal numbers for groups that are alike [groups].
+    ``reason``: how two of them differ.
+    ``of_group``: for each such family, equal numbers for groups that are alike [groups].
     """
 
     def __init__(self, reason: str, of_group: Mapping[int, Ints]) -> None:
@@ -95,20 +91,13 @@ def fold_plans(
 ) -> FoldedTraffic:  # fmt: skip
     """Plan the exchanges of all groups, and keep one flow of each class.
 
-    Parameters
-    ----------
-    asked : sequence of (str, int, int)
-        Collective, size [bytes] and family of each class of exchanges.
-    planners : sequence of Planner
-        They make the same flows, of other sizes and speeds, and find the same alike; warnings are the first's.
-    slack : frozenset of int
-        Links that take no part in sharing, and so make no flows differ.
+    Raises GroupsDifferError when groups of a family differ in cost or in the links that they cross;
+    CannotFoldError when hardly any links are alike.
 
-    Raises
-    ------
-    GroupsDifferError
-        When groups of a family differ in cost or in the links that they cross; CannotFoldError when
-        hardly any links are alike.
+    ``asked``: collective, size [bytes] and family of each class of exchanges.
+    ``planners``: they make the same flows, of other sizes and speeds, and find the same alike;
+        warnings are the first's.
+    ``slack``: links that take no part in sharing, and so make no flows differ.
     """
     bundles: dict[tuple[int, ...], _Bundle] = {}
     chosen: list[tuple[list[Planned], _Bundle | None]] = []

@@ -65,7 +65,7 @@ def is_schedule(name: str) -> bool:
 def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Schedule:
     """Return the table of a named schedule, compute actions only.
 
-    Returns stage s is on rank s modulo ``ranks``; for zbv the second half comes back. Raises
+    Stage s is on rank s modulo ``ranks``; for zbv the second half comes back. Raises
     PlanError when the name is unknown, PyTorch's schedule does not allow these numbers, or a
     package's table cannot run.
 

@@ -74,11 +74,8 @@ def find_attentions(trace: Trace) -> dict[int, tuple[list[int], list[tuple[int, 
 def check_context(trace: Trace, plan: Plan) -> None:
     """Check that ranks can share a trace's sequences.
 
-    Raises
-    ------
-    PlanError
-        When the trace does not tell its tokens or its attention, masks it by a tensor, or the
-        numbers do not divide.
+    Raises PlanError when the trace does not tell its tokens or its attention, masks it by a tensor,
+    or the numbers do not divide.
     """
     if plan.context == 1:
         return

@@ -252,10 +252,7 @@ class _Cutter:
 def split_gathered(trace: Trace, degree: int) -> TensorSplit:
     """Return the operators of one rank when every layer's outputs are split and gathered.
 
-    Raises
-    ------
-    PlanError
-        When the model has no linear, convolution or embedding layer.
+    Raises PlanError when the model has no linear, convolution or embedding layer.
     """
     layers = find_layers(trace)
     if not layers:

@@ -59,10 +59,7 @@ class Parameter:
 def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Parameter]:
     """Return the parameters in the model's order, each as one tensor- and expert-parallel rank holds it.
 
-    Raises
-    ------
-    PlanError
-        When the trace does not say which parameters there are.
+    Raises PlanError when the trace does not say which parameters there are.
     """
     gradients = {str(g["name"]): g for g in trace.facts.gradients}
     listed = trace.facts.parameters or _shapes_of_gradients(trace)
@@ -187,12 +184,8 @@ def build_buckets(
     so it may overshoot; a single large gradient is a large bucket. Only the
     first bucket has the smaller limit.
 
-    Parameters
-    ----------
-    gradients : iterable of mapping
-        ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness.
-    first_bucket_bytes, bucket_bytes : int
-        Limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
+    ``gradients``: ``name``, ``size_bytes`` and ``ready_after_op_id``, in order of readiness.
+    ``first_bucket_bytes``, ``bucket_bytes``: limits [bytes]; PyTorch's own are 1 MiB and 25 MiB.
     """
     buckets: list[Bucket] = []
     held: list[Mapping[str, Any]] = []

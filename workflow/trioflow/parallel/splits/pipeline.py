@@ -23,15 +23,10 @@ from trioflow.trace.store import Trace, load_trace, pipeline_units, tensor_bytes
 def assign_units(trace: Trace) -> NDArray[np.int64]:
     """Return for each operator the unit that it belongs to, as an index.
 
-    A forward operator belongs to the unit whose module encloses it, or to the
-    unit before it (a flatten between modules); operators after the last
-    module (the loss) belong to the last unit. A backward operator follows its
-    forward, an optimizer operator its parameter's module.
-
-    Raises
-    ------
-    PlanError
-        When the trace does not say where its model can be cut.
+    A forward operator belongs to the unit whose module encloses it, or to the unit before it (a
+    flatten between modules); operators after the last module (the loss) belong to the last unit. A
+    backward operator follows its forward, an optimizer operator its parameter's module. Raises
+    PlanError when the trace does not say where its model can be cut.
     """
     units = pipeline_units(trace)
     if not units:
@@ -65,12 +60,8 @@ def assign_units(trace: Trace) -> NDArray[np.int64]:
 def balance_stages(times_s: Sequence[float], stages: int) -> list[int]:
     """Return the units in each stage of a chain cut so that the longest stage takes the least time.
 
-    By exact dynamic programming; among equal cuts the one with the earlier boundaries.
-
-    Raises
-    ------
-    PlanError
-        When there are fewer units than stages.
+    By exact dynamic programming; among equal cuts the one with the earlier boundaries. Raises
+    PlanError when there are fewer units than stages.
     """
     count = len(times_s)
     if stages < 1 or count < stages:
@@ -218,13 +209,8 @@ def split_batch(batch: int, micro_batches: int) -> list[int]:
 def chunk_batch(batch: int, micro_batches: int) -> list[int]:
     """Return the samples of each micro-batch, as the old ``Pipe`` cuts a batch.
 
-    All have the same size but a smaller last one, and there may be fewer than
-    asked for (``torch.chunk``).
-
-    Raises
-    ------
-    PlanError
-        When there are fewer samples than micro-batches.
+    All have the same size but a smaller last one, and there may be fewer than asked for
+    (``torch.chunk``). Raises PlanError when there are fewer samples than micro-batches.
     """
     size = -(-batch // len(split_batch(batch, micro_batches)))
     return [min(size, batch - start) for start in range(0, batch, size)]

@@ -316,10 +316,7 @@ def partition_parameters(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 def partition_optimizer(trace: Trace, ranks: int) -> OptimizerPartition:
     """Return which rank updates which parameters of a trace, and by which operators.
 
-    Raises
-    ------
-    PlanError
-        When the trace does not say which parameters there are.
+    Raises PlanError when the trace does not say which parameters there are.
     """
     parameters = list_parameters(trace)
     sizes = [prod(p.shape) for p in parameters]

@@ -180,12 +180,8 @@ def share_storages(
 ) -> dict[int, float]:
     """Return the part of each parameter, its gradient and its state that one rank holds, by storage.
 
-    Parameters
-    ----------
-    here : frozenset of int, optional
-        Places in ``list_parameters`` of those that the rank updates; all by default.
-    replicated : bool
-        Whether the rank has the other parameters and their gradients all the same.
+    ``here``: places in ``list_parameters`` of those that the rank updates; all by default.
+    ``replicated``: whether the rank has the other parameters and their gradients all the same.
     """
     owners = find_owners(trace).of_storage
     if not owners:

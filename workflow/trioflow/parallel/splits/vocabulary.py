@@ -67,10 +67,7 @@ def list_lengths(trace: Trace) -> frozenset[int]:
 def check_tokens(trace: Trace, degree: int) -> None:
     """Check that the tokens of a sample can be shared.
 
-    Raises
-    ------
-    PlanError
-        When the model looks no tokens up, or their number does not divide.
+    Raises PlanError when the model looks no tokens up, or their number does not divide.
     """
     lengths = list_lengths(trace)
     if not lengths:
@@ -105,11 +102,8 @@ def find_head(trace: Trace) -> int | None:
 def find_vocabulary(trace: Trace, degree: int) -> Vocabulary:
     """Return the layers that vocabulary parallelism splits; rows are added until ``degree`` divides them.
 
-    Raises
-    ------
-    PlanError
-        When no embedding of the step's tokens is found, no head that scores
-        as many words, or no loss behind it.
+    Raises PlanError when no embedding of the step's tokens is found, no head that scores as many
+    words, or no loss behind it.
     """
     category = trace.tensors["category"].tolist()
     storage = trace.tensors["storage_id"].tolist()
@@ -175,10 +169,7 @@ def _list_modules(trace: Trace, rows: list[dict[str, Any]], weights: set[int]) -
 def _find_statistics(forward: list[dict[str, Any]], head: int) -> dict[int, int]:
     """Return how many all-reduces of one number a token follow each operator of the loss.
 
-    Raises
-    ------
-    PlanError
-        When no loss of words follows the head.
+    Raises PlanError when no loss of words follows the head.
     """
     found: dict[int, int] = {}
     for row in forward:
@@ -225,10 +216,7 @@ VOCABULARY: Mapping[str, str] = {
 def split_like_megatron(trace: Trace, *, vocabulary: bool = True) -> Trace:
     """Return the trace with the layers that Megatron-LM cuts named in its facts.
 
-    Raises
-    ------
-    PlanError
-        When no module of the trace is one of the known layers.
+    Raises PlanError when no module of the trace is one of the known layers.
     """
     found = find_layers(trace)
     if not found:
@@ -267,13 +255,9 @@ def _match(trace: Trace, rules: Mapping[str, str]) -> dict[str, str]:
 def prepare_split(trace: Trace, plan: Plan) -> Trace:
     """Return the trace with the module rules of a plan's tensor parallelism, its own by default.
 
-    A trace that names no rules, a table of another tool for instance, gets
-    Megatron-LM's where its modules have the names that are known.
-
-    Raises
-    ------
-    PlanError
-        When the model has not what the plan splits.
+    A trace that names no rules, a table of another tool for instance, gets Megatron-LM's where its
+    modules have the names that are known. Raises PlanError when the model has not what the plan
+    splits.
     """
     return _prepare_split(trace, plan.tensor, plan.tensor_style, plan.vocabulary_parallel)
 
