@@ -24,5 +24,5 @@ def test_autocast_is_another_word_for_bf16():
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are():
-    with pytest.raises(InputError, match=r"fp8.*megatron-bf16"):
-        choose_recipe("fp8")
+    with pytest.raises(InputError, match=r"fp4.*megatron-bf16"):
+        choose_recipe("fp4")

@@ -7,6 +7,7 @@ References
 ----------
 PyTorch ``torch.autocast``; ``torch.distributed.fsdp.MixedPrecisionPolicy`` (``fsdp2-mixed`` has
 ``reduce_dtype`` fp32, ``fsdp2-bf16-reduce`` bf16 or none, which is the same);
+Transformer Engine's recipes, as Megatron Core runs them, for ``fp8`` and ``fp8-block``;
 Megatron Core, "Distributed Optimizer" (bf16 weights with fp32 gradients: 18
 bytes a parameter, 6 + 12/d distributed).
 """
@@ -40,6 +41,9 @@ class PrecisionRecipe:
     # gradient accumulation fusion).
     made_bytes: int = 0
     shards_main: bool = False
+    # What linear layers of blocks compute in where that is not the arithmetic: fp8 (a scale for each
+    # tensor, of its own values) or fp8-block (one for 128 values of a row); empty otherwise.
+    products: str = ""
     # Tensors as large as the scores, in fp32, that the loss has at one time: Megatron-LM's works in the
     # one that the scores are cast to, nanotron's in a second one; 0 where PyTorch's cross-entropy runs.
     loss_copies: int = 0
@@ -71,18 +75,22 @@ class PrecisionRecipe:
         state = size[self.state_bytes].replace("half", self.arithmetic)
         if self.shards_main and self.reduce_bytes != self.gradient_bytes:
             kept += f" (reduced in {size[self.reduce_bytes].replace('half', self.arithmetic)})"
-        return f"{self.name}: {weights}, {kept} gradients, {state} optimizer state"
+        linear = "linear layers of blocks in FP8, " * bool(self.products)
+        return f"{self.name}: {linear}{weights}, {kept} gradients, {state} optimizer state"
 
 
 _PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", "fp16"))
 _MAIN: dict[str, Any] = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
+_MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, **_MAIN}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
         *_PLAIN,
         PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
-        PrecisionRecipe("megatron-bf16", "bf16", loss_copies=1, gather_buffers=1, **_MAIN),
+        PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
+        PrecisionRecipe("fp8", "bf16", products="fp8", **_MEGATRON),
+        PrecisionRecipe("fp8-block", "bf16", products="fp8-block", **_MEGATRON),
         PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, **_MAIN),
         PrecisionRecipe(
             "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,

@@ -186,6 +186,7 @@ def prepare_device_times(
             "some of the traces hold no times", fix="give traces with times, or without"
         )
     precision = str(traces[0].facts.precision or FALLBACK_PRECISION)
+    _check_scaled(traces[0].facts, device_name)
     traced = traces[0].facts.device_name
     sheets = find_sheet(traced), find_sheet(device_name)
     same = traced == device_name or (sheets[0] is not None and sheets[0] == sheets[1])
@@ -211,6 +212,22 @@ def prepare_device_times(
         found.traces = [override_trace(found.traces[0], overrides)]
         found.doubt(UNCALIBRATED)
     return found
+
+
+def _check_scaled(facts: Facts, device_name: str) -> None:
+    """Refuse a step in FP8 on what computes none.
+
+    Raises
+    ------
+    InputError
+        When the device has no tensor cores for it.
+    """
+    sheet = find_sheet(device_name)
+    if facts.recipe.products and not (sheet and sheet.runs_on_tensor_cores("fp8")):
+        raise InputError(
+            f"--precision {facts.recipe.name}: {device_name} has no tensor cores for FP8",
+            fix="use --precision megatron-bf16, or a platform of Hopper or newer GPUs, such as dgx-h100",
+        )
 
 
 def lend_recorded_times(

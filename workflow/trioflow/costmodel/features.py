@@ -34,7 +34,8 @@ _WEIGHT_INPUT = {"convolution": 1, "convolution_backward": 2}
 # star stands for any ending. Whole names win over stars, longer stars over shorter ones.
 _NAMES: dict[str, str] = {
     "gemm": "mm addmm bmm baddbmm addbmm mv addmv addr outer dot inner linear mkldnn_linear*"
-    " matmul einsum bilinear tensordot addmm_activation scaled_mm grouped_mm scaled_grouped_mm",
+    " matmul einsum bilinear tensordot addmm_activation scaled_mm grouped_mm scaled_grouped_mm"
+    " scaled_linear block_scaled_linear block_scaled_mm block_scaled_grouped_mm",
     "convolution": "conv1d conv2d conv3d conv_transpose* conv_depthwise* convolution* slow_conv*"
     " thnn_conv* mkldnn_convolution* cudnn_convolution* miopen_convolution*",
     "attention": "scaled_dot_product_* flash_attention* efficient_attention* cudnn_attention*"
@@ -72,7 +73,7 @@ _NAMES: dict[str, str] = {
     " hardtanh hardswish hardsigmoid threshold where clamp* maximum minimum lerp addcmul addcdiv"
     " reciprocal square eq ne lt gt le ge logical_* bitwise_* isfinite isnan isinf nan_to_num"
     " floor* ceil round trunc remainder fmod hypot true_divide multiply subtract negative and or"
-    " xor",
+    " xor quantize",
 }
 
 

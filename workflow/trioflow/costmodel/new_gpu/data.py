@@ -19,7 +19,9 @@ from trioflow.datasets.catalogue import MODEL_TABLES, SINGLE_PRODUCTS, load_cata
 from trioflow.hardware.device_sheet import DeviceSheet, find_device, list_devices, load_device
 from trioflow.trace.store import Trace
 
-_TENSOR_PRECISION, _TENSOR_BYTES = "bfloat16", 2
+_RESULT_BYTES = 2
+_FACTOR_BYTES = {"bfloat16": 2, "fp8": 1, "fp8_block": 1}
+"""Of an element of a product's factors, by what the tables call their format; its result is in bf16."""
 CONVOLUTION, _CONVOLUTION_FOLDER = "aten::conv2d", "conv"
 
 BENCHMARKS, TENSOR_BENCHMARKS = "single operators", "single products, bf16"
@@ -120,26 +122,32 @@ def _collapse(rows: pd.DataFrame, **facts: str | float) -> pd.DataFrame:
 
 
 def read_tensor_products(
-    data_folder: Path, datasets: Sequence[str] = SINGLE_PRODUCTS
+    data_folder: Path, datasets: Sequence[str] = SINGLE_PRODUCTS, kind: str = "bfloat16"
 ) -> list[pd.DataFrame]:
-    """Return bf16 matrix products of the GPUs that aiconfigurator publishes, a table a GPU."""
+    """Return matrix products of the GPUs that aiconfigurator publishes, a table a GPU that has any.
+
+    ``kind``: a key of ``_FACTOR_BYTES``.
+    """
     frames = []
     for file in load_catalogue().held_files(data_folder, datasets):
         columns = ["device", "gemm_dtype", "m", "n", "k", "latency"]
         table = pd.read_parquet(file, columns=columns)
-        table = table[table["gemm_dtype"] == _TENSOR_PRECISION]
+        table = table[table["gemm_dtype"] == kind]
+        if table.empty:
+            continue
         medians = table.groupby(["m", "n", "k"], sort=True)["latency"].median().reset_index()
         m, n, k = (medians[key].to_numpy(np.float64) for key in ("m", "n", "k"))
         ones, zeros = np.ones(len(medians)), np.zeros(len(medians))
         values = (ones, m, n, k, ones, zeros, zeros, ones)
         rows = pd.DataFrame(dict(zip(PRODUCTS, values, strict=True)))
         rows["flop"] = 2 * m * n * k
-        rows["read_bytes"] = _TENSOR_BYTES * (m * k + k * n)
-        rows["write_bytes"] = _TENSOR_BYTES * m * n
+        rows["read_bytes"] = _FACTOR_BYTES[kind] * (m * k + k * n)
+        rows["write_bytes"] = _RESULT_BYTES * m * n
         rows["time_s"] = medians["latency"].to_numpy(np.float64) * 1e-3
         device = find_device(str(table["device"].iloc[0])).name
         texts = {
-            "operator_class": "gemm", "phase": "forward", "precision": "bf16", "device": device,
+            "operator_class": "gemm", "phase": "forward", "device": device,
+            "precision": "bf16" if kind == "bfloat16" else "fp8",
             "workload": TENSOR_BENCHMARKS, "case": TENSOR_BENCHMARKS,
         }  # fmt: skip
         frames.append(rows.assign(count=1, floor_s=0.0, **texts))

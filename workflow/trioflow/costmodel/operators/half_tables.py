@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ from trioflow.costmodel.operators.attention import FOLDS, LARGE_FLOP, AttentionT
 from trioflow.costmodel.operators.curves import FORMS, Curve, fit_curve
 from trioflow.costmodel.operators.products import PRODUCTS, work_matrix
 from trioflow.datasets.catalogue import HALF_EXPERTS, HALF_PRODUCTS, load_catalogue
-from trioflow.hardware.device_sheet import find_device, load_device
+from trioflow.hardware.device_sheet import DeviceSheet, find_device, load_device
 
-KIND, FORMAT = "tensor_products", 3
+KIND, FORMAT = "tensor_products", 4
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "tensor-products" / "model.json"
 HALF = ("bf16", "fp16")
 """Precisions that the tables stand for; both run at the same rate on every GPU that has both."""
@@ -46,6 +46,11 @@ _LEAST_ROWS = 256
 _MOST_PRODUCTS = 4000
 GROUPED = "gemm/grouped"
 """Kind of operator that the band belongs to."""
+SCALED = {"fp8": "fp8", "fp8-block": "fp8_block"}
+"""What tables call products in FP8, by format: a scale for each tensor, or for 128 values of a row."""
+_NO_WORK_FLOP = 1e9
+"""Calls not longer than nearly all of those below this time the host, not the GPU."""
+_THIN, _CAST_ROUNDS, _CAST_BYTES = 128, 5, 3
 _BYTES = 2
 _ROUTINGS = ("balanced", "power_law_1.01")
 """The most even first; a table has one of the two."""
@@ -65,6 +70,9 @@ class ProductTable:
     held_out_error: float
     held_out_large_error: float
     held_out_sum_error: float  # Signed relative error of the sum of all of them
+    # What the calls measured took to bring an element of the left factor into FP8 [s]: no part of
+    # what `predict` returns; their errors and bands are those of whole calls.
+    cast_s: float = 0.0
 
     def predict(self, rows: pd.DataFrame) -> Floats:
         """Return the time [s] of products, columns of ``products.PRODUCTS`` and sizes."""
@@ -87,11 +95,8 @@ def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
     found = {}
     for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS):
         device = str(frame["device"].iloc[0])
-        rows = frame[frame["product_m"] >= _LEAST_ROWS].reset_index(drop=True)
-        places = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_PRODUCTS)).astype(int)
-        found[device] = _fit_products_of(
-            rows.iloc[places].reset_index(drop=True), load_device(device).sm_count
-        )
+        rows = _thin_out(frame[frame["product_m"] >= _LEAST_ROWS].reset_index(drop=True))
+        found[device] = _fit_products_of(rows, load_device(device).sm_count)
     if not found:
         raise InputError(
             "no table of single products", file=data_folder,
@@ -100,23 +105,84 @@ def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
     return found
 
 
-def _fit_products_of(rows: pd.DataFrame, sm_count: int) -> ProductTable:
+def fit_scaled_products(
+    data_folder: str | Path, halves: Mapping[str, ProductTable]
+) -> dict[str, dict[str, ProductTable]]:
+    """Fit products in FP8: by format and GPU's sheet, as `fit_tensor_products`, whose result is ``halves``.
+
+    The calls measured bring their left factor from bf16 into FP8 first, with an inference engine's
+    own kernel and a scale known beforehand. What that takes an element is found beside the curve,
+    and taken off: a training step casts by operators of its own. A launch takes what it takes in
+    half precision: what calls take beyond it is the cast's, and the host's.
+    """
+    found: dict[str, dict[str, ProductTable]] = {}
+    for name, kind in SCALED.items():
+        for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS, kind):
+            sheet = load_device(str(frame["device"].iloc[0]))
+            host_s = frame.loc[frame["flop"] < _NO_WORK_FLOP, "time_s"].quantile(COVERAGE[1])
+            kept = (frame["product_m"] >= _LEAST_ROWS) & (frame["product_n"] >= _THIN)
+            rows = frame[kept & (frame["time_s"] > host_s)]
+            rows = _thin_out(rows.reset_index(drop=True))
+            table = _fit_products_of(rows, sheet.sm_count, sheet)
+            launch_s, *rest = table.curve.coefficients
+            launch_s = min(launch_s, halves[sheet.name].curve.coefficients[0])
+            alone = replace(table, curve=Curve(FORM, (launch_s, *rest)))
+            found.setdefault(name, {})[sheet.name] = alone
+    return found
+
+
+def _thin_out(rows: pd.DataFrame) -> pd.DataFrame:
+    places = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_PRODUCTS)).astype(int)
+    return rows.iloc[places].reset_index(drop=True)
+
+
+def _fit_products_of(
+    rows: pd.DataFrame, sm_count: int, casts_on: DeviceSheet | None = None
+) -> ProductTable:
+    """Fit products; ``casts_on`` says of calls that they cast, and bounds what is left by its peak."""
     work, time_s = work_matrix(rows), rows["time_s"].to_numpy(np.float64)
+    flop = rows["flop"].to_numpy(np.float64)
+    cast = (rows["product_m"] * rows["product_k"]).to_numpy(np.float64)
+    least_s, start_s = np.zeros(len(rows)), 0.0
+    if casts_on is None:
+        cast = np.zeros(len(rows))
+    else:
+        least_s = flop / casts_on.peak("fp8")
+        start_s = _CAST_BYTES / casts_on.memory_bandwidth_bytes_per_s
     shapes = rows.groupby(["product_n", "product_k"]).ngroup()
     folds = shapes.to_numpy() % FOLDS
     held = np.zeros(len(rows))
     for fold in range(FOLDS):
         known, left = folds != fold, folds == fold
-        curve = fit_curve(FORM, work[known], time_s[known], sm_count=sm_count)
-        held[left] = curve.predict(work[left])
+        given = work[known], time_s[known], cast[known], least_s[known]
+        curve, cast_s = _fit_calls(*given, sm_count, start_s)
+        held[left] = curve.predict(work[left]) + cast_s * cast[left]
     low, high = np.quantile(np.log(time_s / held), COVERAGE)
     missed = np.abs(held / time_s - 1)
-    large = rows["flop"].to_numpy(np.float64) >= LARGE_FLOP
+    large = flop >= LARGE_FLOP
+    curve, cast_s = _fit_calls(work, time_s, cast, least_s, sm_count, start_s)
     return ProductTable(
-        fit_curve(FORM, work, time_s, sm_count=sm_count),
-        min(rounded(low), 0.0), max(rounded(high), 0.0), len(rows), float(rows["flop"].max()),
+        curve,
+        min(rounded(low), 0.0), max(rounded(high), 0.0), len(rows), float(flop.max()),
         float(missed.mean()), float(missed[large].mean()), float(held.sum() / time_s.sum() - 1),
+        rounded(cast_s),
     )  # fmt: skip
+
+
+def _fit_calls(
+    work: Floats, time_s: Floats, cast: Floats, least_s: Floats, sm_count: int, cast_s: float
+) -> tuple[Curve, float]:
+    """Return the curve of products, and what casting an element before takes [s], found in turn."""
+    if not cast.any():
+        return fit_curve(FORM, work, time_s, sm_count=sm_count), 0.0
+    for _ in range(_CAST_ROUNDS):
+        net_s = np.maximum(time_s - cast_s * cast, least_s)
+        curve = fit_curve(FORM, work, net_s, sm_count=sm_count)
+        each_s, weight = (time_s - curve.predict(work)) / cast, cast / time_s
+        order = np.argsort(each_s, kind="stable")
+        half = np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)
+        cast_s = max(float(each_s[order][half]), 0.0)
+    return curve, cast_s
 
 
 @dataclass(frozen=True)
@@ -204,7 +270,8 @@ def build_tensor_products(data_folder: str | Path, path: str | Path = SHIPPED_FI
     """Fit every table, of products and of attention, judge experts, and write the file that ships."""
     products = fit_tensor_products(data_folder)
     experts = judge_experts(data_folder, {name: one.predict for name, one in products.items()})
-    save_tensor_products(products, path, fit_attention(data_folder), experts)
+    scaled = fit_scaled_products(data_folder, products)
+    save_tensor_products(products, path, fit_attention(data_folder), experts, scaled)
     return Path(path)
 
 
@@ -213,6 +280,7 @@ def save_tensor_products(
     path: str | Path,
     attention: Mapping[str, AttentionTable] | None = None,
     experts: Mapping[str, ExpertBand] | None = None,
+    scaled: Mapping[str, Mapping[str, ProductTable]] | None = None,
 ) -> None:
     """Write tables as JSON; equal tables give equal bytes."""
     write_json(
@@ -224,6 +292,10 @@ def save_tensor_products(
             "tables": {name: asdict(tables[name]) for name in sorted(tables)},
             "attention": {name: asdict(one) for name, one in sorted((attention or {}).items())},
             "experts": {name: asdict(one) for name, one in sorted((experts or {}).items())},
+            "scaled": {
+                kind: {name: asdict(one) for name, one in sorted(held.items())}
+                for kind, held in sorted((scaled or {}).items())
+            },
         },
     )
 
@@ -232,6 +304,12 @@ def save_tensor_products(
 def shipped_tensor_products() -> dict[str, ProductTable]:
     """Return the tables that ship with trioflow, by the name of the device's sheet."""
     return load_tensor_products(SHIPPED_FILE)
+
+
+@cache
+def shipped_scaled(kind: str) -> dict[str, ProductTable]:
+    """Return the tables of products in a format of ``SCALED``, by the name of the device's sheet."""
+    return _read_tables(_read(SHIPPED_FILE)["scaled"][kind], SHIPPED_FILE)
 
 
 @cache
@@ -258,8 +336,12 @@ def load_tensor_products(path: str | Path) -> dict[str, ProductTable]:
     InputError
         When it is missing or another file.
     """
+    return _read_tables(_read(path)["tables"], path)
+
+
+def _read_tables(entries: Mapping[str, Any], path: str | Path) -> dict[str, ProductTable]:
     found = {}
-    for name, entry in _read(path)["tables"].items():
+    for name, entry in entries.items():
         curve = Curve(str(entry["curve"]["form"]), tuple(entry["curve"]["coefficients"]))
         if curve.form not in FORMS:
             raise InputError(f"unknown form {curve.form!r}", file=path, place=name)

@@ -32,10 +32,12 @@ from trioflow.costmodel.operators.class_curves import Flags
 from trioflow.costmodel.operators.half_tables import (
     GROUPED,
     HALF,
+    SCALED,
     ProductTable,
     nearest_table,
     shipped_attention,
     shipped_experts,
+    shipped_scaled,
     shipped_tensor_products,
 )
 from trioflow.costmodel.operators.model import OperatorCostModel, load_operator_model
@@ -56,8 +58,8 @@ _UNKNOWN_MASK = 2.0
 """Attention of which nobody says whether it is causal is taken to be; without a mask it computes this
 many times as much."""
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
-_TABLE_PRECISION = "bf16"
-ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_TABLE_PRECISION, FP8 = "bf16", "fp8"
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, FP8: 1}
 
 
 @dataclass(frozen=True)
@@ -185,16 +187,13 @@ class PrecisionModel:
 
     def _parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
         """Yield the rows that are not the base's, with ``time_s``, ``low_s`` and ``high_s`` [s]."""
+        yield from self._scaled_parts(rows)
         chosen = self._products(rows)
         if self.table is not None and chosen.any():
             source = Source(load_device(self.source), _TABLE_PRECISION, self.table.predict)
             ends = self._spread(self.table.low_log, self.table.high_log, _TABLE_PRECISION)
             lows, highs = (np.full(int(chosen.sum()), end) for end in ends)
-            grouped = (rows["operator_class"][chosen] == GROUPED).to_numpy()
-            if grouped.any():
-                band = shipped_experts()[self.source]
-                lows[grouped] = min(band.low_log, ends[0])
-                highs[grouped] = max(band.high_log, ends[1])
+            _widen_grouped(rows[chosen], self.source, lows, highs)
             yield chosen, self._price(source, rows[chosen], lows, highs)
         chosen = self._fused(rows)
         if self.attention is not None and chosen.any():
@@ -218,11 +217,30 @@ class PrecisionModel:
             low, high = np.array(spreads).T
             yield chosen, self._price(source, rows[chosen], low, high)
 
+    def _scaled_parts(self, rows: pd.DataFrame) -> Iterable[tuple[Flags, pd.DataFrame]]:
+        """Yield products in FP8, by format, as `_parts`."""
+        for kind in SCALED if self.table is not None else ():
+            chosen = _find_scaled(rows, kind)
+            name = (
+                nearest_table(shipped_scaled(kind), self.sheet.name, FP8) if chosen.any() else None
+            )
+            if name is None:
+                continue
+            table = shipped_scaled(kind)[name]
+            lows, highs = (
+                np.full(int(chosen.sum()), end) for end in (table.low_log, table.high_log)
+            )
+            _widen_grouped(rows[chosen], name, lows, highs)
+            source = Source(load_device(name), FP8, table.predict)
+            yield chosen, self._price(source, rows[chosen], lows, highs, FP8)
+
     def _price(
-        self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats
-    ) -> pd.DataFrame:
+        self, source: Source, rows: pd.DataFrame, low_log: Floats, high_log: Floats,
+        precision: str = "",
+    ) -> pd.DataFrame:  # fmt: skip
         """Return the times of rows with the interval of the source and of carrying them over."""
-        found = source.carry(rows.reset_index(drop=True), self.sheet, self.precision, self.rule)
+        rows, precision = rows.reset_index(drop=True), precision or self.precision
+        found = source.carry(rows, self.sheet, precision, self.rule)
         time_s = found["time_s"].to_numpy(np.float64)
         logs = np.log(found[["low_s", "high_s"]].to_numpy(np.float64) / time_s[:, None])
         low, high = -np.hypot(logs[:, 0], low_log), np.hypot(logs[:, 1], high_log)
@@ -243,6 +261,8 @@ class PrecisionModel:
         known = bases.isin(PRODUCT_CLASSES - _CONVOLUTIONS) & (rows[PRODUCTS[0]] > 0)
         fused = (bases == ATTENTION) & (rows["flop"] > 0)
         fused &= ~self._fused(rows)
+        for kind in SCALED:
+            known &= ~_find_scaled(rows, kind)
         return np.asarray((known | fused) & (self.table is not None), dtype=bool)
 
     def _with_attention(self, rows: pd.DataFrame, operators: pd.DataFrame) -> pd.DataFrame:
@@ -267,10 +287,30 @@ class PrecisionModel:
         single = (rows["operator_class"] == "gemm").to_numpy()
         flop = rows["flop"].to_numpy(np.float64)
         inside = single & (flop <= (0.0 if self.table is None else self.table.largest_flop))
+        for kind in SCALED if self.table is not None else ():
+            tables = shipped_scaled(kind)
+            if self.sheet.name in tables:
+                most = tables[self.sheet.name].largest_flop
+                inside |= (rows["operator_class"] == f"gemm/{kind}").to_numpy() & (flop <= most)
         if self.attention is not None:
             forward = self._fused(rows) & (rows["attention_backward"] == 0).to_numpy()
             inside |= forward & (flop <= self.attention.largest_flop)
         return np.asarray(~inside | (not _same_rate(_TABLE_PRECISION, self.precision)), dtype=bool)
+
+
+def _find_scaled(rows: pd.DataFrame, kind: str) -> Flags:
+    """Return which rows are products in a format of FP8, whose sizes are known."""
+    named = rows["operator_class"].isin([f"gemm/{kind}", f"{GROUPED}/{kind}"])
+    return np.asarray(named & (rows[PRODUCTS[0]] > 0), dtype=bool)
+
+
+def _widen_grouped(rows: pd.DataFrame, source: str, lows: Floats, highs: Floats) -> None:
+    """Let grouped products' intervals, given as logarithms, hold what layers of experts missed."""
+    grouped = rows["operator_class"].str.startswith(GROUPED).to_numpy(bool)
+    if grouped.any():
+        band = shipped_experts()[source]
+        lows[grouped] = np.minimum(lows[grouped], band.low_log)
+        highs[grouped] = np.maximum(highs[grouped], band.high_log)
 
 
 def in_precision(

@@ -38,7 +38,8 @@ _SHARDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 
 _MISFIT = 0.002
 """Bytes that a scaled product explains this well [logarithm]: a bias makes less."""
-_GROUPED = ("grouped_mm", "scaled_grouped_mm")
+_SCALED = ("block_scaled_", "scaled_")
+"""Beginnings of names of products in FP8."""
 Shape = Sequence[int]
 
 
@@ -85,13 +86,15 @@ def _describe(
     name: str, operator_class: str, flop: float, inputs: Sequence[Shape], outputs: Sequence[Shape]
 ) -> tuple[float, ...]:
     base, backward = plain_name(name)
+    for beginning in _SCALED:
+        base = base.removeprefix(beginning)
     if base_class(operator_class) == "convolution":
         problem, backward = _convolution(inputs[:2], outputs[0] if outputs else ()), False
     elif base_class(operator_class) == "convolution_backward":
         problem, backward = _convolution(inputs[1:3], inputs[0] if inputs else ()), True
     elif backward:
         problem = _gradient_problem(inputs, batched=base in ("matmul", "bmm", "baddbmm"))
-    elif base in _GROUPED:
+    elif base == "grouped_mm":
         problem = _grouped_problem(inputs, outputs[0] if outputs else ())
     else:
         problem = _forward_problem(base, inputs)

@@ -88,6 +88,9 @@ def _append_kinds(operators: pd.DataFrame, classes: Names, rows: pd.DataFrame) -
     )
     kinds[(classes == "gemm") & (rows["product_batch"] > 1).to_numpy()] = "gemm/batched"
     kinds[(classes == "gemm") & names.str.contains("grouped_mm").to_numpy()] = "gemm/grouped"
+    for beginning, kind in (("scaled", "/fp8"), ("block_scaled", "/fp8-block")):
+        scaled = (classes == "gemm") & names.str.contains(rf"::_?{beginning}_").to_numpy()
+        kinds[scaled] += kind
     growing = ["batch_read_bytes", "batch_write_bytes"]
     if all(name in operators.columns for name in growing):
         fixed = (operators[growing] == 0).all(axis=1).to_numpy() & (rows["write_bytes"] > 0)

@@ -59,6 +59,7 @@ def estimate_memory(
     lifetimes = _lifetimes_of(trace, program, stage_of)
     classes = program.grid.classify()
     tables: dict[tuple[int, int], StorageTable] = {}
+    copies = _size_copies(trace, program)
     spans = any(stage.update_shares for stage in program.stages)
     found = []
     for number, rank in enumerate(program.grid.find_representatives().tolist()):
@@ -68,9 +69,14 @@ def estimate_memory(
         if place not in tables:
             tables[place] = _table_of(trace, operators, program, *place)
         rows = tasks[tasks["rank"] == rank]
+        always = _held_always(program, rank, trace.facts.recipe, rows)
+        stages = program.schedule.stages_of_rank(pipeline)
+        always["parameter"] = sum(
+            size for size, at in copies if not at or not at.isdisjoint(stages)
+        )
         peak = profile_rank(
             rows, tables[place], program.factors_of(rank) or factors, lifetimes(tables[place]),
-            _held_always(program, rank, trace.facts.recipe, rows), program.memory.get(rank),
+            always, program.memory.get(rank),
         )  # fmt: skip
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
@@ -87,6 +93,26 @@ def estimate_memory(
             }
         )
     return found
+
+
+def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:
+    """Return what weights that are multiplied in FP8 lie there a second time, and on which stages [bytes].
+
+    Such a copy and its transposed one are together as large as the weight in bf16. Where weights are
+    gathered anew for each unit, so are their copies, and none stays.
+    """
+    if not trace.facts.recipe.products or program.plan.shards_units:
+        return []
+    tensors = trace.tensors
+    twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
+    scaled = set(tensors.loc[twin, "storage_id"])
+    parameters = list_parameters(trace, program.plan.tensor, program.plan.expert)
+    placed = program.placed or [frozenset()] * len(parameters)
+    return [
+        (float(p.size_bytes), at)
+        for p, at in zip(parameters, placed, strict=True)
+        if p.storage_id in scaled
+    ]
 
 
 def _count_waiting(rows: pd.DataFrame, program: ProgramBuilder, rank: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import plain_name
 from trioflow.parallel.remembered import remembered
@@ -14,7 +16,8 @@ from trioflow.trace.store import Trace, tensor_bytes
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
 
-_GROUPED = ("grouped_mm", "scaled_grouped_mm")
+_GROUPED = ("grouped_mm", "scaled_grouped_mm", "block_scaled_grouped_mm")
+_CAST = "quantize"
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,27 @@ def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
         grouped = row["phase"] == "forward" and plain_name(str(row["name"]))[0] in _GROUPED
         if grouped and weights and row["output_ids"]:
             found.setdefault(str(row["module"]).rpartition(".")[0], []).append(row)
+    copied = {
+        layer: _look_through_casts(trace, rows[0]["input_ids"][0]) for layer, rows in found.items()
+    }
     return [
         ExpertLayer(
             next(int(shape[0]) for shape in rows[0]["input_shapes"] if len(shape) == 3),
-            int(producer[rows[0]["input_ids"][0]]),
+            int(producer[copied[layer]]),
             tuple(int(row["op_id"]) for row in rows),
             frozenset(str(row["module"]) for row in rows),
-            size[rows[0]["input_ids"][0]], size[rows[-1]["output_ids"][0]],
+            size[copied[layer]], size[rows[-1]["output_ids"][0]],
         )
-        for rows in found.values()
+        for layer, rows in found.items()
     ]  # fmt: skip
+
+
+def _look_through_casts(trace: Trace, tensor: int) -> int:
+    """Return the tensor that experts' tokens were cast from: they travel as they are."""
+    made = trace.tensors["producer_op_id"].iloc[tensor]
+    if pd.isna(made) or plain_name(str(trace.operators["name"].iloc[int(made)]))[0] != _CAST:
+        return tensor
+    return int(trace.operators["input_ids"].iloc[int(made)][0])
 
 
 @remembered

@@ -16,6 +16,7 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.precision_recipes import RECIPES, choose_recipe
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import LANGUAGE
+from trioflow.trace.language.scaled import scale_products
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
@@ -117,6 +118,9 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
         "language_model": json.dumps(asdict(model), sort_keys=True),
     }  # fmt: skip
     trace = capture_meta(row, step.batch)
+    products = choose_recipe(step.precision).products
+    if products:
+        trace = scale_products(trace, products)
     if model.layers > CAPTURED_BLOCKS:
         trace = repeat_layers(trace, model.layers)
     described = asdict(model) | {
