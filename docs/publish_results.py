@@ -24,17 +24,25 @@ from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
+from trioflow.reproductions.drift.page import describe_drift
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     read_speeds,
     update_clusters,
+    update_drift,
     update_published,
     update_readme,
     update_speed,
     update_validation,
     write_errors_page,
 )
-from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS, read_validation_table
+from trioflow.reproductions.tables import (
+    CLUSTER_MEMORY,
+    CLUSTER_STEPS,
+    DRIFT_CAUSES,
+    DRIFT_HALVES,
+    read_validation_table,
+)
 from trioflow.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,10 +107,15 @@ def publish_clusters() -> None:
 
 
 def publish_spread() -> None:
-    """Rewrite the spread of recorded jobs that ships, where their data were retrieved."""
+    """Rewrite the spread of recorded jobs that ships, and what it was judged by, where their data were retrieved."""
     jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
     if jobs:
         write_spreads(fit_jobs(jobs))
+    halves, causes = (RESULTS / "drift" / f"{name}.parquet" for name in ("halves", "causes"))
+    if halves.is_file() and causes.is_file():
+        judged = read_table(halves, "drift_halves", DRIFT_HALVES)
+        caused = read_table(causes, "drift_causes", DRIFT_CAUSES)
+        update_drift(ROOT / "docs" / "spread.md", describe_drift(judged, caused))
 
 
 def publish_speed() -> None:

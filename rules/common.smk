@@ -44,6 +44,7 @@ VTRAIN_SETS = ["vtrain-a100", "vtrain-a100-plans", "vtrain-a100-uncalibrated"]
 PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
 CLUSTER_RUNS = "nanotron/runs-h100"
 MEGATRON_PEAKS = "megatron/peaks"
+DRIFT_JOBS = "stragglers/jobs"
 VTRAIN_DATASETS = ["vtrain/iteration-times-a100", "vtrain/all-reduce-a100"]
 
 
@@ -253,6 +254,12 @@ def published_product_files(wildcards):
 def vtrain_files(wildcards):
     """The file of iteration times and the all-reduces beside it."""
     files = find_catalogue().select_files(VTRAIN_DATASETS)
+    return [f"<results>/data/{file.key}" for file in files]
+
+
+def drift_files(wildcards):
+    """The recorded jobs whose ranks drift apart."""
+    files = find_catalogue().select_files([DRIFT_JOBS])
     return [f"<results>/data/{file.key}" for file in files]
 
 

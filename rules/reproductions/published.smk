@@ -1,7 +1,8 @@
 # Purpose: predict public measured steps of many GPUs, and show them beside the measurements.
 # Inputs:  config/published.tsv, config/imports.tsv and public data (results/data/)
 # Outputs: results/published/<set>.parquet, <set>-causes.parquet and anchors.parquet;
-#          results/report/published.html, published.parquet and figures in published/
+#          results/report/published.html, published.parquet and figures in published/;
+#          results/drift/{halves,causes}.parquet and results/report/drift.html
 
 
 include: "clusters.smk"
@@ -93,8 +94,30 @@ rule describe_published:
         "../../scripts/describe_published.py"
 
 
+rule judge_drift:
+    input:
+        drift_files,
+    output:
+        halves="<results>/drift/halves.parquet",
+        causes="<results>/drift/causes.parquet",
+        page="<results>/report/drift.html",
+    log:
+        "<logs>/judge_drift.log",
+    benchmark:
+        "<benchmarks>/judge_drift.tsv"
+    conda:
+        "../../envs/analysis.yaml"
+    params:
+        library=library_digest("judge_drift"),
+    message:
+        "predict recorded steps whose ranks drift apart from others of the same jobs"
+    script:
+        "../../scripts/judge_drift.py"
+
+
 rule published:
     input:
+        "<results>/report/drift.html",
         "<results>/report/published.html",
         "<results>/report/published_vtrain.html",
     localrule: True

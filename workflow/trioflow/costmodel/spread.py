@@ -133,7 +133,9 @@ FEW_DEVIATIONS = 5.0
 """Robust standard deviations from the other ranks beyond which a rank counts as slow, not as spread."""
 
 
-def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame) -> tuple[Spread, list[int]]:
+def fit_spread(
+    passes: pd.DataFrame, exchanges: pd.DataFrame, *, lasting: bool = True
+) -> tuple[Spread, list[int]]:
     """Return the spread of a recorded job, and the ranks that are slower than it explains.
 
     Parameters
@@ -144,6 +146,9 @@ def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame) -> tuple[Spread, l
     exchanges : DataFrame
         A row for each exchange of a step: step, exchange (the same text in each step), time_s from
         when all members were ready.
+    lasting : bool
+        Whether what a rank keeps over all steps counts into ``rank_log``; not where each rank's own
+        times are known.
 
     Notes
     -----
@@ -162,7 +167,7 @@ def fit_spread(passes: pd.DataFrame, exchanges: pd.DataFrame) -> tuple[Spread, l
     replicas = passes["replica"].nunique() * passes["micro_batch"].nunique()
     variance["step"] = float(step.var()) - variance["micro_batch"] / replicas
     lasting_log, slow = _find_lasting(passes)
-    variance |= {"rank": lasting_log**2 + variance["kept"]}
+    variance |= {"rank": (lasting_log**2 if lasting else 0.0) + variance["kept"]}
     step_log, rank_log, micro_batch_log, pass_log = (
         math.sqrt(max(0.0, variance[name])) for name in ("step", "rank", "micro_batch", "pass")
     )

@@ -174,6 +174,7 @@ PAGES = (
     _SitePage("cost_models.html", "Cost models", "snakemake validation", "every cost model on public measurements that it never saw"),
     _SitePage("published.html", "Public measurements", "snakemake published", "plans on A40, A100 and H100 beside public measured steps"),
     _SitePage("published_vtrain.html", "vTrain's points", "snakemake published", "1,440 iteration times of GPT models under 18 combinations of degrees"),
+    _SitePage("drift.html", "Ranks that drift", "snakemake published", "steps of recorded jobs predicted from others of their steps, and what made them slow"),
     _SitePage("clusters.html", "Runs on clusters", "snakemake clusters", "steps and memory of language models on 8 to 512 H100 beside predictions"),
     _SitePage("distsim.html", "DistSim's evaluation", "snakemake distsim", "the same questions asked of runs on this machine"),
     _SitePage("studies.html", "Case studies", "snakemake studies", "studies that are simulated only"),

@@ -127,7 +127,7 @@ def _write_peer(row: Mapping[Any, Any]) -> str:
 
 
 ERRORS, VALIDATION, SPEED, PUBLISHED = "errors", "validation", "speed", "published"
-CLUSTERS = "clusters"
+CLUSTERS, DRIFT = "clusters", "drift"
 """Blocks of the README that are written; each stands between its two :func:`markers`."""
 _MOST_SETS = 8
 _PAGE_HEAD = """# Every measured case
@@ -209,6 +209,14 @@ def update_clusters(
     _replace_block(
         Path(page_path), CLUSTERS, f"{_write_table(headings, rows)}\n\n{causes}".rstrip()
     )
+
+
+def update_drift(page_path: str | Path, text: str) -> None:
+    """Rewrite what the page on spread says of recorded jobs: ``describe_drift`` of ``drift.page``.
+
+    Raises InputError as :func:`_replace_block`.
+    """
+    _replace_block(Path(page_path), DRIFT, text)
 
 
 def markers(block: str) -> tuple[str, str]:

@@ -308,6 +308,24 @@ CLUSTER_PEAKS = pa.schema([
     column("not_followed", TEXT, "arguments that change work or memory and are not followed, as simulate warns of them"),
     column("refused", TEXT, "why the arguments are refused; empty elsewhere"),
 ])  # fmt: skip
+DRIFT_HALVES = pa.schema([
+    column("job", TEXT, "recorded job"),
+    column("seen", TEXT, "steps that the prediction is made from: even steps, odd steps, first half or second half"),
+    column("steps", INT, "steps that are predicted: the others"),
+    column("way", TEXT, "how: drawn, a step's parts together (what a step's passes share comes with its host and exchanges), drawn (by itself),"
+           " one time an operation (medians), the steps seen (their own quantiles)"),
+    *(column(f"{what}_{quantile}_s", FLOAT, f"{what} {quantile} % quantile of the steps predicted", "s")
+      for what in ("measured", "predicted") for quantile in (10, 50, 90)),
+    column("distance", FLOAT, "Kolmogorov-Smirnov distance of both distributions, of 1"),
+])  # fmt: skip
+DRIFT_CAUSES = pa.schema([
+    column("job", TEXT, "recorded job"),
+    column("part", TEXT, "stages, ranks, micro-batches and steps, communication or host"),
+    column("actual_s", FLOAT, "median step, of the recorded times played again", "s"),
+    column("ideal_s", FLOAT, "median step with all parts put right", "s"),
+    column("share", FLOAT, "what of the slowdown the part is: Shapley value, of 1"),
+    column("alone", FLOAT, "what of the slowdown goes where it alone is put right, of 1"),
+])  # fmt: skip
 
 ANALYTICAL = pa.schema([
     column("experiment", TEXT, "experiment that is predicted"),

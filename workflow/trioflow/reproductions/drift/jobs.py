@@ -4,7 +4,8 @@ A rank's operations follow one another; a send and a recv that start at the same
 run at once. Operations of several ranks end together: between two stages, over the replicas of a stage,
 over the first and last stage (embeddings), and over all ranks (the norm of the gradients). What such an
 exchange takes is counted from when its last member began. All else is idle time of the host, a task of
-its own before each operation.
+its own before each operation; where it ends in every step with the arrival of another rank of the stage
+or of the replica, ranks wait for one another in what was not recorded, and only the rest is the host's.
 """
 
 from __future__ import annotations
@@ -151,7 +152,23 @@ def _build(name: str, first: pd.DataFrame, starts_s: Floats, ends_s: Floats) -> 
             continue
         call_s = starts_s[place]
         program.add_call(row, match, call_s, length_s[place], ends_s[place], same_rank)
+    program.find_unrecorded()
     return _join(name, program, ends_s.max(axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """An operation of a rank, or two that begin together."""
+
+    row: Mapping[str, Any]
+    host: int  # The host's task before it
+    before: list[int]  # What that waits for
+    arrived_s: Floats  # When that had ended [steps]
+    start_s: Floats  # When the call began [steps]
+
+
+_WAITED = 0.1
+"""Share of the host's time that is left at most where it was a wait for other ranks."""
 
 
 class _Program:
@@ -161,6 +178,7 @@ class _Program:
         self.rows: list[dict[str, Any]] = []
         self.times_s: list[Floats] = []
         self.pairs: list[tuple[int, int]] = []
+        self._calls: list[_Call] = []
         self._together: list[int] = []  # What the next call of the rank waits for
         self._host = -1  # The host's task before them
         self._until_s: Floats = np.zeros(0)  # When they had all ended [steps]
@@ -172,7 +190,9 @@ class _Program:
         """Add an operation, and the host's time from the end of the one before it, or of the step's start."""
         until_s = self._until_s if same_rank else np.zeros_like(start_s)
         self._host = self._add(row, HOST, "main", -1, np.maximum(start_s - until_s, 0.0))
-        self.pairs += [(self._host, one) for one in self._together if same_rank]
+        before = self._together if same_rank else []
+        self.pairs += [(self._host, one) for one in before]
+        self._calls.append(_Call(row, self._host, before, until_s, start_s))
         kind = COMPUTE if match < 0 else EXCHANGE
         self._together = [self._add(row, kind, "main", match, length_s)]
         self._until_s = end_s
@@ -185,6 +205,22 @@ class _Program:
         self.pairs.append((task, self._host))
         self._together.append(task)
         self._until_s = np.maximum(self._until_s, end_s)
+
+    def find_unrecorded(self) -> None:
+        """Let a rank's host wait for the ranks of its stage or replica where it did so in every step."""
+        for name in ("stage", "dp_rank"):
+            groups: dict[tuple[Any, ...], list[_Call]] = {}
+            for call in self._calls:
+                groups.setdefault(
+                    (call.row["optype"], call.row["seq_id"], call.row[name]), []
+                ).append(call)
+            for calls in groups.values():
+                latest_s = np.max([call.arrived_s for call in calls], axis=0)
+                for call in calls:
+                    left_s, idle_s = call.start_s - latest_s, self.times_s[call.host]
+                    if (left_s >= 0).all() and np.median(left_s) < _WAITED * np.median(idle_s):
+                        self.times_s[call.host] = left_s
+                        self.pairs += [(call.host, one) for other in calls for one in other.before]
 
     def _add(
         self, row: Mapping[str, Any], kind: str, stream: str, match: int, time_s: Floats
