@@ -10,6 +10,7 @@ from trioflow.parallel.plan import make_plan
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
+from trioflow.trace.store import load_trace, save_trace
 
 DENSE = LanguageModel("dense", 3, 1024, 8, 8, 128, 4096, 32000)
 SPARSE = LanguageModel("sparse", 2, 512, 8, 8, 64, 1024, 32000, experts=8, experts_per_token=2)
@@ -55,6 +56,16 @@ def test_a_scale_of_each_tensor_asks_for_its_largest_value_first():
     ]
     assert counts == [11 * 3, 0]
     assert len(select(trace(precision="fp8-block"), "block_scaled_linear")) == 7 * 3
+
+
+def test_a_largest_value_does_not_grow_with_the_batch(tmp_path):
+    step = LanguageStep(256, 2, "fp8")
+    found = make_trace(DENSE, step)
+    save_trace(found, tmp_path / "two")
+    assert len(load_trace(tmp_path / "two").operators) == len(found.operators)
+    largest = found.operators[found.operators["name"] == "aten::amax"]
+    assert largest["batch_dim"].isna().all()
+    assert (largest["batch_read_bytes"] == largest["read_bytes"]).all()
 
 
 def test_experts_run_in_fp8_and_their_router_does_not():

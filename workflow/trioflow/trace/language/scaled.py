@@ -127,7 +127,7 @@ class _Writer:
             largest = self._add({**tensor, "shape": [1]}, 4, "float")
             yield common | {
                 "name": LARGEST, "write_bytes": 4, "batch_write_bytes": 0, "output_ids": [largest],
-                "output_shapes": [[1]],
+                "output_shapes": [[1]], "batch_dim": None,
             }  # fmt: skip
         made = [self._add(tensor, 1, _DTYPE) for _ in range(_COPIES)]
         self.cast[tensor["storage_id"]] = self.tensors[made[0]]["storage_id"]
