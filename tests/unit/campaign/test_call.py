@@ -136,7 +136,7 @@ execute.run_ceiling = run
 
 
 def test_a_killed_call_leaves_its_finished_items_on_disk(table, tmp_path):
-    from trioflow.campaign.state import State
+    from trioflow.campaign.items import State
 
     words = [
         "--minutes", "1", "--device", "cpu", "--quick", "--workloads", str(table),
@@ -227,8 +227,8 @@ def test_what_another_device_or_kind_of_call_finished_is_not_mixed_in(
     change, message, tmp_path, table, capsys
 ):
     from trioflow.campaign.__main__ import main
+    from trioflow.campaign.items import State
     from trioflow.campaign.machine import describe_machine
-    from trioflow.campaign.state import State
 
     state = State(tmp_path / "out" / "state")
     session = {"machine": describe_machine("cpu"), "quick": True}
@@ -248,7 +248,7 @@ def test_a_lost_device_starts_the_command_anew_with_the_time_that_is_left(
     from trioflow.campaign import call
     from trioflow.campaign import call as execute
     from trioflow.campaign.__main__ import main
-    from trioflow.campaign.state import State
+    from trioflow.campaign.items import State
 
     class Anew(Exception):
         pass

@@ -5,7 +5,7 @@ import random
 import pytest
 from trioflow.base.errors import InputError, TableError
 from trioflow.campaign.compaction import Content
-from trioflow.campaign.items import Item
+from trioflow.campaign.items import Item, Result, State
 from trioflow.campaign.packing import (
     ITEMS_FILE,
     SWEEPS_FILE,
@@ -16,7 +16,6 @@ from trioflow.campaign.packing import (
     read_sweeps,
 )
 from trioflow.campaign.schemas import SWEEPS, read_parquet, to_parquet
-from trioflow.campaign.state import Result, State
 
 KIB = 1024
 ROW = {

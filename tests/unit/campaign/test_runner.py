@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.campaign.items import Item
+from trioflow.campaign.items import Item, Result, State
 from trioflow.campaign.runner import (
     KILLS,
     SAFETY,
@@ -11,7 +11,6 @@ from trioflow.campaign.runner import (
     Stopped,
     is_out_of_memory,
 )  # fmt: skip
-from trioflow.campaign.state import Result, State
 
 
 class Clock:

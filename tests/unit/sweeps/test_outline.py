@@ -13,11 +13,10 @@ from trioflow.parallel.reference import predict_operator_times, resize_batch
 from trioflow.parallel.schedules.build import build_schedule
 from trioflow.parallel.schedules.checks import measure_held
 from trioflow.prediction.assembly import load_traces
-from trioflow.sweeps.memo_model import MemoModel
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_parts import MessageTimes, list_groups
 from trioflow.sweeps.outline_step import _count_held, _order, _play, outline_step
-from trioflow.sweeps.workshop import Workshop
+from trioflow.sweeps.workshop import MemoModel, Workshop
 
 TRACE = "gpt2-tiny-b8"
 PLANS = [

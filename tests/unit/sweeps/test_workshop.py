@@ -14,9 +14,17 @@ from trioflow.base.errors import PlatformError, TraceError
 from trioflow.cli import main
 from trioflow.costmodel.choices import choose_times
 from trioflow.costmodel.steps import AnchoredModel, StepAnchor
-from trioflow.sweeps.memo_model import MemoModel, digest_frame, number_rows
 from trioflow.sweeps.parameters import fill_values
-from trioflow.sweeps.workshop import INFEASIBLE, OK, OUT_OF_MEMORY, Workshop, draw_scales
+from trioflow.sweeps.workshop import (
+    INFEASIBLE,
+    OK,
+    OUT_OF_MEMORY,
+    MemoModel,
+    Workshop,
+    digest_frame,
+    draw_scales,
+    number_rows,
+)
 from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from trioflow.base.units import s_to_ns
+from trioflow.campaign.items import Result
 from trioflow.campaign.operations import Work
-from trioflow.campaign.state import Result
 from trioflow.campaign.stopwatch import (
     BUDGET_S,
     QUICK_BUDGET_S,

@@ -15,9 +15,8 @@ from trioflow.base.errors import InputError
 from trioflow.base.provenance import atomic_path
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.campaign.compaction import Content, restore_file
-from trioflow.campaign.items import Item
+from trioflow.campaign.items import Item, Result, State, result_of_row
 from trioflow.campaign.schemas import read_parquet, to_parquet
-from trioflow.campaign.state import Result, State, result_of_row
 
 ITEMS_FILE, SWEEPS_FILE = "items.parquet", "sweeps.parquet"
 _PER_FILE_BYTES, _PER_ROW_BYTES = 8_192, 256

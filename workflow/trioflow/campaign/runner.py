@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.units import ns_to_s, s_to_ns
-from trioflow.campaign.items import Item
-from trioflow.campaign.state import Result, State
+from trioflow.campaign.items import Item, Result, State
 
 SAFETY = 1.25
 """An item is started only when its estimate, longer by this factor, still fits."""

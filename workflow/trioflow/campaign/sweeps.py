@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trioflow.base.units import us_to_ns
+from trioflow.campaign.items import Result
 from trioflow.campaign.operations import Work, build_case, list_work
 from trioflow.campaign.runner import is_out_of_memory
-from trioflow.campaign.state import Result
 from trioflow.campaign.stopwatch import CudaStopwatch, HostStopwatch, make_stopwatch
 from trioflow.trace.profile.events import DEVICE, LAUNCHES
 from trioflow.trace.workloads.precision import single_precision

@@ -12,7 +12,7 @@ import torch
 from trioflow.base.provenance import read_json, write_json
 from trioflow.base.units import format_bytes
 from trioflow.campaign.compaction import pack_raw, read_raw
-from trioflow.campaign.state import Result
+from trioflow.campaign.items import Result
 from trioflow.trace.capture.workload import capture_workload
 from trioflow.trace.profile.events import DEVICE
 from trioflow.trace.profile.merge import RAW_FILES

@@ -49,7 +49,6 @@ from trioflow.parallel.splits.updates import (
     upkeep_phase,
 )
 from trioflow.parallel.splits.vocabulary import prepare_split
-from trioflow.sweeps.memo_model import MemoModel, number_rows
 from trioflow.sweeps.outline_parts import (
     Floats,
     MessageTimes,
@@ -58,6 +57,7 @@ from trioflow.sweeps.outline_parts import (
     UnitUpkeep,
     UnitWork,
 )
+from trioflow.sweeps.workshop import MemoModel, number_rows
 from trioflow.trace.store import Trace, pipeline_units
 
 Made = TypeVar("Made")

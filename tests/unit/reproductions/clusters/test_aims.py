@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("sklearn")
-from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims
-from trioflow.reproductions.clusters.baselines import score_intervals
+from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims, score_intervals
 from trioflow.reproductions.clusters.page import render_aims
 from trioflow.reproductions.clusters.scores import (
     FAILED,

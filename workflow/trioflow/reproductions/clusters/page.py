@@ -23,15 +23,17 @@ from trioflow.report.html import (
 )
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
 from trioflow.report.wording import write_percent
-from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims
-from trioflow.reproductions.clusters.baselines import (
+from trioflow.reproductions.clusters.aims import (
     CONSTANT,
     EXPECTED,
     ONE_FOR_ALL,
     OURS,
     RULE,
     TREES,
+    Line,
     choose_plans,
+    describe_causes,
+    judge_aims,
     predict_steps,
     score_intervals,
     score_ways,
