@@ -2,18 +2,75 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from project_copy import ROOT
+from warm_start import SNAKEMAKE, TORCH, warm_server
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATIENCE_S = 900
 RUN = sorted(path for path in (ROOT / "docs").glob("*.md") if "```sh" in path.read_text())
+COLD = ("add_your_own", "data")
+"""Pages whose commands start their own interpreters; those of the others are forked."""
+WARM = {"trioflow": TORCH, "snakemake": SNAKEMAKE}
+ASK = """\
+#!{python} -SE
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as relay:
+    relay.connect({address!r})
+    name = os.path.basename(sys.argv[0])
+    order = [name, sys.argv[1:], os.getcwd(), dict(os.environ), os.getpid()]
+    relay.sendall(json.dumps(order).encode() + b"\\n")
+    sys.exit(int(relay.makefile().readline()))
+"""
+
+
+@contextmanager
+def warm_commands(folder: Path) -> Iterator[Path]:
+    """Yield a folder with commands of these names, which ask this process to fork the real ones."""
+    address = f"\0{folder}"[:100]
+    folder.mkdir()
+    for name in WARM:
+        (folder / name).write_text(ASK.format(python=sys.executable, address=address))
+        (folder / name).chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        server = Thread(target=serve, args=(listener,))
+        server.start()
+        try:
+            yield folder
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # which ends its wait for the next one
+            server.join()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork the programs that are asked for, one after the other, until the listener is shut down."""
+    while True:
+        try:
+            asker, _ = listener.accept()
+        except OSError:
+            return
+        with asker, asker.makefile() as order:
+            name, words, folder, environment, process = json.loads(order.readline())
+            output = Path(f"/proc/{process}/fd/1")
+            program = warm_server(WARM[name]).start(
+                ["-m", name, *words], output, folder, environment
+            )
+            status = program.server.wait_for(program.number, PATIENCE_S)
+            asker.sendall(f"{1 if status is None else status}\n".encode())
 
 
 def test_commands_are_marked_so_that_they_run() -> None:
@@ -34,16 +91,16 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, tmp_path / name)
-    environment = {
-        **os.environ, "TRIOFLOW": str(ROOT),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }  # fmt: skip
     blocks = [text for language, text in FENCE.findall(page.read_text()) if language == "sh"]
     script = "set -euo pipefail\n" + "\n".join(blocks)
     if "trioflow retrieve" in script and not os.environ.get("TRIOFLOW_DATA_MIRROR"):
         pytest.skip("TRIOFLOW_DATA_MIRROR is not set: the public data is not at hand")
-    run = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,
-    )  # fmt: skip
+    with warm_commands(tmp_path / "warm") as warm:
+        paths = [*([] if page.stem in COLD else [warm]), Path(sys.executable).parent]
+        path = os.pathsep.join([*map(str, paths), os.environ["PATH"]])
+        run = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path,
+            env={**os.environ, "TRIOFLOW": str(ROOT), "PATH": path},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
     assert run.returncode == 0, run.stdout[-4000:]
