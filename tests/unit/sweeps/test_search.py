@@ -14,6 +14,7 @@ from trioflow.cli import main
 from trioflow.cli.search import describe_rest, read_ranks
 from trioflow.hardware.platform import SHIPPED
 from trioflow.parallel.plan import make_plan, vary_plan
+from trioflow.prediction.assembly import predict
 from trioflow.sweeps.search import (
     Candidate,
     Variants,
@@ -299,3 +300,28 @@ def test_numbers_of_ranks_are_read_once_each() -> None:
     assert read_ranks("16, 8,16") == [8, 16]
     with pytest.raises(InputError):
         read_ranks("8,,16")
+
+
+def test_draws_decide_the_order_where_they_are_asked_for(workshop: Workshop) -> None:
+    plans = [make_plan(data=4), make_plan(pipeline=4, micro_batches=4, schedule="1f1b")]
+    asked = {"plans": plans, "top": 2}
+    steady = search_plans(workshop, TRACE, "dgx-h100", 4, 64, **asked)
+    found = search_plans(workshop, TRACE, "dgx-h100", 4, 64, draws=40, seed=2, **asked)
+    assert all("first_faster_drawn" not in row for row in steady.ranking)
+    assert found.outline_error == steady.outline_error
+    told = [
+        predict(TRACE, plan, "dgx-h100", batch=64, draws=40, seed=2).draws
+        for plan in sorted(plans, key=lambda plan: plan.pipeline != found.ranking[0]["pipeline"])
+    ]
+    assert [row["expected_s"] for row in found.ranking] == [one.expected_s for one in told]
+    assert told[0].expected_s < told[1].expected_s
+    assert [row["first_faster_drawn"] for row in found.ranking] == [0.5, told[0].beats(told[1])]
+
+
+def test_the_command_says_how_often_the_first_wins_by_drift(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["search", TRACE, "--ranks", "2", "--platform", "dgx-h100", "--batch", "16"]
+    assert main([*words, "--top", "2", "--draws", "20"]) == 0
+    assert "% of 20 draws" in capsys.readouterr().out
+    assert main([*words, "--draws", "-3"]) == 2

@@ -13,7 +13,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
-from trioflow.cli.arguments import add_model_arguments, add_run_arguments
+from trioflow.cli.arguments import add_draw_arguments, add_model_arguments, add_run_arguments
 from trioflow.cli.text import format_table
 
 _SHOWN_REASONS = 5
@@ -41,6 +41,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_run_arguments(parser)
+    add_draw_arguments(parser)
     parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
     parser.add_argument("--override", metavar="CSV", help="as for simulate")
     parser.add_argument(
@@ -69,7 +70,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
         watch=watch, sequence=options.sequence, precision=options.precision,
-        attention=options.attention,
+        attention=options.attention, draws=options.draws, seed=options.seed,
     )  # fmt: skip
     if watch:
         watch(1, 1, "")
@@ -118,6 +119,11 @@ def _run_search(options: argparse.Namespace) -> None:
         print(
             f"the first beats the second with a probability of {answer['first_beats_second']:.0%} "
             "(log-normal errors, shared by plans as far as both depend on compute and communication alike)"
+        )
+    if "first_beats_second_drawn" in answer:
+        share = answer["first_beats_second_drawn"]
+        print(
+            f"and in {share:.0%} of {options.draws} draws of the same ranks, by their drift alone"
         )
     low, high = answer["outline_error"]
     print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")

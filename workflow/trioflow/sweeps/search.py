@@ -14,10 +14,10 @@ from trioflow.base.units import format_bytes
 from trioflow.costmodel.device_times import DeviceTimes
 from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
-from trioflow.parallel.plan import describe_plan
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
 from trioflow.prediction.beyond_nodes import doubt_nodes
+from trioflow.prediction.drawn import Draws
 from trioflow.prediction.language_answer import describe_rates, describe_run
 from trioflow.sweeps.outline import Outline
 from trioflow.sweeps.outline_step import outline_step
@@ -29,6 +29,7 @@ from trioflow.sweeps.search_space import (
     Space,
     add_costs,
     choose_space,
+    describe_way,
     enumerate_plans,
     mark_front,
     probability_faster,
@@ -90,12 +91,14 @@ class _Simulated:
     row: dict[str, Any]
     prediction: Prediction
     candidate: Candidate
+    steady_s: float  # Expected without draws [s]
+    draws: Draws | None = None
 
 
 def search(
     traces: Traces, ranks: int | Sequence[int], platform: str, *, batch: int | None = None, top: int = 10,
     price_per_gpu_hour: float | None = None, power_w: float | None = None,
-    cost_model: str | None = None, override: str | None = None, tokens: float | None = None,
+    cost_model: str | None = None, override: str | None = None, tokens: float | None = None, draws: int = 0, seed: int = 0,
     watch: Watch | None = None, **step: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Rank the plans of a model: what ``trioflow search --json`` prints.
@@ -111,6 +114,8 @@ def search(
         energy too.
     ``cost_model``, ``override``: as for ``Options``.
     ``tokens``: of a whole run, to say what it takes under each plan.
+    ``draws``, ``seed``: as for ``Options``: plans then stand in the order of the draws' means, and
+        are compared draw by draw.
     ``watch``: told how many plans are done of how many, and what is done with them.
     ``step``: ``sequence``, ``precision``, ``attention`` of a language model by name or
         configuration.
@@ -126,6 +131,7 @@ def search(
         search_plans(
             workshop, "trace", platform, count, batch, top=top, cost_model=cost_model or "",
             override=override or "", watch=watch, space=choose_space(facts),
+            draws=draws, seed=seed,
         )
         for count in counts
     ]  # fmt: skip
@@ -151,6 +157,7 @@ def _summarize(
         refused.update(found.refused)
     first = all_found[0].ranking
     beats = float(first[1]["first_faster_probability"]) if len(first) > 1 else None
+    drawn = first[1].get("first_faster_drawn") if len(first) > 1 else None
     return {
         "cost_model": all_found[0].model_text,
         "confidence": max((found.confidence for found in all_found), key=CONFIDENCES.index),
@@ -163,6 +170,7 @@ def _summarize(
         "ranking": ranking,
         "compared_by": columns,
         "first_beats_second": beats if len(all_found) == 1 else None,
+        **({} if drawn is None else {"first_beats_second_drawn": drawn}),
         "assumption": ASSUMPTION,
         "out_of_memory": [entry for found in all_found for entry in found.dropped],
         "refused": dict(refused),
@@ -173,7 +181,8 @@ def _summarize(
 def search_plans(
     workshop: Workshop, trace: str, platform: str, ranks: int, batch: int, *,
     top: int = 10, space: Space | None = None, plans: Sequence[Plan] | None = None,
-    cost_model: str = "", override: str = "", watch: Watch | None = None,
+    cost_model: str = "", override: str = "", watch: Watch | None = None, draws: int = 0,
+    seed: int = 0,
 ) -> Found:  # fmt: skip
     """Return the best plans for a model on a number of ranks.
 
@@ -193,7 +202,7 @@ def search_plans(
         To choose among, instead of the space.
     cost_model, override : str
         As for ``trioflow simulate``.
-    watch : callable, optional
+    watch, draws, seed
         As for ``search``.
 
     Raises
@@ -220,6 +229,7 @@ def search_plans(
         times = workshop.time_operators(trace, machine.device.name, cost_model, override)
         key = [trace, cost_model, override]
         one = _Search(workshop, machine, times, key, batch, top, watch)
+        one.drawn = {"draws": draws, "seed": seed}
         if plans is None:
             first = workshop.load_traces(trace)[0]
             plans = list(enumerate_plans(first, ranks, batch, space or Space(), one.refusals))
@@ -239,7 +249,7 @@ class _Search:
         self.workshop, self.machine, self.times, self.key = workshop, machine, times, key
         self.batch, self.watch = batch, watch
         self.most_tried, self.tried = FURTHER * top, 0
-        self.refusals = Refusals()
+        self.refusals, self.drawn = Refusals(), {"draws": 0, "seed": 0}
         self.units = len(pipeline_units(times.traces[0]))
         self.found = Found(model_text=times.model_text, confidence=times.confidence)
         self.found.warnings += times.warnings
@@ -279,7 +289,7 @@ class _Search:
         self.tried += 1
         workshop, found, plan = self.workshop, self.found, variants.best.plan
         _, graph = workshop.build_graph(self.times, self.key, plan, self.batch, self.machine)
-        step = workshop.prepare(self.times, graph, self.machine)
+        step = workshop.prepare(self.times, graph, self.machine, **self.drawn)
         if not step.fits_memory:
             for same in (variants.best, *variants.others):
                 self._drop(same.plan, step.peak_memory_bytes, "")
@@ -289,26 +299,28 @@ class _Search:
         slower = workshop.prepare(
             self.times, graph, self.machine, interval=False, compute_scale=highest
         )
-        time_s = result.expected_s
+        time_s, draws = result.expected_s, result.draws
+        ranked_s = time_s if draws is None else draws.expected_s
         compute_log = math.log(workshop.simulate(slower).expected_s / time_s)
         rest_log = max(math.log(result.high_s / time_s) - compute_log, 0.0)
         found.confidence = max([found.confidence, result.confidence], key=CONFIDENCES.index)
         found.warnings += result.warnings
         row = {
-            "plan_text": _describe_way(plan, self.batch), "step_time_s": result.step_time_s,
-            "expected_s": time_s, "low_s": result.low_s, "high_s": result.high_s,
+            "plan_text": describe_way(plan, self.batch), "step_time_s": result.step_time_s,
+            "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
             "peak_memory_bytes": step.peak_memory_bytes, "outlined_s": variants.best.time_s,
             "ranks": self.machine.ranks, **_compare_buckets(variants),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
-        return _Simulated(row, Prediction(time_s, compute_log, rest_log), variants.best)
+        found_s = Prediction(ranked_s, compute_log, rest_log)
+        return _Simulated(row, found_s, variants.best, time_s, draws)
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:
         room = format_bytes(self.machine.device.memory_bytes)
         reason = f"needs {how}{format_bytes(needed_bytes)} of {room}"
-        text = _describe_way(plan, self.batch)
+        text = describe_way(plan, self.batch)
         self.found.dropped.append(
             {"plan_text": text, "reason": reason, "needed_bytes": needed_bytes}
         )
@@ -360,16 +372,11 @@ def _rank(found: Found, simulated: list[_Simulated]) -> None:
     simulated.sort(key=lambda one: one.prediction.time_s)
     for one in simulated:
         beaten = probability_faster(simulated[0].prediction, one.prediction)
-        found.ranking.append({**one.row, "first_faster_probability": beaten})
-    ratios = [one.candidate.time_s / one.prediction.time_s - 1 for one in simulated]
+        row = {**one.row, "first_faster_probability": beaten}
+        if one.draws is not None and simulated[0].draws is not None:
+            row["first_faster_drawn"] = simulated[0].draws.beats(one.draws)
+        found.ranking.append(row)
+    ratios = [one.candidate.time_s / one.steady_s - 1 for one in simulated]
     if ratios:
         found.outline_error = (min(ratios), max(ratios))
     found.warnings = list(dict.fromkeys(found.warnings))
-
-
-def _describe_way(plan: Plan, batch: int) -> str:
-    """Return a plan in words, with what the degrees do not say."""
-    text = describe_plan(plan, batch)
-    if plan.recompute != "none" and "recompute" not in text:
-        text += f", recompute {plan.recompute}"
-    return text

@@ -16,7 +16,7 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
-from trioflow.parallel.plan import BUCKET_BYTES, check_plan
+from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan
 from trioflow.prediction.language_answer import HOUR_S
 from trioflow.sweeps.parameters import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
@@ -243,3 +243,11 @@ def mark_front(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
     front = set(find_front(rows, columns))
     for place, row in enumerate(rows):
         row["pareto"] = place in front
+
+
+def describe_way(plan: Plan, batch: int) -> str:
+    """Return a plan in words, with what the degrees do not say."""
+    text = describe_plan(plan, batch)
+    if plan.recompute != "none" and "recompute" not in text:
+        text += f", recompute {plan.recompute}"
+    return text
