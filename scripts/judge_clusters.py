@@ -2,7 +2,7 @@
 
 from trioflow.base.job_log import log_job
 from trioflow.base.provenance import stamp
-from trioflow.reproductions.clusters.judge import judge_memory
+from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import read_runs
 from trioflow.reproductions.clusters.parts import select_part
 from trioflow.reproductions.tables import CLUSTER_MEMORY

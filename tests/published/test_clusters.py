@@ -18,14 +18,8 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory.peak import FRAGMENTATION
 from trioflow.prediction.assembly import time_operators
 from trioflow.reproductions.clusters.aims import choose_plans, predict_steps, score_ways
-from trioflow.reproductions.clusters.judge import (
-    PLATFORM,
-    judge_memory,
-    judge_steps,
-    predict_run,
-    simulate_pieces,
-)
 from trioflow.reproductions.clusters.megatron import FOLDER, judge_peaks, read_cases
+from trioflow.reproductions.clusters.memory import judge_memory
 from trioflow.reproductions.clusters.nanotron import (
     Run,
     cut_stages,
@@ -45,6 +39,12 @@ from trioflow.reproductions.clusters.scores import (
     join_parts,
     score_memory,
     score_steps,
+)
+from trioflow.reproductions.clusters.steps import (
+    PLATFORM,
+    judge_steps,
+    predict_run,
+    simulate_pieces,
 )
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_PEAKS, CLUSTER_STEPS
 

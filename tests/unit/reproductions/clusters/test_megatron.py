@@ -8,7 +8,6 @@ import pytest
 from trioflow import tables
 from trioflow.base.errors import TableError
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.reproductions.clusters.judge import keep_depth
 from trioflow.reproductions.clusters.megatron import (
     KEPT,
     PEAK,
@@ -16,6 +15,7 @@ from trioflow.reproductions.clusters.megatron import (
     judge_peaks,
     read_cases,
 )
+from trioflow.reproductions.clusters.memory import keep_depth
 from trioflow.reproductions.clusters.peaks import peaks_section, score_peaks
 from trioflow.reproductions.tables import CLUSTER_PEAKS
 
