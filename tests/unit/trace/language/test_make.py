@@ -25,6 +25,14 @@ GPT = replace(
 EXPERTS = replace(
     SMALL, name="experts", experts=8, experts_per_token=2, feed_forward=48, shared_feed_forward=64
 )
+LATENT = replace(
+    EXPERTS, name="latent", kv_heads=4, head_size=24, rotary_size=8, value_size=16, latent=32, query_latent=40,
+    query_norm=True, dense_layers=2, dense_feed_forward=128,
+)  # fmt: skip
+WINDOWED = replace(
+    EXPERTS, name="windowed", window=4, sinks=True, router_bias=True, query_bias=True, output_bias=True,
+    feed_forward_bias=True, shared_feed_forward=0,
+)  # fmt: skip
 STEP = LanguageStep(32, 2, "megatron-bf16")
 
 
@@ -62,7 +70,9 @@ def test_one_block_repeated_is_the_model_captured_whole(model, precision, monkey
     assert category_bytes(made) == category_bytes(captured)
 
 
-@pytest.mark.parametrize("model", [SMALL, GPT, EXPERTS], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model", [SMALL, GPT, EXPERTS, LATENT, WINDOWED], ids=lambda model: model.name
+)
 def test_a_trace_has_the_parameters_that_the_sizes_say(model):
     trace = make.make_trace(model, STEP)
     counted = sum(g["size_bytes"] for g in trace.facts.gradients) // 2
@@ -149,11 +159,68 @@ def test_without_torch_the_extra_is_named(tmp_path, monkeypatch):
         make.make_trace(SMALL, STEP)
 
 
-def test_one_block_with_experts_repeated_is_the_model_captured_whole(monkeypatch):
-    made = make.make_trace(EXPERTS, STEP)
-    monkeypatch.setattr(make, "CAPTURED_BLOCKS", EXPERTS.layers)
+@pytest.mark.parametrize("model", [EXPERTS, LATENT], ids=lambda model: model.name)
+def test_one_block_with_experts_repeated_is_the_model_captured_whole(model, monkeypatch):
+    made = make.make_trace(model, STEP)
+    assert made.facts.repeated
+    monkeypatch.setattr(make, "CAPTURED_BLOCKS", model.layers)
     monkeypatch.setattr(make, "MODULES", ("tables",))  # another name in the cache
-    assert_same_step(made, make.make_trace(EXPERTS, STEP))
+    assert_same_step(made, make.make_trace(model, STEP))
+
+
+def attention_of(trace):
+    """FLOPs of attention, forward and backward, by block."""
+    rows = trace.operators[trace.operators["name"].str.contains("scaled_dot_product")]
+    return rows.groupby(rows["module"].str.split(".").str[2])["flop"].sum().to_dict()
+
+
+def test_flops_of_latent_attention_are_those_of_its_products():
+    model = replace(published_models()["deepseek-v3"], layers=4)
+    trace = make.make_trace(model, LanguageStep(512, 1, "megatron-bf16"))
+    products = 6 * (model.active_parameters - model.vocabulary * model.hidden) * 512
+    keys, values = model.heads * 192, model.heads * 128
+    attention = 2 * 512**2 * (4 * keys + 3 * values)  # scores three times and again, values thrice
+    assert set(attention_of(trace).values()) == {attention}
+    found = int(trace.operators["flop"].sum())
+    assert found == pytest.approx(products + model.layers * attention, rel=2e-4)
+    assert trace.facts.causal_attention
+    # One kernel: no table of scores is made, in whatever format.
+    most = max(prod(shape) for shape in trace.tensors["shape"] if len(shape) == 4)
+    assert most == 512 * model.heads * 256  # keys and values of the second product
+
+
+def test_attention_in_a_window_computes_as_many_scores_as_its_tokens_read():
+    long = replace(STEP, sequence=128)
+    half, whole = (
+        attention_of(make.make_trace(replace(WINDOWED, window=window), long)) for window in (4, 0)
+    )
+    assert whole["0"] == half["1"] == half["3"]
+    assert half["0"] == half["2"] == half["4"] == whole["0"] * 2 * 4 // 128
+    model = replace(WINDOWED, window=4)
+    dropped = replace(model, window=0).flop_per_token(128) - model.flop_per_token(128)
+    assert dropped == 12 * 3 * model.heads * model.head_size * (128 - 8)
+
+
+def test_ranks_of_latent_attention_hold_its_narrow_products_whole():
+    trace = make.make_trace(LATENT, STEP)
+    split = split_operators(trace, 2)
+    for name, share in (("q_a_proj", 1), ("kv_a_proj", 1), ("q_b_proj", 2), ("kv_b_proj", 2)):
+        rows = trace.operators["module"].str.fullmatch(rf"model\.layers\.\d+\.self_attn\.{name}")
+        rows &= trace.operators["flop"] > 0
+        assert rows.sum() == 3 * LATENT.layers
+        assert (split.operators.loc[rows, "flop"] * share == trace.operators.loc[rows, "flop"]).all()  # fmt: skip
+    sums = [e.size_bytes for held in split.after.values() for e in held]
+    narrow = STEP.batch * STEP.sequence * 2
+    assert sums.count(narrow * LATENT.latent) == sums.count(narrow * LATENT.query_latent) == 5
+
+
+def test_biases_of_experts_are_added_behind_the_sum_of_shards():
+    plain = replace(WINDOWED, feed_forward_bias=False)
+    exchanges = [
+        sorted(e.size_bytes for e in split_operators(make.make_trace(m, STEP), 2).exchanges)
+        for m in (plain, WINDOWED)
+    ]
+    assert exchanges[0] == exchanges[1]
 
 
 def test_flops_of_experts_are_six_a_parameter_that_a_token_passes():

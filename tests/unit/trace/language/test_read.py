@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from trioflow.base.errors import InputError
@@ -96,6 +97,57 @@ def test_experts_by_their_config_json(tmp_path):
     found = find_configuration(write(tmp_path, "config.json", qwen))
     assert found.model.parameters == published_models()["qwen3-30b-a3b"].parameters
     assert found.model.active_parameters == pytest.approx(3.3e9, rel=0.02)  # as its card says
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "moe_layer_freq": 1, "n_group": 8, "topk_group": 4, "scoring_func": "sigmoid", "hidden_act": "silu",
+}  # fmt: skip
+GPT_OSS = {
+    "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 201088,
+    "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "swiglu_limit": 7.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "active"),
+    [
+        (DEEPSEEK, "deepseek-v3", 36.6e9),  # without the embedding, as its weights' README counts
+        (GPT_OSS, "gpt-oss-20b", 3.61e9),  # likewise, as its model card does
+        (GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128}, "gpt-oss-120b", 5.13e9),
+    ],
+)
+def test_latent_attention_and_windows_by_their_config_json(content, name, active, tmp_path):
+    layers = int(content["num_hidden_layers"])
+    if "layer_types" in content:
+        content = content | {"layer_types": GPT_OSS["layer_types"][:2] * (layers // 2)}
+    found = find_configuration(write(tmp_path, "config.json", content))
+    assert replace(found.model, name=name) == published_models()[name]
+    assert not found.notes
+    model = found.model
+    assert model.active_parameters - model.vocabulary * model.hidden == pytest.approx(active, rel=2e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "message"),
+    [
+        (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq 2: blocks without experts among"),
+        (DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank is missing"),
+        (DEEPSEEK, {"first_k_dense_replace": 61}, "61 first blocks without experts, of 61"),
+        (DEEPSEEK, {"index_topk": 2048}, "attention that chooses its tokens is not built"),
+        (GPT_OSS, {"layer_types": ["full_attention"] * 24}, "blocks do not take turns"),
+        (GPT_OSS, {"sliding_window": None}, "sliding_window is missing"),
+    ],
+)
+def test_other_turns_of_blocks_are_refused(content, changes, message, tmp_path):
+    with pytest.raises(InputError) as refused:
+        find_configuration(write(tmp_path, "config.json", content | changes))
+    assert message in str(refused.value)
 
 
 def test_gpt2_by_its_config_json(tmp_path):

@@ -100,6 +100,7 @@ class _Splitter:
         self.embedded: dict[int, int] = {}
         self.entered: dict[int, int] = {}
         self.partial: set[int] = set()
+        self.whole: set[int] = set()  # forward operators of layers that every rank holds whole
         self.exit = find_head(trace) if sequence else None
 
     def visit(self, row: dict[str, Any]) -> str:
@@ -114,14 +115,18 @@ class _Splitter:
             kind = "" if kind == "exit" else kind
         elif not (kind and any(self.category[i] == "parameter" for i in row["input_ids"])):
             kind = ""
+        elif kind == "row" and not any(s in self.shards for s in inputs):
+            kind = ""  # a bias of its own, added behind the sum
         elif kind == "column" and is_lookup(row, self.category):
             kind = "vocabulary"
-        if not kind and any(s in self.shards for s in inputs):
-            kind = "inside"
+        if not kind and row["forward_op_id"] not in self.whole:
+            kind = "inside" if any(s in self.shards for s in inputs) else ""
         if self.sequence and row["phase"] == "forward":
             kind = kind or self._follow_tokens(row, inputs)
             self._follow_lookups(row, kind, inputs)
         self.kinds[int(row["op_id"])] = kind
+        if kind == "" and any(self.category[i] == "parameter" for i in row["input_ids"]):
+            self.whole.add(int(row["op_id"]))
         self._mark_outputs(row, kind, set(inputs))
         return kind
 

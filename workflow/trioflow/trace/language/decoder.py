@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -52,36 +53,58 @@ def _make_norm(sizes: LanguageModel, width: int) -> nn.Module:
 class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Causal attention; flash keeps no scores, eager computes them in fp32 as transformers does.
 
-    With fused-softmax one kernel scales, masks and normalises the scores in the model's own format.
+    With fused-softmax one kernel scales, masks and normalises the scores in the model's own format. Attention within
+    a window stands as causal attention within pieces of twice its tokens: as many scores, and nothing moved more. A
+    sink is a factor of each head's result, one pass over it, as where a kernel returns the sums of its exponentials.
     """
 
-    def __init__(self, sizes: LanguageModel, kind: str, rotation: Tensor | None) -> None:
+    def __init__(
+        self, sizes: LanguageModel, kind: str, rotation: Tensor | None, window: int = 0
+    ) -> None:
         super().__init__()
-        self.sizes, self.kind = sizes, kind
-        queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
-        self.q_proj = nn.Linear(sizes.hidden, queries, bias=sizes.query_bias)
+        self.sizes, self.kind, self.window = sizes, kind, window
+        self._make_projections(sizes)
+        self.o_proj = nn.Linear(sizes.heads * sizes.values, sizes.hidden, bias=sizes.output_bias)
+        if sizes.sinks:
+            self.sinks = nn.Parameter(torch.empty(sizes.heads))
+        self.register_buffer("rotation", rotation, persistent=False)
+
+    def _make_projections(self, sizes: LanguageModel) -> None:
+        """Make what yields queries, keys and values."""
+        keys = sizes.kv_heads * sizes.head_size
+        self.q_proj = nn.Linear(sizes.hidden, sizes.heads * sizes.head_size, bias=sizes.query_bias)
         self.k_proj = nn.Linear(sizes.hidden, keys, bias=sizes.query_bias)
         self.v_proj = nn.Linear(sizes.hidden, keys, bias=sizes.query_bias)
-        self.o_proj = nn.Linear(queries, sizes.hidden, bias=sizes.output_bias)
         if sizes.query_norm:
             self.q_norm = _make_norm(sizes, sizes.head_size)
             self.k_norm = _make_norm(sizes, sizes.head_size)
-        self.register_buffer("rotation", rotation, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend within each sequence of x [batch, sequence, hidden]."""
-        batch, sequence, _ = x.shape
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, each [batch, sequence, heads, size]."""
         query, key, value = (
-            project(x).view(batch, sequence, -1, self.sizes.head_size)
+            project(x).view(*x.shape[:2], -1, self.sizes.head_size)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.sizes.query_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotation is not None:
             query, key = query * self.rotation, key * self.rotation
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        mixed = self._attend(query, key, value)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+        return query, key, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within each sequence of x [batch, sequence, hidden]."""
+        batch, sequence, _ = x.shape
+        parts = self._project(x)
+        if self.window:
+            read = _find_piece(sequence, 2 * self.window)
+            parts = tuple(part.reshape(-1, read, *part.shape[2:]) for part in parts)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        mixed = self._attend(query, key, value).transpose(1, 2).reshape(batch, sequence, -1)
+        if self.sizes.sinks:
+            mixed = (
+                mixed.view(batch, sequence, -1, self.sizes.values) * self.sinks[:, None]
+            ).flatten(2)
+        out: Tensor = self.o_proj(mixed)
         return out
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -100,6 +123,52 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
             scores = scores + scores.new_empty(scores.shape[-2:])
             weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         return torch.matmul(_drop(weights, dropped), value)
+
+
+def _find_piece(sequence: int, least: int) -> int:
+    """Return the shortest piece of at least so many tokens that a sequence divides into."""
+    return next((n for n in range(least, sequence) if sequence % n == 0), sequence)
+
+
+class LatentAttention(Attention):
+    """Attention whose keys and values are made from one latent vector a token, and one rotated key of all heads."""
+
+    def _make_projections(self, sizes: LanguageModel) -> None:
+        queries = sizes.heads * sizes.head_size
+        if sizes.query_latent:
+            self.q_a_proj = nn.Linear(sizes.hidden, sizes.query_latent, bias=False)
+            self.q_b_proj = nn.Linear(sizes.query_latent, queries, bias=False)
+        else:
+            self.q_proj = nn.Linear(sizes.hidden, queries, bias=False)
+        self.kv_a_proj = nn.Linear(sizes.hidden, sizes.latent + sizes.rotary_size, bias=False)
+        made = sizes.head_size - sizes.rotary_size + sizes.values
+        self.kv_b_proj = nn.Linear(sizes.latent, sizes.heads * made, bias=False)
+        if sizes.query_norm:
+            self.kv_a_layernorm = _make_norm(sizes, sizes.latent)
+            if sizes.query_latent:
+                self.q_a_layernorm = _make_norm(sizes, sizes.query_latent)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        sizes = self.sizes
+        plain = sizes.head_size - sizes.rotary_size
+        if sizes.query_latent:
+            narrow = self.q_a_proj(x)
+            query = self.q_b_proj(self.q_a_layernorm(narrow) if sizes.query_norm else narrow)
+        else:
+            query = self.q_proj(x)
+        query = query.view(*x.shape[:2], sizes.heads, -1)
+        latent, rotated = self.kv_a_proj(x).split([sizes.latent, sizes.rotary_size], -1)
+        if sizes.query_norm:
+            latent = self.kv_a_layernorm(latent)
+        made = self.kv_b_proj(latent).view(*x.shape[:2], sizes.heads, -1)
+        key, value = made.split([plain, sizes.values], -1)
+        rotated = rotated.unsqueeze(2)
+        if self.rotation is not None:
+            before, turned = query.split([plain, sizes.rotary_size], -1)
+            query = torch.cat((before, turned * self.rotation), -1)
+            rotated = rotated * self.rotation
+        key = torch.cat((key, rotated.expand(-1, -1, sizes.heads, -1)), -1)
+        return query, key, value
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -130,13 +199,19 @@ class GroupedLinear(nn.Module):  # type: ignore[misc]  # mypy does not read torc
     shard_dimension = 1
     """FSDP2 cuts each expert's matrix, as torchtitan does: there are fewer experts than ranks."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, inputs, outputs))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(experts, 1, outputs))
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """Multiply rows [tokens x chosen, inputs], sorted by expert, each group by its own weight."""
-        return torch._grouped_mm(rows, self.weight, offs=ends)
+        """Multiply rows [tokens x chosen, inputs], sorted by expert, each group by its own weight.
+
+        The first expert's bias stands for each one's own: as many bytes.
+        """
+        made: Tensor = torch._grouped_mm(rows, self.weight, offs=ends)
+        return made + self.bias[0] if hasattr(self, "bias") else made
 
 
 class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -149,11 +224,12 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 
     def __init__(self, sizes: LanguageModel) -> None:
         super().__init__()
-        self.gate = nn.Linear(sizes.hidden, sizes.experts, bias=False)
+        self.gate = nn.Linear(sizes.hidden, sizes.experts, bias=sizes.router_bias)
+        make = partial(GroupedLinear, sizes.experts, bias=sizes.feed_forward_bias)
         if sizes.gated:
-            self.gate_proj = GroupedLinear(sizes.experts, sizes.hidden, sizes.feed_forward)
-        self.up_proj = GroupedLinear(sizes.experts, sizes.hidden, sizes.feed_forward)
-        self.down_proj = GroupedLinear(sizes.experts, sizes.feed_forward, sizes.hidden)
+            self.gate_proj = make(sizes.hidden, sizes.feed_forward)
+        self.up_proj = make(sizes.hidden, sizes.feed_forward)
+        self.down_proj = make(sizes.feed_forward, sizes.hidden)
         if sizes.shared_feed_forward:
             self.shared = FeedForward(replace(sizes, feed_forward=sizes.shared_feed_forward))
         self.sizes, self.activate = sizes, _ACTIVATIONS[sizes.activation]
@@ -183,11 +259,16 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """One layer: attention and feed-forward, each normalised before and added to the residual."""
 
-    def __init__(self, sizes: LanguageModel, kind: str, rotation: Tensor | None) -> None:
+    def __init__(
+        self, sizes: LanguageModel, kind: str, rotation: Tensor | None, number: int
+    ) -> None:
         super().__init__()
         self.input_layernorm = _make_norm(sizes, sizes.hidden)
-        self.self_attn = Attention(sizes, kind, rotation)
+        attention = LatentAttention if sizes.latent else Attention
+        self.self_attn = attention(sizes, kind, rotation, 0 if number % 2 else sizes.window)
         self.post_attention_layernorm = _make_norm(sizes, sizes.hidden)
+        if number < sizes.dense_layers:
+            sizes = sizes.dense_block
         self.mlp = Experts(sizes) if sizes.experts else FeedForward(sizes)
         self.dropout = sizes.dropout
 
@@ -204,11 +285,13 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         super().__init__()
         rotation = None
         if sizes.positions == "rotary":
-            rotation = torch.empty(sequence, 1, sizes.head_size)
+            rotation = torch.empty(sequence, 1, sizes.rotary_size or sizes.head_size)
         self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
         if sizes.positions == "learned":
             self.embed_positions = nn.Embedding(sizes.longest, sizes.hidden)
-        self.layers = nn.ModuleList(Block(sizes, kind, rotation) for _ in range(sizes.layers))
+        self.layers = nn.ModuleList(
+            Block(sizes, kind, rotation, number) for number in range(sizes.layers)
+        )
         self.norm = _make_norm(sizes, sizes.hidden)
         self.dropout = sizes.dropout
 
@@ -249,7 +332,7 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 _SPLIT = {
-    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in "qkv"},
+    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in ("q", "k", "v", "q_b", "kv_b")},
     "model.layers.*.self_attn.o_proj": "row",
     "model.layers.*.mlp.gate_proj": "column", "model.layers.*.mlp.up_proj": "column",
     "model.layers.*.mlp.down_proj": "row",
@@ -282,5 +365,6 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
         return make_tokens(batch, sequence, sizes.vocabulary, seed, device)
 
     model = LanguageNetwork(sizes, sequence, kind).train()
-    split = {p: k for p, k in _SPLIT.items() if sizes.gated or "gate_proj" not in p}
+    modules = [name for name, _ in model.named_modules()]
+    split = {p: k for p, k in _SPLIT.items() if any(fnmatchcase(name, p) for name in modules)}
     return Recipe(model, make_batch, _cross_entropy, units, split)

@@ -17,12 +17,13 @@ from trioflow.base.precision_recipes import RECIPES, choose_recipe
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import LANGUAGE
 from trioflow.trace.language.scaled import scale_products
-from trioflow.trace.language.sizes import LanguageModel, LanguageStep
-from trioflow.trace.repeat import repeat_layers
+from trioflow.trace.language.sizes import BLOCKS, LanguageModel, LanguageStep
+from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
 
 CAPTURED_BLOCKS = 2
-"""Blocks that run; the last one stands for all further ones."""
+"""Blocks that run, beside first ones of another kind; the last one stands for all further ones. All run where two
+kinds take turns."""
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
 """The profiler's own messages say nothing to who runs the command."""
 ROUTER = "experts: a router's auxiliary loss is left out"
@@ -111,9 +112,12 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
             f"the trace of a model given by its configuration is made with PyTorch ({error})",
             fix="install it: pip install 'trioflow[capture]'",
         ) from None
+    captured = (
+        model.layers if model.window else min(model.layers, model.dense_layers + CAPTURED_BLOCKS)
+    )
     row = {
         "workload": model.name, "family": LANGUAGE, "model": model.name,
-        "layers": min(model.layers, CAPTURED_BLOCKS), "sequence": step.sequence,
+        "layers": captured, "sequence": step.sequence,
         "attention": step.attention, "optimizer": step.optimizer, "precision": step.precision,
         "language_model": json.dumps(asdict(model), sort_keys=True),
     }  # fmt: skip
@@ -121,8 +125,9 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     products = choose_recipe(step.precision).products
     if products:
         trace = scale_products(trace, products)
-    if model.layers > CAPTURED_BLOCKS:
-        trace = repeat_layers(trace, model.layers)
+    if model.layers > captured:
+        last = f"{BLOCKS}.{captured - 1}"
+        trace = repeat_block(trace, last, model.layers - captured + 1)
     described = asdict(model) | {
         "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention,
     }  # fmt: skip

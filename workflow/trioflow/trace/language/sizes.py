@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trioflow.base.errors import InputError
@@ -15,12 +15,15 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
 POSITIONS = ("rotary", "learned", "none")
 EMBEDDING, BLOCKS, HEAD = "embedding", "model.layers", "head"
 """A model's pipeline units: what is before its blocks, the blocks with their numbers, what is behind them."""
-_OPTIONAL = ("longest", "experts", "experts_per_token", "shared_feed_forward")
+_OPTIONAL = (
+    "longest", "experts", "experts_per_token", "shared_feed_forward", "latent", "query_latent",
+    "rotary_size", "value_size", "dense_layers", "dense_feed_forward", "window",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A decoder-only transformer, dense or with experts in every block.
+    """A decoder-only transformer, dense or with experts in all blocks but the first ones.
 
     Attributes
     ----------
@@ -28,7 +31,7 @@ class LanguageModel:
         What to call it.
     layers, hidden, heads, kv_heads, head_size : int
         Blocks; width of the residual stream; attention heads, and those of keys and values; width
-        of a head.
+        of a head's queries and keys.
     feed_forward : int
         Width inside the feed-forward layer, of one expert where there are several.
     vocabulary : int
@@ -44,7 +47,7 @@ class LanguageModel:
     query_bias, output_bias, feed_forward_bias : bool
         Biases of query, key and value; of attention's output; of the feed-forward layer.
     query_norm : bool
-        Whether each head's queries and keys are normalised.
+        Whether each head's queries and keys are normalised; of latent attention, the latent vectors.
     tied : bool
         Whether the head's weight is the token embedding's.
     dropout, attention_dropout : float
@@ -54,6 +57,25 @@ class LanguageModel:
         dense model.
     shared_feed_forward : int
         Width of an expert that every token passes besides; 0 without one.
+    router_bias : bool
+        Whether the router's product has a bias.
+    dense_layers, dense_feed_forward : int
+        First blocks that have one feed-forward layer instead of experts, and its width.
+    latent, query_latent : int
+        Width of the latent vector that a token's keys and values are made from, and of that of its queries;
+        0 for plain attention, and for queries made in one product.
+    rotary_size, value_size : int
+        Of latent attention the part of ``head_size`` that is rotated, one key for all heads, and the width of
+        a head's values; 0 without it.
+    window : int
+        Tokens that attention reads in every other block, from the first on; 0 where all read all.
+    sinks : bool
+        Whether each head has a learned score that takes part in the softmax and reads nothing.
+
+    Notes
+    -----
+    Latent attention is that of DeepSeek-V2 (arXiv 2405.04434, section 2.1); windows and sinks are
+    those of gpt-oss (arXiv 2508.10925, section 2.3).
     """
 
     name: str
@@ -79,6 +101,15 @@ class LanguageModel:
     experts: int = 0
     experts_per_token: int = 0
     shared_feed_forward: int = 0
+    router_bias: bool = False
+    dense_layers: int = 0
+    dense_feed_forward: int = 0
+    latent: int = 0
+    query_latent: int = 0
+    rotary_size: int = 0
+    value_size: int = 0
+    window: int = 0
+    sinks: bool = False
 
     @property
     def embedding_parameters(self) -> int:
@@ -88,23 +119,46 @@ class LanguageModel:
 
     @property
     def block_parameters(self) -> int:
-        """Parameters of one block."""
+        """Parameters of one block, the last."""
         return self._count_block(self.experts)
+
+    @property
+    def dense_block(self) -> LanguageModel:
+        """The model whose every block is as the first ones, without experts."""
+        return replace(
+            self, feed_forward=self.dense_feed_forward or self.feed_forward, experts=0, experts_per_token=0,
+            shared_feed_forward=0, router_bias=False, dense_layers=0, dense_feed_forward=0,
+        )  # fmt: skip
+
+    @property
+    def values(self) -> int:
+        """Width of a head's values."""
+        return self.value_size or self.head_size
 
     def _count_block(self, experts: int) -> int:
         """Return parameters of one block of which only so many experts count."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention = self.hidden * (2 * queries + 2 * keys)
-        attention += (queries + 2 * keys) * self.query_bias + self.hidden * self.output_bias
-        attention += 2 * self.head_size * self.query_norm
-        router = self.hidden * self.experts if self.experts else 0
+        router = (self.hidden + self.router_bias) * self.experts if self.experts else 0
         feed_forward = self._count_feed_forward(self.feed_forward) * (
             experts if self.experts else 1
         )
         feed_forward += (
             self._count_feed_forward(self.shared_feed_forward) if self.shared_feed_forward else 0
         )
-        return attention + router + feed_forward + 2 * self._norm_parameters
+        return self._attention_parameters + router + feed_forward + 2 * self._norm_parameters
+
+    @property
+    def _attention_parameters(self) -> int:
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
+        made = self.heads * self.values
+        total = made * self.hidden + self.hidden * self.output_bias + self.heads * self.sinks
+        if not self.latent:
+            total += self.hidden * (queries + 2 * keys) + (queries + 2 * keys) * self.query_bias
+            return total + 2 * self.head_size * self.query_norm
+        norms = 2 if self.norm == "layer" else 1
+        total += (self.query_latent or self.hidden) * queries + self.hidden * self.query_latent
+        total += self.hidden * (self.latent + self.rotary_size)
+        total += self.latent * (queries - self.heads * self.rotary_size + made)
+        return total + norms * (self.latent + self.query_latent) * self.query_norm
 
     def _count_feed_forward(self, width: int) -> int:
         inside = 2 if self.gated else 1
@@ -119,14 +173,16 @@ class LanguageModel:
     @property
     def parameters(self) -> int:
         """All parameters, a tied weight once."""
-        blocks = self.layers * self.block_parameters
+        blocks = (self.layers - self.dense_layers) * self.block_parameters
+        if self.dense_layers:
+            blocks += self.dense_layers * self.dense_block.block_parameters
         return self.embedding_parameters + blocks + self._norm_parameters
 
     @property
     def active_parameters(self) -> int:
         """Parameters that a token passes: all but those of the experts not chosen for it."""
         unused = self.block_parameters - self._count_block(self.experts_per_token)
-        return self.parameters - self.layers * unused
+        return self.parameters - (self.layers - self.dense_layers) * unused
 
     def flop_per_token(self, sequence: int) -> float:
         """Return a training step's model FLOPs a token: 6 x active parameters + 12 x layers x width x sequence.
@@ -140,11 +196,13 @@ class LanguageModel:
         -----
         All parameters that a token passes count, embeddings included; attention counts in full, although a causal one
         needs half of it; what is computed again does not count. So count the PaLM paper
-        (arXiv 2204.02311, appendix B) and nanotron. The width is heads x head size.
+        (arXiv 2204.02311, appendix B) and nanotron. The width is heads x head size, of latent attention the mean of
+        keys' and values'; a window counts as a sequence of twice its tokens, half of which is computed too.
         """
+        windowed = -(-self.layers // 2) if self.window else 0
+        read = (self.layers - windowed) * sequence + windowed * min(2 * self.window, sequence)
         return (
-            6.0 * self.active_parameters
-            + 12.0 * self.layers * self.heads * self.head_size * sequence
+            6.0 * self.active_parameters + 6.0 * self.heads * (self.head_size + self.values) * read
         )
 
     def describe(self) -> str:
@@ -156,9 +214,11 @@ class LanguageModel:
             f"{f', a shared one of {self.shared_feed_forward}' if self.shared_feed_forward else ''}) of "
             if self.experts else ""
         )  # fmt: skip
+        latent = f" from a latent vector of {self.latent}" if self.latent else ""
+        dense = f" (the first {self.dense_layers} without experts)" if self.dense_layers else ""
         return (
-            f"{self.parameters / 1e9:.2f} B parameters{active}: {self.layers} layers, hidden {self.hidden}, "
-            f"{self.heads} heads{share} of {self.head_size}, {experts}feed-forward {self.feed_forward}"
+            f"{self.parameters / 1e9:.2f} B parameters{active}: {self.layers} layers{dense}, hidden {self.hidden}, "
+            f"{self.heads} heads{share} of {self.head_size}{latent}, {experts}feed-forward {self.feed_forward}"
             f"{' gated' if self.gated else ''}, vocabulary {self.vocabulary}{', tied' if self.tied else ''}"
         )
 
@@ -196,6 +256,22 @@ class LanguageModel:
                 f"{self.experts_per_token} experts a token cannot be chosen of {self.experts}",
                 file=place,
             )
+        if self.dense_layers and not (
+            self.experts and self.dense_layers < self.layers and self.dense_feed_forward
+        ):
+            raise InputError(
+                f"{self.dense_layers} first blocks without experts, of {self.layers} with {self.experts} experts"
+                f" and a feed-forward layer of {self.dense_feed_forward}",
+                file=place,
+            )
+        sizes = (self.rotary_size, self.value_size)
+        if self.latent and not (0 < self.rotary_size < self.head_size and self.value_size):
+            raise InputError(
+                f"latent attention with rotary_size and value_size {sizes} of {self.head_size}",
+                file=place,
+            )
+        if not self.latent and (self.query_latent or any(sizes)):
+            raise InputError("sizes of latent attention without a latent width", file=place)
         if (self.positions == "learned") != (self.longest > 0):
             raise InputError(
                 f"{self.positions} positions with a table of {self.longest}", file=place

@@ -147,7 +147,7 @@ def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) ->
         _whole(attributes.get(words["thread"]) or 0),
         str(attributes.get(words["schema"]) or ""),
         _tensors(raw, layout["inputs"], devices),
-        _tensors(raw, layout["outputs"], devices),
+        [ref for ref in _tensors(raw, layout["outputs"], devices) if ref.dtype not in _UNDEFINED],
         frozenset(devices),
         attributes.get(words["sequence_number"]),
     )  # fmt: skip
