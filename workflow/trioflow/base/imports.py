@@ -25,8 +25,6 @@ def imported_names(file: str | Path) -> set[str]:
     stands under ``if TYPE_CHECKING`` never runs and does not count. The library has no relative
     imports; a test sees to it.
 
-    Notes
-    -----
     Statements are found by their first words, each on a line of its own as the house's formatter
     leaves them: parsing the library took half of every start of Snakemake. A test compares with the
     parser, file by file.
@@ -49,8 +47,6 @@ def required_modules(file: str | Path) -> list[str]:
     Returns names for ``provenance.digest_modules``, such as ``"trace/merge"``, sorted; packages
     appear as their ``__init__``.
 
-    Notes
-    -----
     Modules found at run time only (entry points, ``importlib``) are not seen.
     """
     found: set[str] = set()

@@ -20,8 +20,6 @@ _FILES = {
 def find_available_bytes() -> float | None:
     """Return the memory that this process may still take, None where the system does not say [bytes].
 
-    Notes
-    -----
     The least of what Linux calls available, of what is left of the limit of each control group that
     holds the process (version 1 or 2), and of the limit of its address space (``ulimit -v``). Pages
     of files that are no longer used count as left.

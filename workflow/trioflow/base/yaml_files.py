@@ -20,8 +20,6 @@ _MOST_NODES = 500_000
 class _StrictLoader(yaml.SafeLoader):
     """Reads ``31.5e9`` and ``1e-6`` as numbers; refuses repeated keys and bombs.
 
-    Notes
-    -----
     PyYAML follows YAML 1.1, where an exponent needs a point and a sign: ``312e12`` is a text there,
     which would surface as a type error far from its cause. YAML 1.2 reads it as a number, and so
     does this reader.

@@ -179,8 +179,6 @@ def kernels_by_window(
     Median over a window's repeats of the sum of its kernels' times [ns], and the kernels of its
     last repeat in order of launch.
 
-    Notes
-    -----
     A kernel belongs to the window in which the host launched it, on any
     thread: host times alone are compared, never with the device's clock.
     """

@@ -217,10 +217,7 @@ def prepare_device_times(
 def _check_scaled(facts: Facts, device_name: str) -> None:
     """Refuse a step in FP8 on what computes none.
 
-    Raises
-    ------
-    InputError
-        When the device has no tensor cores for it.
+    Raises InputError when the device has no tensor cores for it.
     """
     sheet = find_sheet(device_name)
     if facts.recipe.products and not (sheet and sheet.runs_on_tensor_cores("fp8")):

@@ -87,10 +87,7 @@ _HEADER = ["device_kind", "job", *_COUNTS, *PARTS, "source"]
 def load_spreads(path: Path = SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     """Read measured spreads, as `write_spreads` writes them.
 
-    Raises
-    ------
-    TableError
-        When a row is incomplete, no number or negative, or there is none.
+    Raises TableError when a row is incomplete, no number or negative, or there is none.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []
@@ -138,20 +135,13 @@ def fit_spread(
 ) -> tuple[Spread, list[int]]:
     """Return the spread of a recorded job, and the ranks that are slower than it explains.
 
-    Parameters
-    ----------
-    passes : DataFrame
-        A row for each pass of a micro-batch through a rank in a step: step, replica, stage, rank,
-        phase, micro_batch, time_s.
-    exchanges : DataFrame
-        A row for each exchange of a step: step, exchange (the same text in each step), time_s from
-        when all members were ready.
-    lasting : bool
-        Whether what a rank keeps over all steps counts into ``rank_log``; not where each rank's own
-        times are known.
+    ``passes``: a row for each pass of a micro-batch through a rank in a step: step, replica,
+        stage, rank, phase, micro_batch, time_s.
+    ``exchanges``: a row for each exchange of a step: step, exchange (the same text in each step),
+        time_s from when all members were ready.
+    ``lasting``: whether what a rank keeps over all steps counts into ``rank_log``; not where each
+        rank's own times are known.
 
-    Notes
-    -----
     Means over what shares a part estimate it; what a mean over n takes from parts below it, their
     variance over n, is taken off again.
     """
@@ -216,10 +206,7 @@ MOST_DRAWS = 100_000
 def check_draws(draws: int, seed: int) -> None:
     """Refuse numbers of draws and seeds that mean nothing.
 
-    Raises
-    ------
-    InputError
-        When there are too few, too many, or the seed is negative.
+    Raises InputError when there are too few, too many, or the seed is negative.
     """
     if not 0 <= draws <= MOST_DRAWS:
         raise InputError(f"{draws} draws", fix=f"give 0 to {MOST_DRAWS}")

@@ -37,13 +37,8 @@ def keep_pieces(network: Network) -> None:
 def gather_traffic(program: Program, execution: Execution, network: Network) -> LinkTraffic:
     """Return what crossed the links of a network.
 
-    Raises
-    ------
-    SimulationError
-        When the execution kept no pieces.
+    Raises SimulationError when the execution kept no pieces.
 
-    Notes
-    -----
     Pieces come in the order of link, begin and flow, so that both engines
     give the same. Of collectives that were single events the pieces are
     computed here, from when they started: a round's bytes move from its
@@ -153,19 +148,9 @@ class Simulated(Protocol):
 def measure_links(result: Simulated) -> pd.DataFrame:
     """Return how every link was used, of a result simulated with ``record_links=True``.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.LINKS``, a row for each link of the platform, in
-        its order.
+    Returns columns of ``tables.LINKS``, a row for each link of the platform, in its order. Raises
+    InputError when the result holds no traffic.
 
-    Raises
-    ------
-    InputError
-        When the result holds no traffic.
-
-    Notes
-    -----
     A link is busy while bytes move over it, not while a flow's latency
     passes. Utilisation is what it moved over what it could have moved in the
     whole step. Where a measured collective is faster than the links allow,

@@ -44,15 +44,9 @@ from trioflow.parallel.task_graph import TaskGraph
 def aggregate_program(program: Program, network: Network) -> tuple[Program, int]:
     """Replace collectives of messages by single events where that changes no bit of the result.
 
-    Returns
-    -------
-    Program
-        The given one where nothing can be replaced.
-    aggregated : int
-        Exchanges that are one event now.
+    Returns the given one where nothing can be replaced; ``aggregated``: exchanges that are one
+    event now.
 
-    Notes
-    -----
     A collective becomes one event when both of these hold.
 
     *No other traffic is on its links while it runs.* Call two exchanges

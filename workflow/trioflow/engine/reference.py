@@ -28,13 +28,8 @@ _ALONE = -1
 def run_reference(program: Program, network: Network) -> Execution:
     """Execute a program.
 
-    Raises
-    ------
-    SimulationError
-        When tasks wait for each other for ever: names them and their ranks.
+    Raises SimulationError when tasks wait for each other for ever: names them and their ranks.
 
-    Notes
-    -----
     A task is ready when its predecessors have ended. A ready task starts at
     once; the members of an exchange start when all of them are ready and end
     when its last flow does. Its flows start with it, or, where they are

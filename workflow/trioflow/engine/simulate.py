@@ -102,25 +102,15 @@ def simulate(
 ) -> Result:
     """Simulate a task graph on a platform.
 
-    Parameters
-    ----------
-    collectives : CollectiveCost, optional
-        Measured durations of collectives; the ring closed form over the
-        platform's links without.
+    Raises SimulationError when tasks wait for each other for ever, an exchange lacks a member, a
+    task has no duration, or no route joins two ranks; see ``program.build_program``. There is no
+    number then. Raises InputError when the network or the engine is unknown, or the compiled engine
+    was asked for on a network that it does not know; when an algorithm is unknown or does not fit;
+    or when the network cannot record its links.
 
-    Raises
-    ------
-    SimulationError
-        When tasks wait for each other for ever, an exchange lacks a member,
-        a task has no duration, or no route joins two ranks; see
-        ``program.build_program``. There is no number then.
-    InputError
-        When the network or the engine is unknown, or the compiled engine was
-        asked for on a network that it does not know; when an algorithm is
-        unknown or does not fit; or when the network cannot record its links.
+    ``collectives``: measured durations of collectives; the ring closed form over the platform's
+        links without.
 
-    Notes
-    -----
     Tasks of one (rank, stream) run in the order of ``task_id``; a collective
     starts when all members could start and ends for all at once; a message
     moves when its send and its recv could both start. On a platform with
@@ -331,8 +321,6 @@ def _stretch_compute(
 
     A warning says if the times had not settled.
 
-    Notes
-    -----
     Durations are stretched by the overlap of the run before until they agree
     with their own run, so that every engine and network can be used as it is.
     """

@@ -254,18 +254,9 @@ def build_critical_path(
 ) -> pd.DataFrame:
     """Describe the chain of tasks that the step waits for, ``modules`` being those of the trace's operators.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.CRITICAL_PATH``, in the order of time.
+    Returns columns of ``tables.CRITICAL_PATH``, in the order of time. Raises SimulationError when
+    the timeline is not that of the graph.
 
-    Raises
-    ------
-    SimulationError
-        When the timeline is not that of the graph.
-
-    Notes
-    -----
     Walks back from the task that ends last; each task starts when the one before it ends. Of an
     exchange, the member that was ready last stands for it. Ties go to the lowest ``task_id``.
     """

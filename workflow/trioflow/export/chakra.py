@@ -84,16 +84,10 @@ def write_chakra(
     dimensions of the consumer's network that collectives of all ranks use; left out by default,
     which ASTRA-sim takes for all.
 
-    Returns the files written: the ranks' in order, then the groups'.
+    Returns the files written: the ranks' in order, then the groups'. Raises InputError when a task
+    cannot be expressed, tasks wait for one another, or files of a larger export lie under the
+    prefix.
 
-    Raises
-    ------
-    InputError
-        When a task cannot be expressed, tasks wait for one another, or files of a larger export lie
-        under the prefix.
-
-    Notes
-    -----
     A node's id is its ``task_id``. Durations are whole microseconds whose remainder is carried
     along each stream; those that the network decides are absent. The order of a stream is in
     ``ctrl_deps`` and, with what a task waits for otherwise, in ``data_deps``: readers that follow

@@ -142,8 +142,6 @@ def write_perfetto(
     ``time_s`` [s] and ``value``, which holds from then on, to whole units. ``critical_path``:
     columns of ``tables.CRITICAL_PATH``; shown as a process of its own.
 
-    Notes
-    -----
     One process per rank, one thread per stream, one slice per task. Arrows lead from a send to its
     recv and along the members of a collective in rank order. Perfetto counts in whole nanoseconds,
     so starts and ends are rounded to them, each for itself: tasks that touch still touch.

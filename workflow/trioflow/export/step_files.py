@@ -159,8 +159,6 @@ def count_memory(
 
     Returns ``rank``, ``counter``, ``unit``, ``time_s`` [s] and ``value`` [bytes].
 
-    Notes
-    -----
     Memory is handed out in the order of the program, whenever the device runs
     (``parallel.memory.profile``). A change is shown when the device begins the task at which it
     happens; of communication, whose streams run ahead or behind, at the latest begin of computation

@@ -42,15 +42,9 @@ def write_triosim(trace: Trace, folder: str | Path) -> None:
     """Write a trace as TrioSim reads it.
 
     ``trace``: any trace with device times, imported or captured. ``folder``: where ``trace.csv``
-    and ``tensor.csv`` go; each appears complete or not at all.
+    and ``tensor.csv`` go; each appears complete or not at all. Raises TraceError when the trace
+    holds no times.
 
-    Raises
-    ------
-    TraceError
-        When the trace holds no times.
-
-    Notes
-    -----
     Times are whole microseconds, rounded so that the sum over the operators is kept: the end of
     each operator is rounded, not its duration. Where the trace does not know an operator's first
     kernel start and last kernel end (``facts.span_ns``), both time columns are equal. Where it does

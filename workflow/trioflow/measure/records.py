@@ -78,8 +78,6 @@ def find_marks(step: Any, start_ns: int, end_ns: int) -> list[Mark]:
     ``step``: with ``marks`` (`StepMarks`), or with ``phases_ns``: how long its phases took, one
     after the other; ``start_ns``, ``end_ns``: when the step was started and when it had ended [ns].
 
-    Notes
-    -----
     Phases without marks are taken to follow each other without a gap from the start of the step on,
     as ``TrainingStep`` times them.
     """
@@ -108,8 +106,6 @@ def find_clock_offset(looks: Sequence[Look], annotated_ns: Sequence[int]) -> int
     ``looks``: of each annotation of one profile; ``annotated_ns``: when they began by the
     profiler's clock [ns].
 
-    Notes
-    -----
     Each look bounds the offset from both sides. A process that was interrupted between its looks
     bounds it loosely; the bounds of all together are as tight as those of the quickest.
     """

@@ -61,8 +61,6 @@ def build_rank_timelines(
     Returns a list for each step, in their order; times after the step's own start, micro-batch and
     stage left open.
 
-    Notes
-    -----
     An annotation and its step do not begin together: a busy machine may interrupt a process between
     the two for longer than a step takes.
     """

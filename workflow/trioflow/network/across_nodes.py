@@ -213,8 +213,6 @@ def pair_across(collective: str, group: Sequence[int], spread: Spread) -> Pairs:
 def size_across(collective: str, message_bytes: float, spread: Spread) -> Floats:
     """Return the bytes of each pair of ``pair_across`` [pairs].
 
-    Notes
-    -----
     As NCCL's rings, as many as NICs: each passes all ranks of a node and then
     leaves it from another one, with equal parts of the data. A rank sends W
     bytes in all, 1 / m of them to its counterpart in the next node.
@@ -240,15 +238,9 @@ def estimate_across(
 ) -> AcrossTime:
     """Return the time of a collective over several nodes.
 
-    Parameters
-    ----------
-    hop_s : float
-        Latency from a rank to its counterpart in the next node [s].
-    wire_s : float
-        How long the bytes between nodes move over the links [s].
+    ``hop_s``: latency from a rank to its counterpart in the next node [s].
+    ``wire_s``: how long the bytes between nodes move over the links [s].
 
-    Notes
-    -----
     The two parts overlap, as NCCL sends on a piece while the next one comes
     in: the time is the hops between nodes plus the longer of what was
     measured inside a node, for the part of the data that a node has, and
@@ -329,8 +321,6 @@ class _Steps:
     ) -> AcrossTime:
         """Return a time with what was measured beyond it.
 
-        Notes
-        -----
         Over whole nodes an all-gather of 256 MB falls behind by nearly the same
         for every step of its ring, from 2 to 64 nodes: 30 to 47 us. So the loss
         goes with the steps of the group; a message from one rank to another is
@@ -366,8 +356,6 @@ class _Steps:
 def find_limits(cost: object) -> Limits:
     """Return what NCCL of a cost's version reckons with between nodes.
 
-    Notes
-    -----
     Its protocols trade latency for bandwidth: a hop takes 2.7 to 14 us, and
     the fastest protocol, LL, moves half of a link's bandwidth, since every
     word carries a flag. Of other libraries nothing is known.

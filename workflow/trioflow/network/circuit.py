@@ -18,10 +18,7 @@ from trioflow.network.interface import NEVER_S, Flow, FlowEnd, RoutedNetwork, ch
 class CircuitSettings:
     """What a circuit costs and how many there may be.
 
-    Raises
-    ------
-    SimulationError
-        When a number makes no sense.
+    Raises SimulationError when a number makes no sense.
 
     References
     ----------

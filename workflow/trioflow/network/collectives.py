@@ -103,17 +103,10 @@ class CollectiveFlows:
 def compute_wire_bytes(collective: str, message_bytes: float, ranks: int) -> float:
     """Return the bytes that one rank sends in a collective of the ring algorithm.
 
-    Parameters
-    ----------
-    message_bytes : float
-        As in ``tables.TASKS``: the whole result for all_gather and gather,
-        the whole input for reduce_scatter and scatter, otherwise one rank's
-        buffer [bytes].
+    Raises SimulationError when the collective is unknown.
 
-    Raises
-    ------
-    SimulationError
-        When the collective is unknown.
+    ``message_bytes``: as in ``tables.TASKS``: the whole result for all_gather and gather, the
+        whole input for reduce_scatter and scatter, otherwise one rank's buffer [bytes].
 
     References
     ----------
@@ -156,21 +149,12 @@ class CollectivePlanner:
     def build(self, collective: str, message_bytes: int, group: Sequence[int]) -> CollectiveFlows:
         """Return the flows of one collective.
 
-        Parameters
-        ----------
-        group : sequence of int
-            Ranks in ring order. The first is the root of a broadcast, reduce,
-            scatter or gather and the sender of a send. A group of one makes
-            no flows.
+        Raises SimulationError when the collective is unknown, the group does not fit it, no route
+        joins two members, or the measured time is not a time.
 
-        Raises
-        ------
-        SimulationError
-            When the collective is unknown, the group does not fit it, no
-            route joins two members, or the measured time is not a time.
+        ``group``: ranks in ring order. The first is the root of a broadcast, reduce, scatter or
+            gather and the sender of a send. A group of one makes no flows.
 
-        Notes
-        -----
         Flows run between ring neighbours (all_to_all: between all pairs;
         scatter and gather: between the root and each other rank) and carry the
         ring algorithm's bytes. Their latency is the number of steps times the

@@ -24,15 +24,9 @@ def compute_max_min_rates(
 ) -> list[float]:
     """Share links among flows so that no flow can gain but at a slower one's cost.
 
-    ``routes`` are the links of each flow, ``capacities`` of links and ``max_rates`` of flows in [bytes/s].
+    ``routes`` are the links of each flow, ``capacities`` of links and ``max_rates`` of flows in
+    [bytes/s]. Returns rate of each flow [bytes/s]; infinite for one without links and cap.
 
-    Returns
-    -------
-    list of float
-        Rate of each flow [bytes/s]; infinite for one without links and cap.
-
-    Notes
-    -----
     Progressive filling: all rates rise together; the links that fill first
     and the caps that are reached first freeze their flows; the others rise
     on. Each round freezes at least one flow, so it ends. Every link's share
@@ -76,8 +70,6 @@ def find_slack(links: Sequence[Link], is_end: Callable[[str], bool]) -> frozense
 
     ``is_end`` says of a node whether flows may start or end there.
 
-    Notes
-    -----
     A link is as wide as all links together that lead to it (from other nodes than it leads to), or
     as all that lead on from it. Where no flow starts or ends between, the rates on it are at most
     the widths of those, so leaving it out changes no max-min rate: it is the narrowest link of no
@@ -134,8 +126,6 @@ class _Moving:
 class FairShareNetwork(RoutedNetwork):
     """Moves flows over routed links at max-min fair rates.
 
-    Notes
-    -----
     Fluid model: rates change only when a flow begins to move bytes or ends,
     and at once for all. There are no packets, buffers or start-up of
     congestion control; a flow takes bandwidth on all links of its route at

@@ -49,8 +49,6 @@ class FlowPiece(NamedTuple):
 class Network(Protocol):
     """Moves flows; the engine drives it from event to event.
 
-    Notes
-    -----
     The clock only moves forward. Several flows may start at one time before
     the network is asked for its next event, and then share from that time on.
     """

@@ -97,16 +97,9 @@ class MessagePlanner:
     ) -> CollectiveMessages | CollectiveFlows:
         """Return one collective.
 
-        Raises
-        ------
-        SimulationError
-            As ``CollectivePlanner.build``.
-        InputError
-            When the algorithm is unknown, does not do the collective, or does
-            not fit the platform's nodes or switches.
+        Raises SimulationError as ``CollectivePlanner.build``. Raises InputError when the algorithm
+        is unknown, does not do the collective, or does not fit the platform's nodes or switches.
 
-        Notes
-        -----
         Without a measured cost, a message has the latency of its route and
         moves as fast as the links let it. With a measured time T, latencies
         stay and how long bytes move is multiplied by one factor f for all

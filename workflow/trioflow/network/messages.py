@@ -25,8 +25,6 @@ _ROTATIONS = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_a
 class MessageTable:
     """The messages of a pattern, in an order in which nothing waits for a later row.
 
-    Notes
-    -----
     A join waits for something, so that none is ready when the collective starts.
     """
 
@@ -52,8 +50,6 @@ class MessageTable:
 class MessagePattern:
     """An algorithm on so many members: shared by its collectives of all sizes and groups.
 
-    Notes
-    -----
     The table of messages is made when it is first asked for. What a ring
     sends is known without it: in every round each rank sends as much to the
     next one. In chunks, a round is one of them on every link: a link carries

@@ -24,8 +24,6 @@ from trioflow.network.interface import (
 class ContentionFreeNetwork(RoutedNetwork):
     """Moves every flow as if it were alone.
 
-    Notes
-    -----
     Closed form: time = latency + size / min(narrowest link of the route,
     the flow's own cap). It bounds the shared network from below and equals it
     where no two flows share a link.

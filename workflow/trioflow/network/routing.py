@@ -19,13 +19,8 @@ _FEMTOSECONDS = 1e15
 class Router:
     """Finds and remembers one route for every pair of nodes that asks for one.
 
-    Raises
-    ------
-    SimulationError
-        When a failed link is not one of the links.
+    Raises SimulationError when a failed link is not one of the links.
 
-    Notes
-    -----
     Order of routes: the smallest total latency, in whole femtoseconds, so
     that sums which differ by rounding are equal; among those the fewest hops;
     among those the one whose list of node names comes first, compared from
@@ -215,8 +210,6 @@ _FEW = 4
 class _WaySearch:
     """Finds all best ways from a node to another over links of positive cost, and remembers what it has searched.
 
-    Notes
-    -----
     Dijkstra's algorithm from the start and, against the links, from the end,
     each as far as the other needs it: until what is left of both is together
     no shorter than a way that is known. That is few nodes where the two are

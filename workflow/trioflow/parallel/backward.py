@@ -185,13 +185,8 @@ def split_backward(
 ) -> BackwardSplit:
     """Return which backward operators of a stage belong to I and which to W; the first stage has no I.
 
-    Raises
-    ------
-    PlanError
-        When the trace does not say what the operators read and write.
+    Raises PlanError when the trace does not say what the operators read and write.
 
-    Notes
-    -----
     An operator that makes both kinds of gradient is shared by its FLOPs, of
     which each takes half: both products of a convolution or a linear layer
     have the same size. One without FLOPs is shared by the bytes that each part

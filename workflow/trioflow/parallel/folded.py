@@ -38,8 +38,6 @@ class Family:
 class Fold:
     """A task graph with identical ranks kept once.
 
-    Notes
-    -----
     What it says, and ``find_problem`` checks as far as it concerns groups:
     the tasks of a member are those of its representative, and where the
     representative takes part in a match, the member takes part in that match
@@ -135,8 +133,6 @@ class Fold:
     def expand(self) -> TaskGraph:
         """Return the tasks of every rank.
 
-        Notes
-        -----
         Tasks are numbered rank by rank; matches in the order in which tasks
         name them first.
         """
@@ -221,13 +217,8 @@ class _Places:
 class FoldedTaskGraph(TaskGraph):
     """A task graph that keeps identical ranks once and expands when its tables are read.
 
-    Parameters
-    ----------
-    fold : Fold
-        Representatives, classes and families.
+    ``fold``: representatives, classes and families.
 
-    Notes
-    -----
     Once its tables have been read it is a plain task graph: whoever
     holds them may have changed them, so ``fold`` is None from then on.
     """

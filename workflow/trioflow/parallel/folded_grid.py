@@ -63,8 +63,6 @@ class Grid:
     def make_family(self, group: Sequence[int]) -> Family:
         """Return the groups that stand for one of a representative.
 
-        Notes
-        -----
         Along an axis on which the group's ranks lie at different places, the
         group of another rank has the same places; along the others it lies
         where that rank does.

@@ -28,13 +28,8 @@ _SCALARS = (bool, int, float, str, bytes, type(None))
 class Memory:
     """Results of functions that always answer the same.
 
-    Attributes
-    ----------
-    asked, made : int
-        Questions, and those that had to be answered anew.
+    ``asked``, ``made``: questions, and those that had to be answered anew.
 
-    Notes
-    -----
     Numbers, texts, arrays and what holds them are compared by their values;
     traces, tables and models are themselves alone, and are kept as long as
     what was made of them, so that no other one can be taken for them. They

@@ -153,8 +153,6 @@ def _read_cells(
 class TaskGraph:
     """Tasks, what each waits for, and where the graph comes from.
 
-    Notes
-    -----
     The column ``group`` is categorical: a text of all ranks stands once for
     all tasks that have it.
     """

@@ -49,11 +49,8 @@ def read_session(
 ) -> SessionAnchor:
     """Return the anchor of a task graph by a ``session.json`` of ``measure.session.measure_workload``.
 
-    Raises
-    ------
-    InputError
-        When the session measured another workload, another device, other batches or captures, or
-        fewer ranks.
+    Raises InputError when the session measured another workload, another device, other batches or
+    captures, or fewer ranks.
     """
     session = read_json(path)
     problem = next(_list_mismatches(session, metadata, traces, platform), "")

@@ -30,12 +30,8 @@ _TIMES = (
 class Prediction:
     """A predicted training step.
 
-    Attributes
-    ----------
-    step : Step
-        What was asked: task graph before a session's anchor, platform, traces, options.
-    simulated : Simulated
-        What the simulation of it gave.
+    ``step``: what was asked: task graph before a session's anchor, platform, traces, options.
+    ``simulated``: what the simulation of it gave.
     """
 
     step: Step
@@ -134,10 +130,7 @@ class Prediction:
     def draws(self) -> Draws | None:
         """The step in many draws of its spread; None where none were asked for.
 
-        Raises
-        ------
-        InputError
-            As ``drawn.draw_step``.
+        Raises InputError as ``drawn.draw_step``.
         """
         options, simulated = self.step.options, self.simulated
         if not options.draws:
@@ -166,10 +159,7 @@ class Prediction:
     def breakdown(self, by: str = "module", depth: int = DEPTH) -> pd.DataFrame:
         """Return where the step goes by rank, stage or module: columns of ``tables.BREAKDOWN``.
 
-        Raises
-        ------
-        InputError
-            As ``breakdown.build_breakdown``.
+        Raises InputError as ``breakdown.build_breakdown``.
         """
         return build_breakdown(self.task_graph, self.timeline, self.step.trace, by, depth)
 
@@ -257,9 +247,6 @@ def describe_expected(expected_s: float | None) -> str:
 def predict_step(step: Step) -> Prediction:
     """Return the prediction of a step that was put together before.
 
-    Raises
-    ------
-    SimulationError, InputError
-        As ``engine.simulate.simulate``.
+    Raises SimulationError or InputError as ``engine.simulate.simulate``.
     """
     return Prediction(step, step.simulate())

@@ -52,26 +52,17 @@ def predict(
 ) -> Prediction:
     """Predict a training step: what ``trioflow simulate`` answers.
 
-    Parameters
-    ----------
-    traces : str, path, Trace, DeviceTimes or sequence of them
-        One step of the whole model on one rank, loaded or by name; further ones of the same
-        workload at other batches help where micro-batches are smaller.
-    plan : Plan
-        Degrees, schedule, micro-batches: ``named_plan("ddp", 8)``, ``make_plan(data=2, tensor=4)``.
-    platform : Platform, str or path
-        The machine, by name, by file or as an object with at least the plan's ranks.
-    batch : int, optional
-        Samples of the whole step; by default every replica runs the (first) trace's own batch.
-    options : Options, optional
-        Everything else that is assumed.
-    **changes
-        Fields of the options to change, such as ``cost_model="a100-pcie-80gb"``.
+    Raises TrioflowError when anything of it does not fit: one sentence with the likely fix.
 
-    Raises
-    ------
-    TrioflowError
-        When anything of it does not fit: one sentence with the likely fix.
+    ``traces``: one step of the whole model on one rank, loaded or by name; further ones of the
+        same workload at other batches help where micro-batches are smaller.
+    ``plan``: degrees, schedule, micro-batches: ``named_plan("ddp", 8)``, ``make_plan(data=2,
+        tensor=4)``.
+    ``platform``: the machine, by name, by file or as an object with at least the plan's ranks.
+    ``batch``: samples of the whole step; by default every replica runs the (first) trace's own
+        batch.
+    ``options``: everything else that is assumed.
+    ``changes``: fields of the options to change, such as ``cost_model="a100-pcie-80gb"``.
     """
     chosen = replace(options, **changes)
     return predict_step(prepare_step(traces, plan, platform, batch=batch, options=chosen))
@@ -87,10 +78,7 @@ def prepare_step(
 ) -> Step:
     """Put a plan's step together; the arguments are those of `predict`.
 
-    Raises
-    ------
-    TrioflowError
-        When anything of it does not fit.
+    Raises TrioflowError when anything of it does not fit.
     """
     if not isinstance(platform, Platform):
         platform = load_named_platform(str(platform), plan.ranks)
@@ -116,11 +104,8 @@ def join_step(
 ) -> Step:
     """Put a task graph of ``build_graph``, with the platform's host costs, together with the platform that runs it.
 
-    Raises
-    ------
-    InputError
-        When there is no such model of collectives, a session does not anchor the step, or no such
-        operator or rank is there to be scaled.
+    Raises InputError when there is no such model of collectives, a session does not anchor the
+    step, or no such operator or rank is there to be scaled.
     """
     collectives = choose_collectives(platform, options)
     anchor = None
@@ -153,10 +138,7 @@ def _doubt_nodes(graph: TaskGraph, platform: Platform, times: DeviceTimes) -> No
 def _find_session(workload: str) -> Path:
     """Return the session that measured a workload in this folder.
 
-    Raises
-    ------
-    InputError
-        When there is none.
+    Raises InputError when there is none.
     """
     path = MEASURED / "measurements" / workload / "session.json"
     if not path.exists():
@@ -198,10 +180,7 @@ def time_operators(
 ) -> DeviceTimes:
     """Return traces with a device's times, and the operator model for it.
 
-    Raises
-    ------
-    InputError, TraceError
-        As ``costmodel.choices.choose_times``.
+    Raises InputError or TraceError as ``costmodel.choices.choose_times``.
     """
     if isinstance(traces, DeviceTimes):
         return traces
@@ -230,10 +209,7 @@ def _open_models(
 def load_traces(traces: Traces, **step: Any) -> list[Trace]:
     """Return traces, those given by name loaded; ``step`` is asked of a language model's configuration.
 
-    Raises
-    ------
-    TraceError
-        As ``trace.store.load_trace``.
+    Raises TraceError as ``trace.store.load_trace``.
     """
     if isinstance(traces, DeviceTimes):
         return traces.traces
@@ -251,10 +227,7 @@ def build_graph(
 ) -> TaskGraph:
     """Return what every rank does in a plan's step.
 
-    Raises
-    ------
-    PlanError
-        When the plan does not fit the model or the batch.
+    Raises PlanError when the plan does not fit the model or the batch.
     """
     stages = options.stages
     if isinstance(stages, str) and stages not in BALANCES:
@@ -273,17 +246,10 @@ def choose_collectives(
 ) -> CollectiveCost | None:
     """Return the model of collectives, or None for the ring's closed form.
 
-    Parameters
-    ----------
-    platform : Platform
-        Takes its own measured ones, where there are any and the options name no others.
-    method : str, optional
-        Way to predict them from what was measured.
+    Raises InputError when there is no such model, or it cannot predict by the method.
 
-    Raises
-    ------
-    InputError
-        When there is no such model, or it cannot predict by the method.
+    ``platform``: takes its own measured ones, where there are any and the options name no others.
+    ``method``: way to predict them from what was measured.
     """
     given = options.collectives
     if given == CLOSED_FORM:

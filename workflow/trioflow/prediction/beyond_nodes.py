@@ -27,16 +27,11 @@ _OTHERS = ("megatron-bf16", "fsdp2-mixed", "fsdp2-bf16-reduce")
 class NodeDoubt:
     """What a plan's step is expected to take beyond its simulation.
 
-    Attributes
-    ----------
-    excess_s : float
-        More than simulated, by the runs [s].
-    residual : NodeResidual or None
-        Where it comes from; None where the runs say nothing of this platform.
-    own : bool
-        Whether the runs were made on this platform, and with a framework that may be the step's.
-    text : str
-        In words.
+    ``excess_s``: more than simulated, by the runs [s].
+    ``residual``: where it comes from; None where the runs say nothing of this platform.
+    ``own``: whether the runs were made on this platform, and with a framework that may be the
+        step's.
+    ``text``: in words.
     """
 
     excess_s: float
@@ -47,8 +42,6 @@ class NodeDoubt:
     def apply(self, summary: Summary, least_half_log: float) -> Summary:
         """Return a summary with the expected step and its interval, at least so wide.
 
-        Notes
-        -----
         On the runs' own cluster the interval is theirs, around the expected step; elsewhere it
         reaches from the simulated one's low end, since nobody measured there.
         """
@@ -67,16 +60,10 @@ class NodeDoubt:
 def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> NodeDoubt | None:
     """Return what runs over several nodes showed to be missing of a plan; None where it is not needed.
 
-    Parameters
-    ----------
-    blocks : int
-        Blocks (units) of the rank that holds the most.
-    facts : Facts
-        Of the trace: the workload, whose own runs do not count, and the precision recipe, which may
-        name another framework than the runs'.
+    ``blocks``: blocks (units) of the rank that holds the most.
+    ``facts``: of the trace: the workload, whose own runs do not count, and the precision recipe,
+        which may name another framework than the runs'.
 
-    Notes
-    -----
     Tensor groups beyond a node were measured on one cluster, and nobody knows better of others.
     What pipelines take is that cluster's and nanotron's: elsewhere it is a warning.
     """

@@ -36,24 +36,13 @@ def build_breakdown(
 ) -> pd.DataFrame:
     """Break a simulated step down.
 
-    Parameters
-    ----------
-    by : {"rank", "stage", "module"}
-        What a row stands for. Times are means over the ranks that have it.
-    depth : int
-        For modules, parts of the path: 2 for ``h.0``, ``h.1``.
+    Returns columns of ``tables.BREAKDOWN``, ranks and stages in order, modules in the order of
+    their first operator. Communication has no module. A rank or stage has the gradients that its
+    operators finish, uncut. Raises InputError when the way is unknown or the depth is not positive.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``tables.BREAKDOWN``, ranks and stages in order, modules in
-        the order of their first operator. Communication has no module. A
-        rank or stage has the gradients that its operators finish, uncut.
-
-    Raises
-    ------
-    InputError
-        When the way is unknown or the depth is not positive.
+    ``by`` (rank, stage, module): what a row stands for. Times are means over the ranks that have
+        it.
+    ``depth``: for modules, parts of the path: 2 for ``h.0``, ``h.1``.
     """
     if by not in WAYS or depth < 1:
         problem = f"no breakdown by {by!r}" if by not in WAYS else f"depth {depth} is not positive"
@@ -86,15 +75,9 @@ def measure_exposed(
 ) -> tuple[dict[str, float], float]:
     """Return the communication of each label that no compute hides, and the time that a rank idles.
 
-    ``labels`` are of each task [tasks], empty for what is not communication; ``like`` is the rank of
-    the timeline that each rank does the same as [ranks].
-
-    Returns
-    -------
-    dict of str to float
-        By label, means over the ranks [s].
-    float
-        Neither compute nor communication, mean over the ranks [s].
+    ``labels`` are of each task [tasks], empty for what is not communication; ``like`` is the rank
+    of the timeline that each rank does the same as [ranks]. Returns by label, means over the ranks
+    [s]; neither compute nor communication, mean over the ranks [s].
     """
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
     found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)

@@ -37,16 +37,11 @@ from trioflow.trace.store import Trace, load_trace
 class Simulated:
     """A simulated step.
 
-    Attributes
-    ----------
-    result : Result
-        With the ends of the interval, where the options ask for them.
-    graph : TaskGraph
-        What was simulated: with a session's factors on its compute, where there is a session.
-    factors : list of mapping, optional
-        The session's factors on each rank's phases.
-    trace_only_s : float, optional
-        The step without the session's factors [s].
+    ``result``: with the ends of the interval, where the options ask for them.
+    ``graph``: what was simulated: with a session's factors on its compute, where there is a
+        session.
+    ``factors``: the session's factors on each rank's phases.
+    ``trace_only_s``: the step without the session's factors [s].
     """
 
     result: Result
@@ -59,26 +54,16 @@ class Simulated:
 class Step:
     """One training step of a plan on a platform, ready to be simulated.
 
-    Attributes
-    ----------
-    graph : TaskGraph
-        What every rank does, before a session's anchor.
-    platform : Platform
-        The machine.
-    collectives : CollectiveCost or None
-        Its measured collectives; None for the ring's closed form.
-    traces : sequence of Trace
-        Those that the graph was made from, with the device's times.
-    options : Options
-        Assumptions.
-    cost_model, confidence : str
-        What the operators' times rest on, and how far they can be trusted.
-    warnings : tuple of str
-        What the reader must know before anything is simulated.
-    anchor : SessionAnchor, optional
-        Of the session, where the options ask for one.
-    doubt : NodeDoubt, optional
-        What real runs that lay on nodes like this one took beyond their simulation.
+    ``graph``: what every rank does, before a session's anchor.
+    ``platform``: the machine.
+    ``collectives``: its measured collectives; None for the ring's closed form.
+    ``traces``: those that the graph was made from, with the device's times.
+    ``options``: assumptions.
+    ``cost_model``, ``confidence``: what the operators' times rest on, and how far they can be
+        trusted.
+    ``warnings``: what the reader must know before anything is simulated.
+    ``anchor``: of the session, where the options ask for one.
+    ``doubt``: what real runs that lay on nodes like this one took beyond their simulation.
     """
 
     graph: TaskGraph
@@ -117,10 +102,7 @@ class Step:
     def simulate(self) -> Simulated:
         """Simulate the step.
 
-        Raises
-        ------
-        SimulationError, InputError
-            As ``engine.simulate.simulate``.
+        Raises SimulationError or InputError as ``engine.simulate.simulate``.
         """
         run = simulate_interval if self.options.interval else simulate
         if self.anchor is None:
@@ -153,10 +135,8 @@ def load_experiment(
 ) -> tuple[Step, SessionAnchor]:
     """Return an experiment's step, and the anchor of the session that measured it.
 
-    Raises
-    ------
-    TrioflowError
-        When a file is missing or wrong, or the session is of another workload or capture.
+    Raises TrioflowError when a file is missing or wrong, or the session is of another workload or
+    capture.
     """
     graph = load_task_graph(graph_folder)
     machine = load_platform(Path(platform), graph.metadata.ranks)

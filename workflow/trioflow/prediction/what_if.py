@@ -16,12 +16,8 @@ def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> Ta
     """Return a task graph whose operators take a factor as long, those that a pattern of names fits.
 
     ``scales``: pairs of a pattern with ``*`` and ``?`` (``aten::mm``, or ``mm``) and a factor; an
-    operator that several fit takes their product.
-
-    Raises
-    ------
-    InputError
-        When no operator has such a name, or a factor is not positive.
+    operator that several fit takes their product. Raises InputError when no operator has such a
+    name, or a factor is not positive.
     """
     for pattern, factor in scales:
         check_factor(factor, f"--scale-operator {pattern}")
@@ -40,10 +36,7 @@ def scale_operators(graph: TaskGraph, scales: Sequence[tuple[str, float]]) -> Ta
 def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> list[float]:
     """Return each rank's factor on its compute [ranks], 1 for those that nothing is said of.
 
-    Raises
-    ------
-    InputError
-        When there is no such rank, or a factor is not positive.
+    Raises InputError when there is no such rank, or a factor is not positive.
     """
     scales = [1.0] * ranks
     for rank, factor in slow_ranks:
@@ -57,10 +50,7 @@ def list_rank_scales(slow_ranks: Sequence[tuple[int, float]], ranks: int) -> lis
 def check_factor(factor: float, flag: str) -> None:
     """Refuse a factor that no time can be multiplied by.
 
-    Raises
-    ------
-    InputError
-        When it is not positive and finite.
+    Raises InputError when it is not positive and finite.
     """
     if not 0 < factor < math.inf:
         raise InputError(f"{flag}: the factor {factor:g} is not positive")

@@ -48,8 +48,6 @@ def attribute_errors(
 
     Returns columns ``ATTRIBUTION``, the experiments in the order of ``cases``.
 
-    Notes
-    -----
     A model's part is the mean change of the prediction when measured values replace it, over every
     order in which the models can be replaced one after the other (the Shapley value): it depends on
     no order, and the parts sum to the prediction less the one with all models replaced.

@@ -45,16 +45,9 @@ def build_report(
     ``.png`` and, last, ``index.html``; ``experiments``, ``plans``: rows of ``experiments.tsv`` and
     ``plans.tsv``.
 
-    Returns the error table.
+    Returns the error table. Raises InputError when a file is missing, or an experiment is not
+    measured or not simulated. Then the folder stays as it was.
 
-    Raises
-    ------
-    InputError
-        When a file is missing, or an experiment is not measured or not simulated. Then the folder
-        stays as it was.
-
-    Notes
-    -----
     Everything is made in a temporary folder beside the target and moved file by file when all of it
     exists, the page last; pictures of experiments that no longer exist are removed.
     """

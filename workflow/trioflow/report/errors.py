@@ -41,17 +41,11 @@ def build_error_table(
     ``session.json`` of each workload; its warnings go to the workload's experiments and its
     environment into the column ``source``.
 
-    Returns columns of ``tables.ERRORS``, in the order of ``experiments``.
+    Returns columns of ``tables.ERRORS``, in the order of ``experiments``. Raises InputError when an
+    experiment is listed twice, was not measured or not simulated, when a rank's measurement is
+    missing in a round, when the ranks measured are not those simulated, or when a time makes no
+    sense. Nothing is dropped.
 
-    Raises
-    ------
-    InputError
-        When an experiment is listed twice, was not measured or not simulated, when a rank's
-        measurement is missing in a round, when the ranks measured are not those simulated, or when
-        a time makes no sense. Nothing is dropped.
-
-    Notes
-    -----
     The measured step of a round is that of its slowest rank, because a step has ended when every
     rank has ended; ``measured_s`` is the median over the rounds and the quartiles beside it are
     those of the same numbers. An experiment is compared with the series ``distributed`` of its plan
@@ -234,12 +228,8 @@ def interval_score(
     ``low``, ``high``, ``value``: ends of the intervals and what came true, in one unit;
     ``coverage``: share of cases that the interval is meant to hold, between 0 and 1.
 
-    Returns in the unit of the input; smaller is better.
-
-    Raises
-    ------
-    InputError
-        When the coverage is not between 0 and 1.
+    Returns in the unit of the input; smaller is better. Raises InputError when the coverage is not
+    between 0 and 1.
 
     References
     ----------

@@ -172,8 +172,6 @@ class LiveCase:
 
         ``measured``: of the same experiment; ``models``: of ``list_replaceable``.
 
-        Notes
-        -----
         Operators of a rank and phase take the measured time together, as do all exchanges; the
         host's time of a rank likewise. The measured share of the collectives that operators hid
         costs nothing, the rest waits for compute.
@@ -250,8 +248,6 @@ def measure_parts(
 
     Returns none for a step without events.
 
-    Notes
-    -----
     The profiler, and the moment at which it ran, are taken to stretch all parts evenly. A
     collective's own time is its time on the rank that came last (the shortest), a message's the
     time from when both ends were there to its arrival. Messages are paired in order of start

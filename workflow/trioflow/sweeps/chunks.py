@@ -52,14 +52,9 @@ class Chunk:
 def cut_chunks(sweep: Sweep, size: int = 0) -> list[Chunk]:
     """Cut the scenarios of a sweep into chunks of at most ``size``.
 
-    Parameters
-    ----------
-    size : int
-        Scenarios of a chunk; the description's own number goes before it,
-        `DEFAULT_CHUNK` is taken for 0.
+    ``size``: scenarios of a chunk; the description's own number goes before it, `DEFAULT_CHUNK` is
+        taken for 0.
 
-    Notes
-    -----
     Scenarios are sorted so that those of one graph, then those of one set of
     operator sizes, follow one another. Besides at its full size a chunk that
     is at least half full ends where the digest of a group of scenarios says

@@ -80,8 +80,6 @@ _EXPERT_REPLICAS = "replicas of experts"
 class MessageTimes:
     """Times of collectives and sends on a platform, each found once.
 
-    Notes
-    -----
     Groups of one kind run side by side: what they share of a link, such as a
     node's only way out, each gets its max-min share of. Messages of different
     kinds are taken not to meet.

@@ -52,13 +52,8 @@ _PLACE = (
 class MemoModel:
     """Remembers the predictions of another model; equal questions get the same answer.
 
-    Attributes
-    ----------
-    asked, answered : int
-        Questions, and those that the model itself had to answer.
+    ``asked``, ``answered``: questions, and those that the model itself had to answer.
 
-    Notes
-    -----
     Plans that share the size of a micro-batch and the tensor degree ask the
     same, and most of building a graph is prediction. Questions are compared by
     a digest of every column, so nothing that a model may read is left out. The
@@ -281,8 +276,6 @@ class Workshop:
     def simulate(self, step: Step) -> Prediction:
         """Return the prediction of a step.
 
-        Notes
-        -----
         Loading the compiled engine pays for a large graph, or for many small
         ones: it is loaded once as many events have gone through the plain one
         as would have repaid it. Both give the same bits.
@@ -349,8 +342,6 @@ _ABSENT = (
 def draw_scales(values: Mapping[str, Any], ranks: int) -> float | list[float]:
     """Return the factor on compute times: one for all ranks, or one drawn for each.
 
-    Notes
-    -----
     The logarithms are normal with the standard deviation ``rank_spread``, so
     that half of the ranks are slower than predicted; the same seed gives the
     same factors to the first ranks whatever their number.

@@ -60,15 +60,9 @@ def repeat_block(trace: Trace, block: str, copies: int) -> Trace:
     Returns forward operators of each copy follow those of the block, backward operators come in
     reverse order of depth; each copy has its own parameters, gradients, optimizer states and
     activations, and works on the output of the copy before it. ``facts.repeated`` lists what was
-    repeated, one ``block`` and ``copies`` a call.
+    repeated, one ``block`` and ``copies`` a call. Raises TraceError when there is no such block, it
+    cannot follow itself or `copies` is not positive.
 
-    Raises
-    ------
-    TraceError
-        When there is no such block, it cannot follow itself or `copies` is not positive.
-
-    Notes
-    -----
     Times of the copies are those of the block. An optimizer operator over all parameters at once
     (foreach, fused) still occurs once: its device time grows with its bytes, its host time and
     kernels with its tensors. The step grows by the operators' added time; where the device runs

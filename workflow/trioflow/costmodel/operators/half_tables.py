@@ -82,15 +82,10 @@ class ProductTable:
 def fit_tensor_products(data_folder: str | Path) -> dict[str, ProductTable]:
     """Fit the products of every GPU that has a table, by sheet.
 
-    Products from ``LEAST_ROWS`` rows on, evenly thinned to ``_MOST_PRODUCTS``. Folds leave out whole
-    weight shapes (n, k); how the curve pads and overlaps is chosen inside each fold. The two
+    Products from ``LEAST_ROWS`` rows on, evenly thinned to ``_MOST_PRODUCTS``. Folds leave out
+    whole weight shapes (n, k); how the curve pads and overlaps is chosen inside each fold. The two
     products of a gradient are products of their own sizes, at the rate of the forward one: no table
-    holds them.
-
-    Raises
-    ------
-    InputError
-        When there is no table.
+    holds them. Raises InputError when there is no table.
     """
     found = {}
     for frame in read_tensor_products(Path(data_folder), HALF_PRODUCTS):
@@ -200,12 +195,9 @@ def judge_experts(
 ) -> dict[str, ExpertBand]:
     """Return the band of every GPU that has a table of experts and one of products.
 
-    Parameters
-    ----------
-    data_folder : path
-        Retrieved data or a mirror of it.
-    predict : mapping of str to callable
-        By the name of the GPU's sheet: times [s] of products, columns ``FEATURES`` and ``PRODUCTS``.
+    ``data_folder``: retrieved data or a mirror of it.
+    ``predict``: by the name of the GPU's sheet: times [s] of products, columns ``FEATURES`` and
+        ``PRODUCTS``.
     """
     found = {}
     for table in _read_experts(Path(data_folder)):
@@ -331,10 +323,7 @@ def shipped_experts() -> dict[str, ExpertBand]:
 def load_tensor_products(path: str | Path) -> dict[str, ProductTable]:
     """Read ``save_tensor_products``'s file.
 
-    Raises
-    ------
-    InputError
-        When it is missing or another file.
+    Raises InputError when it is missing or another file.
     """
     return _read_tables(_read(path)["tables"], path)
 

@@ -25,14 +25,8 @@ IDENTITY = ["name", "phase", "module", "occurrence"]
 def collect_rows(traces: Sequence[TraceLike], *, products: bool = False) -> pd.DataFrame:
     """Join the operators of all traces of one device, whatever their order.
 
-    Raises
-    ------
-    InputError
-        When there is no operator or several devices are mixed.
-    TraceError
-        When a trace lacks a fact.
-    TableError
-        When a table lacks a column or a value is out of range.
+    Raises InputError when there is no operator or several devices are mixed. Raises TraceError when
+    a trace lacks a fact. Raises TableError when a table lacks a column or a value is out of range.
     """
     frames = []
     ordered = sorted(traces, key=lambda trace: (trace.facts.workload, trace.facts.batch))
@@ -60,12 +54,7 @@ def sized_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
     """Return class, phase and features of operators, rows numbered from 0.
 
     ``products``: with the columns ``PRODUCTS``, and kinds for batched products, batch norms and the
-    accumulation of gradients.
-
-    Raises
-    ------
-    TableError
-        When a column is missing or a size is out of range.
+    accumulation of gradients. Raises TableError when a column is missing or a size is out of range.
     """
     if "phase" not in operators.columns:
         raise TableError("operator table has no column phase")
@@ -124,10 +113,7 @@ def trace_rows(operators: pd.DataFrame, *, products: bool = False) -> pd.DataFra
 def recorded_times(operators: pd.DataFrame) -> pd.Series[float]:
     """Return ``device_ns`` in seconds.
 
-    Raises
-    ------
-    TableError
-        When one is missing or negative.
+    Raises TableError when one is missing or negative.
     """
     if "device_ns" not in operators.columns:
         raise TableError("operator table has no column device_ns")

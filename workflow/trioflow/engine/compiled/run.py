@@ -112,8 +112,6 @@ LOADED_FROM_EVENTS = 2_000
 def is_repaid(events: int) -> bool:
     """Return whether the compiled engine answers sooner than the plain one, start-up included.
 
-    Notes
-    -----
     The limits are where the two break even on the machine of ``docs/bench.md``;
     either engine gives the same bits.
     """
@@ -139,8 +137,6 @@ def is_kept() -> bool:
 def find_cache_folder() -> Path | None:
     """Return the folder for compiled kernels, or None where there is no home for one.
 
-    Notes
-    -----
     A folder of the user (``NUMBA_CACHE_DIR``, else ``trioflow`` in
     ``XDG_CACHE_HOME`` or ``~/.cache``), never of the installation, which may
     be read-only or shared. Its name holds the digest of the kernels and the
@@ -162,8 +158,6 @@ def find_cache_folder() -> Path | None:
 def execute(state: Any) -> None:
     """Run the kernels on a state, compiling them where nothing (readable) was kept.
 
-    Notes
-    -----
     A damaged cache shows before the first event. It is removed and made anew,
     and where that fails too, the kernels are compiled for this process only.
     """

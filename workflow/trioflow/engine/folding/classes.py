@@ -20,13 +20,9 @@ _NONE = -1
 def find_fold(graph: TaskGraph) -> Fold:
     """Return the identical ranks of a task graph.
 
-    Raises
-    ------
-    CannotFoldError
-        When no two ranks do the same, or what they do together does not correspond.
+    Raises CannotFoldError when no two ranks do the same, or what they do together does not
+    correspond.
 
-    Notes
-    -----
     Ranks are divided by their tasks, in order, and by what their partners
     in exchanges are, until nothing changes. What they do is compared as hashes
     first; that the classes found are right is then checked task by task.

@@ -246,13 +246,8 @@ def check_division(
 ) -> None:
     """Refuse to divide classes of ranks into so many that they would not fit into memory.
 
-    Raises
-    ------
-    TooLargeError
-        Names ranks, tasks and memory.
+    Raises TooLargeError, which names ranks, tasks and memory.
 
-    Notes
-    -----
     Counts the classes that follow from the groups at once; what follows from
     them can divide further.
     """
@@ -282,8 +277,6 @@ def _check(fold: Fold, ranks: int, tasks: int, reason: str, available_bytes: flo
 def estimate_bytes(fold: Fold, tasks: int) -> float:
     """Return the memory that so many tasks take at most while they are made and simulated [bytes].
 
-    Notes
-    -----
     In proportion to the tables of the ranks that are kept. Messages of
     algorithms and parts of flows come on top.
     """

@@ -26,8 +26,6 @@ MOST_ROUNDS = 100
 class Crossings:
     """Which flows cross which links, and what is alike among them.
 
-    Notes
-    -----
     All flows of a class cross as many links of each class, and all links of a
     class are as wide and are crossed by as many flows of each class.
     """
@@ -51,15 +49,9 @@ class Crossings:
 def divide(flow: Ints, link: Ints, flow_kind: Ints, capacities: Floats) -> Crossings | None:
     """Divide flows and links into as few classes as possible; see ``Crossings``.
 
-    ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different classes.
+    ``flow`` and ``link`` are of each crossing; flows of different ``flow_kind`` are in different
+    classes. Returns none where the division does not come to rest within ``MOST_ROUNDS``.
 
-    Returns
-    -------
-    Crossings or None
-        None where the division does not come to rest within ``MOST_ROUNDS``.
-
-    Notes
-    -----
     Partition refinement: links are divided by the classes of the flows
     that cross them, flows by the classes of the links on their way, until
     nothing changes. The classes seen by each are added up as hashes; that

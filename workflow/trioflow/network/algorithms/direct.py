@@ -19,8 +19,6 @@ from trioflow.network.algorithms.pattern import (
 def _build_direct(collective: str, members: int, chunks: int) -> Pattern:
     """Return a direct collective.
 
-    Notes
-    -----
     One step: nothing waits. all_reduce takes two, a direct reduce_scatter and
     a direct all_gather. Rows go by distance, rank r to r + 1, then r to
     r + 2, ...: in that order every rank sends to and hears from one at a time.

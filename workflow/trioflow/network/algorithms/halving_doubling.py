@@ -23,8 +23,6 @@ from trioflow.network.algorithms.trees import binomial_parents, build_tree
 def _build_halving_doubling(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective of halving and doubling exchanges.
 
-    Notes
-    -----
     all_reduce: with p the largest power of two in n ranks, the n - p ranks
     beyond it first add their whole vector to that of rank r - p; the p halve
     (exchange and sum halves, at distance p/2, p/4, ... 1) and double back;

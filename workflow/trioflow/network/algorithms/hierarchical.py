@@ -28,18 +28,12 @@ def build_hierarchical(
 ) -> Pattern:
     """Return a collective of nodes that hold equally many ranks.
 
-    Parameters
-    ----------
-    inner, outer : function of a collective
-        The pattern on the ranks of a node, and on as many ranks as there are
+    ``inner``, ``outer``: the pattern on the ranks of a node, and on as many ranks as there are
         nodes. Ranks of a node follow one another; the root is the first.
-    scattered : bool
-        all_reduce: reduce_scatter within the nodes, all_reduce of each part
-        between its holders, all_gather within. Otherwise reduce to the first
-        rank of each node, all_reduce between those, broadcast within.
+    ``scattered``: all_reduce: reduce_scatter within the nodes, all_reduce of each part between its
+        holders, all_gather within. Otherwise reduce to the first rank of each node, all_reduce
+        between those, broadcast within.
 
-    Notes
-    -----
     Phases follow one another by their data alone: in chunks, the second
     begins when the first chunk is through the first. Rooted collectives cross
     nodes between the first ranks of each. The others cross between ranks of

@@ -18,8 +18,6 @@ from trioflow.network.algorithms.pattern import (
 def _build_in_network(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective of one message up to a switch and one down per rank (and chunk).
 
-    Notes
-    -----
     all_reduce: whole vectors up, the sum down. reduce_scatter: up goes all
     but a rank's own part, down comes the others' sum of it. all_gather: own
     part up, all others down. broadcast: up from the root, down to the others;

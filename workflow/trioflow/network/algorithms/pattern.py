@@ -98,8 +98,6 @@ def pack_waits(waiter: Offsets, awaited: Offsets, messages: int) -> tuple[Offset
 def order_connections(schedule: Schedule) -> Schedule:
     """Let each connection (channel, source, target) carry one message at a time, in the order of the rows.
 
-    Notes
-    -----
     The builders leave this out: sharing is the network's business. A network
     that shares links fairly would however let all chunks of a pipeline leave
     at once and arrive together; a real connection sends them one by one.
@@ -262,8 +260,6 @@ def _count_steps(messages: Messages) -> int:
 def reverse(messages: Messages, reduces: bool) -> Messages:
     """Run messages backwards in time and direction.
 
-    Notes
-    -----
     Where each block spreads to every rank once (all_gather, broadcast), its
     way is a tree, and that tree backwards collects every contribution once
     (reduce_scatter, reduce). Scatter becomes gather likewise, with copies.

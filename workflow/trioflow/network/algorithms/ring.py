@@ -24,8 +24,6 @@ from trioflow.network.algorithms.trees import build_tree
 def build_ring(collective: str, members: int, chunks: int) -> Pattern:
     """Return a ring collective in one direction.
 
-    Notes
-    -----
     reduce_scatter: in step t rank r adds to and passes on part r - t - 1, so
     that after n - 1 steps rank r holds the sum of part r. all_gather: in step
     t rank r passes on part r - t. all_reduce is one after the other.
@@ -56,8 +54,6 @@ def build_ring(collective: str, members: int, chunks: int) -> Pattern:
 def _build_bidirectional_ring(collective: str, members: int, chunks: int) -> Pattern:
     """Return a ring collective with half of the data in either direction.
 
-    Notes
-    -----
     Two ranks have one link each way: there both directions are the same and
     one ring is returned.
     """

@@ -34,8 +34,6 @@ def binomial_parents(members: int) -> Members:
 def binary_parents(members: int) -> Members:
     """Return the parents of NCCL's binary tree [members].
 
-    Notes
-    -----
     The tree is in order: odd ranks are leaves, a rank whose lowest set bit is
     b has its parent at distance b, on the side where bit 2b gets set, or on
     the other where that would fall off the end. Rank 0 is the root and has
@@ -56,8 +54,6 @@ def binary_parents(members: int) -> Members:
 def second_binary_parents(members: int) -> Members:
     """Return the parents of the other tree of NCCL's pair [members].
 
-    Notes
-    -----
     An even number of ranks mirrors the first tree, an odd one shifts it by a
     rank, so that the leaves of either are inside the other.
 
@@ -134,8 +130,6 @@ def _build_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
 def _build_double_binary_tree(collective: str, members: int, chunks: int) -> Pattern:
     """Return a collective on two binary trees that carry half of the data each.
 
-    Notes
-    -----
     For all_reduce both trees span all ranks and have different roots, as in
     NCCL. A broadcast or reduce has one root: it hangs above the roots of two
     trees over the other ranks.

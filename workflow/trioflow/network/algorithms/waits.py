@@ -124,8 +124,6 @@ def _pick(messages: Messages, order: Offsets) -> Messages:
 def _derive_waits(messages: Messages, members: int, blocks: int) -> Waits:
     """Find what each message waits for: whoever brought what it carries.
 
-    Notes
-    -----
     A message reads its blocks at its source and writes them at its target. A
     read needs the writes of smaller steps since the last one that replaced
     the block; it needs nothing where the source has had the block from the

@@ -10,8 +10,6 @@ forward, beside the next unit's, and comes back beside the backward of the unit
 behind it. Two units' activations are on the device at any time, so the last two
 never leave it.
 
-Notes
------
 The host updates as one fused operator would: it reads parameters, gradients
 and states once and writes parameters and states once. Copies run at the rate
 of a rank's own link to the host, in both directions at once; that ranks may
@@ -79,13 +77,8 @@ def size_update(trace: Trace, parameter_bytes: float) -> float:
 def plan_activations(trace: Trace, operators: pd.DataFrame) -> OffloadedActivations:
     """Return what each unit of a model keeps for backward.
 
-    Raises
-    ------
-    PlanError
-        When the trace does not say what the model's units are.
+    Raises PlanError when the trace does not say what the model's units are.
 
-    Notes
-    -----
     An activation that several units' backwards read belongs to the last of
     them, which comes first in backward.
     """

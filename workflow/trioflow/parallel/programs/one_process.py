@@ -10,8 +10,6 @@ Python threads take turns under the interpreter's lock, so that the forward laun
 devices stand in one queue, the first device's ``host`` stream. Backward runs in autograd's own
 thread of each device, which holds no lock: its launches keep a queue for each device.
 
-Notes
------
 Broadcasts and sums are NCCL's, as in a build of PyTorch with NCCL; without it
 they are copies from and to the first device. What ``replicate`` costs the
 interpreter, a walk over all modules, is not known to a trace and left out.

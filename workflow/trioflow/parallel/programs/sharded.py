@@ -61,8 +61,6 @@ def cost_units(
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
-    Notes
-    -----
     Each copy is one operator over all of a unit's parameters
     (``all_gather_copy_in``, ``split_with_sizes_copy``, ``chunk_cat``). The
     target counts as read, as in an operator's table row.

@@ -83,10 +83,7 @@ def find_expert_modules(trace: Trace) -> frozenset[str]:
 def check_experts(trace: Trace, plan: Plan) -> None:
     """Check that a plan's ranks can share a model's experts.
 
-    Raises
-    ------
-    PlanError
-        When the model has none, or they do not divide.
+    Raises PlanError when the model has none, or they do not divide.
     """
     if plan.expert == 1:
         return

@@ -13,8 +13,6 @@ them whole, one reduce-scatter after backward adds their gradients up. One
 process drives all ranks, its first one hands out the inputs in every forward
 and alone computes the loss.
 
-Notes
------
 The library has configurations of its own for some transformers, with column
 and row splits; those are Megatron's (``tensor_parallel``). Here every model is
 split by the default configuration, which is what it uses for all others. Its
@@ -60,8 +58,6 @@ _LAYERS = ("gemm", "convolution", "embedding")
 class _GatheredLayer:
     """A layer that is split.
 
-    Notes
-    -----
     Gathers pad shards to equal sizes. A grouped convolution is split inside
     each of its groups, so that a depthwise one is whole on the first rank; its
     bias, and that of a head with an embedding's weight, stays whole everywhere.

@@ -93,21 +93,13 @@ BALANCES = ("time", "count")
 def partition(trace: Trace, stages: int, balance: str = "time") -> list[list[str]]:
     """Return the units of each stage.
 
-    Parameters
-    ----------
-    balance : {"time", "count"}
-        ``time``: by the time of forward and backward, and as ``count`` where
-        the trace has no times. ``count``: by the number of layers, which are
-        the units between the first and the last (embedding and head, stem and
-        classifier); those two go for nothing.
+    Raises PlanError when the balance is unknown or there are fewer units than stages.
 
-    Raises
-    ------
-    PlanError
-        When the balance is unknown or there are fewer units than stages.
+    ``balance`` (time, count): ``time``: by the time of forward and backward, and as ``count``
+        where the trace has no times. ``count``: by the number of layers, which are the units
+        between the first and the last (embedding and head, stem and classifier); those two go for
+        nothing.
 
-    Notes
-    -----
     The optimizer has no part in it: it runs once after all micro-batches, and one operator over
     all parameters (fused, foreach) belongs to no unit.
     """
@@ -183,16 +175,9 @@ def boundary_bytes(trace: Trace, unit_of: NDArray[np.int64], cut: int) -> int:
 def split_batch(batch: int, micro_batches: int) -> list[int]:
     """Return the samples of each micro-batch, as ``torch.distributed.pipelining`` cuts a batch.
 
-    The first ones are one sample larger where the number does not divide
-    (``torch.tensor_split``).
+    The first ones are one sample larger where the number does not divide (``torch.tensor_split``).
+    Raises PlanError when there are fewer samples than micro-batches.
 
-    Raises
-    ------
-    PlanError
-        When there are fewer samples than micro-batches.
-
-    Notes
-    -----
     In PyTorch 2.13 a stage receives into buffers of the first micro-batch's
     size, so that a step with unequal ones stops there with an error: its
     prediction is for a framework that receives what was sent.
@@ -249,8 +234,6 @@ class TiedParameter:
 def find_tied(trace: Trace, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
     """Return the parameters that forward operators of several stages read.
 
-    Notes
-    -----
     A stage's part of the gradient is ready after its last backward operator
     of a forward operator that reads the parameter. The operators that make
     the gradient out of tensors of its own size only are taken for the sum.

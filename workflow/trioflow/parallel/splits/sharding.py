@@ -80,15 +80,9 @@ def build_units(trace: Trace, tensor: int = 1, expert: int = 1) -> list[ShardedU
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
 
     With expert parallelism the experts of a unit are one of their own inside it, as in torchtitan;
-    it stands before the unit, since it ends before it.
+    it stands before the unit, since it ends before it. Raises PlanError when the trace does not say
+    which parameters there are.
 
-    Raises
-    ------
-    PlanError
-        When the trace does not say which parameters there are.
-
-    Notes
-    -----
     A unit that shares a parameter with another one is left to the root: two
     units of ``fully_shard`` cannot own one parameter.
     """
@@ -154,19 +148,11 @@ def build_stage_units(
 ) -> list[ShardedUnit]:  # fmt: skip
     """Return the units of one pipeline stage, to which ``fully_shard`` is applied by itself.
 
-    Parameters
-    ----------
-    plan : Plan
-        Its tensor and expert degrees count.
-    placed : sequence of frozenset of int
-        Stages that update each parameter.
-    stage_of : array [operators]
-        Stage of each operator.
-    stage : int
-        The stage.
+    ``plan``: its tensor and expert degrees count.
+    ``placed``: stages that update each parameter.
+    ``stage_of``: stage of each operator.
+    ``stage``: the stage.
 
-    Notes
-    -----
     The model's inner units stay what they are. The root of a stage keeps the
     rest of its parameters: of the first and the last stage embedding and head,
     of those between them none.

@@ -16,8 +16,6 @@ all-reduce adds up what the ranks find; the head is split by columns, and the
 loss works on shards of the logits with three small all-reduces: maximum, sum,
 predicted logit. A weight that embedding and head share is one shard for both.
 
-Notes
------
 Number and order of messages are those of PyTorch's ``torch.distributed.tensor``
 with a plan of its styles, apart from two things, in which they are Megatron's.
 DTensor adds up a norm's gradient anew in every operator of the optimizer that
@@ -302,13 +300,9 @@ def split_operators(
     """Return the operators of one tensor-parallel rank and its messages.
 
     ``trace`` comes from `prepare_split` unless the split is its own rules' alone. ``sequence`` and
-    ``vocabulary``: what lies between split layers is cut by tokens; embedding, head and loss by vocabulary.
-
-    Raises
-    ------
-    PlanError
-        When the model has no layer to split, no tokens to cut, or tokens that
-        do not divide.
+    ``vocabulary``: what lies between split layers is cut by tokens; embedding, head and loss by
+    vocabulary. Raises PlanError when the model has no layer to split, no tokens to cut, or tokens
+    that do not divide.
     """
     if degree == 1:
         return TensorSplit(trace.operators.copy())
@@ -383,12 +377,7 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
     """Return the operators of one rank of a plan, its tokens, layers' shards and experts.
 
-    ``trace`` is from `prepare_split`.
-
-    Raises
-    ------
-    PlanError
-        When the model has no layer to split.
+    ``trace`` is from `prepare_split`. Raises PlanError when the model has no layer to split.
     """
     split = split_operators(
         trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,

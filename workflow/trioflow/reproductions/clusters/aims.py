@@ -42,13 +42,8 @@ _TOLD = (
 def predict_steps(cases: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """Return every run's step by each way [s].
 
-    Parameters
-    ----------
-    cases : DataFrame
-        Of ``reproductions.tables.CLUSTER_STEPS``.
+    ``cases``: of ``reproductions.tables.CLUSTER_STEPS``.
 
-    Notes
-    -----
     The constant MFU is the median of the runs that may be fitted on. The trees (scikit-learn's
     ``HistGradientBoostingRegressor`` as it comes, on the logarithm of the step) see nine tenths of
     all runs, so those of the same model on as many nodes too, which trioflow never does.

@@ -82,8 +82,6 @@ def _describe(run: Run) -> dict[str, Any]:
 def predict_run(run: Run, times: DeviceTimes, platform: Platform) -> NDArray[np.float64]:
     """Return a run's step, the expected one and the ends of its 80 % interval [s].
 
-    Notes
-    -----
     Once the pipeline is full every micro-batch adds the same time: of more
     than two a stage and two, a step of that many and one of two fewer are
     simulated, and each further one adds half of what lies between.

@@ -115,15 +115,8 @@ def write_analytical(
 def bubble_throughput(micro_batches: int, stages: int) -> float:
     """Return the ideal throughput with m micro-batches over that with one.
 
-    ``micro_batches``, ``stages``: m and p, at least 1.
+    ``micro_batches``, ``stages``: m and p, at least 1. Raises InputError when a number is below 1.
 
-    Raises
-    ------
-    InputError
-        When a number is below 1.
-
-    Notes
-    -----
     Let every one of p stages take t for the forward and backward of a
     micro-batch together, and messages no time. The last stage begins after
     p - 1 stages before it have done their forward of the first micro-batch,
@@ -151,8 +144,6 @@ class _StepParts(NamedTuple):
     def throughput(self, micro_batches: int) -> float:
         """Return the throughput over that of one micro-batch.
 
-        Notes
-        -----
         With unequal stages one micro-batch takes the sum of all of them, and
         every further one the slowest, so that T(m) = T(1) + (m - 1) t with t
         of the slowest: the bubble's formula with T(1) / t stages. From the

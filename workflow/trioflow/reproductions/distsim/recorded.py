@@ -74,8 +74,6 @@ def align_sequences(
     Places in both, rising in both; of several longest ones the one whose pairs lie furthest to the
     end.
 
-    Notes
-    -----
     ``lengths[i, j]`` is that of the first i and j members. A row follows from
     the one before at once, as within a row the best so far is carried on.
     """
@@ -106,8 +104,6 @@ def compare_events(
 
     Columns of ``reproductions.tables.ACTIVITY`` but the names; NaN where nothing matches.
 
-    Notes
-    -----
     A recorded message or collective begins when its rank is there, a
     simulated one when all are: of these only the ends are compared.
     """
@@ -206,15 +202,9 @@ def compare_marks(
     """Return the timestamp errors of one experiment: rows of `TIMESTAMPS`.
 
     ``marks``: columns of ``measure.records.STEP_MARKS`` of the experiment; ``timeline``: columns of
-    ``tables.TIMELINE``.
+    ``tables.TIMELINE``. Raises InputError when there is no round with marks alone, or one side has
+    a mark that the other has not.
 
-    Raises
-    ------
-    InputError
-        When there is no round with marks alone, or one side has a mark that the other has not.
-
-    Notes
-    -----
     Both sides count from the start of the step: the simulated ranks start
     together, of the recorded ones the first to start counts. A deviation is
     taken in every round and its median shown, as DistSim shows medians of 100.

@@ -83,8 +83,6 @@ def build_costs(
     ``measurements``, ``sessions``: by workload: ``tables.MEASUREMENTS`` and ``session.json``;
     ``summaries``: ``summary.json`` by experiment.
 
-    Notes
-    -----
     Direct running is what was run: every round of every experiment, on all
     its ranks. Warm-up, start of processes and single-rank series belong to the
     session only.

@@ -250,15 +250,8 @@ def time_simulations(
     """Time every scenario of a description that has a step, and write the times as a table.
 
     ``description``: in the format of a sweep's; ``target``: Parquet file of
-    ``reproductions.tables.SIMULATOR_TIMES``.
+    ``reproductions.tables.SIMULATOR_TIMES``. Raises InputError when no scenario has a step.
 
-    Raises
-    ------
-    InputError
-        When no scenario has a step.
-
-    Notes
-    -----
     In one warm process: start of the interpreter, loading of the trace and
     of the cost model are not in the times; extrapolation is timed apart.
     """

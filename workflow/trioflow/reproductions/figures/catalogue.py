@@ -112,8 +112,6 @@ PAPER_AVERAGES = (
 def find_averages(row: Mapping[str, Any]) -> list[_PaperAverage]:
     """Return the averages to draw beside a row of ``reproductions.tables.EVIDENCE``.
 
-    Notes
-    -----
     Figure and kind of plan must agree. Chunks, GPU, ranks and whether a
     trace was carried over narrow the choice, in this order, where any of the
     averages agrees; where none does, all of them stay.

@@ -113,15 +113,8 @@ def use_busy_time(
 
     ``rows``: from :func:`list_live_rows`; ``measured``: columns of ``tables.RANK_TIMELINES``:
     profiles of real steps; ``predicted``: the predicted timeline of each experiment, columns of
-    ``tables.TIMELINE``.
+    ``tables.TIMELINE``. Raises InputError when a profile or a timeline is missing.
 
-    Raises
-    ------
-    InputError
-        When a profile or a timeline is missing.
-
-    Notes
-    -----
     A profile slows a step, so only its busy share is taken, times the
     measured median. The interval keeps its ratio to the prediction.
     """

@@ -5,8 +5,6 @@ VGG-13 trace: times and tensors are proportional to the batch, parameters too;
 the optimizer of a replica never waits for communication; any all-reduce takes
 its bytes over one bandwidth, whatever the ranks.
 
-Notes
------
 ``tests/published/test_triosim_rules.py`` holds what was printed and what these
 rules give. A pipeline with several micro-batches is left out: that code lets a
 device run several of them at once, which its printed totals do not determine.

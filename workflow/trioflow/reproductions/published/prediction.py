@@ -131,8 +131,6 @@ class PublishedSource:
 
         ``traces``: one workload on one GPU; ``gpu``: sheet of the GPU that is asked about.
 
-        Notes
-        -----
         The traced GPU's model is fitted without the workload. Models of other
         GPUs are those that ship, whose data hold the workload on no GPU but
         the traced one or not at all; the rule for new GPUs is the shipped one,

@@ -25,8 +25,6 @@ def contract_graph(graph: TaskGraph) -> TaskGraph:
     The step takes as long on every network, up to the rounding of sums. A joined task has
     the name of its first part and no operator.
 
-    Notes
-    -----
     A task that takes no time and holds no link ends when the last one that it
     waits for ends, so those who wait for it can wait for these instead. Of
     several in one stream the last one is enough. Two computations of one

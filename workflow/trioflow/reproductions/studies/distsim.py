@@ -197,8 +197,6 @@ def build_shapes() -> Trace:
 def choose_schedule(micro_batches: int, pipeline: int = PIPELINE) -> str:
     """Return 1F1B, or GPipe where PyTorch's 1F1B would have too few micro-batches.
 
-    Notes
-    -----
     With fewer micro-batches than stages both take the same time: no stage has
     work to bring forward.
     """

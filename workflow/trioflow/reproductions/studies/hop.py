@@ -83,13 +83,8 @@ def load_work(trace: str = TRACE) -> HopWork:
 def build_graph(graph: str, workers: int = WORKERS) -> list[Edge]:
     """Return who sends to whom: ring-based, or two such rings joined worker to worker.
 
-    Raises
-    ------
-    SimulationError
-        When the graph is unknown.
+    Raises SimulationError when the graph is unknown.
 
-    Notes
-    -----
     Ring-based: a ring, both ways, and an edge from each worker to the most
     distant one (TrioSim paper, Hop case).
     """

@@ -62,16 +62,10 @@ def simulate_hop(
 
     ``sending_s``: for each edge, from sender to receiver, the time that an update occupies its link
     [s]; ``compute_s``: compute time of each iteration [workers, iterations] [s]; ``latency_s``:
-    time from the end of the sending to the arrival [s].
+    time from the end of the sending to the arrival [s]. Raises SimulationError when the settings
+    let nobody move or make no sense, a time is negative or no number, or an edge does not join two
+    of the workers.
 
-    Raises
-    ------
-    SimulationError
-        When the settings let nobody move or make no sense, a time is negative or no number, or an
-        edge does not join two of the workers.
-
-    Notes
-    -----
     A worker computes an iteration, sends its update, tagged with the
     iteration, to every receiver, and waits until all senders but
     ``backup_workers`` have sent one that is at most ``staleness`` iterations

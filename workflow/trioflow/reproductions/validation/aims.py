@@ -301,8 +301,6 @@ def measure_bus_bandwidths(cases: pd.DataFrame) -> pd.DataFrame:
     ``part`` (as :func:`select_cases`), ``collective``, ``message_bytes``, and for every number of
     ranks measured anywhere a column with its bus bandwidth [bytes/s]; missing where not measured.
 
-    Notes
-    -----
     A model that goes by the number of ranks supposes that the machine's bus
     bandwidth follows it smoothly; this is what it was instead.
     """

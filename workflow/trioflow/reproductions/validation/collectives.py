@@ -60,8 +60,6 @@ def validate_collectives(data_folder: str | Path) -> pd.DataFrame:
     and, where more numbers of ranks were measured, ``ranks from all others ...``; each from 64 KiB
     up and below.
 
-    Notes
-    -----
     A judged message was measured once or more; its last repeat is the
     measured value and the median of the others, where there are any, the
     oracle: what a model that knew the message would say.

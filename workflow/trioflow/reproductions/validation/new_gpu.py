@@ -82,8 +82,6 @@ def validate_new_gpu(data: PublicPairs) -> pd.DataFrame:
     ``single operators`` and ``bf16 products``, a row for each class; another batch of a step
     recorded on a GPU without a model (rule ``ours``); ResNet-50's throughput.
 
-    Notes
-    -----
     What is fitted for a row saw neither the chip of its target (the A100's
     boards count as one) nor its workload, on whatever GPU. An interval that is
     printed for a sum is used for end-to-end times too.

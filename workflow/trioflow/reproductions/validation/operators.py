@@ -67,8 +67,6 @@ def validate_batch_change(
     Columns of ``tables.VALIDATION``: a row for every ordered pair of batches, model, phase
     and quantity.
 
-    Notes
-    -----
     ``operator_sum``: sum of the rescaled operators against the sum of those
     measured at the target. ``operator``: the same for each operator, equal
     ones of repeated layers added up; the group is its class. ``end_to_end``:

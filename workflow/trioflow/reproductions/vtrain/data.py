@@ -88,8 +88,6 @@ def _check_rows(frame: pd.DataFrame, path: Path) -> None:
 class AllReduceCurves:
     """Measured all-reduces: a straight line between measured sizes.
 
-    Notes
-    -----
     Beyond the largest size its bandwidth holds on; below the smallest one its
     time does, because latency is all that is left. Among ranks that were not
     measured the nearest fewer (else more) give: as many bytes on the wire take as

@@ -119,8 +119,6 @@ def _fit(model: StepModel, form: Form, given: Floats | None) -> Calibration:
 def leave_out(model: StepModel, groups: Places, forms: Sequence[Form] = FORMS) -> Judged:
     """Predict each group of rows by parameters that were fitted without it.
 
-    Notes
-    -----
     The interval is that of residuals of rows which an inner loop left out of
     the fold's own fit, of the same tensor-parallel degree (the next lower one
     that the fold knows); wider where an all-reduce joins more ranks than were
@@ -190,8 +188,6 @@ def predict_ridge(rows: pd.DataFrame, known: Places) -> Floats:
 
     ``rows``: as ``data.read_iteration_times`` returns them.
 
-    Notes
-    -----
     No simulator: logarithms of the sizes, their squares and products, against
     the logarithm of the time.
     """

@@ -68,8 +68,6 @@ def build_step(times: StageTimes, micro_batches: int, data: int = 1, tensor: int
     ``times``: of the stages. Tensor-parallel all-reduces are part of their operators: what of them
     hides behind launches cannot be separated.
 
-    Notes
-    -----
     Gradients travel in one message after a stage's last backward, as
     Megatron-DeepSpeed sends them: nothing computes meanwhile.
     """

@@ -49,16 +49,9 @@ def capture_meta(
 
     Returns operators, tensors and facts as of a capture on one CPU core, in all but times:
     ``device`` is ``meta``, ``device_name`` ``none``, ``step_time_s`` 0 and ``step_time_source``
-    ``none``.
+    ``none``. Raises InputError when the batch is not positive, the target unknown, the row
+    unusable, or an operator needs the values of its tensors (a shape that depends on them).
 
-    Raises
-    ------
-    InputError
-        When the batch is not positive, the target unknown, the row unusable, or an operator needs
-        the values of its tensors (a shape that depends on them).
-
-    Notes
-    -----
     The tensors lie on a CPU: fake ones on the device ``cuda`` need a PyTorch that was built with it
     (in a CPU build autograd finds no device guard for them and ends the process). For a GPU, what
     is left to PyTorch is chosen as there: the optimizer runs over lists of tensors (``foreach``),

@@ -69,15 +69,9 @@ def import_chakra(path: str | Path, options: ImportOptions) -> Trace:
 
     Returns facts besides the usual ones: ``communication``, one entry an operator of kind
     ``collective``: ``op_id``, ``name``, ``comm_size_bytes`` (as the file states it: of an
-    all-gather one rank's shard), ``group``.
+    all-gather one rank's shard), ``group``. Raises TraceError, which names the node, or the flag to
+    give.
 
-    Raises
-    ------
-    TraceError
-        Names the node, or the flag to give.
-
-    Notes
-    -----
     Communication takes no device time in the trace. A flat file's nodes follow one another; its
     host nodes (``is_cpu_op``) are host time before the next node of the device. Where a node lists
     no tensors, its work in forward and backward is taken to grow with the batch.

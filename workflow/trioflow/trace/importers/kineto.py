@@ -50,15 +50,9 @@ def import_kineto(
     ``ExecutionTraceObserver`` wrote in the same run. Without it shapes come from the profile
     (``record_shapes=True``); results and identities of tensors are then unknown, so that bytes
     written, activations' memory and tensor splits are too. ``options``: what the files do not say.
+    Raises TraceError when a file is broken, the two do not belong together, or a fact is neither in
+    them nor among the options.
 
-    Raises
-    ------
-    TraceError
-        When a file is broken, the two do not belong together, or a fact is neither in them nor
-        among the options.
-
-    Notes
-    -----
     Of several steps the one that the execution trace covers best describes the operators, the last
     of equals; times are medians over at most `_MOST_STEPS` steps that ran the same operators. A
     step's duration includes the profiler's own time.

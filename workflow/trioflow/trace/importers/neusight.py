@@ -65,15 +65,9 @@ def import_neusight(csv_path: str | Path, options: ImportOptions) -> Trace:
     Returns whose step time is the sum of its operators' times [s]. Facts besides the usual ones:
     ``measured_end_to_end_s``, ``measured_forward_s``, ``measured_backward_s`` (of the sidecar [s]),
     ``busy_over_measured``, ``timer_floor_s`` (what the timer shows where nothing runs [s]),
-    ``host_only_s`` (all such rows, over all layers [s]).
+    ``host_only_s`` (all such rows, over all layers [s]). Raises TraceError, which names file, line
+    and column of what is wrong, or the flag to give.
 
-    Raises
-    ------
-    TraceError
-        Names file, line and column of what is wrong, or the flag to give.
-
-    Notes
-    -----
     Rows without a kernel (sizes, indices, views, gradients that pass through unchanged) show the
     timer's floor of some microseconds: they take no device time here. The floor within the other
     rows stays: what a kernel would have taken alone is not in the table.

@@ -63,15 +63,9 @@ def import_triosim(folder: str | Path, options: ImportOptions) -> Trace:
     Returns whose step time is the sum of its operators' times [s]. Facts besides the usual ones:
     ``busy_s`` and ``span_s`` (sums of both columns [s]), ``span_ns`` (an operator's first kernel
     start to its last kernel end [ns], in order), ``tp_flagged`` (``op_id`` of the operators that
-    TrioSim's tensor parallelism splits).
+    TrioSim's tensor parallelism splits). Raises TraceError, which names file, line and column of
+    what is wrong, or the flag to give.
 
-    Raises
-    ------
-    TraceError
-        Names file, line and column of what is wrong, or the flag to give.
-
-    Notes
-    -----
     The format does not say what kind of device it was; a processor is known by its name. Host and
     idle times are not in the source, nor are the names of modules: a layer is what runs from one
     reader of a weight to the next.

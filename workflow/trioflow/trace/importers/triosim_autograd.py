@@ -31,8 +31,6 @@ def find_arguments(
     ``shapes``: shapes of its inputs; those of an operator over lists are whole lists one after the
     other, with one tensor a parameter.
 
-    Notes
-    -----
     The source joins an operator's lists into one. Lists over the same parameters repeat the same
     shapes; where they cannot repeat (step counts, say) the lengths decide.
     """
@@ -301,8 +299,6 @@ def count_node_flop(
     shape of no elements. ``forward_flop``: operations of the operator that it differentiates.
     ``wanted``: factors of the product whose gradient is wanted.
 
-    Notes
-    -----
     The gradient of each factor of a matrix product is a product as large as the product itself.
     Where the tensors do not fit the formula of the operator that the node runs, that of a product
     is taken.

@@ -151,8 +151,6 @@ def charge_kernels(groups: Sequence[Sequence[Event]]) -> list[int]:
     shares sum to the busy time whatever overlaps. Gaps between an operator's own kernels are
     charged to nobody: there the device waits for the host.
 
-    Notes
-    -----
     TrioSim's traces carry both readings. Its ``cudatime`` runs from an operator's first kernel to
     its last and so counts those gaps (ResNet-50: 11.5 ms of its 12.6 ms difference are gaps within
     the backward of 53 small convolutions, and 0.6 ms one gap within the loss);

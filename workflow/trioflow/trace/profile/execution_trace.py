@@ -232,8 +232,6 @@ def link_nodes(events: Sequence[Event], nodes: Sequence[Node]) -> Links:
     ``events``: operators and annotations of a step, in order of start; ``nodes``: the execution
     trace.
 
-    Notes
-    -----
     A number counts only where both sides have the same name for it. Annotations of the profiler's
     steps and of communication stand in one file or in both: they are matched with nothing. Threads
     whose calls differ are matched in the order of calls where at most `MOST_UNMATCHED` of them have

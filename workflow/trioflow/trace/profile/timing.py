@@ -42,8 +42,6 @@ class StepTimes:
 
         ``step_s``: median un-profiled step [s].
 
-        Notes
-        -----
         The difference is spread over the profiler's events, not over time: the profiler costs the
         same for a short operator as for a long one, at most ``EVENT_NS`` an event. The rest, what
         the floor ``_KEPT_SHARE`` holds back, and a profiled step that was faster than the

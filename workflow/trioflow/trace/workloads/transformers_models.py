@@ -141,15 +141,9 @@ def build_transformers(row: Mapping[str, Any]) -> Recipe:
 
     ``row``: ``model`` (a key of `MODELS`), ``sequence`` [tokens], and ``layers`` where the depth is
     not the published one; an encoder-decoder model gets as many in each half, and as many tokens to
-    predict as it reads.
+    predict as it reads. Raises InputError when the model is unknown, its sequence is too long or
+    transformers is not installed.
 
-    Raises
-    ------
-    InputError
-        When the model is unknown, its sequence is too long or transformers is not installed.
-
-    Notes
-    -----
     The head's weight is the token embedding's where the published model ties them, so a pipeline
     would hold it in its first and its last stage. Encoder-decoder models have no pipeline units:
     every decoder block reads the encoder's output beside the block before, which is not a chain.
