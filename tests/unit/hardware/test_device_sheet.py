@@ -175,12 +175,10 @@ def test_a_processor_is_known_by_its_name() -> None:
 
 def test_what_follows_from_the_numbers() -> None:
     h100, v100, p4 = load_device("h100-sxm"), load_device("v100-pcie-32gb"), load_device("p4")
-    assert h100.ridge_flop_per_byte("fp32") == pytest.approx(20.0)
-    assert h100.ridge_flop_per_byte("bf16") == pytest.approx(989.0 / 3.35)
     assert v100.peak("tf32") == v100.peak("fp32"), "a V100 has no tf32"
-    assert v100.has_tensor_cores and not v100.runs_on_tensor_cores("tf32")
+    assert v100.tensor_core_precisions and not v100.runs_on_tensor_cores("tf32")
     assert h100.runs_on_tensor_cores("tf32") and not h100.runs_on_tensor_cores("fp32")
-    assert not p4.has_tensor_cores
+    assert not p4.tensor_core_precisions
 
 
 def test_schema_of_the_workflow_is_the_package_s_own() -> None:

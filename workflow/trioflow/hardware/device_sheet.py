@@ -132,11 +132,6 @@ class DeviceSheet:
         said = self.form_factor or own.form_factor
         return DeviceName(own.product, round(self.memory_bytes / 1e9), said)
 
-    @property
-    def has_tensor_cores(self) -> bool:
-        """Whether the device has tensor cores."""
-        return bool(self.tensor_core_precisions)
-
     def runs_on_tensor_cores(self, precision: str) -> bool:
         """Return whether matrix products of a precision run on tensor cores."""
         return precision in self.tensor_core_precisions
@@ -147,10 +142,6 @@ class DeviceSheet:
         A precision that the hardware lacks (tf32 on a V100, say) runs in fp32.
         """
         return self.peak_flop_per_s.get(precision, self.peak_flop_per_s[FALLBACK_PRECISION])
-
-    def ridge_flop_per_byte(self, precision: str) -> float:
-        """Return the arithmetic intensity from which on arithmetic is the limit [flop/byte]."""
-        return self.peak(precision) / self.memory_bandwidth_bytes_per_s
 
 
 def list_devices() -> list[str]:

@@ -44,11 +44,6 @@ class IdealRun:
         """Share of all ranks' slots that idle: the bubble."""
         return 1.0 - sum(self.busy) / (self.makespan * len(self.busy)) if self.makespan else 0.0
 
-    @property
-    def idle_over_ideal(self) -> float:
-        """Slots that the busiest rank waits, over the slots that it computes."""
-        return self.makespan / max(self.busy) - 1.0 if any(self.busy) else 0.0
-
 
 def check_schedule(schedule: Schedule) -> None:
     """Check that a schedule is complete, in order, and can finish.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from trioflow.costmodel.features import Floats
 from trioflow.costmodel.operators.half_tables import shipped_tensor_products
 from trioflow.hardware.device_sheet import DeviceSheet, load_device
 from trioflow.reproductions.vtrain.data import AllReduceCurves
-from trioflow.reproductions.vtrain.graph import StageTimes, formula_of
+from trioflow.reproductions.vtrain.graph import formula_of
 from trioflow.reproductions.vtrain.work import (
     HALF_BYTES,
     PARTS,
@@ -207,30 +206,6 @@ class StepModel:
             columns = self._stage_columns(several, parts_s, pipeline, at)
             found[:, at] = formula_of(pipeline, micro_batches).evaluate(columns)
         return found if np.ndim(values) == 2 else found[0]
-
-    def stage_times(self, row: int, values: Mapping[str, float], form: Form) -> StageTimes:
-        """Return one row's stages for ``graph.build_step``: the twin of ``predict``."""
-        vector = np.array([[values[name] for name in NAMES]])
-        parts = dict(zip(PARTS, self.time_parts(vector, form)[0, self.shape_of[row]], strict=True))
-        pipeline = int(self.rows["pipeline"].iloc[row])
-        blocks = int(self.rows["layers"].iloc[row]) // pipeline
-        times: dict[str, list[list[float]]] = {"forward": [], "backward": []}
-        for direction, found in times.items():
-            for stage in range(pipeline):
-                operators = [parts[f"block_{direction}"]] * blocks
-                ends = [parts[f"embedding_{direction}"]] * (stage == 0)
-                head = [parts[f"head_{direction}"]] * (stage == pipeline - 1)
-                ordered = [*ends, *operators, *head]
-                found.append(
-                    [float(t) for t in (ordered if direction == "forward" else ordered[::-1])]
-                )
-        held = self.parameters[row, :pipeline]
-        return StageTimes(
-            times["forward"], times["backward"],
-            [float(_UPDATE_BYTES * count / values["update_rate"]) for count in held],
-            [int(HALF_BYTES * count) for count in held],
-            int(self.work.shapes[self.shape_of[row]].activation_bytes),
-        )  # fmt: skip
 
 
 def _group(rows: pd.DataFrame) -> list[tuple[int, int, Any]]:
