@@ -23,11 +23,13 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
+from trioflow.reproductions.clusters.bridge_page import summarize, write_rates_table
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.drift.page import describe_drift
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
     read_speeds,
+    update_bridge,
     update_clusters,
     update_drift,
     update_published,
@@ -38,6 +40,7 @@ from trioflow.reproductions.readme import (
 )
 from trioflow.reproductions.tables import (
     CLUSTER_MEMORY,
+    CLUSTER_RATES,
     CLUSTER_STEPS,
     DRIFT_CAUSES,
     DRIFT_HALVES,
@@ -106,6 +109,15 @@ def publish_clusters() -> None:
         update_clusters(ROOT / "README.md", ROOT / "docs" / "clusters.md", lines, causes)
 
 
+def publish_bridge() -> None:
+    """Rewrite the lines on Megatron-Bridge's rates, where a run has predicted them."""
+    rates = RESULTS / "clusters" / "rates.parquet"
+    if rates.is_file():
+        cases = read_table(rates, "cluster_rates", CLUSTER_RATES)
+        page = ROOT / "docs" / "megatron_bridge.md"
+        update_bridge(ROOT / "README.md", page, summarize(cases), write_rates_table(cases))
+
+
 def publish_spread() -> None:
     """Rewrite the spread of recorded jobs that ships, and what it was judged by, where their data were retrieved."""
     jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
@@ -148,6 +160,7 @@ def main() -> None:
     publish_validation()
     publish_published()
     publish_clusters()
+    publish_bridge()
     publish_spread()
     publish_speed()
     publish_example()

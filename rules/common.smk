@@ -45,6 +45,7 @@ PUBLISHED_PAGE_SETS = [*PUBLISHED_SETS, *VTRAIN_SETS]
 CLUSTER_RUNS = "nanotron/runs-h100"
 MEGATRON_PEAKS = "megatron/peaks"
 DRIFT_JOBS = "stragglers/jobs"
+BRIDGE_RATES = "megatron/rates"
 VTRAIN_DATASETS = ["vtrain/iteration-times-a100", "vtrain/all-reduce-a100"]
 
 
@@ -279,6 +280,12 @@ def sweep_plan(wildcards):
 def megatron_files(wildcards):
     """Arguments and logged peaks of Megatron-LM's tests."""
     files = find_catalogue().select_files([MEGATRON_PEAKS])
+    return [f"<results>/data/{file.key}" for file in files]
+
+
+def bridge_files(wildcards):
+    """Megatron-Bridge's pages of measured rates."""
+    files = find_catalogue().select_files([BRIDGE_RATES])
     return [f"<results>/data/{file.key}" for file in files]
 
 

@@ -6,6 +6,7 @@
 
 
 include: "clusters.smk"
+include: "bridge.smk"
 include: "vtrain.smk"
 
 

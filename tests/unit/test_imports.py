@@ -171,6 +171,7 @@ def test_only_scripts_that_run_models_need_torch() -> None:
                 "judge_clusters",
                 "judge_cluster_steps",
                 "judge_cluster_peaks",
+                "judge_bridge",
             )
         ), script.name
 

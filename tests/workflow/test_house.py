@@ -21,7 +21,12 @@ from trioflow.reproductions.vtrain.data import SETS
 RULE_FILES = sorted((ROOT / "rules").rglob("*.smk"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 MEASURING = {"capture", "measure"}
-WITH_TORCH = MEASURING | {"judge_clusters", "judge_cluster_steps", "judge_cluster_peaks"}
+WITH_TORCH = MEASURING | {
+    "judge_clusters",
+    "judge_cluster_steps",
+    "judge_cluster_peaks",
+    "judge_bridge",
+}
 
 
 def read_rules() -> dict[str, str]:

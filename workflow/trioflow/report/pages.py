@@ -176,6 +176,7 @@ PAGES = (
     _SitePage("published_vtrain.html", "vTrain's points", "snakemake published", "1,440 iteration times of GPT models under 18 combinations of degrees"),
     _SitePage("drift.html", "Ranks that drift", "snakemake published", "steps of recorded jobs predicted from others of their steps, and what made them slow"),
     _SitePage("clusters.html", "Runs on clusters", "snakemake clusters", "steps and memory of language models on 8 to 512 H100 beside predictions"),
+    _SitePage("bridge.html", "Megatron-Bridge's rates", "snakemake bridge", "tokens a second of language models on 8 to 1,024 H100 beside predictions"),
     _SitePage("distsim.html", "DistSim's evaluation", "snakemake distsim", "the same questions asked of runs on this machine"),
     _SitePage("studies.html", "Case studies", "snakemake studies", "studies that are simulated only"),
     _SitePage("figures.html", "Figures of the paper", "snakemake figures", "counterparts of the paper's figures, on runs of this machine and simulated"),

@@ -127,7 +127,7 @@ def _write_peer(row: Mapping[Any, Any]) -> str:
 
 
 ERRORS, VALIDATION, SPEED, PUBLISHED = "errors", "validation", "speed", "published"
-CLUSTERS, DRIFT = "clusters", "drift"
+CLUSTERS, DRIFT, BRIDGE = "clusters", "drift", "bridge"
 """Blocks of the README that are written; each stands between its two :func:`markers`."""
 _MOST_SETS = 8
 _PAGE_HEAD = """# Every measured case
@@ -217,6 +217,13 @@ def update_drift(page_path: str | Path, text: str) -> None:
     Raises InputError as :func:`_replace_block`.
     """
     _replace_block(Path(page_path), DRIFT, text)
+
+
+def update_bridge(readme_path: str | Path, page_path: str | Path, summary: str, table: str) -> None:
+    """Rewrite what README and docs say of Megatron-Bridge's rates; raises InputError as :func:`_replace_block`."""
+    text = f"{summary} Models, rows and causes: [docs/megatron_bridge.md](docs/megatron_bridge.md)."
+    _replace_block(Path(readme_path), BRIDGE, text)
+    _replace_block(Path(page_path), BRIDGE, table)
 
 
 def markers(block: str) -> tuple[str, str]:

@@ -327,6 +327,28 @@ DRIFT_CAUSES = pa.schema([
     column("alone", FLOAT, "what of the slowdown goes where it alone is put right, of 1"),
 ])  # fmt: skip
 
+CLUSTER_RATES = pa.schema([
+    column("release", TEXT, "NeMo container that ran"),
+    column("training", TEXT, "Pre-Training, SFT or LoRA"),
+    column("model", TEXT, "what the page calls it"),
+    column("precision", TEXT, "as the page says; empty where it names none"),
+    column("gpus", INT, "H100 in all"),
+    column("batch", INT, "samples of a step"),
+    column("micro_batch", INT, "samples of a micro-batch"),
+    column("sequence", INT, "tokens of a sample"),
+    column("fsdp", INT, "ranks that shard weights; 0 without"),
+    column("tensor", INT, "tensor-parallel degree"),
+    column("pipeline", INT, "pipeline degree"),
+    column("context", INT, "context-parallel degree"),
+    column("stages_per_rank", INT, "stages of each rank of a pipeline"),
+    column("expert", INT, "expert-parallel degree"),
+    column("measured_tokens_per_s", FLOAT, "of one GPU, as the page says", "1/s"),
+    column("predicted_tokens_per_s", FLOAT, "of one GPU; missing where the row is not predicted", "1/s", null=True),
+    column("low_tokens_per_s", FLOAT, "lower end of its 80 % interval", "1/s", null=True),
+    column("high_tokens_per_s", FLOAT, "upper end", "1/s", null=True),
+    column("refused", TEXT, "why the row is not predicted; empty elsewhere"),
+])  # fmt: skip
+
 ANALYTICAL = pa.schema([
     column("experiment", TEXT, "experiment that is predicted"),
     column("plan", TEXT, "its plan"),

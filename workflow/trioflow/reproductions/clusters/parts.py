@@ -18,6 +18,11 @@ def name_part(parameters: float, tensor: int) -> str:
 PARTS = tuple(name_part(model, tensor) for model in MODELS for tensor in TENSOR_DEGREES)
 
 
+def plain_model(name: str) -> str:
+    """Return a model's name on Megatron-Bridge's pages without what a release says of its routing."""
+    return name.partition(" (")[0]
+
+
 class _Degrees(Protocol):
     @property
     def parameters(self) -> float: ...

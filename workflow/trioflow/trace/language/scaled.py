@@ -120,7 +120,7 @@ class _Writer:
         shape, size = list(tensor["shape"]), prod(tensor["shape"])
         common = {
             **row, "op_id": None, "flop": 0, "batch_flop": 0, "input_ids": [index], "input_shapes": [shape],
-            "forward_op_id": None, "sequence_number": None,
+            "forward_op_id": None, "sequence_number": None, "batch_dim": None,
         }  # fmt: skip
         common |= dict.fromkeys(("read_bytes", "batch_read_bytes"), tensor["elem_bytes"] * size)
         if self.products == "fp8":

@@ -1,0 +1,245 @@
+"""Megatron-Bridge's measured pre-training rates on H100, beside what trioflow predicts of each row.
+
+Every row of its performance pages that ran on DGX H100 counts, whatever release; a row that is not
+predicted says why. Nothing is fitted to them. What the pages do not say is taken from Megatron's
+own rules: sequence and vocabulary parallel wherever tensors are cut, the distributed optimizer,
+embedding and loss counted as a block each where the blocks alone do not divide.
+
+References
+----------
+Megatron-Bridge, ``docs/performance-summary*.md`` (rows) and ``scripts/performance`` (FP8 stands for a
+scale of each tensor, its own largest value's, and no block is left in bf16).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trioflow.base.errors import InputError, TableError, TrioflowError
+from trioflow.base.experiments import Plan
+from trioflow.parallel.plan import make_plan
+from trioflow.prediction.assembly import predict, time_operators
+from trioflow.prediction.options import Options
+from trioflow.reproductions.clusters.megatron import DEVICES
+from trioflow.reproductions.clusters.parts import plain_model
+from trioflow.reproductions.tables import CLUSTER_RATES
+from trioflow.trace.language.make import make_trace
+from trioflow.trace.language.read import published_models
+from trioflow.trace.language.sizes import LanguageStep
+from trioflow.trace.store import pipeline_units
+
+DATASET, PLATFORM, SYSTEM = "megatron/rates", "dgx-h100", "DGX-H100"
+MODELS = {
+    "LLAMA3_8B": "llama-3.1-8b", "LLAMA3_70B": "llama-3.1-70b", "LLAMA3.1_405B": "llama-3.1-405b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3", "Nemotron_3_Nano": "nemotron-3-nano",
+}  # fmt: skip
+"""The pages' names to trioflow's; Llama 3 differs from 3.1 in the length of what it was trained on."""
+_PRECISIONS = {"FP8": "fp8", "FP8-CS": "fp8", "": "fp8", "BF16": "megatron-bf16"}
+"""The first release names none, and says of its H100 rows that they run in FP8."""
+_DROPS = "tokendrop"
+_NUMBERS = {
+    "gpus": "#-GPUs", "batch": "GBS", "micro_batch": "MBS", "sequence": "Sequence Length",
+    "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP", "context": "CP", "stages_per_rank": "VP", "expert": "EP",
+    "measured_tokens_per_s": "Tokens / sec / GPU",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A row of the pages; ``training`` is Pre-Training, SFT or LoRA, ``measured_tokens_per_s`` of one GPU."""
+
+    release: str
+    training: str
+    model: str
+    precision: str
+    gpus: int
+    batch: int
+    micro_batch: int
+    sequence: int
+    fsdp: int
+    tensor: int
+    pipeline: int
+    context: int
+    stages_per_rank: int
+    expert: int
+    measured_tokens_per_s: float
+
+
+def read_rates(files: Iterable[str | Path]) -> list[Rate]:
+    """Read the rows of H100, those of one page behind another.
+
+    Raises
+    ------
+    TableError
+        When a page has none of the pages' tables, or a row holds no number where one belongs.
+    """
+    found = []
+    for file in files:
+        rows = list(_read_page(Path(file)))
+        if not rows:
+            raise TableError("no table of rates", file=file, fix=f"retrieve {DATASET} again")
+        found += [row for system, row in rows if system == SYSTEM]
+    return found
+
+
+def _read_page(path: Path) -> Iterable[tuple[str, Rate]]:
+    release = kind = model = system = ""
+    names: list[str] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("## "):
+            release = line.removeprefix("## ").removesuffix(" NeMo Container")
+        elif line.startswith("### "):
+            kind = line.removeprefix("### ").removesuffix(" Performance")
+        elif line.startswith("#### "):
+            word, _, name = line.removeprefix("#### ").partition(": ")
+            model, system = (name, "") if word == "Model" else ("", name)
+        cells = (
+            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        )
+        if len(cells) > 2 and cells[0] in ("System", "Model"):
+            names = cells
+        elif len(cells) == len(names) > 2 and not set(cells[0]) <= {"-", ":"}:
+            said = {"System": system, "Model": model} | dict(zip(names, cells, strict=True))
+            yield said["System"], _read_row(said, release, kind, f"{path}:{number}")
+
+
+def _read_row(said: dict[str, str], release: str, kind: str, place: str) -> Rate:
+    numbers: dict[str, Any] = {}
+    for field, name in _NUMBERS.items():
+        # What stands in brackets was measured another way.
+        text = said.get(name, "").partition("(")[0].partition("[")[0].strip()
+        try:
+            numbers[field] = int(text) if text not in ("", "n/a") else 0
+        except ValueError:
+            raise TableError(f"{text!r:.40} is no number of {name}", place=place) from None
+    for degree in ("stages_per_rank", "expert"):
+        numbers[degree] = max(numbers[degree], 1)
+    return Rate(
+        release, kind, said["Model"], said.get("Precision", "").partition(" ")[0], **numbers
+    )
+
+
+def judge_rates(rates: Sequence[Rate]) -> pd.DataFrame:
+    """Return what was measured and predicted of each row; columns of ``reproductions.tables.CLUSTER_RATES``.
+
+    Rows of several releases that ask for the same are predicted once.
+    """
+    known: dict[Rate, dict[str, Any]] = {}
+    rows = []
+    for rate in rates:
+        recipe = _PRECISIONS[rate.precision]
+        asked = replace(rate, release="", precision=recipe, measured_tokens_per_s=0.0)
+        if asked not in known:
+            known[asked] = _predict(asked)
+        rows.append({**vars(rate), **known[asked]})
+    return pd.DataFrame(rows, columns=CLUSTER_RATES.names)
+
+
+_ENDS = ("predicted_tokens_per_s", "high_tokens_per_s", "low_tokens_per_s")
+
+
+def _predict(rate: Rate) -> dict[str, Any]:
+    """Return, of a row whose ``precision`` is trioflow's, the rate of a GPU [tokens/s] and the ends of its 80 % interval, or why it is not predicted."""
+    try:
+        step_s = predict_step_s(rate)
+    except TrioflowError as error:
+        return {**dict.fromkeys(_ENDS, math.nan), "refused": getattr(error, "problem", str(error))}
+    rates = rate.batch * rate.sequence / rate.gpus / step_s
+    return {**dict(zip(_ENDS, rates.tolist(), strict=True)), "refused": ""}
+
+
+def predict_step_s(rate: Rate) -> NDArray[np.float64]:
+    """Return the step of a row, whose ``precision`` is trioflow's, and the ends of its 80 % interval [s].
+
+    Once the pipeline is full every round of micro-batches adds the same time: of more than three
+    rounds, two and three are simulated, and each further one adds what lies between.
+
+    Raises
+    ------
+    TrioflowError
+        When the model is not built, or the plan is refused.
+    """
+    model = plain_model(rate.model)
+    if MODELS.get(model, "") not in published_models():
+        raise InputError(f"{model}: no such network is built")
+    if _DROPS in rate.model:
+        raise InputError("tokens beyond an expert's capacity are dropped, and here none is")
+    if rate.training == "LoRA":
+        raise InputError("low-rank adapters are trained, and here all weights are")
+    replicas, rest = divmod(rate.gpus, rate.tensor * rate.pipeline * rate.context)
+    pieces, left = divmod(rate.batch, replicas * rate.micro_batch or 1)
+    if rest or left or not pieces:
+        raise InputError(f"{rate.batch} samples on {rate.gpus} GPUs do not divide as the row says")
+    alike, turn = replace(rate, batch=0), rate.pipeline
+    if pieces <= 3 * turn or pieces % turn:
+        return _simulate(alike, replicas, pieces)
+    full, fewer = (_simulate(alike, replicas, rounds * turn) for rounds in (3, 2))
+    return np.asarray(full + (full - fewer) * (pieces / turn - 3), np.float64)
+
+
+@cache
+def _simulate(rate: Rate, replicas: int, pieces: int) -> NDArray[np.float64]:
+    """Return the step of so many micro-batches, and the ends of its interval [s]; ``batch`` is not read."""
+    name = MODELS[plain_model(rate.model)]
+    step = LanguageStep(rate.sequence, rate.micro_batch, rate.precision)
+    times = time_operators(make_trace(published_models()[name], step), DEVICES["h100"])
+    stages = cut_stages(list(pipeline_units(times.traces[0])), rate.pipeline * rate.stages_per_rank)
+    plan, batch = plan_rate(rate, replicas, pieces), replicas * rate.micro_batch * pieces
+    options = Options(stages=stages, memory=False)
+    found = predict(times, plan, PLATFORM, batch=batch, options=options)
+    return np.array([found.step_time_s, found.low_s, found.high_s])
+
+
+def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
+    """Return a row's plan, with so many micro-batches."""
+    several = rate.stages_per_rank > 1
+    columns: dict[str, Any] = {"accumulate": pieces}
+    if rate.pipeline > 1:
+        columns = {
+            "pipeline": rate.pipeline, "micro_batches": pieces,
+            "schedule": "interleaved" if several else "1f1b", "stages_per_rank": rate.stages_per_rank,
+        }  # fmt: skip
+    if replicas > 1:
+        columns["sharding"] = "fsdp" if rate.fsdp else "distributed"
+    if rate.context > 1:
+        columns |= {"context": rate.context, "context_method": "ring"}
+    split = rate.tensor > 1
+    return make_plan(
+        replicas, rate.tensor, expert=rate.expert, sequence_parallel=split,
+        vocabulary_parallel=split, **columns,
+    )  # fmt: skip
+
+
+def cut_stages(units: Sequence[str], stages: int) -> list[list[str]] | None:
+    """Return the units of each stage, equally many blocks each; None of one stage.
+
+    Where they do not divide, embedding and loss count as a block each.
+
+    Raises
+    ------
+    InputError
+        When they do not divide either way.
+    """
+    if stages == 1:
+        return None
+    first, *blocks, last = units
+    whole = len(blocks) % stages == 0
+    counted = blocks if whole else [first, *blocks, last]
+    each, rest = divmod(len(counted), stages)
+    if rest:
+        raise InputError(f"{len(blocks)} blocks do not divide into {stages} stages")
+    cut = [list(counted[i * each : (i + 1) * each]) for i in range(stages)]
+    if whole:
+        cut[0].insert(0, first)
+        cut[-1].append(last)
+    return cut

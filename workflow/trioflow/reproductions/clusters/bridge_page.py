@@ -1,0 +1,182 @@
+"""The page of Megatron-Bridge's rates on H100: each row predicted beside measured, or why not; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trioflow import tables
+from trioflow.report.html import (
+    Cell,
+    count_cell,
+    numbers,
+    percent_cell,
+    render_paragraph,
+    render_records,
+    signed_cell,
+    words,
+)
+from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.wording import NOTHING, write_percent
+from trioflow.reproductions.clusters.parts import plain_model
+from trioflow.reproductions.tables import CLUSTER_RATES
+
+TITLE = "trioflow: Megatron-Bridge's rates on H100"
+_AIM = 0.15
+"""Median error that was aimed at."""
+_KEY = (
+    "training", "model", "gpus", "batch", "micro_batch", "sequence", "fsdp", "tensor", "pipeline", "context",
+    "stages_per_rank", "expert",
+)  # fmt: skip
+"""What rows of several releases share where they ask for the same."""
+
+
+def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the predicted rates are off, of all and by model.
+
+    Returns ``group``, ``rows`` of the pages, those ``predicted``, ``median_error`` and ``most`` of
+    the absolute relative errors, ``bias`` (the median of the signed ones), ``covered`` (measured
+    inside the 80 % interval) and ``in_order`` (pairs of one model's rows that ask for different
+    things and stand as measured; their median over releases). Missing where nothing is predicted.
+
+    ``cases``: of ``reproductions.tables.CLUSTER_RATES``.
+    """
+    groups = [("all", cases), *cases.groupby(cases["model"].map(plain_model), sort=True)]
+    return pd.DataFrame([_score(str(name), rows) for name, rows in groups])
+
+
+def _score(name: str, rows: pd.DataFrame) -> dict[str, Any]:
+    known = rows[rows["refused"] == ""]
+    error = signed_error(known)
+    measured = known["measured_tokens_per_s"]
+    inside = (measured >= known["low_tokens_per_s"]) & (measured <= known["high_tokens_per_s"])
+    return {
+        "group": name, "rows": len(rows), "predicted": len(known), "median_error": error.abs().median(),
+        "most": error.abs().max(), "bias": error.median(), "covered": inside.mean(),
+        "in_order": share_in_order(known),
+    }  # fmt: skip
+
+
+def signed_error(rows: pd.DataFrame) -> pd.Series:
+    """Return predicted over measured rates, less one."""
+    return rows["predicted_tokens_per_s"] / rows["measured_tokens_per_s"] - 1
+
+
+def share_in_order(rows: pd.DataFrame) -> float:
+    """Return the share of a model's pairs of rows that are predicted in the measured order."""
+    right = []
+    asked = rows.groupby(list(_KEY))[["measured_tokens_per_s", "predicted_tokens_per_s"]].median()
+    models = asked.index.get_level_values("model").map(plain_model)
+    for _, held in asked.groupby(models):
+        for one, other in combinations(held.to_numpy(), 2):
+            right.append((one[0] < other[0]) == (one[1] < other[1]))
+    return float(np.mean(right)) if right else float("nan")
+
+
+def build_bridge_page(rates: str | Path, page: str | Path) -> None:
+    """Write the page; ``rates``: Parquet file of ``reproductions.tables.CLUSTER_RATES``."""
+    cases = tables.read_table(rates, "cluster_rates", CLUSTER_RATES)
+    content = [
+        Section("scores", "How far off", [render_paragraph(summarize(cases)), _render_scores(score_rates(cases))]),
+        Section("rows", "Every row", [_render_rows(cases)]),
+        Section("refused", "Rows that are not predicted", [_render_refused(cases)]),
+        glossary_section({}, {"cluster_rates": CLUSTER_RATES}),
+        provenance_section([rates]),
+    ]  # fmt: skip
+    write_page(
+        page, Page(TITLE, content, made_from=" from Megatron-Bridge's own performance pages")
+    )
+
+
+def summarize(cases: pd.DataFrame) -> str:
+    """Return a sentence on what was judged and reached."""
+    score = score_rates(cases).iloc[0]
+    return (
+        f"{len(cases)} rows of H100, {score['predicted']} of them predicted on dgx-h100, with nothing fitted: median error "
+        f"{write_percent(score['median_error'])} (aim {write_percent(_AIM, 0)}), at most {write_percent(score['most'])}, median "
+        f"signed error {write_percent(score['bias'])}; {write_percent(score['covered'])} of the measured rates lie inside the "
+        f"80 % interval, {write_percent(score['in_order'])} of a model's pairs are in the measured order."
+    )
+
+
+def _render_scores(scores: pd.DataFrame) -> str:
+    fields = [
+        words("model", "", "as the pages call it", "group"), numbers("rows", "", "of the pages", count_cell, "rows"),
+        numbers("predicted", "", "of them", count_cell, "predicted"),
+        numbers("median error", "absolute", "of tokens a second", _maybe(percent_cell), "median_error"),
+        numbers("most", "absolute", "largest error", _maybe(percent_cell), "most"),
+        numbers("bias", "", "median signed error", _maybe(signed_cell), "bias"),
+        numbers("covered", "", "measured inside the 80 % interval", _maybe(percent_cell), "covered"),
+        numbers("in order", "", "pairs of what one model was asked", _maybe(percent_cell), "in_order"),
+    ]  # fmt: skip
+    return render_records(scores.to_dict("records"), fields, "Errors of the rates")
+
+
+def _maybe(cell: Callable[[float], Cell]) -> Callable[[float], Cell]:
+    """Return a cell that is empty where there is no number."""
+    return lambda value: cell(value) if not np.isnan(value) else Cell("")
+
+
+def _render_rows(cases: pd.DataFrame) -> str:
+    fields = [
+        words("model", "", "as the page calls it", "model"), words("release", "", "NeMo container", "release"),
+        words("training", "", "its kind", "training"), numbers("GPUs", "", "H100", count_cell, "gpus"),
+        numbers("batch", "samples", "of a step", count_cell, "batch"), words("degrees", "", "as the row says", write_degrees),
+        numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
+        numbers("predicted", "tokens/s", "of a GPU", _rate_cell, "predicted_tokens_per_s"),
+        numbers("low", "tokens/s", "80 % interval", _rate_cell, "low_tokens_per_s"),
+        numbers("high", "tokens/s", "80 % interval", _rate_cell, "high_tokens_per_s"),
+        numbers("error", "", "signed", signed_cell, "error"),
+    ]  # fmt: skip
+    known = cases[cases["refused"] == ""]
+    rows = known.assign(error=signed_error(known)).sort_values(["model", "release"])
+    return render_records(rows.to_dict("records"), fields, "Every prediction")
+
+
+def _rate_cell(value: float) -> Cell:
+    return Cell(f"{value:,.0f}", value)
+
+
+def _render_refused(cases: pd.DataFrame) -> str:
+    fields = [
+        words("model", "", "as the page calls it", "model"), words("release", "", "NeMo container", "release"),
+        words("degrees", "", "as the row says", write_degrees),
+        numbers("measured", "tokens/s", "of a GPU", _rate_cell, "measured_tokens_per_s"),
+        words("why", "", "it is not predicted", "refused"),
+    ]  # fmt: skip
+    rows = cases[cases["refused"] != ""].sort_values(["model", "release"])
+    return render_records(rows.to_dict("records"), fields, "Rows that are not predicted")
+
+
+def write_degrees(row: dict[str, Any]) -> str:
+    """Return a row's degrees in words."""
+    names = {
+        "tensor": "tensor", "pipeline": "pipeline", "stages_per_rank": "stages a rank",
+        "context": "context", "expert": "expert", "fsdp": "FSDP",
+    }  # fmt: skip
+    said = [f"{text} {row[name]}" for name, text in names.items() if row[name] > 1]
+    return ", ".join(said) or NOTHING
+
+
+def write_rates_table(cases: pd.DataFrame) -> str:
+    """Return the Markdown table of docs: what was judged, by model, and why other rows were not."""
+    lines = [
+        "| model | rows | predicted | median error | most | bias | covered | in order |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in score_rates(cases).to_dict("records"):
+        shares = [row[name] for name in ("median_error", "most", "bias", "covered", "in_order")]
+        texts = [write_percent(share) if not np.isnan(share) else NOTHING for share in shares]
+        lines.append(
+            f"| {row['group']} | {row['rows']} | {row['predicted']} | {' | '.join(texts)} |"
+        )
+    refused = cases[cases["refused"] != ""]
+    lines += ["", "| not predicted | rows | why |", "|---|---:|---|"]
+    for why, rows in refused.groupby("refused"):
+        lines.append(f"| {', '.join(sorted(set(rows['model'])))} | {len(rows)} | {why} |")
+    return "\n".join([summarize(cases), "", *lines])
