@@ -97,7 +97,7 @@ def summarize(cases: pd.DataFrame) -> str:
     """Return a sentence on what was judged and reached."""
     score = score_rates(cases).iloc[0]
     return (
-        f"{len(cases)} rows of H100, {score['predicted']} of them predicted on dgx-h100, with nothing fitted: median error "
+        f"Megatron-Bridge's {len(cases)} rows of H100, {score['predicted']} of them predicted on dgx-h100, with nothing fitted: median error "
         f"{write_percent(score['median_error'])} (aim {write_percent(_AIM, 0)}), at most {write_percent(score['most'])}, median "
         f"signed error {write_percent(score['bias'])}; {write_percent(score['covered'])} of the measured rates lie inside the "
         f"80 % interval, {write_percent(score['in_order'])} of a model's pairs are in the measured order."
