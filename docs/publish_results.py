@@ -23,7 +23,7 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
-from trioflow.reproductions.clusters.bridge_page import summarize, write_rates_table
+from trioflow.reproductions.clusters.bridge_page import write_rates_table
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.drift.page import describe_drift
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
@@ -114,8 +114,7 @@ def publish_bridge() -> None:
     rates = RESULTS / "clusters" / "rates.parquet"
     if rates.is_file():
         cases = read_table(rates, "cluster_rates", CLUSTER_RATES)
-        page = ROOT / "docs" / "megatron_bridge.md"
-        update_bridge(ROOT / "README.md", page, summarize(cases), write_rates_table(cases))
+        update_bridge(ROOT / "docs" / "megatron_bridge.md", write_rates_table(cases))
 
 
 def publish_spread() -> None:

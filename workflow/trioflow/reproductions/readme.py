@@ -219,10 +219,8 @@ def update_drift(page_path: str | Path, text: str) -> None:
     _replace_block(Path(page_path), DRIFT, text)
 
 
-def update_bridge(readme_path: str | Path, page_path: str | Path, summary: str, table: str) -> None:
-    """Rewrite what README and docs say of Megatron-Bridge's rates; raises InputError as :func:`_replace_block`."""
-    text = f"{summary} Models, rows and causes: [docs/megatron_bridge.md](docs/megatron_bridge.md)."
-    _replace_block(Path(readme_path), BRIDGE, text)
+def update_bridge(page_path: str | Path, table: str) -> None:
+    """Rewrite what docs say of Megatron-Bridge's rates; raises InputError as :func:`_replace_block`."""
     _replace_block(Path(page_path), BRIDGE, table)
 
 
