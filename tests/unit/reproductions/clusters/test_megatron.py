@@ -57,7 +57,12 @@ def judged(tmp_path_factory):
     files = [
         write_case(folder, "gpt", "dense"),
         write_case(folder, "gpt", "dense", device="a100"),
-        write_case(folder, "moe", "experts", "  --num-experts: 8\n"),
+        write_case(
+            folder, "moe", "experts", "  --num-experts: 8\n  --expert-model-parallel-size: 4\n"
+        ),
+        write_case(
+            folder, "moe", "cut", "  --num-experts: 8\n  --expert-tensor-parallel-size: 2\n"
+        ),
         write_case(folder, "bert", "encoder"),
         write_case(folder, "gpt", "context", "  --context-parallel-size: 2\n"),
         write_case(folder, "gpt", "too-many", "  --context-parallel-size: 8\n"),
@@ -89,9 +94,18 @@ def test_ranks_that_share_a_sequence_hold_their_tokens(judged):
 
 def test_what_is_refused_stays_in_the_table_with_the_reason(judged):
     refused = judged[judged["refused"] != ""]["refused"].to_dict()
-    assert "mixtures of experts" in refused["experts", "h100"]
+    assert "experts cut among 2 ranks beside 1 tensor-parallel" in refused["cut", "h100"]
     assert "pretrain_bert.py" in refused["encoder", "h100"]
-    assert judged.loc["experts", "h100"].isna()["predicted_bytes"]
+    assert judged.loc["cut", "h100"].isna()["predicted_bytes"]
+
+
+def test_experts_are_predicted_with_two_of_eight_on_the_last_rank(judged):
+    dense, experts = judged.loc["dense", "h100"], judged.loc["experts", "h100"]
+    assert (experts["data"], experts["refused"]) == (4, "")
+    # Of two blocks each one expert more at 18 bytes a weight, a router, and each token twice.
+    added = 2 * 18 * ((64 + 1) * 256 + (256 + 1) * 64 + 64 * 8)
+    more = experts["predicted_bytes"] - dense["predicted_bytes"]
+    assert added < more < 2 * added
 
 
 def test_the_section_scores_what_is_predicted_and_counts_what_is_not(judged, tmp_path):
@@ -99,16 +113,19 @@ def test_the_section_scores_what_is_predicted_and_counts_what_is_not(judged, tmp
     tables.write_table(judged.reset_index(), "cluster_peaks", path, {}, CLUSTER_PEAKS)
     cases = tables.read_table(path, "cluster_peaks", CLUSTER_PEAKS)
     scores = score_peaks(cases).set_index("group")
-    assert scores.loc["all that are predicted", "cases"] == scores.loc["2 stages", "cases"] == 3
+    assert scores.loc["all that are predicted", "cases"] == scores.loc["2 stages", "cases"] == 4
     text = "".join(peaks_section(cases).parts)
-    assert "6 runs on eight A100 or H100, 3 of them predicted" in text
-    assert "mixtures of experts" in text and "4 x 1 x 2" in text
+    assert "7 runs on eight A100 or H100, 4 of them predicted" in text
+    assert "experts cut among 2 ranks" in text and "4 x 1 x 2" in text
 
 
 def test_without_an_engine_of_its_own_products_are_pytorch_s(tmp_path):
     config = write_case(tmp_path, "gpt", "local").parent / "model_config.yaml"
     config.write_text(CONFIG.replace("transformer_engine", "local"))
     assert count_workspaces(config, "h100") == CUBLAS
+    config.write_text(CONFIG + "  --moe-grouped-gemm: true\n")
+    assert count_workspaces(config, "h100") == CUBLAS + 5 * 32 * BYTES_PER_MIB
+    assert count_workspaces(config, "a100") == CUBLAS + 5 * 4 * BYTES_PER_MIB
 
 
 def test_a_file_without_peaks_is_refused(tmp_path):

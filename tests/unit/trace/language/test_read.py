@@ -246,11 +246,56 @@ def test_blocks_that_cannot_be_cut_as_asked_are_refused(tmp_path):
         find_configuration(write(tmp_path, "run.sh", line))
 
 
+EXPERTS = (
+    (
+        "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --seq-length 4096 --vocab-size 129280 --swiglu"
+        " --make-vocab-size-divisible-by 1 --position-embedding-type rope --normalization RMSNorm --disable-bias-linear"
+        " --untie-embeddings-and-output-weights --ffn-hidden-size 18432 --qk-layernorm --multi-latent-attention"
+        " --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim 128 --bf16"
+        " --num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 --moe-layer-freq ([0]*3+[1]*58)"
+        " --moe-shared-expert-intermediate-size 2048 --moe-token-dispatcher-type alltoall"
+        " --pipeline-model-parallel-size 1 --expert-model-parallel-size 8 --tensor-model-parallel-size 2"
+        " --sequence-parallel --hidden-dropout 0 --attention-dropout 0"
+    )
+    .replace("(", "'(")
+    .replace(")", ")'")
+)
+
+
+def test_experts_and_latent_attention_by_megatron_s_arguments(tmp_path):
+    found = find_configuration(write(tmp_path, "run.sh", EXPERTS))
+    assert replace(found.model, name="deepseek-v3") == published_models()["deepseek-v3"]
+    assert (found.degrees["expert"], found.degrees["tensor"]) == (8, 2)
+    assert not found.notes
+    gathered = find_configuration(write(tmp_path, "other.sh", EXPERTS.replace("alltoall", "allgather")))  # fmt: skip
+    assert "tokens travel in all-to-alls" in gathered.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[0]*3+[1]*58", "[0,1]*30+[1]", "blocks without experts are built as the first ones"),
+        ("[0]*3+[1]*58", "[0]*3+[1]*57", "as the first ones alone, of 61"),
+        ("[0]*3+[1]*58", "2", "blocks without experts are built as the first ones"),
+        ("--bf16", "--expert-tensor-parallel-size 1", "experts cut among 1 ranks beside 2 tensor"),
+        ("--bf16", "--moe-expert-capacity-factor 1.5", "experts that drop tokens"),
+        ("--kv-lora-rank 512", "", "kv-lora-rank is missing"),
+        ("--bf16", "--mtp-num-layers 1 --use-megatron-fsdp", "Megatron-FSDP|multi-token"),
+    ],
+)
+def test_experts_that_are_not_built_are_refused(old, new, message, tmp_path):
+    with pytest.raises(InputError) as refused:
+        find_configuration(write(tmp_path, "run.sh", EXPERTS.replace(old, new)))
+    assert any(words in str(refused.value) for words in message.split("|"))
+
+
 def test_a_bare_yes_refuses_what_is_not_built(tmp_path):
-    line = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --multi-latent-attention"
-    with pytest.raises(InputError, match="latent attention"):
+    line = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --is-hybrid-model"
+    )
+    with pytest.raises(InputError, match="hybrid models"):
         find_configuration(write(tmp_path, "run.sh", line))
-    other = line.replace("--multi-latent-attention", "--use-megatron-fsdp true")
+    other = line.replace("--is-hybrid-model", "--use-megatron-fsdp true")
     with pytest.raises(InputError, match="Megatron-FSDP"):
         find_configuration(write(tmp_path, "run.sh", other))
 

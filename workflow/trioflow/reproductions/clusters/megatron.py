@@ -47,6 +47,8 @@ _CUBLAS_HANDLES = 2
 """The thread that runs forward has one, and the one that runs backward."""
 _TE_WORKSPACE_BYTES = {"a100": 4 * BYTES_PER_MIB, "h100": 32 * BYTES_PER_MIB}
 """Of Transformer Engine's products."""
+_TE_STREAMS = 4
+"""Streams of its grouped products, each with a workspace (``get_multi_stream_cublas_workspace``)."""
 
 
 @dataclass(frozen=True)
@@ -175,4 +177,6 @@ def count_workspaces(file: Path, device: str) -> int:
     cublas = sum(size * count for size, count in zip(sizes[::2], sizes[1::2], strict=True))
     engine = content["MODEL_ARGS"].get("--transformer-impl", "transformer_engine")
     fused = _TE_WORKSPACE_BYTES[device] if engine == "transformer_engine" else 0
+    if content["MODEL_ARGS"].get("--moe-grouped-gemm"):
+        fused *= 1 + _TE_STREAMS
     return _CUBLAS_HANDLES * cublas * BYTES_PER_KIB + fused

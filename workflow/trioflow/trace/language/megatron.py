@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +19,9 @@ _CONTEXT = {"p2p": "ring", "all_gather": "all-gather", "a2a": "all-to-all", "a2a
 """Of ``--cp-comm-type``; a2a+p2p shares heads within groups, and is taken for a ring of all."""
 _UNFUSED = ("unfused", "local")
 _REFUSED = {
-    "num-experts": "mixtures of experts are not built from a configuration",
-    "multi-latent-attention": "latent attention is not built from a configuration",
+    "moe-expert-capacity-factor": "experts that drop tokens are not built",
+    "moe-use-upcycling": "experts made of a dense model are not built",
+    "moe-latent-size": "experts of another width than the model's are not built",
     "mtp-num-layers": "multi-token prediction is not built from a configuration",
     "encoder-num-layers": "encoders are not built from a configuration",
     "is-hybrid-model": "hybrid models are not built from a configuration",
@@ -30,7 +32,8 @@ _REFUSED = {
 _FOLLOWED = (
     "fp8", "recompute", "overlap", "cuda-graph", "enable-cuda-graph", "tp-comm", "fine-grained",
     "use-megatron-fsdp", "use-torch-fsdp2", "data-parallel-sharding", "attention-output-gate",
-    "pipeline-model-parallel-layout", "moe", "window",
+    "pipeline-model-parallel-layout", "moe-shared-expert-overlap", "window",
+    "moe-layer-recompute", "num-distributed-optimizer-instances",
     "optimizer", "cpu-offload", "offload", "linear", "cross-entropy", "rotary-percent", "apply-query",
 )  # fmt: skip
 """Arguments that begin so may change work; the others that nobody reads are about data, checkpoints and logs."""
@@ -123,28 +126,87 @@ def _read_model(found: Fields, name: str, notes: list[str]) -> LanguageModel:
     norm = found.word("normalization", _NORMS, "LayerNorm")
     usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
     activation = "silu" if gated else "squared_relu" if found.flag("squared-relu") else "gelu_tanh"
+    layers, width = found.size("num-layers"), found.size("ffn-hidden-size", usual)
+    more = _read_experts(found, layers, width, notes)
+    if found.flag("multi-latent-attention"):
+        more |= _read_latent(found)
+        biased_query = False
+    else:
+        more["head_size"] = found.size("kv-channels", max(hidden // heads, 1))
+        biased_query = biased or found.flag("add-qkv-bias")
     return LanguageModel(
         name=name,
-        layers=found.size("num-layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=groups if found.flag("group-query-attention") else heads,
-        head_size=found.size("kv-channels", max(hidden // heads, 1)),
-        feed_forward=found.size("ffn-hidden-size", usual),
         vocabulary=_find_vocabulary(found, notes),
         positions=positions,
         longest=longest if positions == "learned" else 0,
         norm=norm,
         activation=activation,
         gated=gated,
-        query_bias=biased or found.flag("add-qkv-bias"),
+        query_bias=biased_query,
         output_bias=biased,
         feed_forward_bias=biased,
         query_norm=found.flag("qk-layernorm"),
         tied=not found.flag("untie-embeddings-and-output-weights"),
         dropout=found.share("hidden-dropout", 0.1),
         attention_dropout=found.share("attention-dropout", 0.1),
+        **more,
     )
+
+
+def _read_experts(found: Fields, layers: int, width: int, notes: list[str]) -> dict[str, Any]:
+    """Return the sizes of feed-forward layers: of all blocks, or of experts and of the first blocks without them."""
+    if found.take("num-experts") is None:
+        return {"feed_forward": width}
+    dense = _count_dense(found, layers)
+    shared = found.take("moe-shared-expert-intermediate-size")
+    kind = str(found.take("moe-token-dispatcher-type", "allgather"))
+    if kind == "allgather" and found.size("expert-model-parallel-size", 1) > 1:
+        notes.append(
+            "experts' tokens travel in all-to-alls, not in --moe-token-dispatcher-type allgather"
+        )
+    return {
+        "feed_forward": found.size("moe-ffn-hidden-size", width), "experts": found.size("num-experts"),
+        "experts_per_token": found.size("moe-router-topk", 2),
+        "shared_feed_forward": found.size("moe-shared-expert-intermediate-size") if shared else 0,
+        "dense_layers": dense, "dense_feed_forward": width if dense else 0,
+    }  # fmt: skip
+
+
+def _count_dense(found: Fields, layers: int) -> int:
+    """Return how many first blocks have no experts, by a frequency or by a list such as ([0]*3+[1]*12).
+
+    Raises
+    ------
+    InputError
+        When blocks without experts are not the first ones, or the list has another length.
+    """
+    said = str(found.take("moe-layer-freq", 1)).replace(" ", "")
+    pieces = re.findall(r"\[([01](?:,[01])*)\](?:\*(\d+))?", said)
+    kinds = [int(k) for one, times in pieces for k in one.split(",") * int(times or 1)]
+    dense = kinds.count(0)
+    plain = "+".join(f"[{one}]" + (f"*{times}" if times else "") for one, times in pieces)
+    listed = plain == said.strip("()") and len(kinds) == layers and not any(kinds[:dense])
+    if said != "1" and not (listed and pieces):
+        raise InputError(
+            f"{said!r:.60}: blocks without experts are built as the first ones alone, of {layers}",
+            file=found.file, place="moe-layer-freq",
+        )  # fmt: skip
+    return dense
+
+
+def _read_latent(found: Fields) -> dict[str, Any]:
+    """Return the sizes of multi-latent attention, which the arguments have to say."""
+    rotated = found.size("qk-pos-emb-head-dim")
+    found.taken.add("kv-channels")
+    return {
+        "head_size": found.size("qk-head-dim") + rotated, "rotary_size": rotated,
+        "value_size": found.size("v-head-dim"), "latent": found.size("kv-lora-rank"),
+        "query_latent": found.size("q-lora-rank") if found.take("q-lora-rank") else 0,
+    }  # fmt: skip
 
 
 def _find_vocabulary(found: Fields, notes: list[str]) -> int:
@@ -179,6 +241,17 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
     }  # fmt: skip
     degrees["sequence_parallel"] = degrees["tensor"] > 1 and found.flag("sequence-parallel")
     degrees["vocabulary_parallel"] = degrees["tensor"] > 1
+    expert, cut = (
+        found.size("expert-model-parallel-size", 1),
+        found.size("expert-tensor-parallel-size", degrees["tensor"]),
+    )
+    if model.experts and cut != degrees["tensor"]:
+        raise InputError(
+            f"experts cut among {cut} ranks beside {degrees['tensor']} tensor-parallel ones are not simulated",
+            file=file, place="expert-tensor-parallel-size",
+        )  # fmt: skip
+    if model.experts and expert > 1:
+        degrees["expert"] = expert
     context, method = (
         found.size("context-parallel-size", 1),
         found.word("cp-comm-type", _CONTEXT, "p2p"),
