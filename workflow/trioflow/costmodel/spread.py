@@ -73,7 +73,7 @@ def choose_spread(
     own = [one for one in known if one.device_kind == device_kind]
     jobs = ", ".join(f"{one.job} ({one.ranks} ranks, {one.steps} steps)" for one in own or known)
     if own:
-        return combine_parts(one.spread for one in own), f"spread as recorded in {jobs}"
+        return combine_parts(one.spread for one in own), f"as recorded in {jobs}"
     widest = [max(getattr(one.spread, name) for one in known) for name in PARTS]
     words = f"nobody measured the spread of {device_kind} ranks: the widest known, of {jobs}"
     return Spread(*widest), words
