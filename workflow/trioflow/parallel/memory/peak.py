@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.parallel.memory.profile import Lifetimes, RankMemory, profile_rank
-from trioflow.parallel.memory.storages import TEMPORARY, StorageTable, build_storage_table
+from trioflow.parallel.memory.storages import StorageTable, build_storage_table
 from trioflow.parallel.programs.actions import COPIES_EARLY
 from trioflow.parallel.programs.builder import ProgramBuilder, StageWork
 from trioflow.parallel.remembered import remembered
@@ -24,12 +24,6 @@ from trioflow.parallel.splits.updates import scale_work, share_storages
 from trioflow.tables import records
 from trioflow.trace.store import Trace
 
-FRAGMENTATION = 0.22
-"""What a GPU's caching allocator holds beyond what it hands out and what waits, as a share of what comes
-and goes in a step (`PASSING`): the median over 91 runs of nanotron (1.34 B parameters on 1 and 2 nodes;
-``reproductions.clusters``), from which a test rebuilds it; judged on 1,637 others."""
-PASSING = ("activation", TEMPORARY, "input")
-"""Categories that are handed out anew in every micro-batch; the others lie where they were laid once."""
 COLUMNS = ("rank", "category", "bytes", "peak_bytes", "when", "fits")
 
 
@@ -81,10 +75,7 @@ def estimate_memory(
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
         if trace.facts.device != "cpu":
-            waiting = _count_waiting(rows, program, rank)
-            passing = sum(peak.categories.get(name, 0) for name in PASSING)
-            held = peak.peak_bytes + round(passing * FRAGMENTATION) + waiting
-            peak_entry["reserved_bytes"] = held
+            peak_entry["reserved_bytes"] = _expect_reserved(rows, program, rank, peak)
         found.append(
             {
                 **peak_entry,
@@ -115,19 +106,24 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
     ]
 
 
-def _count_waiting(rows: pd.DataFrame, program: ProgramBuilder, rank: int) -> int:
-    """Return what the allocator cannot hand out again before the device gets there [bytes].
+def _expect_reserved(
+    rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory
+) -> int:
+    """Return what a rank's allocator is expected to hold [bytes].
 
-    PyTorch keeps a collective's buffers until its stream has run it. Without messages to wait for,
-    the host runs a micro-batch ahead of the device, and the input of every reduce-scatter of its
-    forward (sequence parallelism) is freed and not yet to be had.
+    PyTorch keeps a collective's buffers until its stream has run it: what sequence parallelism reduces
+    and scatters is freed by the host and not yet to be had. At each message between stages the host
+    waits for the device (nanotron reads the message's shape there, Megatron-LM's
+    ``batch_p2p_sync`` is on).
     """
-    if program.schedule.stages > 1:
-        return 0
-    group = _tensor_group(program, rank)
-    forward = (rows["phase"] == "forward") & (rows["name"] == "reduce_scatter")
-    waits = float(rows.loc[forward & (rows["group"] == group), "message_bytes"].sum())
-    return round(waits / program.schedule.micro_batches * (1 - 1 / program.plan.tensor))
+    assert peak.requests is not None
+    sent = (rows["name"] == "reduce_scatter") & (rows["group"] == _tensor_group(program, rank))
+    places = np.flatnonzero((sent & rows["phase"].isin(("forward", "backward"))).to_numpy())
+    messages = rows["message_bytes"].to_numpy(dtype=float)[places]
+    waits = np.append(np.flatnonzero(rows["kind"].isin(("send", "recv"))), len(rows))
+    ends = np.minimum(peak.reach(places), waits[np.searchsorted(waits, places)])
+    requests = peak.requests.send(places, messages, program.plan.tensor, ends)
+    return max(requests.replay(), peak.peak_bytes)
 
 
 def _tensor_group(program: ProgramBuilder, rank: int) -> str:
