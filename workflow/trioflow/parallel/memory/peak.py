@@ -39,7 +39,8 @@ def estimate_memory(
         ``ranks``; ``peak_bytes``; ``categories``, what fills the peak [bytes];
         ``when``, the task at which it is reached, in words; ``curve``, the
         ``places`` among a rank's tasks from which on it holds other ``bytes``;
-        of a GPU ``reserved_bytes``, what its allocator is expected to hold.
+        of a GPU ``reserved_bytes``, what its allocator is expected to hold, and
+        ``needed_bytes``, that with nothing that waits for the device.
 
     Notes
     -----
@@ -75,7 +76,7 @@ def estimate_memory(
         ranks = np.flatnonzero(classes == number).tolist()
         peak_entry = {"ranks": ranks, "peak_bytes": peak.peak_bytes, "categories": peak.categories}
         if trace.facts.device != "cpu":
-            peak_entry["reserved_bytes"] = _expect_reserved(rows, program, rank, peak)
+            peak_entry |= _expect_reserved(rows, program, rank, peak)
         found.append(
             {
                 **peak_entry,
@@ -108,22 +109,22 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
 
 def _expect_reserved(
     rows: pd.DataFrame, program: ProgramBuilder, rank: int, peak: RankMemory
-) -> int:
-    """Return what a rank's allocator is expected to hold [bytes].
+) -> dict[str, int]:
+    """Return what a rank's allocator is expected to hold, and what it needs at least [bytes].
 
     PyTorch keeps a collective's buffers until its stream has run it: what sequence parallelism reduces
-    and scatters is freed by the host and not yet to be had. At each message between stages the host
-    waits for the device (nanotron reads the message's shape there, Megatron-LM's
-    ``batch_p2p_sync`` is on).
+    and scatters is freed by the host and not yet to be had. At a message between stages the host waits
+    for the device (nanotron reads the message's shape there), and so it does when memory runs out.
     """
     assert peak.requests is not None
     sent = (rows["name"] == "reduce_scatter") & (rows["group"] == _tensor_group(program, rank))
     places = np.flatnonzero((sent & rows["phase"].isin(("forward", "backward"))).to_numpy())
-    messages = rows["message_bytes"].to_numpy(dtype=float)[places]
-    waits = np.append(np.flatnonzero(rows["kind"].isin(("send", "recv"))), len(rows))
-    ends = np.minimum(peak.reach(places), waits[np.searchsorted(waits, places)])
-    requests = peak.requests.send(places, messages, program.plan.tensor, ends)
-    return max(requests.replay(), peak.peak_bytes)
+    messages, ranks = rows["message_bytes"].to_numpy(dtype=float)[places], program.plan.tensor
+    needed = max(peak.requests.send(places, messages, ranks, places).replay(), peak.peak_bytes)
+    held = needed
+    if len(places) and program.schedule.stages == 1:
+        held = peak.requests.send(places, messages, ranks, peak.reach(places)).replay()
+    return {"reserved_bytes": max(held, needed), "needed_bytes": needed}
 
 
 def _tensor_group(program: ProgramBuilder, rank: int) -> str:
