@@ -17,6 +17,7 @@ from trioflow import tables
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.memory import profile
 from trioflow.parallel.memory.allocator import LEAD
+from trioflow.parallel.memory.peak import WAITING
 from trioflow.prediction.assembly import time_operators
 from trioflow.reproductions.clusters.aims import choose_plans, predict_steps, score_ways
 from trioflow.reproductions.clusters.megatron import FOLDER, judge_peaks, read_cases
@@ -176,6 +177,10 @@ def test_how_far_the_host_is_ahead_is_told_by_the_runs_that_may_be_fitted_on(
     """A stream's 1,000 launches, each an operator: closer to the 91 runs than half of it, and than none."""
     given = [run for run in runs if run.ran and is_fitted_on(run.parameters, run.nodes)]
     assert len(given) == 91
+    cases = judge_memory(given)
+    split = cases[(cases["pipeline"] > 1) & (cases["tensor"] > 1)]
+    share = (split["measured_bytes"] - split["allocated_bytes"]) / split["passing_bytes"]
+    assert share.median() == pytest.approx(WAITING, abs=0.005)
     errors = []
     for lead in (LEAD, LEAD // 2, 0):
         monkeypatch.setattr(profile, "LEAD", lead)

@@ -169,7 +169,7 @@ def test_too_few_micro_batches_for_pytorch_are_run_and_said(transformer_trace):
 def test_a_gpu_s_allocator_is_asked_for_what_a_step_needs(
     gpu_trace, transformer_trace, monkeypatch
 ):
-    """Where what is reduced and scattered waits for a device that is LEAD operators behind."""
+    """Where no message makes the host wait, what is reduced and scattered waits for a device LEAD operators behind."""
     assert "reserved_bytes" not in build(transformer_trace, 2, 1, 1, "none").metadata.memory[0]
     sent = []
 

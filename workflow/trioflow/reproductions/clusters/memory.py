@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow.costmodel.operators.methods import ProportionalModel
+from trioflow.parallel.memory.peak import PASSING
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.prediction.options import Options
@@ -77,6 +78,7 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
             mine = next(entry for entry in memory if 0 in entry["ranks"])
             known[key] = {
                 "allocated_bytes": mine["peak_bytes"],
+                "passing_bytes": sum(mine["categories"].get(name, 0) for name in PASSING),
                 "reserved_bytes": mine["reserved_bytes"],
                 "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
                 "fullest_reserved_bytes": max(entry["needed_bytes"] for entry in memory),
