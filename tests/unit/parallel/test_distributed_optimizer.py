@@ -186,16 +186,17 @@ def test_a_gpu_s_allocator_is_asked_for_what_a_step_needs(
         sent.clear()
         graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH)
         for entry in graph.metadata.memory:
-            assert (
-                entry["reserved_bytes"] % 2**20 == 0
-                and entry["peak_bytes"] <= entry["reserved_bytes"]
-            )
+            assert entry["peak_bytes"] <= entry["needed_bytes"] <= entry["reserved_bytes"]
+            assert entry["needed_bytes"] % 2**20 == 0
         scattered = [
             r["message_bytes"] for r in records(graph.tasks)
             if (r["rank"], r["name"]) == (0, "reduce_scatter") and r["phase"] in ("forward", "backward")
         ]  # fmt: skip
         places, messages, ranks, ends = sent[0]
-        assert (
-            messages.tolist() == scattered and bool(scattered) == (tensor > 1) and ranks == tensor
-        )
-        assert (ends > places).all() and (ends - places < 40).all()
+        assert messages.tolist() == scattered
+        assert bool(scattered) == (tensor > 1)
+        assert ranks == tensor
+        assert ends is places, "what is needed at least"
+        waits = [ends - places for places, _, _, ends in sent if ends is not places]
+        assert bool(waits) == (tensor > 1 and pipeline == 1)
+        assert all((wait > 0).all() and (wait < 40).all() for wait in waits)
