@@ -12,8 +12,7 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.precision_recipes import RECIPES
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory import profile
-from trioflow.parallel.memory.allocator import Requests
+from trioflow.parallel.memory.peak import FRAGMENTATION, PASSING
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.splits.updates import list_updates
 from trioflow.tables import records
@@ -166,37 +165,20 @@ def test_too_few_micro_batches_for_pytorch_are_run_and_said(transformer_trace):
     assert not any("stages under 1f1b" in w for w in enough.metadata.warnings)
 
 
-def test_a_gpu_s_allocator_is_asked_for_what_a_step_needs(
-    gpu_trace, transformer_trace, monkeypatch
-):
-    """Where no message makes the host wait, what is reduced and scattered waits for a device LEAD operators behind."""
+def test_a_gpu_s_allocator_holds_more_than_it_hands_out(gpu_trace, transformer_trace):
+    """By a share of what comes and goes, and without a pipeline by the inputs of a micro-batch's reduce-scatters."""
     assert "reserved_bytes" not in build(transformer_trace, 2, 1, 1, "none").metadata.memory[0]
-    sent = []
-
-    def send(requests, places, messages, ranks, ends):
-        sent.append((places, messages, ranks, ends))
-        return requests
-
-    monkeypatch.setattr(Requests, "send", send)
-    monkeypatch.setattr(profile, "LEAD", 3)
     for tensor, pipeline in ((1, 1), (2, 1), (2, 2)):
         schedule = "1f1b" if pipeline > 1 else ""
         pieces = {"micro_batches": 2} if pipeline > 1 else {"accumulate": 2}
         plan = make_plan(1, tensor, pipeline, schedule, sequence_parallel=tensor > 1, **pieces)
-        sent.clear()
         graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH)
-        for entry in graph.metadata.memory:
-            assert entry["peak_bytes"] <= entry["needed_bytes"] <= entry["reserved_bytes"]
-            assert entry["needed_bytes"] % 2**20 == 0
+        held = graph.metadata.memory[0]
+        passing = sum(held["categories"].get(name, 0) for name in PASSING)
+        beyond = held["reserved_bytes"] - held["peak_bytes"] - round(FRAGMENTATION * passing)
         scattered = [
             r["message_bytes"] for r in records(graph.tasks)
-            if (r["rank"], r["name"]) == (0, "reduce_scatter") and r["phase"] in ("forward", "backward")
+            if (r["rank"], r["name"], r["phase"]) == (0, "reduce_scatter", "forward")
         ]  # fmt: skip
-        places, messages, ranks, ends = sent[0]
-        assert messages.tolist() == scattered
-        assert bool(scattered) == (tensor > 1)
-        assert ranks == tensor
-        assert ends is places, "what is needed at least"
-        waits = [ends - places for places, _, _, ends in sent if ends is not places]
-        assert bool(waits) == (tensor > 1 and pipeline == 1)
-        assert all((wait > 0).all() and (wait < 40).all() for wait in waits)
+        assert beyond == (sum(scattered) // 2 // 2 if pipeline == 1 else 0)
+        assert bool(beyond) == ((tensor, pipeline) == (2, 1))

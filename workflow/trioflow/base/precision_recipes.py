@@ -50,9 +50,6 @@ class PrecisionRecipe:
     # Buffers that are always there for what sequence parallelism gathers: Megatron-LM has one, nanotron
     # one for activations and one for gradients.
     gather_buffers: int = 0
-    # Whether queries, keys and values lie in one result, which stays with the queries, and attention reads
-    # copies of its keys and values (nanotron's ``CausalSelfAttention``, where each head has keys of its own).
-    copies_keys: bool = False
 
     @property
     def keeps_main_gradients(self) -> bool:
@@ -94,9 +91,7 @@ RECIPES = {
         PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
         PrecisionRecipe("fp8", "bf16", products="fp8", **_MEGATRON),
         PrecisionRecipe("fp8-block", "bf16", products="fp8-block", **_MEGATRON),
-        PrecisionRecipe(
-            "nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, copies_keys=True, **_MAIN,
-        ),
+        PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, **_MAIN),
         PrecisionRecipe(
             "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,
             gather_bytes=2, reduce_bytes=2,

@@ -277,7 +277,7 @@ CLUSTER_MEMORY = pa.schema([
     column("passing_bytes", INT, "of that what comes and goes in a step: activations, temporaries, inputs", "bytes"),
     column("reserved_bytes", INT, "predicted peak of what rank 0's allocator holds", "bytes"),
     column("fullest_bytes", INT, "predicted peak handed out on the fullest rank", "bytes"),
-    column("fullest_reserved_bytes", INT, "predicted peak held on the fullest rank, waiting left out", "bytes"),
+    column("fullest_reserved_bytes", INT, "predicted peak held on the fullest rank", "bytes"),
     column("reason", TEXT, "what trioflow knows of why it failed: too few micro-batches, out of memory, other; empty for runs"),
 ])  # fmt: skip
 CLUSTER_STEPS = pa.schema([

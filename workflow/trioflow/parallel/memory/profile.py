@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trioflow.parallel.memory.allocator import LEAD, Requests
 from trioflow.parallel.memory.storages import TEMPORARY, StorageTable
 from trioflow.parallel.schedules.table import BACKWARD_WEIGHT
 
@@ -74,15 +72,6 @@ class RankMemory:
     categories: dict[str, int]  # what fills it then [bytes], the largest first
     # What it holds while the program is at each of its tasks [tasks] [bytes]
     held_bytes: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    requests: Requests | None = None  # what it asks its allocator for
-    # Places of operators [operators]
-    launches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def reach(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place that the host has come to when the device is at some others."""
-        ahead = np.searchsorted(self.launches, places) + LEAD
-        ends = np.append(self.launches, len(self.held_bytes) - 1)
-        return ends[np.minimum(ahead, len(self.launches))]
 
     def list_changes(self) -> dict[str, list[int]]:
         """Return the curve: the rows of its tasks from which on it holds another amount, and how much."""
@@ -119,8 +108,6 @@ def profile_rank(
     levels = np.zeros((len(CATEGORIES), len(tasks) + 1))
     for category, size in fixed.items():
         levels[CATEGORIES.index(category), 0] += size
-    standing = {"fixed": list(fixed.values())}
-    made: list[NDArray[Any]] = [np.zeros(0)] * 4
     if len(runs.op_id):
         found = _find_instances(runs, table)
         stays = ~table.made | (lifetimes.gradients_stay & (table.category == "gradient"))
@@ -128,7 +115,6 @@ def profile_rank(
             grows = table.growing[index]
             size = table.bytes[index] * (1 - grows + grows * sum(factors))
             levels[CATEGORIES.index(table.category[index]), 0] += size
-            standing.setdefault(str(table.category[index]), []).append(float(size))
         passing = _comes_and_goes(found, table, lifetimes)
         if not lifetimes.made_share:
             passing &= ~stays[found.storage]
@@ -136,9 +122,8 @@ def profile_rank(
             passing &= ~np.isin(found.birth, runs.place[~runs.forward & ~runs.backward])
         found = found.choose(passing)
         death = _choose_deaths(found, table, runs, lifetimes, tasks, held)
-        share = np.where(table.category == "gradient", lifetimes.made_share or 1.0, 1.0)
-        sizes = _add_instances(levels, found, table, factors, death, share)
-        made = [found.birth, np.minimum(death, len(tasks) - 1), sizes, found.micro_batch]
+        made = np.where(table.category == "gradient", lifetimes.made_share or 1.0, 1.0)
+        _add_instances(levels, found, table, factors, death, made)
     for task_id, category, size in held.changes:
         place = int(np.searchsorted(tasks["task_id"].to_numpy(), task_id))
         levels[CATEGORIES.index(category), place] += size
@@ -148,56 +133,8 @@ def profile_rank(
     filled = {name: round(float(levels[i, place])) for i, name in enumerate(CATEGORIES)}
     ordered = sorted(filled.items(), key=lambda item: -item[1])
     return RankMemory(
-        sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total,
-        _list_requests(standing, made, _stack_changes(tasks, held), total, lifetimes), runs.place,
-    )  # fmt: skip
-
-
-def _stack_changes(tasks: pd.DataFrame, held: HeldMemory) -> NDArray[np.float64]:
-    """Return births, deaths and sizes of what comes and goes by itself: the latest goes first."""
-    task_id, end = tasks["task_id"].to_numpy(), max(len(tasks) - 1, 0)
-    stacks: dict[str, list[list[float]]] = {}
-    gone: list[list[float]] = []
-    for at, category, change in sorted(held.changes, key=lambda entry: entry[0]):
-        place, stack = int(np.searchsorted(task_id, at)), stacks.setdefault(category, [])
-        if change > 0:
-            stack.append([place, end, change])
-        left = -change
-        while left > 0 and stack:
-            taken = min(stack[-1][2], left)
-            gone.append([stack[-1][0], max(place - 1, stack[-1][0]), taken])
-            left -= taken
-            stack[-1][2] -= taken
-            if stack[-1][2] < 1:
-                stack.pop()
-    stay = [entry for stack in stacks.values() for entry in stack]
-    return np.array([*gone, *stay]).reshape(-1, 3).T
-
-
-def _list_requests(
-    standing: dict[str, list[float]], made: Sequence[NDArray[Any]], changes: NDArray[np.float64],
-    total: NDArray[np.float64], lifetimes: Lifetimes,
-) -> Requests:  # fmt: skip
-    """Return what a rank asks its allocator for, no micro-batches but those begun at its peak and one more.
-
-    Main gradients and main weights lie in one buffer each; of an optimizer's three storages of such a
-    parameter one is the main weight.
-    """
-    states = sorted(standing.pop("optimizer_state", []), reverse=True)
-    if lifetimes.gradients_stay:
-        standing["main"] = [sum(states[::3])]
-        standing["gradient"] = [sum(standing.get("gradient", []))]
-        states = [size for i, size in enumerate(states) if i % 3]
-    *made, micro_batch = made
-    begun = made[0] <= np.argmax(total >= total.max() * (1 - 1e-9))
-    last = micro_batch[begun].max(initial=0) + 1
-    birth, death, size = (
-        np.append(own[micro_batch <= last], more) for own, more in zip(made, changes, strict=True)
+        sum(filled.values()), place, {name: size for name, size in ordered if size > 0}, total
     )
-    return Requests(
-        [size for sizes in standing.values() for size in sizes if size > 0], states,
-        birth.astype(np.int64)[size > 0], death.astype(np.int64)[size > 0], size[size > 0],
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -295,17 +232,14 @@ def _find_instances(runs: _Runs, table: StorageTable) -> _Instances:
 def _add_instances(
     levels: NDArray[np.float64], instances: _Instances, table: StorageTable,
     factors: Sequence[float], death: NDArray[np.int64], made: NDArray[np.float64],
-) -> NDArray[np.float64]:  # fmt: skip
-    """Add what comes and goes to the changes of each category; return its sizes [bytes]."""
+) -> None:  # fmt: skip
+    """Add what comes and goes to the changes of each category."""
     sizes = np.append(np.asarray(factors, dtype=float), 1.0)[instances.micro_batch]
     grows = table.growing[instances.storage]
-    size: NDArray[np.float64] = (table.bytes * made)[instances.storage] * (
-        1 - grows + grows * sizes
-    )
+    size = (table.bytes * made)[instances.storage] * (1 - grows + grows * sizes)
     rows = np.array([CATEGORIES.index(name) for name in table.category])[instances.storage]
     np.add.at(levels, (rows, instances.birth), size)
     np.add.at(levels, (rows, np.minimum(death + 1, levels.shape[1] - 1)), -size)
-    return size
 
 
 def _choose_deaths(

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.pipeline import loss_operators
-from trioflow.parallel.splits.tensor_split import ATTENTION
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -93,14 +92,11 @@ def build_storage_table(
     share = _shares(
         trace, operators, category, producer, uses, table.index.tolist(), share_of, sizes
     )
-    growth = _growth(trace, table["tensor"].to_numpy(), category, producer)
-    same, later, copied = (
-        np.isin(table.index, list(found)) for found in _find_half_gradients(trace)
-    )
-    copies = np.where(np.isin(table.index, list(_find_queries(trace))), 3, 1)
     return StorageTable(
-        table.index.to_numpy(dtype=np.int64), category, sizes * share * copies * ~(same | copied),
-        np.where(later, 0.0, growth), producer >= 0, uses,
+        table.index.to_numpy(dtype=np.int64), category,
+        sizes * share,
+        _growth(trace, table["tensor"].to_numpy(), category, producer),
+        producer >= 0, uses,
     )  # fmt: skip
 
 
@@ -134,46 +130,6 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
     single = large & (trace.tensors["elem_bytes"].to_numpy() == _FP32_BYTES)
     found = list(dict.fromkeys(storage[single].tolist()))[copies - 1 :]
     return np.where(np.isin(storage, found), found[0] if found else -1, storage)
-
-
-@remembered
-def _find_queries(trace: Trace) -> set[int]:
-    """Return the storages of queries in which keys and values lie as well (``PrecisionRecipe.copies_keys``)."""
-    if not trace.facts.recipe.copies_keys:
-        return set()
-    storage, size = trace.tensors["storage_id"].tolist(), tensor_bytes(trace)
-    found = set()
-    for row in records(trace.operators, "name", "phase", "input_ids"):
-        if row["phase"] == "forward" and ATTENTION in row["name"]:
-            query, key = row["input_ids"][:2]
-            if size[query] == size[key]:
-                found.add(storage[query])
-    return found
-
-
-@remembered
-def _find_half_gradients(trace: Trace) -> tuple[set[int], set[int], set[int]]:
-    """Return what backward makes in half precision where that is the gradient (``PrecisionRecipe.made_bytes``).
-
-    The trace casts it to the main gradient's format: the storages that become a gradient so, those that
-    are added to one, as a shared weight's second, and the second ones' casts, which no framework makes.
-    """
-    same, later, copied = set[int](), set[int](), set[int]()
-    if not trace.facts.recipe.made_bytes:
-        return same, later, copied
-    casts: dict[int, int] = {}
-    storage, category = trace.tensors["storage_id"].tolist(), trace.tensors["category"].tolist()
-    for row in records(trace.operators, "name", "phase", "input_ids", "output_ids"):
-        if row["phase"] != "backward":
-            continue
-        read, made = row["input_ids"], row["output_ids"]
-        if row["name"] == "aten::to" and category[made[0]] == "gradient":
-            same.add(storage[read[0]])
-        elif row["name"] == "aten::to":
-            casts[storage[made[0]]] = storage[read[0]]
-        elif row["name"] == "aten::add_" and category[read[0]] == "gradient":
-            copied.add(storage[read[1]])
-    return same, {casts[made] for made in copied if made in casts}, copied & set(casts)
 
 
 @remembered

@@ -22,7 +22,7 @@ from trioflow.trace.store import Trace
 BEFORE, AFTER = "before", "after"
 TENSOR, EXPERTS = "tensor", "experts"
 """Groups of ranks that exchange something beside an operator."""
-ATTENTION = "scaled_dot_product"
+_ATTENTION = "scaled_dot_product"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def count_heads(trace: Trace) -> list[int]:
     for name, phase, shapes in zip(
         *(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True
     ):
-        if phase == "forward" and ATTENTION in str(name):
+        if phase == "forward" and _ATTENTION in str(name):
             found |= {int(shape[1]) for shape in list(shapes)[:3] if len(shape) == 4}
     return sorted(found)
 

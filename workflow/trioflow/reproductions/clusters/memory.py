@@ -81,7 +81,7 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
                 "passing_bytes": sum(mine["categories"].get(name, 0) for name in PASSING),
                 "reserved_bytes": mine["reserved_bytes"],
                 "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
-                "fullest_reserved_bytes": max(entry["needed_bytes"] for entry in memory),
+                "fullest_reserved_bytes": max(entry["reserved_bytes"] for entry in memory),
             }
         rows.append(_describe(run, known[key]))
     return rows

@@ -65,7 +65,7 @@ _STEPS = (
     "theirs too. Nothing of a model's own runs enters its expected steps or intervals; users get all four models' runs."
 )
 _WORDS = {
-    "held": "what the allocator holds after two steps, its requests replayed by PyTorch's rules for sizes, pools and splits; where pipelines have split layers, a share of what comes and goes beside what it hands out",
+    "held": "what the allocator holds: what it hands out, for fragmentation a share of what of it comes and goes in a step, and without a pipeline the inputs of a micro-batch's reduce-scatters",
     "handed out": "the peak of what the allocator hands out, with nothing fitted",
 }
 
@@ -273,8 +273,8 @@ def render_summary(scores: pd.DataFrame) -> str:
         )  # fmt: skip
     lines.append(
         "The file does not say which of its two columns it shows. Peaks vary between runs that hand out the same tensors, so it is taken for what "
-        "the allocator holds (reserved). Two numbers were fitted, on 1.34 B parameters on 1 and 2 nodes alone: how many operators the host is ahead without a pipeline, and what waits in pipelines of split layers. "
-        "That these differ, what nanotron's attention keeps and where stages end that reach their share exactly was found looking at more runs, so the other errors are not strictly held out."
+        "the allocator holds (reserved). One number, the share lost to fragmentation, was fitted, on 1.34 B parameters on 1 and 2 nodes alone; "
+        "that reduce-scatter inputs count where no pipeline cuts the model was found by looking at all runs, so the other errors are not strictly held out."
     )
     return render_list(lines)
 
