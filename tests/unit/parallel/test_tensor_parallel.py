@@ -54,6 +54,8 @@ def test_shards_of_a_fused_projection_are_whole_heads(transformer_trace):
     assert shard["write_bytes"].tolist() == [4 * TOKENS * 3 * head]
     assert shard["flop"].tolist() == [2 * TOKENS * HIDDEN * 3 * head]
     assert shard["read_bytes"].tolist() == [4 * (TOKENS * HIDDEN + 3 * head * (HIDDEN + 1))]
+    # All but the weight and its bias grows with the batch, and is not cut as they are.
+    assert shard["batch_read_bytes"].tolist() == [4 * TOKENS * HIDDEN]
     whole, shard = rows_of(transformer_trace, split, "blocks.0.attention", name="scaled_dot")
     assert (shard["flop"] * HEADS).tolist() == whole["flop"].tolist()
     assert shard["read_bytes"].tolist() == [3 * 4 * TOKENS * head]

@@ -64,6 +64,8 @@ from trioflow.trace.store import Trace, tensor_bytes
 if TYPE_CHECKING:
     from trioflow.base.experiments import Plan
 
+_WHOLE = ("parameter", "gradient", "buffer")
+"""Categories of tensors that do not grow with the tokens."""
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 """Columns of operators that are less on a shard."""
 
@@ -198,9 +200,8 @@ class _Splitter:
         """Return the bytes of some tensors when all but parameters are cut by tokens."""
         if not total:
             return 0
-        whole = ("parameter", "gradient", "buffer")
         return sum(
-            self.size[i] // (1 if self.category[i] in whole else self.degree) for i in indices
+            self.size[i] // (1 if self.category[i] in _WHOLE else self.degree) for i in indices
         )
 
     def find_gathered(self, row: dict[str, Any]) -> int | None:
@@ -370,8 +371,12 @@ def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: 
         before = int(row[column])
         after = count(row[ids], before)
         growing = int(row[f"batch_{column}"])
-        cells[column][op_id] = after
-        cells[f"batch_{column}"][op_id] = round(after * growing / before) if before else 0
+        grown = [i for i in row[ids] if splitter.category[i] not in _WHOLE]
+        if growing == sum(splitter.size[i] for i in grown):  # which bytes grow is known
+            growing = count(grown, growing)
+        else:
+            growing = round(after * growing / before) if before else 0
+        cells[column][op_id], cells[f"batch_{column}"][op_id] = after, growing
 
 
 def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
