@@ -17,6 +17,7 @@ from typing import Any
 from trioflow.base.errors import TraceError
 from trioflow.tables import CATEGORIES
 from trioflow.trace.importers.chakra_messages import NODE_TYPES, read_attributes, read_messages
+from trioflow.trace.profile.execution_trace import UNDEFINED
 from trioflow.trace.profile.profiler_fields import element_bytes
 from trioflow.trace.tensors import TensorRef
 
@@ -28,7 +29,6 @@ _NEGATIVE = 1 << 63
 _LONGEST_US = 10**12
 """Eleven days: no node and no step of a training run takes longer."""
 _TENSOR, _LIST = "Tensor(", "GenericList["
-_NO_TYPE = ("nullptr (uninitialized)", "undefined", "Undefined", "")
 _MOST_ELEMENTS = 1 << 48
 """No memory of one device holds more."""
 _DEEPEST = 400
@@ -101,8 +101,8 @@ class ChakraNode:
 
     @cached_property
     def outputs(self) -> list[TensorRef]:
-        """Tensors returned."""
-        return self._tensors("outputs")
+        """Tensors returned, without results that are undefined."""
+        return [ref for ref in self._tensors("outputs") if ref.dtype not in UNDEFINED]
 
     def _tensors(self, side: str) -> list[TensorRef]:
         """Read one side's tensors, those in lists included."""
@@ -163,11 +163,11 @@ def _tensor(value: Any, shape: Any, word: str, argument: int) -> TensorRef:
         raise ValueError(f"{value!r:.60} of shape {shape!r:.40} fits no memory")
     dtype, size = word[len(_TENSOR) : -1], value[4]
     known = element_bytes(dtype)
-    if dtype not in _NO_TYPE and known is None:
+    if dtype not in UNDEFINED and known is None:
         raise ValueError(f"unknown element type {dtype!r}")
     if size and known and size != known:
         raise ValueError(f"{size} bytes for an element of type {dtype}")
-    if dtype not in _NO_TYPE and prod(shape) != value[3]:
+    if dtype not in UNDEFINED and prod(shape) != value[3]:
         raise ValueError(f"{value[3]} elements in a tensor of shape {shape}")
     return TensorRef(value[0], value[1], size, tuple(shape), dtype, argument)
 

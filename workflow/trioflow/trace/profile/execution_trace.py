@@ -147,7 +147,7 @@ def _read_node(raw: Any, layout: Mapping[str, Any], words: Mapping[str, str]) ->
         _whole(attributes.get(words["thread"]) or 0),
         str(attributes.get(words["schema"]) or ""),
         _tensors(raw, layout["inputs"], devices),
-        [ref for ref in _tensors(raw, layout["outputs"], devices) if ref.dtype not in _UNDEFINED],
+        [ref for ref in _tensors(raw, layout["outputs"], devices) if ref.dtype not in UNDEFINED],
         frozenset(devices),
         attributes.get(words["sequence_number"]),
     )  # fmt: skip
@@ -186,7 +186,7 @@ def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str])
     if any(part < 0 for part in sizes) or elements < 0:
         raise ValueError(f"negative size in {shape}")
     dtype = kind[len(_TENSOR) : -1]
-    if dtype not in _UNDEFINED:
+    if dtype not in UNDEFINED:
         if element_bytes(dtype) is None:
             raise _UnknownTypeError(repr(dtype))
         if size != element_bytes(dtype):
@@ -197,7 +197,7 @@ def _tensor(value: Any, shape: Any, kind: str, argument: int, devices: set[str])
     return TensorRef(tensor, storage, size, sizes, dtype, argument)
 
 
-_UNDEFINED = ("nullptr (uninitialized)", "undefined", "Undefined", "")
+UNDEFINED = ("nullptr (uninitialized)", "undefined", "Undefined", "")
 """Types of an argument that may be a tensor and was none."""
 
 
