@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from trioflow.trace.language.decoder import Experts, GroupedLinear, LanguageNetwork
+from trioflow.trace.language.decoder import Experts, GroupedLinear, Kernels, LanguageNetwork
 from trioflow.trace.language.sizes import LanguageModel
 
 WHOLE = {"_allgather_base_": 0, "_reduce_scatter_base_": 1, "all_to_all_single": 0}
@@ -117,7 +117,9 @@ def main() -> None:
         mesh = init_device_mesh(
             "cpu", (job["ranks"] // expert, expert), mesh_dim_names=("replica", "expert")
         )
-        network = LanguageNetwork(LanguageModel(**job["model"]), job["sequence"], "flash")
+        network = LanguageNetwork(
+            LanguageModel(**job["model"]), job["sequence"], Kernels("flash", False)
+        )
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         model = network.bfloat16()

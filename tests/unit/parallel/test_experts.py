@@ -91,7 +91,7 @@ def test_tokens_travel_out_and_back_in_both_directions(trace, ranks):
 def test_a_rank_multiplies_as_many_tokens_by_fewer_experts(trace):
     split = split_of(trace, data=4, expert=4)
     layer = find_expert_layers(trace)[0]
-    (first, *_), weight = layer.products, MODEL.experts * MODEL.hidden * MODEL.feed_forward * 2
+    (first, *_), weight = layer.products, MODEL.experts * MODEL.hidden * 2 * MODEL.feed_forward * 2
     before, after = trace.operators.loc[first], split.operators.loc[first]
     assert (after["flop"], after["write_bytes"]) == (before["flop"], before["write_bytes"])
     assert before["read_bytes"] - after["read_bytes"] == weight * 3 // 4
@@ -100,7 +100,7 @@ def test_a_rank_multiplies_as_many_tokens_by_fewer_experts(trace):
         & (trace.operators["name"] == "aten::_grouped_mm")
     ]
     written = sorted(split.operators.loc[made.index, "write_bytes"])
-    assert written == sorted([weight // 4, ROWS_BYTES])
+    assert written == sorted([weight * 2 // 4, ROWS_BYTES])  # the weight's gradient in fp32
 
 
 def test_tensor_parallelism_cuts_experts_inside_their_exchange(trace):

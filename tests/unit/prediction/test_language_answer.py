@@ -53,7 +53,7 @@ def test_rates_follow_from_the_step_time_and_the_sizes(prediction):
     assert told["mfu"] == pytest.approx(told["tokens_per_s_per_gpu"] * flop / peak)
     less = 6 * 2 * 1024 * 256 * told["tokens_per_s_per_gpu"] / peak
     assert told["mfu"] - told["mfu_without_embeddings"] == pytest.approx(less)
-    assert (told["precision"], told["attention"]) == ("megatron-bf16", "flash")
+    assert (told["precision"], told["attention"]) == ("megatron-bf16", "cudnn")
 
 
 def test_waits_are_told_apart_by_the_degree_that_communicates(prediction):

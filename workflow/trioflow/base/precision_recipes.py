@@ -57,6 +57,11 @@ class PrecisionRecipe:
         return bool(self.main_parameter_bytes) and not self.shards_main
 
     @property
+    def adds_gradients(self) -> bool:
+        """Whether products can add to the main gradients themselves, as Megatron-LM's do."""
+        return self.keeps_main_gradients and not self.made_bytes
+
+    @property
     def casts_model(self) -> bool:
         """Whether the model itself is in half precision; autocast leaves its weights alone."""
         return self.parameter_bytes < 4

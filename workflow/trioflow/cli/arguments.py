@@ -19,7 +19,7 @@ from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.schedules.table import MODES
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
-from trioflow.trace.language.sizes import ATTENTIONS
+from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser, *, megatron: bool = False) -> None:
@@ -86,7 +86,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--attention", choices=ATTENTIONS,
-        help=f"whether attention's scores are kept in memory (default: {ATTENTIONS[0]}, which keeps none)",
+        help="attention's kernel; flash and cudnn keep no scores in memory (default: cudnn for Megatron's recipes, else flash)",
+    )  # fmt: skip
+    model.add_argument(
+        "--fusion", choices=FUSIONS,
+        help="what runs as one kernel as in Megatron Core: layers that read the same and gated activations, "
+        "besides products that add to main gradients (default: as the recipe's framework, none for PyTorch's own)",
     )  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def _choose_scheduled_plan(options: argparse.Namespace) -> tuple[Plan, Schedule 
 
 _FIXED = (
     "batch", "plan", "micro_batches", "stages_per_rank", "stages", "last_batch", "sequence",
-    "precision", "attention", "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
+    "precision", "attention", "fusion", "megatron", "session", *_BESIDE_DEGREES, *_VARIED,
 )  # fmt: skip
 """Arguments that would change what a traced program does."""
 
@@ -180,6 +180,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         sequence=options.sequence,
         precision=options.precision,
         attention=options.attention,
+        fusion=options.fusion,
         **_read_what_if(options),
         draws=getattr(options, "draws", 0),
         seed=getattr(options, "seed", 0),

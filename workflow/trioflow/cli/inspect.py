@@ -19,6 +19,12 @@ from trioflow.trace.language.sizes import read_language_model
 from trioflow.trace.store import Trace, find_operators, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 
+_FUSED = {
+    "layers": ", fused layers",
+    "gradients": ", fused layers and products that add to main gradients",
+}
+"""How an answer names the kernels of Megatron Core."""
+
 
 def describe_model(facts: Facts) -> str:
     """Return the sizes of a language model and of its samples; empty for another trace."""
@@ -27,7 +33,8 @@ def describe_model(facts: Facts) -> str:
         return ""
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
     attention = facts.language_model["attention"]
-    return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention"
+    fused = _FUSED.get(str(facts.language_model.get("fusion")), "")
+    return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention{fused}"
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:
@@ -71,7 +78,8 @@ def describe_trace(trace: Trace) -> dict[str, Any]:
 def run_show(options: argparse.Namespace) -> None:
     """Print what a trace holds."""
     step = {
-        name: getattr(options, name) for name in ("sequence", "batch", "precision", "attention")
+        name: getattr(options, name)
+        for name in ("sequence", "batch", "precision", "attention", "fusion")
     }
     trace = load_trace(options.trace, **step)
     if options.operators:

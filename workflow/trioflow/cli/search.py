@@ -70,7 +70,7 @@ def _find_plans(options: argparse.Namespace) -> dict[str, Any]:
         price_per_gpu_hour=options.price_per_gpu_hour, power_w=options.power_w,
         cost_model=options.cost_model, override=options.override, tokens=options.tokens,
         watch=watch, sequence=options.sequence, precision=options.precision,
-        attention=options.attention, draws=options.draws, seed=options.seed,
+        attention=options.attention, fusion=options.fusion, draws=options.draws, seed=options.seed,
     )  # fmt: skip
     if watch:
         watch(1, 1, "")

@@ -62,7 +62,7 @@ class Options(SimulationOptions):
         Whether the peaks of memory are worked out too; 0 without.
     sequence : int, optional
         Tokens of a sample, where a language model's name or configuration stands for a trace.
-    precision, attention : str, optional
+    precision, attention, fusion : str, optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
     operator_scales : sequence of (str, float)
         What if operators whose name fits a pattern took a factor as long.
@@ -91,6 +91,7 @@ class Options(SimulationOptions):
     sequence: int | None = None
     precision: str | None = None
     attention: str | None = None
+    fusion: str | None = None
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()
     draws: int = 0
@@ -118,7 +119,9 @@ class Options(SimulationOptions):
     @property
     def language_step(self) -> dict[str, Any]:
         """What is asked of a language model's step, for ``trace.store.load_trace``."""
-        return {name: getattr(self, name) for name in ("sequence", "precision", "attention")}
+        return {
+            name: getattr(self, name) for name in ("sequence", "precision", "attention", "fusion")
+        }
 
     @property
     def anchoring(self) -> Anchoring:

@@ -117,7 +117,7 @@ def search(
     ``draws``, ``seed``: as for ``Options``: plans then stand in the order of the draws' means, and
         are compared draw by draw.
     ``watch``: told how many plans are done of how many, and what is done with them.
-    ``step``: ``sequence``, ``precision``, ``attention`` of a language model by name or
+    ``step``: ``sequence``, ``precision``, ``attention``, ``fusion`` of a language model by name or
         configuration.
     """
     counts = [ranks] if isinstance(ranks, int) else sorted(set(ranks))

@@ -5,15 +5,23 @@ from math import prod
 
 import pytest
 from captured import make_once
+from same_model import ProportionalModel
 from same_step import assert_same_step, category_bytes
 from trioflow.base.errors import InputError
 from trioflow.base.precision_recipes import RECIPES
-from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.extrapolate import extrapolate
+from trioflow.parallel.plan import make_plan
+from trioflow.parallel.splits.parameters import (
+    find_gradients,
+    list_added_gradients,
+    list_parameters,
+)
 from trioflow.parallel.splits.tensor_parallel import split_operators
 from trioflow.trace.language import make
+from trioflow.trace.language.megatron import read_megatron
 from trioflow.trace.language.read import published_models
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
-from trioflow.trace.store import load_trace
+from trioflow.trace.store import Trace, load_trace, tensor_bytes
 
 pytest.importorskip("torch", reason="a trace without a device needs torch (extra [capture])")
 
@@ -248,16 +256,82 @@ def test_ranks_that_split_experts_share_their_products_and_add_up_once():
     rows = STEP.batch * STEP.sequence * EXPERTS.experts_per_token
     modules = trace.operators["module"].str.fullmatch(r"model\.layers\.\d+\.mlp\.\w+_proj")
     of_experts = [e.size_bytes for op, found in split.after.items() if modules[op] for e in found]
-    # Forward adds up what leaves the experts, backward what entered them by gate and by up.
-    assert of_experts == [rows * EXPERTS.hidden * 2] * 3 * EXPERTS.layers
+    # Forward adds up what leaves the experts, backward what entered them by gate and up.
+    assert of_experts == [rows * EXPERTS.hidden * 2] * 2 * EXPERTS.layers
 
 
 def test_every_rank_of_fsdp_holds_a_part_of_each_expert():
     found = {p.name: p for p in list_parameters(make.make_trace(EXPERTS, STEP))}
-    weight = found["model.layers.0.mlp.gate_proj.weight"]
-    assert weight.shape == (8, 64, 48)
+    weight = found["model.layers.0.mlp.gate_up_proj.weight"]
+    assert weight.shape == (8, 64, 96)
     assert weight.padded_bytes(32) == weight.size_bytes
     assert weight.padded_bytes(48) == weight.size_bytes * 96 // 64
     split = {p.name: p for p in list_parameters(make.make_trace(EXPERTS, STEP), 4)}
-    assert split["model.layers.0.mlp.gate_proj.weight"].shape == (8, 64, 12)
+    assert split["model.layers.0.mlp.gate_up_proj.weight"].shape == (8, 64, 24)
     assert split["model.layers.0.mlp.down_proj.weight"].shape == (8, 12, 64)
+
+
+def test_layers_that_read_the_same_are_one_product_in_megatron():
+    apart, fused = (
+        make.make_trace(SMALL, replace(STEP, fusion=word)) for word in ("none", "layers")
+    )
+    names = [trace.operators["name"].value_counts() for trace in (apart, fused)]
+    assert [name["aten::linear"] for name in names] == [7 * SMALL.layers + 1, 4 * SMALL.layers + 1]
+    assert names[1]["aten::glu"] == SMALL.layers and "aten::silu" not in names[1]
+    work = [trace.operators["flop"].sum() for trace in (apart, fused)]
+    parameters = [trace.facts.language_model["parameters"] for trace in (apart, fused)]
+    assert work[0] == work[1] and parameters[0] == parameters[1]
+
+
+@pytest.mark.parametrize("model", [SMALL, EXPERTS], ids=lambda model: model.name)
+def test_products_add_to_main_gradients_in_megatron(model):
+    cast, added = (make.make_trace(model, replace(STEP, fusion=word)) for word in ("layers", ""))
+    assert list_added_gradients(cast) == frozenset()
+    own = list_added_gradients(added)
+    sizes = {g["name"]: g["size_bytes"] for g in cast.facts.gradients}
+    assert own and all(
+        ("proj" in name or "head" in name or "gate" in name) == (name in own) for name in sizes
+    )
+    names = [trace.operators["name"].value_counts()["aten::to"] for trace in (cast, added)]
+    assert names[0] - names[1] == len(own)
+    # What they add to is the gradient that was cast to, as large as before and of the same parameter.
+    held = find_gradients(added)
+    size = dict(zip(added.tensors["storage_id"], tensor_bytes(added), strict=True))
+    assert {name: size[held[name]] for name in own} == {name: sizes[name] * 2 for name in own}
+
+
+def test_gradients_are_added_by_products_only_where_they_are_kept_in_fp32():
+    with pytest.raises(
+        InputError, match=r"--fusion gradients: with --precision nanotron-bf16 no product adds.*fp8"
+    ):
+        make.make_trace(SMALL, replace(STEP, precision="nanotron-bf16", fusion="gradients"))
+
+
+def test_further_micro_batches_add_only_what_no_product_adds():
+    found = []
+    for word in ("layers", ""):
+        trace = make.make_trace(SMALL, replace(STEP, fusion=word))
+        timed = Trace(trace.operators.assign(device_ns=1000), trace.tensors, trace.facts)
+        graph = extrapolate(timed, make_plan(accumulate=2), ProportionalModel())
+        rows = graph.tasks[graph.tasks["name"] == "gradient accumulation"]
+        found.append(float(rows["duration_s"].sum()))
+    assert 0 < found[1] < found[0] / 2
+
+
+@pytest.mark.parametrize(("arguments", "attention", "fusion"), [
+    ({}, "cudnn", ""), ({"no-gradient-accumulation-fusion": True}, "cudnn", "layers"),
+    ({"attention-backend": "flash"}, "flash", ""), ({"bf16": False}, "cudnn", "layers"),
+])  # fmt: skip
+def test_megatron_says_what_runs_as_one_kernel(arguments, attention, fusion):
+    given = {
+        "num-layers": 2,
+        "hidden-size": 64,
+        "num-attention-heads": 4,
+        "seq-length": 32,
+        "bf16": True,
+        "swiglu": True,
+    }
+    found = read_megatron(
+        {**given, "max-position-embeddings": 32, **arguments, "vocab-size": 100}, "x", "x"
+    )
+    assert (found.step["attention"], found.step["fusion"]) == (attention, fusion)

@@ -206,7 +206,7 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     assert (model.vocabulary, model.tied, model.longest) == (50432, True, 1024)
     assert model.feed_forward == 2048
     assert found.step == {
-        "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "fused-softmax",
+        "sequence": 1024, "batch": 4, "precision": "megatron-bf16", "attention": "fused-softmax", "fusion": "",
     }  # fmt: skip
     assert found.global_batch == 32
     assert found.degrees == {

@@ -57,19 +57,23 @@ _Elementwise = Callable[[str, Sequence[int], int], float]
 
 
 def cost_units(
-    units: Sequence[ShardedUnit], plan: Plan, micro_steps: int, elementwise: _Elementwise
+    units: Sequence[ShardedUnit],
+    plan: Plan,
+    micro_steps: int,
+    elementwise: _Elementwise,
+    added: frozenset[str] = frozenset(),
 ) -> list[UnitWork]:
     """Return the units with the sizes of their messages and the time of their copies.
 
     Each copy is one operator over all of a unit's parameters
     (``all_gather_copy_in``, ``split_with_sizes_copy``, ``chunk_cat``). The
-    target counts as read, as in an operator's table row.
+    target counts as read, as in an operator's table row. ``added``: parameters as of `list_added_gradients`.
     """
     found = []
     for unit in units:
         shards = plan.shards_of(unit.experts)
         gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
-        gradients = [p.size_bytes for p in unit.parameters if p.trained]
+        gradients = [p.size_bytes for p in unit.parameters if p.trained and p.name not in added]
         further = micro_steps > 1
         found.append(
             UnitWork(

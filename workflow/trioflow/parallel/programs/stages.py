@@ -35,6 +35,7 @@ from trioflow.parallel.splits.parameters import (
     Bucket,
     build_buckets,
     find_gradients,
+    list_added_gradients,
     list_buffers,
     list_parameters,
 )
@@ -249,12 +250,14 @@ class StageWorks:
             work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
-        sizes = [int(g["size_bytes"]) for g in gradients]
+        added = list_added_gradients(self.trace)
+        sizes = [int(g["size_bytes"]) for g in gradients if g["name"] not in added]
         further = self.schedule.micro_batches - 1
         if further:
             work.accumulate_s = self._elementwise_s("aten::add_", sizes, 2, further)
             # Accumulated micro-steps divide their losses instead.
             if self.schedule.name not in _SUMS_LOSS and plan.pipeline > 1:
+                sizes = [int(g["size_bytes"]) for g in gradients]
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
 
     def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
@@ -340,7 +343,9 @@ class StageWorks:
             units = build_units(self.trace, plan.tensor, plan.expert)
         else:
             units = build_stage_units(self.trace, plan, self.placed, stage_of, stage)
-        costs = cost_units(units, plan, steps, self._elementwise_s)
+        costs = cost_units(
+            units, plan, steps, self._elementwise_s, list_added_gradients(self.trace)
+        )
         # A CPU has no streams: PyTorch's are empty there, and every call runs to its end.
         beside = self.trace.facts.device != "cpu"
         return ShardedWork(costs, plan.shards, plan.sharding != "zero2", beside)

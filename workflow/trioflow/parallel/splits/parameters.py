@@ -18,6 +18,7 @@ import pandas as pd
 
 from trioflow.base.errors import PlanError
 from trioflow.base.units import BYTES_PER_MIB
+from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.tensor_split import kind_of_module
@@ -126,6 +127,18 @@ def find_gradients(trace: Trace) -> dict[str, int]:
             found[str(entry["name"])] = storage
             free.pop(storage)
     return found
+
+
+@remembered
+def list_added_gradients(trace: Trace) -> frozenset[str]:
+    """Return the parameters whose gradients the products that make them add up over micro-batches."""
+    if not trace.facts.recipe.adds_gradients:
+        return frozenset()
+    names = trace.operators["name"].tolist()
+    return frozenset(
+        str(g["name"]) for g in trace.facts.gradients
+        if class_of_name(names[int(g["ready_after_op_id"])]) == "gemm"
+    )  # fmt: skip
 
 
 def _shapes_of_gradients(trace: Trace) -> list[dict[str, Any]]:

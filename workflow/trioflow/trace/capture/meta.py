@@ -107,7 +107,9 @@ def _profile(
 def fused_attention(masks: set[bool]) -> Iterator[None]:
     """Let PyTorch's attention drop nothing: a CPU has no fused one with dropout, a GPU has.
 
-    Values of another size than keys go through cuDNN's kernel, the only fused one of PyTorch that takes them. Whether the calls are causal goes into ``masks``: no operator's shapes say it.
+    Values of another size than keys go through cuDNN's kernel, the only fused one of PyTorch that takes them, and so
+    does what `torch.nn.attention.sdpa_kernel` leaves to it. Whether the calls are causal goes into ``masks``: no
+    operator's shapes say it.
     """
     functional = torch.nn.functional
     attention = functional.scaled_dot_product_attention
@@ -117,7 +119,9 @@ def fused_attention(masks: set[bool]) -> Iterator[None]:
         is_causal: bool = False, **named: Any,
     ) -> Any:  # fmt: skip
         masks.add(bool(is_causal))
-        if attn_mask is None and query.shape[-1] != value.shape[-1]:
+        backends = torch.backends.cuda
+        chosen = backends.cudnn_sdp_enabled() and not backends.flash_sdp_enabled()
+        if attn_mask is None and (chosen or query.shape[-1] != value.shape[-1]):
             cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
             return cudnn(query, key, value, None, query.requires_grad, 0.0, is_causal)[0]
         return attention(query, key, value, attn_mask, 0.0, is_causal, **named)

@@ -21,7 +21,7 @@ class Configuration:
         The network.
     step : mapping
         Of a ``LanguageStep``'s fields those that are said: ``sequence``, ``batch`` (of a
-        micro-batch), ``precision``, ``attention``.
+        micro-batch), ``precision``, ``attention``, ``fusion``.
     degrees : mapping
         Of a plan's columns those that are said, the data degree left out.
     global_batch : int, optional

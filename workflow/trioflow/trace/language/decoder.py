@@ -1,10 +1,10 @@
 """The decoder-only network that a configuration describes, as PyTorch runs it.
 
-Modules have the names that models of the Llama family share in transformers,
-so that plans find the layers to split. What frameworks run as one kernel is one
-operator here, moving the same bytes: normalisation without a mean stands as
-PyTorch's layer normalisation without a bias, the rotation of queries and keys
-as one multiplication by a table.
+Modules have the names that models of the Llama family share in transformers, so that plans find the layers to
+split. What frameworks run as one kernel is one operator here, moving the same bytes: normalisation without a mean
+stands as PyTorch's layer normalisation without a bias, the rotation of queries and keys as one multiplication by a
+table, a fused gated activation as ``glu``. Fused layers are Megatron Core's: one product for queries, keys and values,
+group by group of heads, another for gate and up.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, LanguageModel
+from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, NONE, LanguageModel
 from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
 
-FLASH, _SOFTMAX = "flash", "fused-softmax"
+_SOFTMAX = "fused-softmax"
+_FUSED: dict[str, Callable[[], Any]] = {
+    "flash": nullcontext,
+    "cudnn": partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION),
+}
 
 
-def _squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
+class Kernels(NamedTuple):
+    """Attention's kernel, and whether layers that read the same are one product."""
+
+    attention: str
+    fused_layers: bool
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -37,17 +46,17 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
-    "squared_relu": _squared_relu,
+    "squared_relu": lambda x: F.relu(x).square(),
 }
+
+
+def _make_norm(sizes: LanguageModel, width: int) -> nn.Module:
+    return nn.LayerNorm(width, bias=sizes.norm == "layer")
 
 
 def _drop(x: Tensor, share: float) -> Tensor:
     """Drop a share of x as a GPU does, which keeps a byte an element; `F.dropout` elsewhere keeps a number."""
     return torch.native_dropout(x, share, True)[0] if share else x
-
-
-def _make_norm(sizes: LanguageModel, width: int) -> nn.Module:
-    return nn.LayerNorm(width, bias=sizes.norm == "layer")
 
 
 class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -59,10 +68,10 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """
 
     def __init__(
-        self, sizes: LanguageModel, kind: str, rotation: Tensor | None, window: int = 0
+        self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, window: int = 0
     ) -> None:
         super().__init__()
-        self.sizes, self.kind, self.window = sizes, kind, window
+        self.sizes, self.kernels, self.window = sizes, kernels, window
         self._make_projections(sizes)
         self.o_proj = nn.Linear(sizes.heads * sizes.values, sizes.hidden, bias=sizes.output_bias)
         if sizes.sinks:
@@ -71,24 +80,35 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 
     def _make_projections(self, sizes: LanguageModel) -> None:
         """Make what yields queries, keys and values."""
-        keys = sizes.kv_heads * sizes.head_size
-        self.q_proj = nn.Linear(sizes.hidden, sizes.heads * sizes.head_size, bias=sizes.query_bias)
-        self.k_proj = nn.Linear(sizes.hidden, keys, bias=sizes.query_bias)
-        self.v_proj = nn.Linear(sizes.hidden, keys, bias=sizes.query_bias)
+        make = partial(nn.Linear, sizes.hidden, bias=sizes.query_bias)
+        queries, keys = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+        if self.kernels.fused_layers:
+            self.qkv_proj = make(queries + 2 * keys)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = make(queries), make(keys), make(keys)
         if sizes.query_norm:
             self.q_norm = _make_norm(sizes, sizes.head_size)
             self.k_norm = _make_norm(sizes, sizes.head_size)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each [batch, sequence, heads, size]."""
-        query, key, value = (
-            project(x).view(*x.shape[:2], -1, self.sizes.head_size)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        rotation = self.rotation
+        if self.kernels.fused_layers:
+            groups = self.sizes.heads // self.sizes.kv_heads
+            made = self.qkv_proj(x).view(*x.shape[:2], -1, groups + 2, self.sizes.head_size)
+            query, key, value = made.split([groups, 1, 1], 3)
+            rotation = None if rotation is None else rotation.unsqueeze(1)
+        else:
+            query, key, value = (
+                project(x).view(*x.shape[:2], -1, self.sizes.head_size)
+                for project in (self.q_proj, self.k_proj, self.v_proj)
+            )
         if self.sizes.query_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        if self.rotation is not None:
-            query, key = query * self.rotation, key * self.rotation
+        if rotation is not None:
+            query, key = query * rotation, key * rotation
+        if self.kernels.fused_layers:
+            return tuple(part.flatten(2, 3) for part in (query, key, value))
         return query, key, value
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,14 +129,15 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dropped, groups = self.sizes.attention_dropout, self.sizes.heads // self.sizes.kv_heads
-        if self.kind == FLASH:
-            return F.scaled_dot_product_attention(
-                query, key, value, dropout_p=dropped, is_causal=True, enable_gqa=groups > 1
-            )
+        if self.kernels.attention in _FUSED:
+            with _FUSED[self.kernels.attention]():
+                return F.scaled_dot_product_attention(
+                    query, key, value, dropout_p=dropped, is_causal=True, enable_gqa=groups > 1
+                )
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores = torch.matmul(query, key.transpose(2, 3))
-        if self.kind == _SOFTMAX:
+        if self.kernels.attention == _SOFTMAX:
             weights = F.softmax(scores, dim=-1)
         else:
             scores = scores / math.sqrt(self.sizes.head_size)
@@ -174,23 +195,37 @@ class LatentAttention(Attention):
 class FeedForward(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Two linear layers with an activation between them, gated by a third one or not."""
 
-    def __init__(self, sizes: LanguageModel) -> None:
+    def __init__(self, sizes: LanguageModel, kernels: Kernels) -> None:
         super().__init__()
-        bias = sizes.feed_forward_bias
-        if sizes.gated:
-            self.gate_proj = nn.Linear(sizes.hidden, sizes.feed_forward, bias=bias)
-        self.up_proj = nn.Linear(sizes.hidden, sizes.feed_forward, bias=bias)
-        self.down_proj = nn.Linear(sizes.feed_forward, sizes.hidden, bias=bias)
-        self.gated, self.activate = sizes.gated, _ACTIVATIONS[sizes.activation]
+        _make_feed_forward(self, partial(nn.Linear, bias=sizes.feed_forward_bias), sizes, kernels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of x [batch, sequence, hidden] alone."""
-        if self.gated:
-            inside = self.activate(self.gate_proj(x)) * self.up_proj(x)
-        else:
-            inside = self.activate(self.up_proj(x))
-        out: Tensor = self.down_proj(inside)
+        out: Tensor = self.down_proj(_activate(self, x))
         return out
+
+
+def _make_feed_forward(
+    layer: nn.Module, make: Callable[[int, int], nn.Module], sizes: LanguageModel, kernels: Kernels
+) -> None:
+    """Give a feed-forward layer, or one of experts, its linear layers."""
+    if sizes.gated and kernels.fused_layers:
+        layer.gate_up_proj = make(sizes.hidden, 2 * sizes.feed_forward)
+    else:
+        if sizes.gated:
+            layer.gate_proj = make(sizes.hidden, sizes.feed_forward)
+        layer.up_proj = make(sizes.hidden, sizes.feed_forward)
+    layer.down_proj = make(sizes.feed_forward, sizes.hidden)
+    layer.activate = _ACTIVATIONS[sizes.activation]
+
+
+def _activate(layer: nn.Module, x: Tensor, *ends: Tensor) -> Tensor:
+    """Return what goes into a layer's last product; ``ends``: where each expert's rows end."""
+    if hasattr(layer, "gate_up_proj"):
+        return F.glu(layer.gate_up_proj(x, *ends))
+    if hasattr(layer, "gate_proj"):
+        return layer.activate(layer.gate_proj(x, *ends)) * layer.up_proj(x, *ends)
+    return layer.activate(layer.up_proj(x, *ends))
 
 
 class GroupedLinear(nn.Module):  # type: ignore[misc]  # mypy does not read torch
@@ -222,17 +257,15 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     them. How many rows each expert has changes no shape.
     """
 
-    def __init__(self, sizes: LanguageModel) -> None:
+    def __init__(self, sizes: LanguageModel, kernels: Kernels) -> None:
         super().__init__()
         self.gate = nn.Linear(sizes.hidden, sizes.experts, bias=sizes.router_bias)
         make = partial(GroupedLinear, sizes.experts, bias=sizes.feed_forward_bias)
-        if sizes.gated:
-            self.gate_proj = make(sizes.hidden, sizes.feed_forward)
-        self.up_proj = make(sizes.hidden, sizes.feed_forward)
-        self.down_proj = make(sizes.feed_forward, sizes.hidden)
+        _make_feed_forward(self, make, sizes, kernels)
         if sizes.shared_feed_forward:
-            self.shared = FeedForward(replace(sizes, feed_forward=sizes.shared_feed_forward))
-        self.sizes, self.activate = sizes, _ACTIVATIONS[sizes.activation]
+            shared = replace(sizes, feed_forward=sizes.shared_feed_forward)
+            self.shared = FeedForward(shared, kernels)
+        self.sizes = sizes
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position of x [batch, sequence, hidden] by its experts."""
@@ -245,13 +278,9 @@ class Experts(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         ends = counts.cumsum(0, dtype=torch.int32)
         source = order // self.sizes.experts_per_token
         rows = tokens.index_select(0, source)
-        if self.sizes.gated:
-            inside = self.activate(self.gate_proj(rows, ends)) * self.up_proj(rows, ends)
-        else:
-            inside = self.activate(self.up_proj(rows, ends))
-        made = self.down_proj(inside, ends) * weights.flatten().index_select(0, order).unsqueeze(
-            1
-        ).to(rows.dtype)
+        made = self.down_proj(_activate(self, rows, ends), ends) * weights.flatten().index_select(
+            0, order
+        ).unsqueeze(1).to(rows.dtype)
         out = torch.zeros_like(tokens, dtype=made.dtype).index_add(0, source, made).view_as(x)
         return out + self.shared(x) if self.sizes.shared_feed_forward else out
 
@@ -260,16 +289,16 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """One layer: attention and feed-forward, each normalised before and added to the residual."""
 
     def __init__(
-        self, sizes: LanguageModel, kind: str, rotation: Tensor | None, number: int
+        self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, number: int
     ) -> None:
         super().__init__()
         self.input_layernorm = _make_norm(sizes, sizes.hidden)
         attention = LatentAttention if sizes.latent else Attention
-        self.self_attn = attention(sizes, kind, rotation, 0 if number % 2 else sizes.window)
+        self.self_attn = attention(sizes, kernels, rotation, 0 if number % 2 else sizes.window)
         self.post_attention_layernorm = _make_norm(sizes, sizes.hidden)
         if number < sizes.dense_layers:
             sizes = sizes.dense_block
-        self.mlp = Experts(sizes) if sizes.experts else FeedForward(sizes)
+        self.mlp = (Experts if sizes.experts else FeedForward)(sizes, kernels)
         self.dropout = sizes.dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -281,7 +310,7 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Everything below the head."""
 
-    def __init__(self, sizes: LanguageModel, sequence: int, kind: str) -> None:
+    def __init__(self, sizes: LanguageModel, sequence: int, kernels: Kernels) -> None:
         super().__init__()
         rotation = None
         if sizes.positions == "rotary":
@@ -290,7 +319,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         if sizes.positions == "learned":
             self.embed_positions = nn.Embedding(sizes.longest, sizes.hidden)
         self.layers = nn.ModuleList(
-            Block(sizes, kind, rotation, number) for number in range(sizes.layers)
+            Block(sizes, kernels, rotation, number) for number in range(sizes.layers)
         )
         self.norm = _make_norm(sizes, sizes.hidden)
         self.dropout = sizes.dropout
@@ -310,9 +339,9 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
 class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Decoder and head."""
 
-    def __init__(self, sizes: LanguageModel, sequence: int, kind: str) -> None:
+    def __init__(self, sizes: LanguageModel, sequence: int, kernels: Kernels) -> None:
         super().__init__()
-        self.model = Decoder(sizes, sequence, kind)
+        self.model = Decoder(sizes, sequence, kernels)
         self.lm_head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
         self.config = SimpleNamespace(
             num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads
@@ -332,12 +361,12 @@ def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 _SPLIT = {
-    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in ("q", "k", "v", "q_b", "kv_b")},
+    **{f"model.layers.*.self_attn.{part}_proj": "column" for part in ("q", "k", "v", "qkv", "q_b", "kv_b")},
     "model.layers.*.self_attn.o_proj": "row",
-    "model.layers.*.mlp.gate_proj": "column", "model.layers.*.mlp.up_proj": "column",
-    "model.layers.*.mlp.down_proj": "row",
-    "model.layers.*.mlp.shared.gate_proj": "column", "model.layers.*.mlp.shared.up_proj": "column",
-    "model.layers.*.mlp.shared.down_proj": "row",
+    **{
+        f"model.layers.*.mlp.{shared}{part}_proj": "row" if part == "down" else "column"
+        for shared in ("", "shared.") for part in ("gate", "up", "gate_up", "down")
+    },
 }  # fmt: skip
 """Megatron's cut."""
 
@@ -349,11 +378,12 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     ----------
     row : mapping
         ``language_model`` (a `LanguageModel`'s fields as JSON), ``sequence`` [tokens],
-        ``attention`` (flash, fused-softmax or eager) and ``layers``, the depth to build.
+        ``attention`` and ``fusion`` (as of `LanguageStep`) and ``layers``, the depth to build.
     """
     layers = need_size(row, "layers")
     sizes = LanguageModel(**json.loads(str(row["language_model"])) | {"layers": layers})
-    sequence, kind = need_size(row, "sequence"), str(row.get("attention") or FLASH)
+    sequence = need_size(row, "sequence")
+    kernels = Kernels(str(row.get("attention") or "flash"), str(row.get("fusion") or NONE) != NONE)
     embedding = ["model.embed_tokens"]
     if sizes.positions == "learned":
         embedding.append("model.embed_positions")
@@ -364,7 +394,7 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     def make_batch(batch: int, seed: int, device: str) -> tuple[Any, Any]:
         return make_tokens(batch, sequence, sizes.vocabulary, seed, device)
 
-    model = LanguageNetwork(sizes, sequence, kind).train()
+    model = LanguageNetwork(sizes, sequence, kernels).train()
     modules = [name for name, _ in model.named_modules()]
     split = {p: k for p, k in _SPLIT.items() if any(fnmatchcase(name, p) for name in modules)}
     return Recipe(model, make_batch, _cross_entropy, units, split)

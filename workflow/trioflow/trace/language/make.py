@@ -16,8 +16,8 @@ from trioflow.base.errors import InputError, TrioflowError
 from trioflow.base.precision_recipes import RECIPES, choose_recipe
 from trioflow.base.provenance import digest_modules
 from trioflow.base.settings import LANGUAGE
-from trioflow.trace.language.scaled import scale_products
-from trioflow.trace.language.sizes import BLOCKS, LanguageModel, LanguageStep
+from trioflow.trace.language.scaled import add_to_main_gradients, scale_products
+from trioflow.trace.language.sizes import BLOCKS, GRADIENTS, LanguageModel, LanguageStep
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace, pack_trace, read_pack, save_trace
 
@@ -50,7 +50,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     Raises
     ------
     InputError
-        When PyTorch is not installed, a learned table of positions is too short, or experts are to be
+        As `LanguageStep.settle`; when PyTorch is not installed, a learned table of positions is too short, or experts are to be
         computed in single precision.
 
     Notes
@@ -58,6 +58,7 @@ def make_trace(model: LanguageModel, step: LanguageStep) -> Trace:
     Identical blocks run once: any depth takes seconds. The trace is kept in `cache_folder`, under
     a name made of everything that decides it.
     """
+    step = step.settle()
     if model.positions == "learned" and step.sequence > model.longest:
         raise InputError(
             f"{model.name} has {model.longest} positions, fewer than --sequence {step.sequence}",
@@ -118,18 +119,20 @@ def _capture(model: LanguageModel, step: LanguageStep) -> Trace:
     row = {
         "workload": model.name, "family": LANGUAGE, "model": model.name,
         "layers": captured, "sequence": step.sequence,
-        "attention": step.attention, "optimizer": step.optimizer, "precision": step.precision,
+        "attention": step.attention, "fusion": step.fusion, "optimizer": step.optimizer, "precision": step.precision,
         "language_model": json.dumps(asdict(model), sort_keys=True),
     }  # fmt: skip
     trace = capture_meta(row, step.batch)
     products = choose_recipe(step.precision).products
+    if step.fusion == GRADIENTS:
+        trace = add_to_main_gradients(trace)
     if products:
         trace = scale_products(trace, products)
     if model.layers > captured:
         last = f"{BLOCKS}.{captured - 1}"
         trace = repeat_block(trace, last, model.layers - captured + 1)
     described = asdict(model) | {
-        "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention,
+        "parameters": model.parameters, "sequence": step.sequence, "attention": step.attention, "fusion": step.fusion,
     }  # fmt: skip
     facts = replace(trace.facts, language_model=described, source="configuration of a model")
     if model.experts:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
-from trioflow.trace.language.sizes import LanguageModel
+from trioflow.trace.language.sizes import CUDNN, FLASH, LAYERS, LanguageModel
 
 _GPT2_WORDS = 50257
 """Words of the tokenizer that Megatron-LM reads from ``--vocab-file`` and ``--merge-file``."""
@@ -100,9 +100,12 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
         found.take("transformer-impl") == "local" and not found.flag("use-flash-attn")
     )
     softmax = "eager" if found.flag("no-masked-softmax-fusion") else "fused-softmax"
+    kernel = FLASH if backend == FLASH or found.take("transformer-impl") == "local" else CUDNN
+    precision = _find_precision(found)
+    adds = precision == "megatron-bf16" and not found.flag("no-gradient-accumulation-fusion")
     step = {
-        "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": _find_precision(found),
-        "attention": softmax if unfused else "flash",
+        "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": precision,
+        "attention": softmax if unfused else kernel, "fusion": "" if adds else LAYERS,
     }  # fmt: skip
     degrees = _read_degrees(found, model, file)
     if found.take("cp-comm-type") == "a2a+p2p" and "context" in degrees:

@@ -29,6 +29,7 @@ from trioflow.trace.store import Trace
 
 CAST, LARGEST = "trioflow::quantize", "aten::amax"
 PRODUCTS = {"aten::linear": "linear", "aten::mm": "mm", "aten::_grouped_mm": "grouped_mm"}
+_CONVERT, _VIEWS = "aten::to", ("aten::t", "aten::detach", "aten::view", "aten::reshape")
 PREFIXES = {"fp8": "scaled", "fp8-block": "block_scaled"}
 """How products are called, by what a recipe says of them."""
 _DTYPE, _COPIES = "c10::Float8_e4m3fn", 2
@@ -41,30 +42,77 @@ def scale_products(trace: Trace, products: str) -> Trace:
     ``products``: a key of ``PREFIXES``. A linear layer is one that the model's tensor split cuts, or the experts'.
     """
     writer = _Writer(trace, products)
-    rows = list(writer.rewrite())
+    return _rebuild(trace, list(writer.rewrite()), writer.tensors)
+
+
+def add_to_main_gradients(trace: Trace) -> Trace:
+    """Return the trace of a step whose products add to the main gradients: none is cast and added afterwards.
+
+    Megatron Core's ``gradient_accumulation_fusion``: a product adds to the fp32 gradient of its weight as it writes,
+    where PyTorch writes one in half precision, casts it and adds it. That it reads it too is left out.
+    """
+    rows, tensors = records(trace.operators), records(trace.tensors)
+    readers: dict[int, list[int]] = {}
+    for row in rows:
+        for storage in {tensors[index]["storage_id"] for index in row["input_ids"]}:
+            readers.setdefault(storage, []).append(row["op_id"])
+    ready: dict[int, int] = {}  # operator that makes a gradient, by the one that cast it
+    for gradient in trace.facts.gradients:
+        cast = rows[gradient["ready_after_op_id"]]
+        if cast["name"] != _CONVERT or not cast["output_ids"]:
+            continue
+        storage = tensors[cast["input_ids"][0]]["storage_id"]
+        made = tensors[cast["input_ids"][0]]["producer_op_id"]
+        others = {rows[n]["name"] for n in readers[storage] if n != cast["op_id"]} - set(_VIEWS)
+        if made is None or rows[int(made)]["name"] not in PRODUCTS or others:
+            continue
+        ready[cast["op_id"]] = int(made)
+        main = tensors[cast["output_ids"][0]]
+        for tensor in tensors:
+            if tensor["storage_id"] == storage:
+                tensor |= {
+                    name: main[name] for name in ("storage_id", "elem_bytes", "dtype", "category")
+                }
+        for tensor in tensors:
+            if tensor["storage_id"] == main["storage_id"]:
+                tensor["producer_op_id"] = int(made)
+        rows[int(made)]["write_bytes"] = main["elem_bytes"] * prod(main["shape"])
+    gradients = [
+        {**g, "ready_after_op_id": ready.get(g["ready_after_op_id"], g["ready_after_op_id"])}
+        for g in trace.facts.gradients
+    ]
+    gradients.sort(key=lambda gradient: int(gradient["ready_after_op_id"]))
+    changed = replace(trace.facts, gradients=gradients)
+    kept = [row for row in rows if row["op_id"] not in ready]
+    return _rebuild(Trace(trace.operators, trace.tensors, changed), kept, tensors)
+
+
+def _rebuild(trace: Trace, rows: list[_Row], tensors: list[_Row]) -> Trace:
+    """Return a trace of other operators, numbered anew; an added one has no number yet."""
     place = {row["op_id"]: n for n, row in enumerate(rows) if row["op_id"] is not None}
-    for tensor in writer.tensors:
+    for tensor in tensors:
         tensor["producer_op_id"] = place.get(tensor["producer_op_id"])
     made: dict[int, int] = {}
     for number, row in enumerate(rows):
         if row["op_id"] is None:
-            made |= {writer.tensors[i]["storage_id"]: number for i in row["output_ids"]}
+            made |= {tensors[i]["storage_id"]: number for i in row["output_ids"]}
         row["op_id"] = number
         if row["forward_op_id"] is not None:
             row["forward_op_id"] = place[row["forward_op_id"]]
         for index in (*row["input_ids"], *row["output_ids"]):
-            writer.tensors[index]["last_op_id"] = number
-    for tensor in writer.tensors:
+            tensors[index]["last_op_id"] = number
+    for tensor in tensors:
         tensor["producer_op_id"] = made.get(tensor["storage_id"], tensor["producer_op_id"])
     gradients = [
         {**g, "ready_after_op_id": place.get(g["ready_after_op_id"], -1)}
         for g in trace.facts.gradients
     ]
-    operators, tensors = (
+    operators, described = (
         pd.DataFrame(new, columns=old.columns).astype(old.dtypes)
-        for new, old in ((rows, trace.operators), (writer.tensors, trace.tensors))
+        for new, old in ((rows, trace.operators), (tensors, trace.tensors))
     )
-    return Trace(operators, tensors, replace(trace.facts, gradients=gradients, operators=len(rows)))
+    facts = replace(trace.facts, gradients=gradients, operators=len(rows))
+    return Trace(operators, described, facts)
 
 
 class _Writer:

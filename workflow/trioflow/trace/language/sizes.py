@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trioflow.base.errors import InputError
-from trioflow.base.precision_recipes import choose_recipe
+from trioflow.base.precision_recipes import RECIPES, choose_recipe
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
 
@@ -290,9 +290,16 @@ def read_language_model(facts: Facts) -> tuple[LanguageModel, int] | None:
     )
 
 
-ATTENTIONS = ("flash", "fused-softmax", "eager")
-"""flash keeps no scores; fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
+FLASH, CUDNN = "flash", "cudnn"
+ATTENTIONS = (FLASH, CUDNN, "fused-softmax", "eager")
+"""flash and cudnn keep no scores; Transformer Engine prefers cuDNN's kernel on Hopper and newer
+(``get_attention_backend``), and it is as fast as flash attention elsewhere; fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
 them, as Megatron-LM and Transformer Engine do without flash; eager keeps them in fp32, as transformers does."""
+NONE, LAYERS, GRADIENTS = "none", "layers", "gradients"
+FUSIONS = (NONE, LAYERS, GRADIENTS)
+"""none: each layer and activation is an operator of its own, as in transformers. layers: queries, keys and values are
+one product, gate and up another, and a gated activation is one kernel, as in Megatron Core and Transformer Engine.
+gradients: products of weights' gradients add to the main gradients besides (gradient accumulation fusion)."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +315,9 @@ class LanguageStep:
     precision : str
         Name of a recipe of `trioflow.base.precision_recipes`.
     attention : str
-        One of `ATTENTIONS`.
+        One of `ATTENTIONS`; empty for what the recipe's framework does: cudnn for Megatron Core's, flash for others.
+    fusion : str
+        One of `FUSIONS`; empty for what the recipe's framework does: gradients for Megatron Core's, none for others.
     optimizer : str
         One of `trioflow.base.settings.OPTIMIZERS`.
     """
@@ -316,7 +325,8 @@ class LanguageStep:
     sequence: int
     batch: int = 1
     precision: str = "bf16"
-    attention: str = ATTENTIONS[0]
+    attention: str = ""
+    fusion: str = ""
     optimizer: str = "adamw-fused"
 
     def __post_init__(self) -> None:
@@ -325,8 +335,32 @@ class LanguageStep:
                 raise InputError(f"--{name} {getattr(self, name)} is below 1")
         choose_recipe(self.precision)
         for flag, value, words in (
-            ("--attention", self.attention, ATTENTIONS),
+            ("--attention", self.attention, ("", *ATTENTIONS)),
+            ("--fusion", self.fusion, ("", *FUSIONS)),
             ("--optimizer", self.optimizer, OPTIMIZERS),
         ):
             if value not in words:
-                raise InputError(f"{flag}: unknown word {value!r}", fix=f"use {', '.join(words)}")
+                raise InputError(
+                    f"{flag}: unknown word {value!r}", fix=f"use {', '.join(filter(None, words))}"
+                )
+
+    def settle(self) -> LanguageStep:
+        """Return the step with the kernels that the recipe's framework runs where none are named.
+
+        Raises
+        ------
+        InputError
+            When products are to add to main gradients that the recipe does not have.
+        """
+        fusing = [name for name, recipe in RECIPES.items() if recipe.adds_gradients]
+        megatron = choose_recipe(self.precision).name in fusing
+        if self.fusion == GRADIENTS and not megatron:
+            raise InputError(
+                f"--fusion {GRADIENTS}: with --precision {self.precision} no product adds to main gradients",
+                fix=f"use --fusion {LAYERS}, or --precision {', '.join(fusing)}",
+            )
+        return replace(
+            self,
+            attention=self.attention or (CUDNN if megatron else FLASH),
+            fusion=self.fusion or (GRADIENTS if megatron else NONE),
+        )
