@@ -176,12 +176,13 @@ def take_picture(browser: Browser, page: Path, width: int) -> None:
 
 
 def list_requests(browser: Browser) -> list[str]:
-    """Return every address that the page asked for."""
+    """Return every address that our page asked for: the browser's own tab of a start asks too, late or never."""
     events = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
     return [
         str(event["params"]["request"]["url"])
         for event in events
         if event["method"] == "Network.requestWillBeSent"
+        and not event["params"]["documentURL"].startswith("chrome:")
     ]
 
 
