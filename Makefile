@@ -7,7 +7,7 @@
 # make lint       every check of form
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
-# make publish   carry results/ of a finished run into README.md and the shipped example
+# make publish   carry results/ of a finished run into README.md, docs/ and the shipped example
 # make clean      remove results and caches; .venv stays
 #
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from peers import SOURCE
 from rows import Row
+from speeds import read_speeds, write_speed_rows, write_speeds
 from trioflow.base.provenance import atomic_path, host_environment
-from trioflow.reproductions.readme import read_speeds, write_speed_rows, write_speeds
 
 
 def write_page(rows: Iterable[Row], docs: Path) -> None:

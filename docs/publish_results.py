@@ -1,13 +1,15 @@
-"""Carry a finished run into the repository: README's figure and tables, and the shipped example.
+"""Carry a finished run into the repository: README's lines, the tables of docs, and the shipped example.
 
 Reads ``results/`` as `make reproduce` left it and, where they were run, `snakemake validation published clusters` and
-`make bench` (docs/bench.tsv). Writes README.md between its markers, docs/figures/, and workflow/trioflow/data/: one trace, the cost models
-and the platform, under the name of the kind of machine they were measured on.
+`make bench` (docs/bench.tsv). Writes lines of README.md, blocks of docs/, docs/figures/, and workflow/trioflow/data/:
+one trace, the cost models and the platform, under the name of the kind of machine they were measured on.
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,20 +25,18 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
-from trioflow.reproductions.clusters.bridge_page import write_rates_table
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
-from trioflow.reproductions.drift.page import describe_drift
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
-    read_speeds,
-    update_bridge,
-    update_clusters,
-    update_drift,
-    update_published,
-    update_readme,
-    update_speed,
-    update_validation,
-    write_errors_page,
+    Result,
+    describe_bridge,
+    describe_clusters,
+    describe_errors,
+    describe_jobs,
+    describe_published,
+    describe_validation,
+    publish,
+    record_run,
 )
 from trioflow.reproductions.tables import (
     CLUSTER_MEMORY,
@@ -49,20 +49,60 @@ from trioflow.reproductions.tables import (
 from trioflow.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from speeds import describe_speeds, read_speeds  # noqa: E402
+
 RESULTS = ROOT / "results"
 DATA = ROOT / "workflow" / "trioflow" / "data"
 TRACE = "gpt2-tiny-b8"
 NAME = "cpu2-gloo"
 
 
-def publish_readme() -> None:
-    """Copy the figure and rewrite the table of errors."""
+def list_results() -> Iterator[tuple[str, Result]]:
+    """Yield, by topic, what a run found; topics that no run has judged are left out."""
+    report, clusters, drift = (RESULTS / name for name in ("report", "clusters", "drift"))
+    table = report / "error.parquet"
+    errors = read_table(table, "errors")
+    yield "errors", describe_errors(errors, record_run(ROOT / "docs" / "runs.tsv", table, errors))
+    if (summary := report / "validation.parquet").is_file():
+        yield "validation", describe_validation(read_validation_table(summary, "summary"))
+    if (cases := report / "published.parquet").is_file():
+        yield "published", describe_published(read_table(cases, "published_cases"))
+    if (steps := clusters / "steps.parquet").is_file():
+        timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
+        memory = clusters / "memory.parquet"
+        held = read_table(memory, "cluster_memory", CLUSTER_MEMORY) if memory.is_file() else None
+        yield "clusters", describe_clusters(judge_aims(held, timed), describe_causes(timed))
+    if (rates := clusters / "rates.parquet").is_file():
+        yield "bridge", describe_bridge(read_table(rates, "cluster_rates", CLUSTER_RATES))
+    if (halves := drift / "halves.parquet").is_file():
+        judged = read_table(halves, "drift_halves", DRIFT_HALVES)
+        caused = read_table(drift / "causes.parquet", "drift_causes", DRIFT_CAUSES)
+        yield "drift", describe_jobs(judged, caused)
+    if (speeds := ROOT / "docs" / "bench.tsv").is_file():
+        yield "speed", describe_speeds(read_speeds(speeds))
+
+
+def publish_figure() -> None:
+    """Copy the figure of README."""
     figure = ROOT / "docs" / "figures" / "predicted_vs_measured.png"
     figure.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(RESULTS / "report" / "figures" / figure.name, figure)
-    errors = read_table(RESULTS / "report" / "error.parquet", "errors")
-    update_readme(ROOT / "README.md", errors, figure)
-    write_errors_page(ROOT / "docs" / "errors.md", errors)
+
+
+def publish_node_residuals() -> None:
+    """Rewrite what runs over nodes took more than simulated, where a run has predicted them."""
+    if (steps := RESULTS / "clusters" / "steps.parquet").is_file():
+        timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
+        write_node_residuals(fit_node_residuals(timed))
+
+
+def publish_spread() -> None:
+    """Rewrite the spread of recorded jobs that ships, where their data were retrieved."""
+    jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
+    if jobs:
+        write_spreads(fit_jobs(jobs))
 
 
 def publish_step_residuals() -> None:
@@ -83,59 +123,6 @@ def publish_step_residuals() -> None:
     write_residuals([*own, *public])
 
 
-def publish_validation() -> None:
-    """Rewrite the table of the cost models' validation, where a run has judged them."""
-    summary = RESULTS / "report" / "validation.parquet"
-    if summary.is_file():
-        update_validation(ROOT / "README.md", read_validation_table(summary, "summary"))
-
-
-def publish_published() -> None:
-    """Rewrite the table of public measured steps, where a run has predicted them."""
-    cases = RESULTS / "report" / "published.parquet"
-    if cases.is_file():
-        update_published(ROOT / "README.md", read_table(cases, "published_cases"))
-
-
-def publish_clusters() -> None:
-    """Rewrite the lines on nanotron's runs and what they took over nodes, where a run has predicted them."""
-    memory, steps = (RESULTS / "clusters" / f"{name}.parquet" for name in ("memory", "steps"))
-    if steps.is_file():
-        held = memory.is_file()
-        cases = read_table(memory, "cluster_memory", CLUSTER_MEMORY) if held else None
-        timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
-        write_node_residuals(fit_node_residuals(timed))
-        lines, causes = judge_aims(cases, timed), describe_causes(timed)
-        update_clusters(ROOT / "README.md", ROOT / "docs" / "clusters.md", lines, causes)
-
-
-def publish_bridge() -> None:
-    """Rewrite the lines on Megatron-Bridge's rates, where a run has predicted them."""
-    rates = RESULTS / "clusters" / "rates.parquet"
-    if rates.is_file():
-        cases = read_table(rates, "cluster_rates", CLUSTER_RATES)
-        update_bridge(ROOT / "docs" / "megatron_bridge.md", write_rates_table(cases))
-
-
-def publish_spread() -> None:
-    """Rewrite the spread of recorded jobs that ships, and what it was judged by, where their data were retrieved."""
-    jobs = sorted((RESULTS / "data" / JOBS_FOLDER).glob("*.parquet"))
-    if jobs:
-        write_spreads(fit_jobs(jobs))
-    halves, causes = (RESULTS / "drift" / f"{name}.parquet" for name in ("halves", "causes"))
-    if halves.is_file() and causes.is_file():
-        judged = read_table(halves, "drift_halves", DRIFT_HALVES)
-        caused = read_table(causes, "drift_causes", DRIFT_CAUSES)
-        update_drift(ROOT / "docs" / "spread.md", describe_drift(judged, caused))
-
-
-def publish_speed() -> None:
-    """Rewrite the table of speeds, where `make bench` measured them."""
-    speeds = ROOT / "docs" / "bench.tsv"
-    if speeds.is_file():
-        update_speed(ROOT / "README.md", read_speeds(speeds))
-
-
 def publish_example() -> None:
     """Copy what the quick start reads: a trace, a platform, its cost models."""
     source, target = RESULTS / "operator_tables" / TRACE, DATA / "traces" / TRACE
@@ -154,14 +141,12 @@ def publish_example() -> None:
 
 def main() -> None:
     """Publish a finished run."""
-    publish_readme()
+    publish_figure()
+    for topic, result in list_results():
+        publish(ROOT, topic, result)
     publish_step_residuals()
-    publish_validation()
-    publish_published()
-    publish_clusters()
-    publish_bridge()
+    publish_node_residuals()
     publish_spread()
-    publish_speed()
     publish_example()
 
 

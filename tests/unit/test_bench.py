@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trioflow.reproductions.readme import COLUMNS, SPEED, markers, read_speeds, write_speed_rows
+from trioflow.base.errors import InputError, TableError
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -23,6 +23,7 @@ import run_bench  # noqa: E402
 from graphs import RESNET50, VGG13, make_model_graph  # noqa: E402
 from page import write_page  # noqa: E402
 from rows import Peer, Row  # noqa: E402
+from speeds import COLUMNS, describe_speeds, read_speeds, write_speed_rows, write_speeds  # noqa: E402
 
 MEASURED = ROOT / "docs" / "bench.tsv"
 measured = pytest.mark.skipif(not MEASURED.exists(), reason="`make bench` was not run")
@@ -185,8 +186,60 @@ def test_groups_run_alone_by_name_and_all_of_them_write_the_page(
 def test_the_pages_show_what_was_measured():
     speeds = read_speeds(MEASURED)
     assert write_speed_rows(speeds) in (ROOT / "docs" / "bench.md").read_text()
-    begin, end = markers(SPEED)
-    shown = (ROOT / "README.md").read_text().partition(begin)[2].partition(end)[0].strip()
     headlines = speeds[speeds["headline"]]
-    assert shown == write_speed_rows(headlines, details=False), "run `make publish`"
-    assert len(headlines) <= 8
+    assert 0 < len(headlines) <= 8
+    (told,) = describe_speeds(speeds).lines
+    assert (
+        f"- [{told[0]}](docs/bench.md): {told[1]} <!-- speed -->"
+        in (ROOT / "README.md").read_text()
+    ), "run `make publish`"
+
+
+def speed(**fields):
+    row = {"what": "answer", "value": 1.5, "unit": "s", "aim": 2.0, "detail": "many | events",
+           "peer": "", "peer_time": "", "ratio": None, "headline": True}  # fmt: skip
+    return {**row, **fields}
+
+
+def test_rows_of_speeds_have_aims_and_peers_and_readme_their_range(tmp_path):
+    table = tmp_path / "bench.tsv"
+    rows = [
+        speed(), speed(what="slow", value=2.5), speed(what="hidden", ratio=9e9, headline=False),
+        speed(what="rate", unit="M events/s", value=3.25, aim=3.0),
+        speed(what="low rate", unit="M events/s", value=2.5, aim=3.0),
+        speed(what="peer", value=0.004, aim=None, peer="Other", peer_time="18 to 29 s", ratio=4500.0),
+        speed(what="near", value=9.0, aim=None, peer="Other", peer_time="18 s", ratio=2.0),
+    ]  # fmt: skip
+    write_speeds(rows, table)
+    lines = write_speed_rows(read_speeds(table)).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    nobody = "\u2013"
+    assert cells[1] == ["slow", "2.5 s (many \\| events)", "2 s", nobody]
+    assert [row[1].partition(" (")[0] for row in cells] == [
+        "**1.5 s**", "2.5 s", "**1.5 s**", "**3.25 M events/s**", "2.5 M events/s", "4 ms", "9 s",
+    ]  # fmt: skip
+    assert cells[5][2:] == [nobody, "Other 18 to 29 s: 4500"]
+    told = describe_speeds(read_speeds(table))
+    assert told.page == "bench.md" and told.lines == [
+        ("Speeds", "**3.25 M events/s** on one core, 2.5 M events/s on one core, other simulators took 2 to 4500 times as long")
+    ]  # fmt: skip
+    write_speeds([speed(headline=False)], table)
+    with pytest.raises(InputError, match="no speed is a headline"):
+        describe_speeds(read_speeds(table))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "its columns are not"),
+        ("what\tvalue\n", "its columns are not"),
+        ("\t".join(COLUMNS) + "\nx\tsoon\ts\t\t\t\t\t\t\n", "row 0, column value: 'soon' is not a number"),
+        ("\t".join(COLUMNS) + "\nx\t\ts\t\t\t\t\t\t\n", "'' is not a number"),
+    ],
+)  # fmt: skip
+def test_a_table_of_speeds_of_another_kind_is_refused(text, told, tmp_path):
+    (tmp_path / "t.tsv").write_text(text)
+    with pytest.raises(TableError, match=told):
+        read_speeds(tmp_path / "t.tsv")
+    with pytest.raises(TableError, match="no such file"):
+        read_speeds(tmp_path / "none.tsv")

@@ -135,3 +135,11 @@ def _write_number(name: str, value: float) -> str:
 def write_line(cells: Iterable[Any]) -> str:
     """Return one line of a Markdown table."""
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def write_markdown(
+    headings: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[int] = (0,)
+) -> str:
+    """Return a Markdown table; columns that are not ``left`` are set flush right."""
+    rules = ["---" if at in left else "---:" for at in range(len(headings))]
+    return "\n".join(write_line(cells) for cells in (headings, rules, *rows))

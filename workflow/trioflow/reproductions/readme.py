@@ -1,26 +1,32 @@
-"""The numbers in the README, rewritten from the tables of a run and of ``make bench``, and from nothing else."""
+"""The numbers in README and docs, rewritten from the tables of a run, and from nothing else.
+
+README has lines, each with a link; the page behind the link has the table, between two markers.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from trioflow.base.errors import InputError, TableError
-from trioflow.base.provenance import atomic_path
+from trioflow.base.errors import InputError
+from trioflow.base.provenance import atomic_path, digest_file
 from trioflow.report.scores import ORACLE, OURS, score_published
-from trioflow.report.summary import CAPTIONS, describe_accuracy, describe_run
+from trioflow.report.summary import describe_accuracy, describe_run
 from trioflow.report.wording import (
     NOTHING,
-    write_line,
+    write_markdown,
     write_percent,
     write_range,
     write_signed_percent,
     write_time,
 )
+from trioflow.reproductions.clusters.bridge_page import score_rates, write_rates_table
+from trioflow.reproductions.drift.judge import JOINT
+from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set
 from trioflow.reproductions.published.sections import read_aim, score_of
 from trioflow.reproductions.validation.aims import reach_aims
@@ -29,218 +35,51 @@ from trioflow.reproductions.validation.sections import write_aim
 if TYPE_CHECKING:
     from trioflow.reproductions.clusters.aims import Line  # which needs scikit-learn
 
-COLUMNS = ("what", "value", "unit", "aim", "detail", "peer", "peer_time", "ratio", "headline")
-_NUMBERS = ("value", "aim", "ratio")
+
+@dataclass(frozen=True)
+class Result:
+    """What is published about one set of measurements."""
+
+    page: str  # below docs
+    # Of README: (what was judged, what was reached), a line each.
+    lines: Sequence[tuple[str, str]]
+    body: str = ""  # Markdown between the page's markers; empty for a page that has none
 
 
-def write_speeds(rows: Iterable[Mapping[str, Any]], path: str | Path) -> None:
-    """Write measured speeds as a table, tabs between its columns, atomically.
+def publish(root: Path, topic: str, result: Result) -> bool:
+    """Rewrite README's lines and the page's block of a topic below ``root``; return whether a file changed.
 
-    ``rows``: ``COLUMNS`` of each; None for what it does not have.
+    A line of README belongs to a topic when it ends with ``<!-- topic -->``; a block of a page
+    stands between :func:`markers`. Raises InputError when README has no line of the topic, a file is
+    missing, or a marker is missing, stands twice or in the wrong order.
     """
-    lines = ["\t".join(COLUMNS)]
-    for row in rows:
-        cells = [row[name] for name in COLUMNS[:-1]] + ["yes" if row["headline"] else ""]
-        lines.append("\t".join(_write_cell(cell) for cell in cells))
-    with atomic_path(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _write_cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("\t", " ")
-
-
-def read_speeds(path: str | Path) -> pd.DataFrame:
-    """Read measured speeds.
-
-    Raises TableError when the file is missing, has other columns, or a cell is not a number.
-    """
-    fix = "run `make bench`"
-    try:
-        frame = pd.read_csv(path, sep="\t", dtype="str", keep_default_na=False)
-    except FileNotFoundError:
-        raise TableError("no such file", file=path, fix=fix) from None
-    except pd.errors.EmptyDataError:
-        frame = pd.DataFrame()
-    if tuple(frame.columns) != COLUMNS:
-        raise TableError(f"its columns are not {', '.join(COLUMNS)}", file=path, fix=fix)
-    for name in _NUMBERS:
-        numbers = pd.to_numeric(frame[name], errors="coerce")
-        wrong = numbers.isna() & ((frame[name] != "") | (name == "value"))
-        if wrong.any():
-            row = int(wrong.to_numpy().argmax())
-            raise TableError(
-                f"{frame[name].iloc[row]!r} is not a number", file=path,
-                place=f"row {row}, column {name}", fix=fix,
-            )  # fmt: skip
-        frame[name] = numbers
-    return frame.assign(headline=frame["headline"] == "yes")
-
-
-def write_speed_rows(speeds: pd.DataFrame, *, details: bool = True) -> str:
-    """Return the speeds of :func:`read_speeds` as Markdown; an aim that is reached is set in bold."""
-    rows = []
-    for row in speeds.to_dict("records"):
-        value = _write_value(row) + (f" ({row['detail']})" if details and row["detail"] else "")
-        aim = NOTHING if pd.isna(row["aim"]) else _write_speed(row["aim"], row["unit"])
-        rows.append((row["what"], value, aim, _write_peer(row)))
-    headings = ("what", "trioflow", "aim", "others, and how many times as long at least")
-    return _write_table(headings, rows, left=(0, 3))
-
-
-def _write_table(
-    headings: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[int] = (0,)
-) -> str:
-    """Return a Markdown table; columns that are not ``left`` are set flush right."""
-    rules = ["---" if at in left else "---:" for at in range(len(headings))]
-    return "\n".join(write_line(cells) for cells in (headings, rules, *rows))
-
-
-def _write_value(row: Mapping[Any, Any]) -> str:
-    """Write a speed, in bold where it reaches its aim."""
-    value = _write_speed(row["value"], row["unit"])
-    return f"**{value}**" if _reaches(row) else value
-
-
-def _write_speed(value: float, unit: str) -> str:
-    return write_time(value) if unit == "s" else f"{value:.3g} {unit}"
-
-
-def _reaches(row: Mapping[Any, Any]) -> bool:
-    """Return whether an aim is reached: a time at most, a rate at least."""
-    if pd.isna(row["aim"]):
-        return False
-    rate = "/s" in row["unit"]
-    return bool(row["value"] >= row["aim"] if rate else row["value"] <= row["aim"])
-
-
-def _write_peer(row: Mapping[Any, Any]) -> str:
-    if not row["peer"]:
-        return NOTHING
-    text = f"{row['peer']} {row['peer_time']}"
-    if pd.isna(row["ratio"]):
-        return text
-    ratio = f"{row['ratio']:.0f}" if row["ratio"] >= 10 else f"{row['ratio']:.2g}"
-    return f"{text}: {ratio}"
-
-
-ERRORS, VALIDATION, SPEED, PUBLISHED = "errors", "validation", "speed", "published"
-CLUSTERS, DRIFT, BRIDGE = "clusters", "drift", "bridge"
-"""Blocks of the README that are written; each stands between its two :func:`markers`."""
-_MOST_SETS = 8
-_PAGE_HEAD = """# Every measured case
-
-Written by `make publish` from the last run of `make reproduce`; the README holds the same errors without their times.
-"""
-
-
-def update_readme(
-    readme_path: str | Path, error_table: pd.DataFrame, figure: str | Path | None = None
-) -> bool:
-    """Rewrite the README's errors (``tables.ERRORS``); return whether the file changed.
-
-    Every experiment's signed error stands there, a plan a line and a workload a column;
-    ``write_errors_page`` writes their times. The figure of predicted against measured steps is
-    linked relative to the README. Raises InputError when there is no experiment or no such figure,
-    or as :func:`_replace_block`.
-    """
-    path = Path(readme_path)
-    if error_table.empty:
-        raise InputError("no experiment to write into the README")
-    picture = _link_figure(path, Path(figure)) if figure is not None else ""
-    body = f"{picture}{_summarize_errors(error_table)}\n\n{_write_error_matrix(error_table)}"
-    return _replace_block(path, ERRORS, body)
-
-
-def write_errors_page(path: str | Path, error_table: pd.DataFrame) -> None:
-    """Write the Markdown page of every experiment with its times and intervals (``tables.ERRORS``)."""
-    text = f"{_PAGE_HEAD}\n{_summarize_errors(error_table)}\n\n{_write_error_rows(error_table)}\n"
-    with atomic_path(Path(path)) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def update_validation(readme_path: str | Path, summary: pd.DataFrame) -> bool:
-    """Rewrite the README's validation of cost models (``reproductions.tables.SUMMARY``).
-
-    Raises InputError when no aim was judged, or as :func:`_replace_block`.
-    """
-    if not reach_aims(summary):
-        raise InputError("no aim was judged", fix="run `snakemake validation`")
-    return _replace_block(Path(readme_path), VALIDATION, _write_validation(summary))
-
-
-def update_speed(readme_path: str | Path, speeds: pd.DataFrame) -> bool:
-    """Rewrite the README's speeds: the headlines of :func:`read_speeds`.
-
-    Raises InputError when there is no headline, or as :func:`_replace_block`.
-    """
-    chosen = speeds[speeds["headline"]]
-    if chosen.empty:
-        raise InputError("no speed is a headline", fix="run `make bench`")
-    return _replace_block(Path(readme_path), SPEED, write_speed_rows(chosen, details=False))
-
-
-def update_published(readme_path: str | Path, cases: pd.DataFrame) -> bool:
-    """Rewrite the README's public cases (``tables.PUBLISHED_CASES``).
-
-    Raises InputError when there is no case, or as :func:`_replace_block`.
-    """
-    if cases.empty:
-        raise InputError("no public case was judged", fix="run `snakemake published`")
-    return _replace_block(Path(readme_path), PUBLISHED, write_published_rows(cases))
-
-
-def update_clusters(
-    readme_path: str | Path, page_path: str | Path, lines: Sequence[Line], causes: str
-) -> None:
-    """Rewrite what README says of nanotron's runs, and the page of docs with every line.
-
-    ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``. Raises
-    InputError as :func:`_replace_block`.
-    """
-    _replace_block(Path(readme_path), CLUSTERS, _write_headline(lines))
-    headings = ("judged", "cases", "aim", "trioflow", "others")
-    rows = [
-        (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others())
-        for line in lines
-    ]
-    _replace_block(
-        Path(page_path), CLUSTERS, f"{_write_table(headings, rows)}\n\n{causes}".rstrip()
-    )
-
-
-def update_drift(page_path: str | Path, text: str) -> None:
-    """Rewrite what the page on spread says of recorded jobs: ``describe_drift`` of ``drift.page``.
-
-    Raises InputError as :func:`_replace_block`.
-    """
-    _replace_block(Path(page_path), DRIFT, text)
-
-
-def update_bridge(page_path: str | Path, table: str) -> None:
-    """Rewrite what docs say of Megatron-Bridge's rates; raises InputError as :func:`_replace_block`."""
-    _replace_block(Path(page_path), BRIDGE, table)
+    page, readme = root / "docs" / result.page, root / "README.md"
+    new_page = _replace_block(page, topic, result.body) if result.body else ""
+    mark = f"<!-- {topic} -->"
+    lines = [f"- [{what}](docs/{result.page}): {reached} {mark}" for what, reached in result.lines]
+    old = _read(readme).splitlines()
+    places = [at for at, line in enumerate(old) if line.endswith(mark)]
+    if not places:
+        raise InputError(
+            f"no line ends with {mark}", file=readme, fix="put the marker where the result is to stand"
+        )  # fmt: skip
+    kept = [line for at, line in enumerate(old) if at <= places[0] or at not in places]
+    kept[places[0] : places[0] + 1] = lines
+    changed = [_write(readme, "\n".join(kept) + "\n")]
+    if new_page:
+        changed.append(_write(page, new_page))
+    return any(changed)
 
 
 def markers(block: str) -> tuple[str, str]:
-    """Return the lines that a block of the README stands between."""
+    """Return the lines that a block of a page stands between."""
     return f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
 
 
-def _replace_block(path: Path, block: str, body: str) -> bool:
-    """Put text between the two markers of a block and nowhere else; return whether the file changed.
-
-    Raises InputError when the file is missing, or a marker is missing, stands twice or in the wrong
-    order.
-    """
+def _replace_block(path: Path, block: str, body: str) -> str:
+    """Return a file's text with another body between the markers of a block."""
     begin, end = markers(block)
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            text = stream.read()
-    except FileNotFoundError:
-        raise InputError("no such file", file=path) from None
+    text = _read(path)
     for marker in (begin, end):
         if text.count(marker) != 1:
             raise InputError(
@@ -251,16 +90,62 @@ def _replace_block(path: Path, block: str, body: str) -> bool:
     _, found, after = rest.partition(end)
     if not found:
         raise InputError("the end marker stands before the begin marker", file=path)
-    new = f"{before}{begin}\n{body}\n{end}{after}"
-    if new == text:
+    return f"{before}{begin}\n{body}\n{end}{after}"
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        raise InputError("no such file", file=path) from None
+
+
+def _write(path: Path, text: str) -> bool:
+    if text == _read(path):
         return False
     with atomic_path(path) as temporary:
-        temporary.write_text(new, encoding="utf-8", newline="")
+        temporary.write_text(text, encoding="utf-8", newline="")
     return True
 
 
-def _summarize_errors(errors: pd.DataFrame) -> str:
-    return " ".join(describe_run(errors)) + "\n\n" + " ".join(describe_accuracy(errors))
+def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
+    """Return the measured cases of a run (``tables.ERRORS``) and, for README, how far runs differ.
+
+    ``runs``: of :func:`record_run`. Raises InputError when there is no experiment.
+    """
+    if error_table.empty:
+        raise InputError("no experiment to publish")
+    means = runs["mean_absolute_error"]
+    reached = (
+        f"{write_percent(means.min())} to {write_percent(means.max())} mean absolute error in "
+        f"{len(means)} full runs: it varies between machines"
+    )
+    text = "\n\n".join([
+        " ".join(describe_run(error_table)), " ".join(describe_accuracy(error_table)),
+        _write_error_matrix(error_table), _write_error_rows(error_table),
+    ])  # fmt: skip
+    return Result(
+        "errors.md", [(f"{len(error_table)} steps measured on 1 and 2 ranks", reached)], text
+    )
+
+
+def record_run(path: Path, table: Path, error_table: pd.DataFrame) -> pd.DataFrame:
+    """Add a run to the list of full runs, unless it is there, and return the list.
+
+    ``path``: a table with tabs, of ``run`` (first digits of the SHA-256 of ``table``; a number for
+    runs older than the list), ``experiments`` and ``mean_absolute_error``.
+    """
+    runs = pd.read_csv(path, sep="\t", dtype={"run": "str"})
+    name = digest_file(table)[:12]
+    if name in set(runs["run"]):
+        return runs
+    mean = round(float(error_table["relative_error"].abs().mean()), 4)
+    mine = pd.DataFrame([(name, len(error_table), mean)], columns=runs.columns)
+    runs = pd.concat([runs, mine], ignore_index=True)
+    with atomic_path(path) as temporary:
+        runs.to_csv(temporary, sep="\t", index=False)
+    return runs
 
 
 def _write_error_rows(errors: pd.DataFrame) -> str:
@@ -278,7 +163,7 @@ def _write_error_rows(errors: pd.DataFrame) -> str:
         )
         for row in errors.to_dict("records")
     ]  # fmt: skip
-    return _write_table(headings, rows, left=(0, 1, 7))
+    return write_markdown(headings, rows, left=(0, 1, 7))
 
 
 def _write_error_matrix(errors: pd.DataFrame) -> str:
@@ -293,11 +178,17 @@ def _write_error_matrix(errors: pd.DataFrame) -> str:
         ]  # fmt: skip
         mean = write_percent(float(mine["relative_error"].abs().mean()))
         rows.append([str(plan), *(cell or NOTHING for cell in cells), mean])
-    return _write_table(["signed error", *workloads, "mean absolute"], rows)
+    return write_markdown(["signed error", *workloads, "mean absolute"], rows)
 
 
-def _write_validation(summary: pd.DataFrame) -> str:
-    """Return one sentence and a Markdown table with a row for every aim."""
+def describe_validation(summary: pd.DataFrame) -> Result:
+    """Return what the cost models reached (``reproductions.tables.SUMMARY``), a row for every aim.
+
+    Raises InputError when no aim was judged.
+    """
+    reached = reach_aims(summary)
+    if not reached:
+        raise InputError("no aim was judged", fix="run `snakemake validation`")
     lead = (
         "Cost models on public measurements that they never saw; **bold**: aim reached. `snakemake validation` "
         "makes `report/cost_models.html` with every case and model, and what missed aims are made of."
@@ -306,29 +197,28 @@ def _write_validation(summary: pd.DataFrame) -> str:
         "mean absolute error of", "cases", "aim", "trioflow", "best other model", "oracle",
         "80 % interval covers",
     )  # fmt: skip
-    rows = []
-    for entry in reach_aims(summary):
+    rows, headlines = [], []
+    for entry in reached:
         ours, best = entry["ours"], entry["best"]
-        error = write_percent(ours["mean_absolute_error"])
+        error = _mark(write_percent(ours["mean_absolute_error"]), entry["reached"])
+        if entry["aim"].headline:
+            headlines.append(f"{entry['aim'].headline} {error}")
         rows.append((
-            entry["aim"].title, ours["cases"], write_aim(entry), f"**{error}**" if entry["reached"] else error,
+            entry["aim"].title, ours["cases"], write_aim(entry), error,
             f"{write_percent(best['mean_absolute_error'])} ({best['model']})" if best else NOTHING,
             write_percent(ours["oracle_mean_absolute_error"] or None), write_percent(ours["coverage"], 0),
         ))  # fmt: skip
-    return f"{lead}\n\n{_write_table(headings, rows)}"
+    body = f"{lead}\n\n{write_markdown(headings, rows)}"
+    return Result("cost_models.md", [("Cost models on public times", ", ".join(headlines))], body)
 
 
-def _link_figure(readme: Path, figure: Path) -> str:
-    """Return the Markdown of the figure, relative to the README, and how to read it."""
-    if not figure.is_file():
-        raise InputError("no such figure", file=figure, fix="build the report first")
-    target = Path(os.path.relpath(figure.resolve(), readme.resolve().parent)).as_posix()
-    what, how, _ = CAPTIONS["predicted_vs_measured"]
-    return f"![{what}]({target})\n\n{how}\n\n"
+def describe_published(cases: pd.DataFrame) -> Result:
+    """Return the public measured steps (``tables.PUBLISHED_CASES``), a row for each set.
 
-
-def write_published_rows(cases: pd.DataFrame) -> str:
-    """Return one sentence and a Markdown table with a row for each set, eight at most."""
+    Raises InputError when there is no case.
+    """
+    if cases.empty:
+        raise InputError("no public case was judged", fix="run `snakemake published`")
     scores = score_published(cases)
     lead = (
         "Mean absolute errors on public measured steps: no case left out, none judged by a fit that saw it; **bold**: aim reached. "
@@ -337,19 +227,24 @@ def write_published_rows(cases: pd.DataFrame) -> str:
     headings = (
         "public measurements", "cases", "aim", "error", "scaling error", "best other", "80 % interval covers",
     )  # fmt: skip
-    rows = []
-    for name in list(dict.fromkeys(scores["set"]))[:_MOST_SETS]:
+    rows, lines = [], []
+    for name in dict.fromkeys(scores["set"]):
         words, ours = describe_set(name), score_of(scores, name, OURS)
         aim, reached = read_aim(scores, name)
-        shown = {key: write_percent(ours[key]) for key in ("mean_absolute_error", "scaling_error")}
-        if reached:
-            judged = "mean_absolute_error" if words.aim is not None else "scaling_error"
-            shown[judged] = f"**{shown[judged]}**"
+        error, scaling = (
+            write_percent(ours[key]) for key in ("mean_absolute_error", "scaling_error")
+        )
+        if words.aim is not None:
+            error = _mark(error, reached)
+        else:
+            scaling = _mark(scaling, reached)
         rows.append((
-            words.title, int(ours["cases"]), aim, *shown.values(), _best_other(scores, name),
+            words.title, int(ours["cases"]), aim, error, scaling, _best_other(scores, name),
             write_percent(ours["coverage"], 0),
         ))  # fmt: skip
-    return f"{lead}\n\n{_write_table(headings, rows)}"
+        told = error if scaling == NOTHING else f"{error}, scaling {scaling}"
+        lines.append((words.title, f"{told} ({int(ours['cases'])} cases)"))
+    return Result("published.md", lines, f"{lead}\n\n{write_markdown(headings, rows)}")
 
 
 def _best_other(scores: pd.DataFrame, name: str) -> str:
@@ -361,15 +256,42 @@ def _best_other(scores: pd.DataFrame, name: str) -> str:
     return f"{write_percent(float(best['mean_absolute_error']))} ({best['model']})"
 
 
-def _write_headline(lines: Sequence[Line]) -> str:
-    """Return the lines that have a headline, in one sentence."""
-    told = [f"{line.headline} {_write_reached(line)}" for line in lines if line.headline]
-    return (
-        "Language models on 8 to 512 H100, nanotron's 1,728 real runs, none left out: "
-        f"{', '.join(told)}. All lines, aims and causes: [docs/clusters.md](docs/clusters.md)."
+def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
+    """Return nanotron's runs; ``lines``, ``causes``: ``judge_aims`` and ``describe_causes`` of ``clusters.aims``."""
+    headings = ("judged", "cases", "aim", "trioflow", "others")
+    rows = [
+        (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others())
+        for line in lines
+    ]
+    told = ", ".join(f"{line.headline} {_write_reached(line)}" for line in lines if line.headline)
+    body = f"{write_markdown(headings, rows)}\n\n{causes}".rstrip()
+    return Result("clusters.md", [("nanotron's 1,728 runs on 8 to 512 H100", told)], body)
+
+
+def describe_bridge(cases: pd.DataFrame) -> Result:
+    """Return Megatron-Bridge's rates (``reproductions.tables.CLUSTER_RATES``)."""
+    score = score_rates(cases).iloc[0]
+    reached = f"median error {write_percent(score['median_error'])} ({score['predicted']} rows)"
+    what = f"Megatron-Bridge's {len(cases)} rates on 8 to 1,024 H100"
+    return Result("megatron_bridge.md", [(what, reached)], write_rates_table(cases))
+
+
+def describe_jobs(halves: pd.DataFrame, causes: pd.DataFrame) -> Result:
+    """Return recorded jobs (``reproductions.tables.DRIFT_HALVES`` and ``DRIFT_CAUSES``)."""
+    drawn = halves[halves["way"] == JOINT].to_dict("records")
+    worst = {name: max(abs(find_error(row, name)) for row in drawn) for name in NAMES}
+    others = write_percent(max(worst[name] for name in NAMES if name != "50"))
+    reached = (
+        f"median step within {write_percent(worst['50'])}, 10 and 90 % quantiles within {others}"
     )
+    what = f"Half the steps of {halves['job'].nunique()} recorded jobs from the other half"
+    return Result("spread.md", [(what, reached)], describe_drift(halves, causes))
 
 
 def _write_reached(line: Line) -> str:
+    return _mark(line.write_value(), line.reached)
+
+
+def _mark(text: str, reached: bool | None) -> str:
     """Return what was reached, in bold where that was the aim."""
-    return f"**{line.write_value()}**" if line.reached else line.write_value()
+    return f"**{text}**" if reached else text

@@ -15,7 +15,7 @@ from trioflow.reproductions.published.cases import DISCLOSED, list_disclosures
 from trioflow.reproductions.published.judge import ANCHORS, PROPORTIONAL, RESCALED, list_residuals
 from trioflow.reproductions.published.page import build_published_page, draw_cases, read_cases
 from trioflow.reproductions.published.sections import sum_growth
-from trioflow.reproductions.readme import update_published, write_published_rows
+from trioflow.reproductions.readme import describe_published
 
 from reproductions.published.published_cases import make_case, make_cases
 
@@ -86,23 +86,21 @@ def test_an_aim_is_reached_or_not_as_the_scores_say(built):
     _, scores, _ = built
     ours = scores[scores["model"] == "trioflow"].set_index("set")
     assert ours.loc["h100-4gpu", "mean_absolute_error"] > 0.04
-    rows = write_published_rows(make_cases()).splitlines()
+    rows = describe_published(make_cases()).body.splitlines()
     assert any(row.startswith("| Four H100") and "| 4 % | 9.0 % |" in row for row in rows)
     assert len({row.count("|") for row in rows if row.startswith("|")}) == 1
     good = make_cases().assign(predicted_s=make_cases()["measured_s"])
-    assert "**0.0 %**" in write_published_rows(good)
-    assert "(TrioSim's public rules)" in write_published_rows(make_cases())
+    assert "**0.0 %**" in describe_published(good).body
+    assert "(TrioSim's public rules)" in describe_published(make_cases()).body
 
 
-def test_the_readme_s_block_is_all_that_changes(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- published:begin -->\noutdated\n<!-- published:end -->\nafter\n")
-    assert update_published(readme, make_cases())
-    text = readme.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "outdated" not in text
-    assert not update_published(readme, make_cases())
+def test_readme_has_a_line_for_each_set():
+    result = describe_published(make_cases())
+    assert len(result.lines) == make_cases()["set"].nunique() and result.page == "published.md"
+    told = dict(result.lines)["Four H100: data, tensor and pipeline parallelism"]
+    assert told.startswith("9.0 %") and told.endswith(" cases)")
     with pytest.raises(InputError, match="no public case"):
-        update_published(readme, make_cases().head(0))
+        describe_published(make_cases().head(0))
 
 
 def test_points_without_a_traced_gpu_leave_no_residual():

@@ -22,7 +22,7 @@ from trioflow.report.html import (
     words,
 )
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
-from trioflow.report.wording import NOTHING, write_percent
+from trioflow.report.wording import NOTHING, write_markdown, write_percent
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.tables import CLUSTER_RATES
 
@@ -164,19 +164,23 @@ def write_degrees(row: dict[str, Any]) -> str:
 
 
 def write_rates_table(cases: pd.DataFrame) -> str:
-    """Return the Markdown table of docs: what was judged, by model, and why other rows were not."""
-    lines = [
-        "| model | rows | predicted | median error | most | bias | covered | in order |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in score_rates(cases).to_dict("records"):
-        shares = [row[name] for name in ("median_error", "most", "bias", "covered", "in_order")]
-        texts = [write_percent(share) if not np.isnan(share) else NOTHING for share in shares]
-        lines.append(
-            f"| {row['group']} | {row['rows']} | {row['predicted']} | {' | '.join(texts)} |"
+    """Return the Markdown tables of docs: what was judged, by model, and why other rows were not."""
+    shares = ("median_error", "most", "bias", "covered", "in_order")
+    scores = [
+        (
+            row["group"],
+            row["rows"],
+            row["predicted"],
+            *(write_percent(row[name]) for name in shares),
         )
-    refused = cases[cases["refused"] != ""]
-    lines += ["", "| not predicted | rows | why |", "|---|---:|---|"]
-    for why, rows in refused.groupby("refused"):
-        lines.append(f"| {', '.join(sorted(set(rows['model'])))} | {len(rows)} | {why} |")
-    return "\n".join([summarize(cases), "", *lines])
+        for row in score_rates(cases).to_dict("records")
+    ]
+    refused = [
+        (", ".join(sorted(set(rows["model"]))), len(rows), why)
+        for why, rows in cases[cases["refused"] != ""].groupby("refused")
+    ]
+    heads = ("model", "rows", "predicted", "median error", "most", "bias", "covered", "in order")
+    judged = [
+        write_markdown(heads, scores), write_markdown(("not predicted", "rows", "why"), refused, left=(0, 2))
+    ]  # fmt: skip
+    return "\n\n".join([summarize(cases), *judged])

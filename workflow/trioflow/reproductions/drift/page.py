@@ -21,14 +21,15 @@ from trioflow.report.html import (
     words,
 )
 from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
-from trioflow.report.wording import write_line, write_percent, write_signed_percent
+from trioflow.report.wording import write_markdown, write_percent, write_signed_percent
 from trioflow.reproductions.drift.jobs import read_job
 from trioflow.reproductions.drift.judge import QUANTILES, attribute_slowdown, judge_halves
 from trioflow.reproductions.tables import DRIFT_CAUSES, DRIFT_HALVES
 
 MEDIAN_AIM, QUANTILE_AIM = 0.03, 0.05
 """Errors of the median and of the other quantiles that were aimed at."""
-_NAMES = tuple(f"{quantile * 100:.0f}" for quantile in QUANTILES)
+NAMES = tuple(f"{quantile * 100:.0f}" for quantile in QUANTILES)
+"""Quantiles as columns call them."""
 _HALVES = (
     "Each half of a job's steps is predicted from the medians and the spread of the other half. The order of a rank's "
     "operations, and who waits for whom, is the job's; with what each operation took, the same graph repeats every recorded "
@@ -78,7 +79,7 @@ def _render_halves(judged: pd.DataFrame) -> str:
             f"{name} %", "error", "predicted over measured quantile, less 1", signed_cell,
             partial(find_error, quantile=name),
         )
-        for name in _NAMES
+        for name in NAMES
     ]  # fmt: skip
     fields = [
         words("job", "", "", "job"),
@@ -108,22 +109,17 @@ def _plain_cell(value: Any) -> Cell:
 
 def describe_drift(judged: pd.DataFrame, caused: pd.DataFrame) -> str:
     """Return both tables in Markdown, the text of docs/spread.md that `make publish` rewrites."""
-    heads = ("job", "made from", "way", *(f"{name} % quantile" for name in _NAMES), "distance")
+    heads = ("job", "made from", "way", *(f"{name} % quantile" for name in NAMES), "distance")
     rows = [
         (row["job"], row["seen"], row["way"],
-         *(write_signed_percent(find_error(row, name)) for name in _NAMES), f"{row['distance']:.2f}")
+         *(write_signed_percent(find_error(row, name)) for name in NAMES), f"{row['distance']:.2f}")
         for row in judged.to_dict("records")
     ]  # fmt: skip
     parts = list(dict.fromkeys(caused["part"]))
-    lines = [write_line(heads), write_line(["---"] * 3 + ["---:"] * 4), *map(write_line, rows), ""]
-    lines += [
-        write_line(("job", "slowdown", *parts)),
-        write_line(["---"] + ["---:"] * (1 + len(parts))),
-    ]
+    slow = []
     for job, own in caused.groupby("job", sort=False):
         whole = float(own["actual_s"].iloc[0] / own["ideal_s"].iloc[0])
         shares = {row["part"]: write_percent(row["share"]) for row in own.to_dict("records")}
-        lines.append(
-            write_line((str(job), f"{whole:.2f} times", *(shares[part] for part in parts)))
-        )
-    return "\n".join(lines)
+        slow.append((str(job), f"{whole:.2f} times", *(shares[part] for part in parts)))
+    halves = write_markdown(heads, rows, left=(0, 1, 2))
+    return f"{halves}\n\n{write_markdown(('job', 'slowdown', *parts), slow)}"
