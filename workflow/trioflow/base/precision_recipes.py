@@ -19,6 +19,10 @@ from typing import Any
 
 from trioflow.base.errors import InputError
 
+PYTORCH, MEGATRON, NANOTRON = "pytorch", "megatron", "nanotron"
+WORDS = {PYTORCH: "eager PyTorch", MEGATRON: "Megatron-LM", NANOTRON: "nanotron"}
+"""Frameworks, and how an answer calls them."""
+
 
 @dataclass(frozen=True)
 class PrecisionRecipe:
@@ -50,6 +54,8 @@ class PrecisionRecipe:
     # Buffers that are always there for what sequence parallelism gathers: Megatron-LM has one, nanotron
     # one for activations and one for gradients.
     gather_buffers: int = 0
+    # Whose kernels and host code run where nobody says: pytorch (transformers, torchtitan), megatron or nanotron.
+    framework: str = PYTORCH
 
     @property
     def keeps_main_gradients(self) -> bool:
@@ -86,7 +92,7 @@ class PrecisionRecipe:
 
 _PLAIN = tuple(PrecisionRecipe(name, name) for name in ("fp32", "tf32", "bf16", "fp16"))
 _MAIN: dict[str, Any] = {"parameter_bytes": 2, "main_parameter_bytes": 4, "gather_bytes": 2}
-_MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, **_MAIN}
+_MEGATRON: dict[str, Any] = {"loss_copies": 1, "gather_buffers": 1, "framework": MEGATRON, **_MAIN}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -96,7 +102,9 @@ RECIPES = {
         PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
         PrecisionRecipe("fp8", "bf16", products="fp8", **_MEGATRON),
         PrecisionRecipe("fp8-block", "bf16", products="fp8-block", **_MEGATRON),
-        PrecisionRecipe("nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, **_MAIN),
+        PrecisionRecipe(
+            "nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, framework=NANOTRON, **_MAIN
+        ),
         PrecisionRecipe(
             "pure-bf16", "bf16", parameter_bytes=2, gradient_bytes=2, state_bytes=2,
             gather_bytes=2, reduce_bytes=2,

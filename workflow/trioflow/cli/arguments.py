@@ -90,8 +90,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     model.add_argument(
         "--fusion", choices=FUSIONS,
-        help="what runs as one kernel as in Megatron Core: layers that read the same and gated activations, "
-        "besides products that add to main gradients (default: as the recipe's framework, none for PyTorch's own)",
+        help="what runs as one kernel: nothing that PyTorch runs alone (eager), what torch.compile, Liger or flash-attn "
+        "fuse, Megatron Core's layers, besides products that add to main gradients (default: as the recipe's framework)",
     )  # fmt: skip
 
 

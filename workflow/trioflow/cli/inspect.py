@@ -15,15 +15,27 @@ from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_m
 from trioflow.costmodel.overrides import write_operator_times
 from trioflow.tables import PHASES, records
 from trioflow.trace.facts import Facts
-from trioflow.trace.language.sizes import read_language_model
+from trioflow.trace.language.sizes import (
+    COMPILE,
+    EAGER,
+    FLASH_ATTN,
+    GRADIENTS,
+    LAYERS,
+    LIGER,
+    read_language_model,
+)
 from trioflow.trace.store import Trace, find_operators, load_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 
 _FUSED = {
-    "layers": ", fused layers",
-    "gradients": ", fused layers and products that add to main gradients",
+    EAGER: "PyTorch's operators one by one (eager)",
+    COMPILE: "kernels of torch.compile",
+    LIGER: "Liger's kernels",
+    FLASH_ATTN: "flash-attn's norm and rotation",
+    LAYERS: "fused layers",
+    GRADIENTS: "fused layers and products that add to main gradients",
 }
-"""How an answer names the kernels of Megatron Core."""
+"""How an answer names the kernels beside attention."""
 
 
 def describe_model(facts: Facts) -> str:
@@ -33,8 +45,8 @@ def describe_model(facts: Facts) -> str:
         return ""
     recipe = choose_recipe(str(facts.precision_recipe or facts.precision))
     attention = facts.language_model["attention"]
-    fused = _FUSED.get(str(facts.language_model.get("fusion")), "")
-    return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention{fused}"
+    fused = _FUSED[str(facts.language_model.get("fusion", EAGER))]
+    return f"{language[0].describe()}; sequence {language[1]}, {recipe.describe()}, {attention} attention, {fused}"
 
 
 def describe_trace(trace: Trace) -> dict[str, Any]:

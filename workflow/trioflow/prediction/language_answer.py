@@ -44,7 +44,7 @@ def describe_rates(
     found: dict[str, Any] = {
         "sequence": sequence,
         "attention": facts.language_model["attention"],
-        "fusion": facts.language_model.get("fusion", "none"),
+        "fusion": facts.language_model.get("fusion", "eager"),
         "precision": choose_recipe(str(facts.precision_recipe or facts.precision)).name,
         "parameters": model.parameters,
         **({"active_parameters": model.active_parameters} if model.experts else {}),

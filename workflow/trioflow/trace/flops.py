@@ -115,7 +115,9 @@ def _attention_backward(inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _mm),
     **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm"), _mm),
-    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addbmm", "aten::addmv"), _addmm),
+    **dict.fromkeys(
+        ("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::addbmm", "aten::addmv"), _addmm
+    ),
     **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
     "aten::linear": _linear,
     **{f"aten::conv{d}d": _convolution for d in (1, 2, 3)},

@@ -7,7 +7,7 @@ import pytest
 from captured import make_once
 from same_model import ProportionalModel
 from same_step import assert_same_step, category_bytes
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, PlanError
 from trioflow.base.precision_recipes import RECIPES
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan
@@ -17,6 +17,7 @@ from trioflow.parallel.splits.parameters import (
     list_parameters,
 )
 from trioflow.parallel.splits.tensor_parallel import split_operators
+from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.language import make
 from trioflow.trace.language.megatron import read_megatron
 from trioflow.trace.language.read import published_models
@@ -273,7 +274,7 @@ def test_every_rank_of_fsdp_holds_a_part_of_each_expert():
 
 def test_layers_that_read_the_same_are_one_product_in_megatron():
     apart, fused = (
-        make.make_trace(SMALL, replace(STEP, fusion=word)) for word in ("none", "layers")
+        make.make_trace(SMALL, replace(STEP, fusion=word)) for word in ("flash-attn", "layers")
     )
     names = [trace.operators["name"].value_counts() for trace in (apart, fused)]
     assert [name["aten::linear"] for name in names] == [7 * SMALL.layers + 1, 4 * SMALL.layers + 1]
@@ -316,6 +317,78 @@ def test_further_micro_batches_add_only_what_no_product_adds():
         rows = graph.tasks[graph.tasks["name"] == "gradient accumulation"]
         found.append(float(rows["duration_s"].sum()))
     assert 0 < found[1] < found[0] / 2
+
+
+@pytest.mark.parametrize("precision", ["pure-bf16", "bf16"])
+def test_eager_operators_of_a_block_are_those_that_transformers_runs(precision):
+    pytest.importorskip("transformers", reason="the other model comes from transformers")
+    from trioflow.trace.capture.meta import capture_meta
+
+    model = replace(published_models()["llama-3.2-1b"], layers=2)
+    row = {
+        "workload": "x",
+        "layers": 2,
+        "sequence": 64,
+        "optimizer": "adamw-fused",
+        "precision": precision,
+    }
+    theirs = capture_meta(row | {"family": "transformers", "model": "llama-3.2-1b"}, 2)
+    ours = make.make_trace(model, LanguageStep(64, 2, precision))
+    assert ours.facts.language_model["fusion"] == "eager"
+    found, due = (count_block(trace) for trace in (ours, theirs))
+    assert found == due and sum(due.values()) > 100
+
+
+def count_block(trace):
+    """What forward and backward of the second block run: how often each operator, with the bytes that it moves."""
+    work = ["phase", "name", "flop", "read_bytes", "write_bytes"]
+    rows = trace.operators[trace.operators["module"].str.startswith("model.layers.1")]
+    rows = rows[(rows["phase"] != "optimizer") & (rows["read_bytes"] + rows["write_bytes"] > 0)]
+    return rows[work].value_counts().to_dict()
+
+
+def test_what_a_compiler_fuses_moves_fewer_bytes_and_computes_the_same():
+    traces = {
+        word: make.make_trace(SMALL, LanguageStep(32, 2, "fsdp2-mixed", fusion=word))
+        for word in ("eager", "flash-attn", "compile", "liger")
+    }
+    assert len({trace.operators["flop"].sum() for trace in traces.values()}) == 1
+    moved = {
+        word: trace.operators[["read_bytes", "write_bytes"]].sum().sum()
+        for word, trace in traces.items()
+    }
+    assert moved["eager"] > moved["flash-attn"] > moved["compile"]
+    kept = {word: category_bytes(trace)["activation"] for word, trace in traces.items()}
+    assert kept["eager"] > kept["flash-attn"] > kept["compile"]
+    for trace in traces.values():
+        assert {g["name"] for g in trace.facts.gradients} >= {"lm_head.weight", "model.norm.weight"}
+    # Scores stay in half precision and are read once each way.
+    loss = traces["compile"].operators
+    loss = loss[loss["name"].str.contains("cross_entropy")]
+    scores = 2 * 32 * SMALL.vocabulary * 2
+    assert loss["read_bytes"].between(scores, 1.1 * scores).all() and len(loss) == 2
+    assert loss["write_bytes"].max() == scores
+
+
+def test_liger_has_no_more_scores_than_those_of_a_piece():
+    wide = replace(SMALL, vocabulary=1024)
+    trace = make.make_trace(wide, LanguageStep(32, 2, "fsdp2-mixed", fusion="liger"))
+    scores = [
+        shape for shape in trace.tensors["shape"] if len(shape) == 2 and shape[-1] == 1024
+    ]  # fmt: skip
+    assert {tuple(shape) for shape in scores} == {(4, 1024), (64, 1024)}  # a weight, turned
+    names = trace.operators["name"].value_counts()
+    assert names["trioflow::cross_entropy"] == names["aten::addmm_"] == 64 // 4
+    with pytest.raises(PlanError, match="--fusion liger"):
+        prepare_split(trace, make_plan(tensor=2))
+
+
+@pytest.mark.parametrize(("precision", "fusion"), [
+    ("fsdp2-mixed", "eager"), ("bf16", "eager"), ("pure-bf16", "eager"), ("nanotron-bf16", "flash-attn"),
+    ("megatron-bf16", "gradients"), ("fp8", "gradients"),
+])  # fmt: skip
+def test_a_recipe_runs_its_framework_s_kernels(precision, fusion):
+    assert LanguageStep(8, 1, precision).settle().fusion == fusion
 
 
 @pytest.mark.parametrize(("arguments", "attention", "fusion"), [

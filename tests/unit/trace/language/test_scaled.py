@@ -38,7 +38,7 @@ def test_the_linear_layers_of_blocks_run_in_fp8_and_nothing_else():
 
 def test_what_several_layers_read_is_cast_once():
     # Query, key and value read one norm's result, gate and up another; each gradient is its own.
-    found = make_trace(DENSE, LanguageStep(2048, 1, "fp8", fusion="none"))
+    found = make_trace(DENSE, LanguageStep(2048, 1, "fp8", fusion="flash-attn"))
     assert len(select(found, "quantize")) == 4 * 3
     assert len(select(found, "quantize", "backward")) == 7 * 3
     first = select(found, "quantize").iloc[0]

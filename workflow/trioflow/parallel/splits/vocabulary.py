@@ -28,6 +28,7 @@ from trioflow.parallel.splits.tensor_split import (
     with_rules,
 )
 from trioflow.tables import records
+from trioflow.trace.language.sizes import LIGER
 from trioflow.trace.store import Trace
 
 _COLUMNS = ("op_id", "name", "phase", "module", "input_ids", "input_shapes", "output_shapes")
@@ -259,6 +260,11 @@ def prepare_split(trace: Trace, plan: Plan) -> Trace:
     modules have the names that are known. Raises PlanError when the model has not what the plan
     splits.
     """
+    if plan.tensor > 1 and (trace.facts.language_model or {}).get("fusion") == LIGER:
+        raise PlanError(
+            f"--fusion {LIGER} computes head and loss together, which no tensor-parallel rank can for its words alone",
+            fix="use --fusion compile, or no tensor parallelism",
+        )
     return _prepare_split(trace, plan.tensor, plan.tensor_style, plan.vocabulary_parallel)
 
 

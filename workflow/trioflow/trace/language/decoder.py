@@ -1,10 +1,8 @@
 """The decoder-only network that a configuration describes, as PyTorch runs it.
 
 Modules have the names that models of the Llama family share in transformers, so that plans find the layers to
-split. What frameworks run as one kernel is one operator here, moving the same bytes: normalisation without a mean
-stands as PyTorch's layer normalisation without a bias, the rotation of queries and keys as one multiplication by a
-table, a fused gated activation as ``glu``. Fused layers are Megatron Core's: one product for queries, keys and values,
-group by group of heads, another for gate and up.
+split. Fused layers are Megatron Core's: one product for queries, keys and values, group by group of heads, another for
+gate and up.
 """
 
 from __future__ import annotations
@@ -17,14 +15,15 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trioflow.trace.language.sizes import BLOCKS, EMBEDDING, HEAD, NONE, LanguageModel
+from trioflow.trace.language.kernels import Kernels, measure_head_loss
+from trioflow.trace.language.sizes import BLOCKS, EAGER, EMBEDDING, HEAD, LIGER, LanguageModel
 from trioflow.trace.workloads.recipe import Recipe, make_tokens, need_size
 
 _SOFTMAX = "fused-softmax"
@@ -32,26 +31,6 @@ _FUSED: dict[str, Callable[[], Any]] = {
     "flash": nullcontext,
     "cudnn": partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION),
 }
-
-
-class Kernels(NamedTuple):
-    """Attention's kernel, and whether layers that read the same are one product."""
-
-    attention: str
-    fused_layers: bool
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "squared_relu": lambda x: F.relu(x).square(),
-}
-
-
-def _make_norm(sizes: LanguageModel, width: int) -> nn.Module:
-    return nn.LayerNorm(width, bias=sizes.norm == "layer")
 
 
 def _drop(x: Tensor, share: float) -> Tensor:
@@ -87,8 +66,8 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         else:
             self.q_proj, self.k_proj, self.v_proj = make(queries), make(keys), make(keys)
         if sizes.query_norm:
-            self.q_norm = _make_norm(sizes, sizes.head_size)
-            self.k_norm = _make_norm(sizes, sizes.head_size)
+            self.q_norm = self.kernels.make_norm(sizes, sizes.head_size)
+            self.k_norm = self.kernels.make_norm(sizes, sizes.head_size)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values, each [batch, sequence, heads, size]."""
@@ -106,7 +85,7 @@ class Attention(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         if self.sizes.query_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         if rotation is not None:
-            query, key = query * rotation, key * rotation
+            query, key = (self.kernels.rotate(part, rotation) for part in (query, key))
         if self.kernels.fused_layers:
             return tuple(part.flatten(2, 3) for part in (query, key, value))
         return query, key, value
@@ -165,9 +144,9 @@ class LatentAttention(Attention):
         made = sizes.head_size - sizes.rotary_size + sizes.values
         self.kv_b_proj = nn.Linear(sizes.latent, sizes.heads * made, bias=False)
         if sizes.query_norm:
-            self.kv_a_layernorm = _make_norm(sizes, sizes.latent)
+            self.kv_a_layernorm = self.kernels.make_norm(sizes, sizes.latent)
             if sizes.query_latent:
-                self.q_a_layernorm = _make_norm(sizes, sizes.query_latent)
+                self.q_a_layernorm = self.kernels.make_norm(sizes, sizes.query_latent)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
         sizes = self.sizes
@@ -186,8 +165,8 @@ class LatentAttention(Attention):
         rotated = rotated.unsqueeze(2)
         if self.rotation is not None:
             before, turned = query.split([plain, sizes.rotary_size], -1)
-            query = torch.cat((before, turned * self.rotation), -1)
-            rotated = rotated * self.rotation
+            query = torch.cat((before, self.kernels.rotate(turned, self.rotation)), -1)
+            rotated = self.kernels.rotate(rotated, self.rotation)
         key = torch.cat((key, rotated.expand(-1, -1, sizes.heads, -1)), -1)
         return query, key, value
 
@@ -216,7 +195,7 @@ def _make_feed_forward(
             layer.gate_proj = make(sizes.hidden, sizes.feed_forward)
         layer.up_proj = make(sizes.hidden, sizes.feed_forward)
     layer.down_proj = make(sizes.feed_forward, sizes.hidden)
-    layer.activate = _ACTIVATIONS[sizes.activation]
+    layer.activate = kernels.activation(sizes)
 
 
 def _activate(layer: nn.Module, x: Tensor, *ends: Tensor) -> Tensor:
@@ -292,10 +271,10 @@ class Block(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self, sizes: LanguageModel, kernels: Kernels, rotation: Tensor | None, number: int
     ) -> None:
         super().__init__()
-        self.input_layernorm = _make_norm(sizes, sizes.hidden)
+        self.input_layernorm = kernels.make_norm(sizes, sizes.hidden)
         attention = LatentAttention if sizes.latent else Attention
         self.self_attn = attention(sizes, kernels, rotation, 0 if number % 2 else sizes.window)
-        self.post_attention_layernorm = _make_norm(sizes, sizes.hidden)
+        self.post_attention_layernorm = kernels.make_norm(sizes, sizes.hidden)
         if number < sizes.dense_layers:
             sizes = sizes.dense_block
         self.mlp = (Experts if sizes.experts else FeedForward)(sizes, kernels)
@@ -321,7 +300,7 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         self.layers = nn.ModuleList(
             Block(sizes, kernels, rotation, number) for number in range(sizes.layers)
         )
-        self.norm = _make_norm(sizes, sizes.hidden)
+        self.norm = kernels.make_norm(sizes, sizes.hidden)
         self.dropout = sizes.dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -336,13 +315,28 @@ class Decoder(nn.Module):  # type: ignore[misc]  # mypy does not read torch
         return out
 
 
+class Head(nn.Linear):  # type: ignore[misc]  # mypy does not read torch
+    """The product that scores all words, with the loss behind it where one kernel computes both."""
+
+    def __init__(self, sizes: LanguageModel, kernels: Kernels) -> None:
+        super().__init__(sizes.hidden, sizes.vocabulary, bias=False)
+        self.kernels = kernels
+
+    def forward(self, x: Tensor, meant: Tensor) -> Tensor:
+        """Score each of x [batch, sequence, hidden], or measure the loss of the words meant."""
+        if self.kernels.fusion == LIGER:
+            return measure_head_loss(x.flatten(0, 1), self.weight, meant.flatten())
+        out: Tensor = super().forward(x)
+        return out
+
+
 class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read torch
     """Decoder and head."""
 
     def __init__(self, sizes: LanguageModel, sequence: int, kernels: Kernels) -> None:
         super().__init__()
         self.model = Decoder(sizes, sequence, kernels)
-        self.lm_head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+        self.lm_head = Head(sizes, kernels)
         self.config = SimpleNamespace(
             num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads
         )
@@ -350,14 +344,9 @@ class LanguageNetwork(nn.Module):  # type: ignore[misc]  # mypy does not read to
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens [batch, sequence] to scores [batch, sequence, vocabulary]."""
-        scores: Tensor = self.lm_head(self.model(tokens))
+        """Map tokens [batch, sequence] to what the kernels make a loss of."""
+        scores: Tensor = self.lm_head(self.model(tokens), tokens)
         return scores
-
-
-def _cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy, in single precision whatever the model's is."""
-    return F.cross_entropy(scores.flatten(0, -2).float(), targets.flatten())
 
 
 _SPLIT = {
@@ -383,7 +372,7 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     layers = need_size(row, "layers")
     sizes = LanguageModel(**json.loads(str(row["language_model"])) | {"layers": layers})
     sequence = need_size(row, "sequence")
-    kernels = Kernels(str(row.get("attention") or "flash"), str(row.get("fusion") or NONE) != NONE)
+    kernels = Kernels(str(row.get("attention") or "flash"), str(row.get("fusion") or EAGER))
     embedding = ["model.embed_tokens"]
     if sizes.positions == "learned":
         embedding.append("model.embed_positions")
@@ -397,4 +386,4 @@ def build_language_model(row: Mapping[str, Any]) -> Recipe:
     model = LanguageNetwork(sizes, sequence, kernels).train()
     modules = [name for name, _ in model.named_modules()]
     split = {p: k for p, k in _SPLIT.items() if any(fnmatchcase(name, p) for name in modules)}
-    return Recipe(model, make_batch, _cross_entropy, units, split)
+    return Recipe(model, make_batch, kernels.measure_loss, units, split)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trioflow.base.errors import InputError
-from trioflow.base.precision_recipes import RECIPES, choose_recipe
+from trioflow.base.precision_recipes import MEGATRON, NANOTRON, PYTORCH, RECIPES, choose_recipe
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
 
@@ -295,11 +295,17 @@ ATTENTIONS = (FLASH, CUDNN, "fused-softmax", "eager")
 """flash and cudnn keep no scores; Transformer Engine prefers cuDNN's kernel on Hopper and newer
 (``get_attention_backend``), and it is as fast as flash attention elsewhere; fused-softmax keeps them in half precision, one kernel scaling, masking and normalising
 them, as Megatron-LM and Transformer Engine do without flash; eager keeps them in fp32, as transformers does."""
-NONE, LAYERS, GRADIENTS = "none", "layers", "gradients"
-FUSIONS = (NONE, LAYERS, GRADIENTS)
-"""none: each layer and activation is an operator of its own, as in transformers. layers: queries, keys and values are
-one product, gate and up another, and a gated activation is one kernel, as in Megatron Core and Transformer Engine.
-gradients: products of weights' gradients add to the main gradients besides (gradient accumulation fusion)."""
+EAGER, COMPILE, LIGER = "eager", "compile", "liger"
+FLASH_ATTN, LAYERS, GRADIENTS = "flash-attn", "layers", "gradients"
+FUSIONS = (EAGER, COMPILE, LIGER, FLASH_ATTN, LAYERS, GRADIENTS)
+"""eager: PyTorch runs operator by operator what transformers writes: an RMS norm and a rotation are several passes, in
+fp32 and in the model's format, a SwiGLU is two, the loss is computed of scores cast to fp32. compile: norm, rotation,
+SwiGLU and loss are one kernel each way, as torch.compile's Inductor fuses them. liger: as Liger-Kernel, which computes
+the head's product with the loss besides, a piece at a time. flash-attn: norm and rotation are its kernels, SwiGLU and
+loss PyTorch's, as in nanotron. layers: queries, keys and values are one product, gate and up another, and norm,
+rotation and gated activation are one kernel each, as in Megatron Core and Transformer Engine. gradients: products of
+weights' gradients add to the main gradients besides (gradient accumulation fusion)."""
+_OWN_FUSIONS = {PYTORCH: EAGER, MEGATRON: GRADIENTS, NANOTRON: FLASH_ATTN}
 
 
 @dataclass(frozen=True)
@@ -317,7 +323,8 @@ class LanguageStep:
     attention : str
         One of `ATTENTIONS`; empty for what the recipe's framework does: cudnn for Megatron Core's, flash for others.
     fusion : str
-        One of `FUSIONS`; empty for what the recipe's framework does: gradients for Megatron Core's, none for others.
+        One of `FUSIONS`; empty for what the recipe's framework does: gradients for Megatron Core's, flash-attn for
+        nanotron's, eager for PyTorch's own.
     optimizer : str
         One of `trioflow.base.settings.OPTIMIZERS`.
     """
@@ -352,15 +359,15 @@ class LanguageStep:
         InputError
             When products are to add to main gradients that the recipe does not have.
         """
-        fusing = [name for name, recipe in RECIPES.items() if recipe.adds_gradients]
-        megatron = choose_recipe(self.precision).name in fusing
-        if self.fusion == GRADIENTS and not megatron:
+        recipe = choose_recipe(self.precision)
+        if self.fusion == GRADIENTS and not recipe.adds_gradients:
+            fusing = ", ".join(name for name, one in RECIPES.items() if one.adds_gradients)
             raise InputError(
                 f"--fusion {GRADIENTS}: with --precision {self.precision} no product adds to main gradients",
-                fix=f"use --fusion {LAYERS}, or --precision {', '.join(fusing)}",
+                fix=f"use --fusion {LAYERS}, or --precision {fusing}",
             )
         return replace(
             self,
-            attention=self.attention or (CUDNN if megatron else FLASH),
-            fusion=self.fusion or (GRADIENTS if megatron else NONE),
+            attention=self.attention or (CUDNN if recipe.framework == MEGATRON else FLASH),
+            fusion=self.fusion or _OWN_FUSIONS[recipe.framework],
         )
