@@ -79,6 +79,11 @@ class Browser:
             mobile=False,
         )  # fmt: skip
 
+    def prefer(self, scheme: str) -> None:
+        """Ask pages for light or dark colours."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.command("Emulation.setEmulatedMedia", media="", features=[feature])
+
     def picture(self, width: int, height: int) -> bytes:
         """Return a PNG of the page from its top."""
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}

@@ -35,6 +35,7 @@ from trioflow.report.attribution import (
 from trioflow.report.attribution_section import (
     describe_attribution,
     draw_attribution,
+    list_cancelled,
     render_attribution,
     score_experiments,
     summarise_live_changes,
@@ -365,3 +366,18 @@ def test_a_run_on_disk_is_divided_whole_or_not_at_all(tmp_path):
     build_attribution([EXPERIMENT], files[::-1], target, other)
     assert tables.read_table(target, "attribution", ATTRIBUTION).equals(parts)
     assert first
+
+
+def test_parts_that_cancel_are_told_beside_a_small_error_and_others_are_not():
+    parts = [
+        ("a", -0.16),
+        ("a", -0.14),
+        ("a", 0.30),
+        ("a", 0.001),
+        ("b", 0.2),
+        ("b", 0.1),
+        ("c", 0.01),
+        ("c", -0.01),
+    ]
+    table = pd.DataFrame(parts, columns=["experiment", "error"])
+    assert list_cancelled(table) == {"a": "\u221216, \u221214, +30 cancel"}

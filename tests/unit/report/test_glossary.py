@@ -61,10 +61,10 @@ def test_places_are_those_of_tables_that_rules_write():
             assert re.search(rf'{pattern}|"{stem}"', rules) or "traces" in name, place
 
 
-def test_every_page_links_all_pages_with_the_command_that_makes_them():
+def test_every_page_names_all_pages_with_the_command_that_makes_them():
     text = render_page(Page("t", [Section("one", "One", ["<p>1</p>"])]))
     for page in PAGES:
-        assert f'<a href="{page.file}">{escape(page.title)}</a>' in text
+        assert f"<span>{escape(page.title)}</span>" in text
         assert f"<code>{page.command}</code>" in text
     assert len({page.file for page in PAGES}) == len(PAGES)
     rules = "\n".join(path.read_text() for path in sorted((ROOT / "rules").rglob("*.smk")))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import trioflow
-from trioflow.report.pages import Page, Section, render_page, write_page
+from trioflow.report.pages import MADE, PAGES, Page, Section, count_reached, render_page, write_page
 
 LIBRARY = Path(trioflow.__file__).parent
 
@@ -34,7 +34,7 @@ def test_contents_list_the_sections_in_order_and_no_empty_one():
     )
     text = render_page(page)
     contents = text[text.index('<nav aria-label="Contents"') : text.index("</nav>")]
-    assert re.findall('href="#([^"]*)"', contents) == ["first", "last", "pages"]
+    assert re.findall('href="#([^"]*)"', contents) == ["first", "last"]
     assert re.findall('<section id="([^"]*)"', text) == ["first", "last"]
     assert text.index("<p>1</p>") < text.index("<p>2</p>") < text.index("<p>3</p>")
     assert "<h1>A &amp; B</h1>" in text and '<p class="headline">9&nbsp;% &amp; more</p>' in text
@@ -44,5 +44,38 @@ def test_contents_list_the_sections_in_order_and_no_empty_one():
 def test_a_page_is_written_whole(tmp_path):
     page = Page("t", [Section("a", "A", ["<p>x</p>"])])
     write_page(tmp_path / "page.html", page)
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == render_page(page)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text == render_page(page, "page.html")
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_navigation_links_what_exists_and_says_how_to_make_the_rest(tmp_path):
+    page = Page("t", [Section("a", "A", ["<p>x</p>"])], verdict="2 % off")
+    write_page(tmp_path / "index.html", page)
+    write_page(tmp_path / "traces.html", page)
+    text = (tmp_path / "traces.html").read_text(encoding="utf-8")
+    side = text[text.index('<nav class="side"') : text.index('<div class="body">')]
+    assert re.findall('<a href="([^"#]*)"', side) == ["index.html"]
+    assert side.count('aria-current="page"') == 1
+    assert side.count('class="unmade"') == len(PAGES) - 2
+    assert "<span>Case studies</span><code>snakemake studies</code>" in side
+    assert '<p class="verdict">2&nbsp;% off</p>' in text
+    listed = (tmp_path / MADE).read_text(encoding="utf-8")
+    assert listed == 'window.trioflowPages = ["index.html", "traces.html"];\n'
+
+
+def test_a_page_for_a_folder_that_it_does_not_lie_in_yet_tells_nobody(tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    page = Page("t", [Section("a", "A", ["<p>x</p>"])])
+    write_page(site / "traces.html", page)
+    before = (site / MADE).read_text(encoding="utf-8")
+    write_page(tmp_path / "index.html", page, site=site)
+    assert '<a href="traces.html">' in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert (site / MADE).read_text(encoding="utf-8") == before
+    assert not (tmp_path / MADE).exists()
+
+
+def test_aims_are_counted_where_there_are_any():
+    assert count_reached([True, None, False]) == "1 of 2 aims reached."
+    assert count_reached([None]) == ""

@@ -1,4 +1,6 @@
-"""Every page in a real chromium at two widths: nothing overflows, nothing fails, tables sort.
+"""Every page in a real chromium, wide and narrow, light and dark: nothing overflows or fails, no link is dead.
+
+axe-core finds nothing serious in any of them, tables sort, what is wider than the page says so.
 
 The pages are those of ``results/report`` (or ``TRIOFLOW_REPORT``) where a run has
 left some, else small made-up ones. Pictures of them go into ``screenshots``
@@ -9,9 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
@@ -25,7 +30,7 @@ from trioflow.base.provenance import atomic_path
 from trioflow.report.build import build_report
 from trioflow.report.causes import CAUSES
 from trioflow.report.html import Cell, Column, render_table
-from trioflow.report.pages import Page, Section, render_page
+from trioflow.report.pages import PAGES, Page, Section, list_pages, render_page, write_page
 from trioflow.report.trace_page import build_trace_page
 from trioflow.reproductions.published.judge import ANCHORS
 from trioflow.reproductions.published.page import build_published_page
@@ -34,10 +39,14 @@ from trioflow.trace.store import save_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.pages]
 
-REPORT = Path(os.environ.get("TRIOFLOW_REPORT", Path(__file__).parents[3] / "results/report"))
+ROOT = Path(__file__).parents[3]
+REPORT = Path(os.environ.get("TRIOFLOW_REPORT", ROOT / "results/report"))
 NOT_OURS = ("snakemake.html",)
-WIDTHS = (1300, 420)
+WIDTHS = (1280, 420)
+SCHEMES = ("light", "dark")
 HEIGHT = 900
+TALLEST_REPORT = 6000
+"""Of the report as it opens at the greater width [pixels]: a page that is read to its end."""
 TALLEST = 12_000
 """Of a picture [pixels]; what is below is cut off."""
 
@@ -49,10 +58,22 @@ found.images = Array.from(document.images).filter(
 found.anchors = Array.from(document.querySelectorAll('a[href^="#"]')).map(
   link => link.getAttribute('href').slice(1)).filter(name => !document.getElementById(name));
 found.contents = document.querySelectorAll('nav[aria-label=Contents] a[href^="#"]').length;
-found.pages = document.querySelectorAll('#pages a').length;
+found.pages = document.querySelectorAll('#pages > li').length;
+found.current = document.querySelectorAll('#pages [aria-current=page]').length;
+found.links = Array.from(document.querySelectorAll('a[href]')).map(link => link.href);
+found.uncued = Array.from(document.querySelectorAll('main .wide')).filter(
+  part => part.scrollWidth - part.clientWidth > 1 &&
+    !(part.classList.contains('scrolls') && part.tabIndex === 0)).length;
+found.height = document.documentElement.scrollHeight;
 found.twice = Array.from(document.querySelectorAll('[id]')).map(one => one.id).filter(
   (name, at, all) => all.indexOf(name) !== at);
 return found;
+"""
+AXE = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ['violations']}).then(
+  found => done(found.violations.map(one => [one.impact, one.id, one.nodes[0].html.slice(0, 200)])),
+  error => done([['critical', String(error), '']]));
 """
 SORT = """
 const wrong = [];
@@ -138,25 +159,48 @@ def make_pages(folder: Path, trace: Path) -> Path:
     return report
 
 
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return axe-core, out of a package that carries it."""
+    folder = tmp_path_factory.mktemp("axe")
+    words = ["--quiet", "--no-deps", "--target", str(folder), "--requirement", "envs/browser.lock"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    if run.returncode:
+        pytest.skip(f"axe-core cannot be installed: {run.stderr.strip()[-200:]}")
+    return (folder / "axe_playwright_python/axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_holds_in_a_real_browser(
-    driver: str, pages: list[Path], width: int, tmp_path: Path
+    driver: str, pages: list[Path], axe: str, width: int, scheme: str, tmp_path: Path
 ) -> None:
     browser = Browser(driver, tmp_path / "profile", width, HEIGHT)
     try:
         browser.resize(width, HEIGHT)
+        browser.prefer(scheme)
         for page in pages:
             browser.log("performance"), browser.log("browser")
             browser.open(page.as_uri())
             browser.wait_for("document.readyState === 'complete'")
-            found = browser.call("POST", "execute/sync", {"script": CHECK, "args": []})
-            take_picture(browser, page, width)
+            take_picture(browser, page, f"{width}-{scheme}")
+            found = look(browser)
+            assert page.name != "index.html" or width < 700 or found["height"] <= TALLEST_REPORT
+            browser.evaluate(
+                "document.querySelectorAll('details').forEach(e => { e.open = true; })"
+            )
+            found = look(browser)
+            assert list_faults(browser, axe) == [], page.name
             assert found["overflow"] <= 0, page.name
             assert found["images"] == [], page.name
             assert found["anchors"] == [], page.name
             assert found["twice"] == [], page.name
+            assert found["uncued"] == 0, page.name
+            assert [one for one in found["links"] if is_dead(one)] == [], page.name
             assert found["contents"] > 0, page.name
-            assert found["pages"] > 5, page.name
+            assert found["pages"] == len(PAGES) and found["current"] == 1, page.name
             told = browser.call("POST", "execute/sync", {"script": SORT, "args": []})
             assert told["wrong"] == [] and told["sorted"] > 0, page.name
             assert [one for one in browser.log("browser") if one["level"] == "SEVERE"] == []
@@ -165,14 +209,76 @@ def test_every_page_holds_in_a_real_browser(
         browser.close()
 
 
-def take_picture(browser: Browser, page: Path, width: int) -> None:
+def look(browser: Browser) -> dict[str, Any]:
+    """Return what CHECK finds, once the page was laid out and its observers were told."""
+    browser.run(
+        "requestAnimationFrame(() => requestAnimationFrame(arguments[arguments.length - 1]))"
+    )
+    found: dict[str, Any] = browser.call("POST", "execute/sync", {"script": CHECK, "args": []})
+    return found
+
+
+def list_faults(browser: Browser, axe: str) -> list[list[str]]:
+    """Return what axe-core calls serious or critical: impact, rule and the first element."""
+    browser.call("POST", "execute/sync", {"script": axe, "args": []})
+    return [one for one in browser.run(AXE) if one[0] in ("serious", "critical")]
+
+
+def is_dead(address: str) -> bool:
+    """Whether a link leads to a file that is not there; links to the outside are not asked."""
+    parts = urlsplit(address)
+    return parts.scheme == "file" and not Path(unquote(parts.path)).exists()
+
+
+def take_picture(browser: Browser, page: Path, kind: str) -> None:
     """Keep a picture of the page as it opens."""
     height = int(browser.evaluate("document.documentElement.scrollHeight"))
+    width = int(browser.evaluate("window.innerWidth"))
     picture = browser.picture(width, min(height, TALLEST))
-    target = REPORT / f"screenshots/{page.stem}-{width}.png"
+    target = REPORT / f"screenshots/{page.stem}-{kind}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as temporary:
         temporary.write_bytes(picture)
+
+
+def test_pages_are_linked_once_they_exist_and_no_longer(driver: str, tmp_path: Path) -> None:
+    """The first page was written before the second, and the third is gone again."""
+    page = Page("t", [Section("s", "S", ["<p>x</p>"], folded=True)])
+    for name in ("drift.html", "index.html", "traces.html"):
+        write_page(tmp_path / name, page)
+    (tmp_path / "drift.html").unlink()
+    list_pages(tmp_path)
+    browser = Browser(driver, tmp_path / "profile", *WIDTHS)
+    try:
+        for name, other in (("index.html", "traces.html"), ("traces.html", "index.html")):
+            browser.open((tmp_path / name).as_uri() + "#s")
+            links = browser.evaluate(
+                "Array.from(document.querySelectorAll('#pages a')).map(e => e.getAttribute('href'))"
+            )
+            assert sorted(set(links)) == sorted({"#content", "#s", other})
+            shown = browser.evaluate(
+                "document.querySelector('[data-page=\"drift.html\"]').innerText.split('\\n')"
+            )
+            assert shown == ["Ranks that drift", "snakemake published"]
+            assert browser.evaluate("document.querySelector('main details').open"), (
+                "asked for by its address"
+            )
+    finally:
+        browser.close()
+
+
+def test_what_axe_finds_is_seen(driver: str, axe: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = render_page(
+        Page("t", [Section("s", "S", ["<p style='color: #eee'>too pale to read</p>"])])
+    )
+    page.write_text(text, encoding="utf-8")
+    browser = Browser(driver, tmp_path / "profile", *WIDTHS)
+    try:
+        browser.open(page.as_uri())
+        assert [one[1] for one in list_faults(browser, axe)] == ["color-contrast"]
+    finally:
+        browser.close()
 
 
 def list_requests(browser: Browser) -> list[str]:

@@ -247,9 +247,29 @@ def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
         )  # fmt: skip
     return (
         render_paragraph(describe_attribution(table))
-        + render_table(columns, rows, "Parts of every error")
-        + render_list(_NOTES)
+        + render_details(
+            "Parts of every error", render_table(columns, rows, "Parts of every error")
+        )
+        + render_details("How to read the parts", render_list(_NOTES))
     )
+
+
+_CANCELLED, _LARGE = 3.0, 0.1
+"""Parts cancel where together they are this many times their sum, and this share of the step."""
+
+
+def list_cancelled(table: pd.DataFrame) -> dict[str, str]:
+    """Return the parts of each error that is small because large ones cancel, by experiment.
+
+    ``table``: columns of ``attribution.ATTRIBUTION``.
+    """
+    told = {}
+    for name, rows in table.groupby("experiment"):
+        parts = rows["error"].dropna()
+        if parts.abs().sum() >= max(_CANCELLED * abs(parts.sum()), _LARGE):
+            large = parts[parts.abs() >= _LARGE / 5]
+            told[str(name)] = ", ".join(write_signed(100 * part, 0) for part in large) + " cancel"
+    return told
 
 
 def describe_attribution(table: pd.DataFrame) -> str:

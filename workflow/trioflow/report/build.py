@@ -17,6 +17,7 @@ from trioflow.report.attribution_section import (
     ALL,
     draw_attribution,
     draw_tornado,
+    list_cancelled,
     render_attribution,
     render_live_changes,
     render_live_scores,
@@ -25,10 +26,17 @@ from trioflow.report.attribution_section import (
 from trioflow.report.conformance import read_conformance, render_conformance
 from trioflow.report.errors import build_error_table, build_metrics_table
 from trioflow.report.experiment_section import render_experiment
-from trioflow.report.html import render_figure, render_links, render_paragraph
+from trioflow.report.html import render_details, render_figure, render_paragraph
 from trioflow.report.inputs import OWN_TABLES, ReportInputs, load_report_inputs
-from trioflow.report.pages import Page, Section, provenance_section, render_tables, write_page
-from trioflow.report.summary import CAPTIONS, describe_accuracy, describe_run
+from trioflow.report.pages import (
+    Page,
+    Section,
+    list_pages,
+    provenance_section,
+    render_tables,
+    write_page,
+)
+from trioflow.report.summary import CAPTIONS, describe_accuracy, describe_error, describe_own_run
 from trioflow.report.wording import write_time
 
 
@@ -65,8 +73,10 @@ def build_report(
         facts = stamp(files=inputs.digest_files())
         tables.write_table(errors, "errors", draft / "error.parquet", facts)
         places = _draw_figures(inputs, errors, draft)
-        write_page(draft / "index.html", _compose_report(inputs, errors, metrics, places))
+        page = _compose_report(inputs, errors, metrics, places)
+        write_page(draft / "index.html", page, site=target)
         _move(draft, target)
+    list_pages(target)
     return errors
 
 
@@ -166,34 +176,40 @@ def _compose_report(
         TITLE,
         [
             Section("experiments", "Experiments", [
-                _figure("predicted_vs_measured", figures), sections.render_experiments(errors),
+                _figure("predicted_vs_measured", figures), sections.render_experiments(errors, list_cancelled(inputs.attribution)),
             ]),
             Section("accuracy", "Accuracy", [
                 render_paragraph(" ".join(describe_accuracy(errors))), _figure("error_by_plan", figures),
-                sections.render_metrics(metrics), render_live_scores(errors),
+                render_details("Accuracy by group", sections.render_metrics(metrics)),
+                render_details("Beside a trace alone and a simple rule", render_live_scores(errors)),
             ]),
             Section("attribution", "What the errors are made of", [
                 _figure("attribution", figures), render_attribution(inputs.attribution, errors),
-                "<h3>What moves the predictions</h3>", _figure("sensitivity", figures),
-                render_live_changes(errors, inputs.causes),
+                render_details(
+                    "What moves the predictions",
+                    _figure("sensitivity", figures) + render_live_changes(errors, inputs.causes),
+                ),
             ]),
-            Section("traces", "Traces", [render_paragraph(_TRACES), sections.render_traces(inputs.traces)]),
+            Section("traces", "Traces", [render_paragraph(_TRACES), sections.render_traces(inputs.traces)], folded=True),
             Section("cost-models", "Cost models of operators", [
                 _figure("operator_fit", figures), sections.render_operator_fit(inputs.operator_fit),
-            ]),
+            ], folded=True),
             Section("collectives", "Collectives", [
                 _figure("collective_curve", figures), sections.render_collectives(inputs),
-            ]),
-            Section("conformance", "Conformance with PyTorch", [render_conformance(read_conformance())]),
-            Section("timelines", "Timelines", _render_timelines(inputs, errors, figures)),
-            Section("machine", "Machine and limits", [sections.render_machine(inputs)]),
+            ], folded=True),
+            Section("conformance", "Conformance with PyTorch", [
+                render_conformance(read_conformance()),
+            ], folded=True),
+            Section("timelines", "Timelines", _render_timelines(inputs, errors, figures), folded=True),
+            Section("machine", "Machine and limits", [sections.render_machine(inputs)], folded=True),
             Section("glossary", "Glossary", [
                 sections.render_glossary(), "<h3>Tables and units</h3>",
                 render_tables({**tables.SCHEMAS, **OWN_TABLES}),
-            ]),
+            ], folded=True),
             provenance_section(inputs.files, _PROVENANCE, parts=3),
         ],
-        " ".join(describe_run(errors, inputs.traces)),
+        " ".join(describe_own_run(errors, inputs.traces, inputs.sessions)),
+        verdict=describe_error(errors),
     )  # fmt: skip
 
 
@@ -205,11 +221,9 @@ def _figure(name: str, figures: Mapping[str, str]) -> str:
 def _render_timelines(
     inputs: ReportInputs, errors: pd.DataFrame, figures: Mapping[str, str]
 ) -> list[str]:
-    """Return the part of each experiment under links to all of them."""
-    names = [str(name) for name in errors["experiment"]]
+    """Return the part of each experiment, folded under its name and error."""
     return [
         render_paragraph(" ".join(CAPTIONS["timeline"])),
-        render_links([(f"timeline-{name}", name) for name in names], "Timelines", small=True),
         *(
             render_experiment(row, inputs, figures[f"timelines/{row['experiment']}"])
             for row in errors.to_dict("records")

@@ -56,20 +56,23 @@ def render_experiment(row: Mapping[Any, Any], inputs: ReportInputs, picture: str
     """
     name = str(row["experiment"])
     path = inputs.critical_paths[name]
-    return (
-        f'<h3 id="timeline-{escape(name)}">{escape(name)}</h3>'
-        + render_figure(
-            picture, _describe_experiment(row),
+    shown = (
+        render_figure(
+            picture,
+            _describe_experiment(row),
             f"Predicted and measured timeline of each rank of {name}.",
         )
         + (render_paragraph(describe_path(path)) if len(path) else "")
-        + render_details(
-            f"{name}: critical path, breakdown, links, memory",
-            _render_path(path) + _render_breakdown(inputs.breakdowns[name], row["simulated_s"])
-            + _render_links_used(inputs.links[name], row["simulated_s"])
-            + _render_memory(inputs.summaries[name]),
-        )
-    )  # fmt: skip
+        + _render_path(path)
+        + _render_breakdown(inputs.breakdowns[name], row["simulated_s"])
+        + _render_links_used(inputs.links[name], row["simulated_s"])
+        + _render_memory(inputs.summaries[name])
+    )
+    title = (
+        f"{name}: predicted {write_time(row['simulated_s'])}, measured {write_time(row['measured_s'])}, "
+        f"error {write_signed_percent(row['relative_error'])}"
+    )
+    return f'<div id="timeline-{escape(name)}">{render_details(title, shown)}</div>'
 
 
 def _describe_experiment(row: Mapping[Any, Any]) -> str:

@@ -113,11 +113,10 @@ def render_definitions(entries: Iterable[tuple[str, str]]) -> str:
     return '<dl class="facts">' + "\n".join(lines) + "</dl>"
 
 
-def render_links(entries: Iterable[tuple[str, str]], label: str, *, small: bool = False) -> str:
+def render_links(entries: Iterable[tuple[str, str]], label: str) -> str:
     """Return a list of links (address in the page, text)."""
     lines = [f'<li><a href="#{escape(to)}">{escape(text)}</a></li>' for to, text in entries]
-    kind = ' class="small"' if small else ""
-    return f'<nav aria-label="{escape(label)}"{kind}><ol>' + "\n".join(lines) + "</ol></nav>"
+    return f'<nav aria-label="{escape(label)}"><ol>' + "\n".join(lines) + "</ol></nav>"
 
 
 def escape_text(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What every page is made of: a title, a headline and an ordered list of sections.
+"""What every page is made of: a title, what was run, a verdict and an ordered list of sections.
 
-A page module lists its sections. Contents, glossary, files read, links to the
-other pages and the writing are the same for all.
+A page module lists its sections. Navigation, glossary, files read and the
+writing are the same for all.
 """
 
 from __future__ import annotations
@@ -28,105 +28,8 @@ from trioflow.report.html import (
     render_paragraph,
     render_table,
 )
+from trioflow.report.look import SCRIPT, STYLE
 from trioflow.report.wording import NOTHING, count_words
-
-_STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0; background: #fff; color: #1c1c1c; line-height: 1.5;
-  font-family: system-ui, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif; }
-main, header { max-width: 1240px; margin: 0 auto; padding: 0 1.25rem; }
-header { padding-top: 1.5rem; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .75rem; }
-h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; padding-top: .5rem; border-top: 1px solid #bbb; }
-h3 { font-size: 1.02rem; margin: 1.75rem 0 .25rem; }
-p, li, dd { max-width: 46rem; }
-p, li, dd, summary, h1, h2, h3 { overflow-wrap: break-word; }
-p { margin: .5rem 0; }
-.headline { font-size: 1.12rem; }
-a { color: #0b4f8a; }
-code { font-size: .92em; overflow-wrap: anywhere; }
-nav ol { columns: 16rem; margin: .5rem 0; padding-left: 1.4rem; }
-nav.small ol { font-size: .92rem; }
-.wide { overflow-x: auto; margin: .75rem 0; }
-table { border-collapse: separate; border-spacing: 0; font-size: .86rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding: .3rem 0; }
-th, td { padding: .28rem .5rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
-thead th { border-bottom: 2px solid #888; vertical-align: bottom; font-weight: 600; line-height: 1.25; }
-tbody th { font-weight: 500; white-space: nowrap; }
-th.number, td.number { text-align: right; white-space: nowrap; }
-td small { display: block; color: #555; font-size: .92em; }
-th small { font-weight: 400; color: #555; display: block; }
-tbody tr:nth-child(even) { background: #f6f6f6; }
-tbody tr:nth-child(even) > :first-child { background: #f6f6f6; }
-thead th:first-child, tbody th:first-child { position: sticky; left: 0; background: #fff; }
-th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
-  text-align: inherit; }
-th button span::after { content: "\\2195"; color: #767676; padding-left: .2em; }
-th[aria-sort=ascending] button span::after { content: "\\2191"; color: #000; }
-th[aria-sort=descending] button span::after { content: "\\2193"; color: #000; }
-figure { margin: .75rem 0 1.5rem; }
-figure img { display: block; max-width: 100%; height: auto; }
-figcaption { font-size: .92rem; color: #333; max-width: 46rem; margin-top: .3rem; }
-dl.facts { display: grid; grid-template-columns: minmax(10rem, max-content) minmax(12rem, 1fr); gap: .15rem 1.2rem;
-  font-size: .92rem; max-width: 60rem; }
-dl.facts dt { font-weight: 600; overflow-wrap: anywhere; }
-dl.facts dd { margin: 0; }
-details { margin: .75rem 0; }
-summary { cursor: pointer; font-weight: 600; font-size: .92rem; color: #0b4f8a; }
-.notes { font-size: .92rem; padding-left: 1.6rem; }
-footer { max-width: 1240px; margin: 3rem auto 2rem; padding: 0 1.25rem; color: #555; font-size: .9rem; }
-nav.pages { max-width: 1240px; margin: 2rem auto; padding: 0 1.25rem; font-size: .92rem; }
-nav.pages ul { padding-left: 1.4rem; }
-@media (max-width: 700px) {
-  h1 { font-size: 1.3rem; }
-  .headline { font-size: 1.02rem; }
-  main, header, footer, nav.pages { padding-left: .9rem; padding-right: .9rem; }
-  figure img { max-width: none; width: 680px; }
-  td:not(.number) { white-space: nowrap; }
-  dl.facts { display: block; }
-  dl.facts dt { margin-top: .5rem; }
-  dl.facts dd { margin-left: 1rem; }
-  tbody th { white-space: normal; min-width: 6.5rem; overflow-wrap: anywhere; }
-}
-@media print {
-  @page { size: A4; margin: 12mm; }
-  body { font-size: 10pt; }
-  main, header, footer, nav.pages { max-width: none; padding: 0; }
-  table { font-size: 6.6pt; }
-  .wide { overflow: visible; }
-  th, td { padding: .12rem .25rem; }
-  th.number, td.number, tbody th { white-space: normal; }
-  th button span::after { content: none !important; }
-  tr, figure, h2, h3 { break-inside: avoid; }
-  h2, h3 { break-after: avoid; }
-  a { color: inherit; text-decoration: none; }
-}
-"""
-
-_SCRIPT = """
-document.querySelectorAll("table.sortable").forEach(function (table) {
-  var body = table.tBodies[0];
-  table.querySelectorAll("thead th").forEach(function (head, column) {
-    var button = document.createElement("button");
-    while (head.firstChild) button.appendChild(head.firstChild);
-    head.appendChild(button);
-    button.addEventListener("click", function () {
-      var down = head.getAttribute("aria-sort") === "ascending";
-      table.querySelectorAll("thead th").forEach(function (other) { other.removeAttribute("aria-sort"); });
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      var rows = Array.from(body.rows);
-      rows.sort(function (a, b) {
-        var x = a.cells[column].dataset.sort, y = b.cells[column].dataset.sort;
-        if (x === "" || y === "") return (x === "") - (y === "");
-        var order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
-        return down ? -order : order;
-      });
-      rows.forEach(function (row) { body.appendChild(row); });
-    });
-  });
-});
-"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +41,7 @@ class Section:
     # Paragraphs, tables and figures in order, as ``html`` renders them; a section without any is
     # left out of the page and of its contents.
     parts: Sequence[str]
+    folded: bool = False  # shown as its heading until that is pressed
 
     @property
     def body(self) -> str:
@@ -151,8 +55,11 @@ class Page:
 
     title: str  # plain text
     sections: Sequence[Section]  # in the order of the page
-    headline: str = ""  # a paragraph of plain text above the contents
+    # headline, verdict: plain text under the title. The first sentence of the one says what was run, and
+    # on what; the other is what a reader takes away who reads no further.
+    headline: str = ""
     made_from: str = ""  # what stands behind the version in the footer, plain text
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -182,7 +89,10 @@ PAGES = (
     _SitePage("figures.html", "Figures of the paper", "snakemake figures", "counterparts of the paper's figures, on runs of this machine and simulated"),
     _SitePage("published_figures.html", "Figures of the paper, public data", "snakemake published_figures", "the same with public measurements and traces"),
 )  # fmt: skip
-"""In the order in which they are listed. Pages that were not made yet are listed too."""
+"""In the order in which they are listed. Pages that were not made yet are listed too, with their command."""
+_FILES = frozenset(page.file for page in PAGES)
+MADE = "pages.js"
+"""Beside the pages: the names of those that exist, as a script that each of them reads."""
 
 UNITS: Mapping[str, str] = {
     "s": "second; every duration in a report's table",
@@ -223,32 +133,108 @@ _INPUTS = ("inputs", "files")
 """Keys of a record under which the files behind a table stand."""
 
 
-def render_page(page: Page) -> str:
-    """Return a page that needs nothing from outside."""
+def render_page(page: Page, file: str = "", made: Iterable[str] = ()) -> str:
+    """Return a page that needs nothing from outside.
+
+    ``file``: the page's own name; ``made``: names of the site's pages that exist, linked also where no
+    script runs.
+    """
     shown = [section for section in page.sections if section.body]
-    links = [*((section.name, section.heading) for section in shown), ("pages", "All pages")]
-    headline = render_paragraph(page.headline, "headline") + "\n" if page.headline else ""
-    body = "\n".join(
-        f'<section id="{escape(section.name)}"><h2>{escape(section.heading)}</h2>\n'
-        f"{section.body}</section>"
-        for section in shown
+    opening = "\n".join(
+        render_paragraph(text, kind)
+        for text, kind in ((page.headline, "headline"), (page.verdict, "verdict"))
+        if text
     )
+    body = "\n".join(map(_render_section, shown))
+    others = f'<script src="{MADE}"></script>\n' if file in _FILES else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(page.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<header><h1>{escape(page.title)}</h1>\n{headline}{render_links(links, 'Contents')}"
-        f"</header>\n<main>\n{body}\n</main>\n"
-        f"<footer>Made by trioflow {escape(__version__ + page.made_from)}.</footer>\n"
-        f"{_render_pages()}\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+        f"<title>{escape(page.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#content">Skip to the content</a>\n'
+        f"{_render_navigation(shown, file, set(made))}\n"
+        f'<div class="body">\n<header><h1>{escape(page.title)}</h1>\n{opening}\n</header>\n'
+        f'<main id="content">\n{body}\n</main>\n'
+        f"<footer>Made by trioflow {escape(__version__ + page.made_from)}.</footer>\n</div>\n"
+        f"{others}<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
-def write_page(path: str | Path, page: Page) -> None:
-    """Write a page, atomically."""
-    text = render_page(page)
-    with atomic_path(path) as temporary:
+def _render_section(section: Section) -> str:
+    heading = f"<h2>{escape(section.heading)}</h2>"
+    inside = (
+        f'<details class="fold"><summary>{heading}</summary>\n{section.body}</details>'
+        if section.folded
+        else f"{heading}\n{section.body}"
+    )
+    return f'<section id="{escape(section.name)}">{inside}</section>'
+
+
+def _render_navigation(shown: Sequence[Section], file: str, made: set[str]) -> str:
+    """Return the links to all pages, the contents of this one under its name.
+
+    A page that was not made has no link but its command.
+    """
+    links = [(section.name, section.heading) for section in shown]
+    contents = render_links(links, "Contents") if links else ""
+    lines = []
+    for page in PAGES:
+        title = escape(page.title)
+        if page.file == file:
+            name = f'<a href="#content" aria-current="page">{title}</a>{contents}'
+        elif page.file in made:
+            name = f'<a href="{page.file}">{title}</a>'
+        else:
+            name = f"<span>{title}</span>"
+        kind = "" if page.file == file or page.file in made else ' class="unmade"'
+        lines.append(
+            f'<li data-page="{page.file}" title="{escape(page.about)}"{kind}>{name}'
+            f"<code>{escape(page.command)}</code></li>"
+        )
+    alone = contents if file not in _FILES else ""
+    pages = "\n".join(lines)
+    return (
+        f'<nav class="side" aria-label="Pages"><details><summary>Pages and contents</summary>\n{alone}'
+        f'<ul id="pages">\n{pages}\n</ul></details></nav>'
+    )
+
+
+def write_page(path: str | Path, page: Page, site: str | Path | None = None) -> None:
+    """Write a page, atomically, and tell the pages beside it that it is there.
+
+    ``site``: the folder that the page will lie in, where it is not written there at once; then nobody
+    is told before ``list_pages`` is called for that folder.
+    """
+    target = Path(path)
+    folder = Path(site) if site else target.parent
+    text = render_page(page, target.name, _find_pages(folder))
+    with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
+    if not site and target.name in _FILES:
+        list_pages(folder)
+
+
+def list_pages(folder: str | Path) -> None:
+    """Write which pages of the site a folder holds, for the navigation of all of them.
+
+    Several rules end at a time: whoever wrote last looks again, so that no page stays unlisted.
+    """
+    while True:
+        found = _find_pages(Path(folder))
+        with atomic_path(Path(folder) / MADE) as temporary:
+            temporary.write_text(f"window.trioflowPages = {json.dumps(found)};\n", encoding="utf-8")
+        if _find_pages(Path(folder)) == found:
+            return
+
+
+def _find_pages(folder: Path) -> list[str]:
+    return [page.file for page in PAGES if (folder / page.file).is_file()]
+
+
+def count_reached(reached: Iterable[bool | None]) -> str:
+    """Say how many aims were reached; None is what has no aim. Nothing where there are none."""
+    known = [one for one in reached if one is not None]
+    return f"{sum(known)} of {count_words(len(known), 'aim')} reached." if known else ""
 
 
 def glossary_section(
@@ -256,29 +242,15 @@ def glossary_section(
 ) -> Section:
     """Return the section that explains a page's words and the columns of its tables."""
     parts = [render_definitions(words.items())] if words else []
-    return Section("glossary", "Glossary", [*parts, render_tables(schemas) if schemas else ""])
+    parts.append(render_tables(schemas) if schemas else "")
+    return Section("glossary", "Glossary", parts, folded=True)
 
 
 def provenance_section(files: Iterable[str | Path], words: str = "", parts: int = 2) -> Section:
     """Return the section that lists the files behind a page, after a paragraph about them."""
     listed = render_files_read(files, parts)
     text = render_paragraph(words) if words else ""
-    return Section("provenance", "Where the numbers come from", [text, listed])
-
-
-def _render_pages() -> str:
-    """Return the links to all pages, made or not, each with the command that makes it."""
-    lines = [
-        f'<li><a href="{escape(page.file)}">{escape(page.title)}</a>: {escape(page.about)} '
-        f"(<code>{escape(page.command)}</code>)</li>"
-        for page in PAGES
-    ]
-    return (
-        '<nav id="pages" class="pages" aria-label="Pages"><h2>All pages</h2>\n'
-        "<p>A link opens once its command has run in this project.</p>\n<ul>\n"
-        + "\n".join(lines)
-        + "\n</ul></nav>"
-    )
+    return Section("provenance", "Where the numbers come from", [text, listed], folded=True)
 
 
 def render_tables(schemas: Mapping[str, pa.Schema]) -> str:

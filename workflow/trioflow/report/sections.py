@@ -61,8 +61,11 @@ def _list_warnings(errors: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def render_experiments(errors: pd.DataFrame) -> str:
-    """Return the table of all experiments with its footnotes."""
+def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> str:
+    """Return the table of all experiments with its footnotes.
+
+    ``cancelled``: by experiment the parts of its error, where it is small because they cancel.
+    """
     meaning = tables.meanings(tables.ERRORS)
     columns = [
         Column("experiment", "", meaning["experiment"], number=False),
@@ -78,9 +81,11 @@ def render_experiments(errors: pd.DataFrame) -> str:
         Column("notes", "", meaning["warnings"], number=False),
     ]
     warnings = _list_warnings(errors)
-    rows = [_experiment_row(row, warnings) for row in errors.to_dict("records")]
+    rows = [_experiment_row(row, warnings, cancelled) for row in errors.to_dict("records")]
     notes = render_list(warnings, ordered=True, prefix="note") if warnings else ""
     mark = "\u2020 the measured median lies outside the predicted interval."
+    if cancelled:
+        mark += " Parts that cancel (what the errors are made of) stand under their sum, in points."
     return (
         render_table(columns, rows, "All experiments")
         + render_paragraph(f"{mark} Press a heading to sort; rest on it for its meaning.")
@@ -88,7 +93,9 @@ def render_experiments(errors: pd.DataFrame) -> str:
     )
 
 
-def _experiment_row(row: Mapping[Any, Any], warnings: Sequence[str]) -> list[Cell]:
+def _experiment_row(
+    row: Mapping[Any, Any], warnings: Sequence[str], cancelled: Mapping[str, str]
+) -> list[Cell]:
     """Return the cells of one experiment."""
     outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
     found = [
@@ -100,7 +107,7 @@ def _experiment_row(row: Mapping[Any, Any], warnings: Sequence[str]) -> list[Cel
         Cell(name, html=f'<a href="#timeline-{escape(name)}">{escape(name)}</a>'),
         Cell(
             write_signed_percent(row["relative_error"]) + (" \u2020" if outside else ""),
-            float(row["relative_error"]),
+            float(row["relative_error"]), cancelled.get(name, ""),
         ),
         Cell(
             write_time(row["measured_s"]), float(row["measured_s"]),

@@ -15,45 +15,75 @@ from trioflow.report.errors import INTERVAL_COVERAGE, summarise_errors
 from trioflow.report.wording import count_words, join_words, write_percent, write_signed_percent
 
 
-def describe_run(
-    errors: pd.DataFrame, traces: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[str]:
-    """Say what was captured, predicted and measured, and how wrong it was.
+def describe_run(errors: pd.DataFrame) -> list[str]:
+    """Say in sentences, for a reader elsewhere, what was predicted and measured, and how wrong it was.
 
-    ``errors``: columns of ``tables.ERRORS``, at least one row. ``traces``: facts of the traces
-    captured on the reader's machine; without them the sentences suit a reader elsewhere.
-
-    Returns sentences, to be joined by the caller.
+    ``errors``: columns of ``tables.ERRORS``, at least one row.
     """
+    return [
+        f"From traces of {count_words(errors['workload'].nunique(), 'workload')} on one rank, "
+        f"{_name_steps(errors)} were predicted, and the same "
+        f"{count_words(len(errors), 'step')} were measured on one machine in {_name_rounds(errors)} each.",
+        describe_error(errors),
+        _describe_spread(errors),
+    ]
+
+
+def describe_own_run(
+    errors: pd.DataFrame,
+    traces: Mapping[str, Mapping[str, Any]],
+    sessions: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    """Say what was run on the reader's own machine, and first of all what machine that is.
+
+    ``traces``: facts of each trace; ``sessions``: ``session.json`` of each workload.
+    """
+    return [
+        f"{_name_steps(errors).capitalize()} of {count_words(errors['workload'].nunique(), 'workload')} were predicted "
+        f"and measured on this machine: {_name_machine(sessions)}.",
+        f"The predictions come from {count_words(len(traces), 'training step')} captured on one rank; each of the "
+        f"same {count_words(len(errors), 'step')} was measured in {_name_rounds(errors)}.",
+        _describe_spread(errors),
+    ]
+
+
+def _name_machine(sessions: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the devices that ranks ran on, what carried their messages, and that there was no GPU."""
+    found = []
+    for session in sessions.values():
+        names = [str(name) for name in session["device_names"]]
+        library = str(session["library"]).partition(",")[0]
+        gpu = "" if session["device"] == "cuda" else ", no GPU"
+        devices = ", ".join(f"{names.count(name)} \u00d7 {name}" for name in dict.fromkeys(names))
+        found.append(f"{devices}, messages over {library}{gpu}")
+    return join_words(dict.fromkeys(found))
+
+
+def _name_steps(errors: pd.DataFrame) -> str:
     ranks = sorted({int(value) for value in errors["ranks"]})
+    noun = "rank" if ranks == [1] else "ranks"
+    return f"{count_words(len(errors), 'step')} on {join_words(map(str, ranks))} {noun}"
+
+
+def _name_rounds(errors: pd.DataFrame) -> str:
     rounds = sorted({int(value) for value in errors["rounds"]})
-    workloads = errors["workload"].nunique()
-    steps = count_words(len(errors), "step")
-    if traces:
-        captured = (
-            f"{count_words(len(traces), 'training step')} of {count_words(workloads, 'workload')} "
-            f"{'was' if len(traces) == 1 else 'were'} captured on one rank of this machine."
-        )
-        origin, place = "From these traces", "this machine"
-    else:
-        captured, place = "", "one machine"
-        origin = f"From traces of {count_words(workloads, 'workload')} on one rank"
-    spread = ((errors["measured_high_s"] - errors["measured_low_s"]) / errors["measured_s"]).mean()
+    return f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
+
+
+def describe_error(errors: pd.DataFrame) -> str:
+    """Say how wrong the predictions are, in one sentence."""
     found = summarise_errors(errors)
-    of_rounds = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds"
-    sentences = [
-        captured,
-        f"{origin}, {steps} on {join_words(str(value) for value in ranks)} "
-        f"{'rank' if ranks == [1] else 'ranks'} were predicted, and the same {steps} were measured "
-        f"on {place} in {of_rounds} each.",
+    return (
         f"The mean absolute error over all {len(errors)}, none left out, is "
         f"{write_percent(found['mean_absolute_error'])} "
         f"(median {write_percent(found['median_absolute_error'])}, worst "
-        f"{write_signed_percent(found['worst_error'])} in {found['worst_experiment']}).",
-        f"The middle half of a step's measured rounds spans {write_percent(spread)} of its median "
-        "on average.",
-    ]
-    return [sentence for sentence in sentences if sentence]
+        f"{write_signed_percent(found['worst_error'])} in {found['worst_experiment']})."
+    )
+
+
+def _describe_spread(errors: pd.DataFrame) -> str:
+    spread = ((errors["measured_high_s"] - errors["measured_low_s"]) / errors["measured_s"]).mean()
+    return f"The middle half of a step's measured rounds spans {write_percent(spread)} of its median on average."
 
 
 def describe_accuracy(errors: pd.DataFrame) -> list[str]:

@@ -80,9 +80,8 @@ def test_the_page_shows_every_figure_with_its_three_labels(made: Path) -> None:
     build_figures_page(sorted(str(path) for path in (made / "drawn").iterdir()), page)
     text = page.read_text(encoding="utf-8")
     found = Page(text)
-    assert found.sources == [
-        f"../drawn/fig{number}.svg" for number in ("08", "13", "14", "15", "16")
-    ]
+    drawn = [f"../drawn/fig{number}.svg" for number in ("08", "13", "14", "15", "16")]
+    assert found.sources == [*drawn, "pages.js"]
     assert all((page.parent / source).exists() for source in (*found.sources,))
     for label in ("measured here", "measured, public", "only simulated", "paper, other cases"):
         assert text.count(f"<dt>{label}</dt>") >= 5, label

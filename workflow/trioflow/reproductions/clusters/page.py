@@ -21,7 +21,14 @@ from trioflow.report.html import (
     signed_cell,
     words,
 )
-from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.pages import (
+    Page,
+    Section,
+    count_reached,
+    glossary_section,
+    provenance_section,
+    write_page,
+)
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.clusters.aims import (
     CONSTANT,
@@ -64,6 +71,10 @@ _STEPS = (
     "other models took more that lie on nodes alike (tensor groups beyond a node, pipelines over nodes, as many nodes); the interval there is "
     "theirs too. Nothing of a model's own runs enters its expected steps or intervals; users get all four models' runs."
 )
+_LEAD = (
+    "Steps and memory of language models on 8 to 512 H100, as nanotron ran and published them, beside what trioflow predicts "
+    "for each run from its configuration alone; none is left out."
+)
 _WORDS = {
     "held": "what the allocator holds: what it hands out, for fragmentation a share of what of it comes and goes in a step, and without a pipeline the inputs of a micro-batch's reduce-scatters",
     "handed out": "the peak of what the allocator hands out, with nothing fitted",
@@ -93,11 +104,12 @@ def build_clusters_page(
     timed = tables.read_table(steps, "cluster_steps", CLUSTER_STEPS)
     tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
     scores = score_memory(cases)
+    lines = judge_aims(cases, timed)
     content = [
         Section(
             "aims",
             "Aims and what was reached",
-            [render_aims(judge_aims(cases, timed)), render_paragraph(describe_causes(timed))],
+            [render_aims(lines), render_paragraph(describe_causes(timed))],
         ),
         Section(
             "steps",
@@ -125,7 +137,14 @@ def build_clusters_page(
         ),
         provenance_section([memory, steps, peaks]),
     ]
-    write_page(page, Page(TITLE, content, made_from=" from nanotron's own table of runs"))
+    found = ", ".join(
+        f"{line.headline} {line.write_value()}"
+        for line in lines
+        if line.headline and line.aim is not None
+    )
+    reached = count_reached(None if line.aim is None else line.reached for line in lines)
+    made = Page(TITLE, content, _LEAD, " from nanotron's own table of runs", f"{reached} {found}.")
+    write_page(page, made)
 
 
 def render_aims(lines: Sequence[Line]) -> str:

@@ -75,7 +75,7 @@ def build_figures_page(files: Sequence[str | Path], page: str | Path) -> None:
         rows = tables.read_table(found[f"{name}.parquet"], name, schema=SCHEMAS[figure.form])
         title = f"Figure {int(figure.name.removeprefix('fig'))}: {figure.title}"
         sections.append(Section(name, title, _figure_parts(name, figure, rows, address)))
-    words = Section("words", "Words", [render_definitions(_WORDS.items())])
+    words = Section("words", "Words", [render_definitions(_WORDS.items())], folded=True)
     write_page(page, Page(TITLE, [*sections, words], _LEAD))
 
 

@@ -23,8 +23,16 @@ from trioflow.report.attribution_section import (
 )
 from trioflow.report.causes import CAUSES
 from trioflow.report.html import render_figure, render_list, render_paragraph
-from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.pages import (
+    Page,
+    Section,
+    count_reached,
+    glossary_section,
+    provenance_section,
+    write_page,
+)
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, score_published
+from trioflow.report.wording import write_percent
 from trioflow.reproductions.published import sections
 from trioflow.reproductions.published.cases import (
     PUBLISHED,
@@ -265,8 +273,24 @@ def _compose(
             provenance_section(files),
         ],
         _describe(cases),
-        f"; aims from {SOURCE}. Every measured value's file stands below its set's cases",
+        verdict=_conclude(scores, names),
+        made_from=f"; aims from {SOURCE}. Every measured value's file stands below its set's cases",
     )  # fmt: skip
+
+
+def _conclude(scores: pd.DataFrame, names: Iterable[str]) -> str:
+    """Say how many aims were reached, and how wrong each set that has one is."""
+    aims = {name: sections.read_aim(scores, name) for name in names}
+    told = [
+        f"{describe_set(name).title} {write_percent(sections.score_of(scores, name, OURS)['mean_absolute_error'])}"
+        for name, (_, reached) in aims.items()
+        if reached is not None
+    ]
+    return (
+        f"{count_reached(reached for _, reached in aims.values())} Mean absolute errors: {'; '.join(told)}."
+        if told
+        else ""
+    )
 
 
 def _describe(cases: pd.DataFrame) -> str:

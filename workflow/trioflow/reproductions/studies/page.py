@@ -101,7 +101,9 @@ def _compose(found: Mapping[str, pd.DataFrame], folder: Path) -> Page:
             render_figure(f"{FIGURES}/{figure}.svg", CAPTIONS[figure]) for figure in study.figures
         ]
         sections.append(Section(name, study.title, [words, *figures, body]))
-    origin = Section("provenance", "Where the numbers come from", _list_origins(found, folder))
+    origin = Section(
+        "provenance", "Where the numbers come from", _list_origins(found, folder), folded=True
+    )
     return Page(
         TITLE,
         [*sections, origin],

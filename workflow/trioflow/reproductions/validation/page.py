@@ -20,10 +20,17 @@ from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
-from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.pages import (
+    Page,
+    Section,
+    count_reached,
+    glossary_section,
+    provenance_section,
+    write_page,
+)
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
 from trioflow.reproductions.validation import sections
-from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS
+from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS, reach_aims
 
 TITLE = "trioflow: cost models against measurements"
 _GROUPING = ("set", "quantity", "group", "model")
@@ -144,6 +151,7 @@ def _compose(
             provenance_section(files),
         ],
         _describe(cases, summary),
+        verdict=count_reached(entry["reached"] for entry in reach_aims(summary)),
     )
 
 

@@ -71,16 +71,22 @@ def _score(scores: pd.DataFrame, name: str, model: str, key: str) -> float:
     return float(rows[key].iloc[0]) if len(rows) else float("nan")
 
 
-def render_summary(scores: pd.DataFrame, checks: pd.DataFrame) -> str:
-    """Return aims and what was reached, in words."""
+def _conclude(scores: pd.DataFrame) -> str:
+    """Say how wrong the predictions are where neither size nor plan was in sight of the fit."""
     aim = describe_set(GROUPS).aim or 0.0
     error = _score(scores, GROUPS, OURS, "mean_absolute_error")
-    ordered = _score(scores, GROUPS, OURS, "ordered")
-    lines = [
-        f"Ten physical parameters and trioflow's own schedule graphs predict the steps of left-out hidden sizes and depths within "
+    return (
+        "Ten physical parameters and trioflow's own schedule graphs predict the steps of left-out hidden sizes and depths within "
         f"{write_percent(error)} on average (aim {write_percent(aim, 0)}: {_reached(error <= aim)}), of left-out plans within "
         f"{write_percent(_score(scores, PLANS, OURS, 'mean_absolute_error'))}; half of all errors are below "
-        f"{write_percent(_score(scores, GROUPS, OURS, 'median_absolute_error'))}.",
+        f"{write_percent(_score(scores, GROUPS, OURS, 'median_absolute_error'))}."
+    )
+
+
+def render_summary(scores: pd.DataFrame, checks: pd.DataFrame) -> str:
+    """Return aims and what was reached, in words."""
+    ordered = _score(scores, GROUPS, OURS, "ordered")
+    lines = [
         f"{write_percent(ordered)} of the pairs of plans more than 5 % apart are in the right order (aim {write_percent(_ORDER_AIM, 0)}: "
         f"{_reached(ordered >= _ORDER_AIM)}).",
         "With each block's time taken from other rows of the same shape, which is how trioflow starts from a trace, the error is "
@@ -352,5 +358,8 @@ def _compose(
             glossary_section(words, {"published_cases": tables.PUBLISHED_CASES}),
             provenance_section(files),
         ],
+        headline=f"{len(cases[cases['set'] == GROUPS])} iteration times of GPT models on A100s, as vTrain's authors published "
+        "them, beside trioflow's predictions.",
         made_from=f" from {cases['source'].iloc[0]} and the all-reduces beside it",
+        verdict=_conclude(scores),
     )  # fmt: skip
