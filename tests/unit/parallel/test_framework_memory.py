@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from trioflow.parallel.plan import make_plan
+from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.prediction.assembly import build_graph, time_operators
+from trioflow.sweeps.search_space import Refusals, choose_space, enumerate_plans
 from trioflow.trace.language.make import make_trace
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
 
@@ -15,6 +16,24 @@ WORDY = LanguageModel("wordy", 2, 64, 8, 8, 8, 96, 32768)
 STEP = {"sequence": 64, "batch": 2}
 TOKENS = STEP["sequence"] * STEP["batch"]
 SCORES = TOKENS * WORDY.vocabulary
+
+
+def test_tensor_parallel_ranks_of_a_language_model_share_its_vocabulary_unasked():
+    trace = make_trace(WORDY, LanguageStep(**STEP))
+    times = time_operators(trace, "NVIDIA H100 80GB HBM3")
+
+    def build(plan):
+        return build_graph(times, plan, batch=STEP["batch"]).metadata
+
+    for plan in (make_plan(tensor=4), make_plan(tensor=4, pipeline=2, micro_batches=2)):
+        assert build(plan).plan.vocabulary_parallel
+        assert "vocabulary parallel" in build(plan).plan_text
+    assert not build(named_plan("tp-layers", 4)).plan.vocabulary_parallel
+    assert not build(make_plan(data=2)).plan.vocabulary_parallel
+    found = enumerate_plans(trace, 4, 8, choose_space(trace.facts), Refusals())
+    assert {(plan.tensor > 1, plan.vocabulary_parallel) for plan in found} == {
+        (False, False), (True, True),
+    }  # fmt: skip
 
 
 def hold(precision, tensor=1):

@@ -34,8 +34,8 @@ _CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
 SHARDED = ("fsdp", "zero1", "distributed", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
-MEGATRON = "tp"
-TENSOR = (MEGATRON, "tp-layers", "tp-gather")
+MEGATRON, LAYERS = "tp", "tp-layers"
+TENSOR = (MEGATRON, LAYERS, "tp-gather")
 """Megatron-LM's, by vocabulary too; layers alone, embedding and head whole; outputs gathered."""
 NAMED = ("single", "dp", "ddp", *TENSOR, *SHARDED, *SCHEDULES)
 """Named plans; the pipelines are called as their schedules, sharded data parallelism as its sharding."""
@@ -144,13 +144,18 @@ def named_plan(
 
 
 def fit_vocabulary(plan: Plan, trace: Trace) -> Plan:
-    """Return Megatron-LM's named plan without a shared vocabulary where the model has none.
+    """Return a tensor-parallel plan with the vocabulary shared where its framework shares it.
 
-    A plan that asks for one by its column is left as it is, and refused later.
+    Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every
+    tensor-parallel plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp``
+    shares a vocabulary if there is one; a plan that asks for one by its column is left as it is, and
+    refused later.
     """
-    if plan.plan != MEGATRON or not plan.vocabulary_parallel or has_vocabulary(trace, plan.tensor):
+    known = bool(trace.facts.language_model) and plan.plan != LAYERS
+    if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
         return plan
-    return replace(plan, vocabulary_parallel=False)
+    shared = has_vocabulary(trace, plan.tensor)
+    return replace(plan, vocabulary_parallel=shared or (known and plan.vocabulary_parallel))
 
 
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
