@@ -5,6 +5,7 @@
 # make resume     unlock what a killed run left (kill -9, no memory, no power), then go on with it
 # make test       the tests, without the slow tier; with it: make test TIER=
 # make lint       every check of form
+# make site       the documents as a site: build/site/index.html
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
 # make publish   carry results/ of a finished run into README.md, docs/ and the shipped example
@@ -13,7 +14,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce resume test lint docs bench publish clean
+.PHONY: setup reproduce resume test lint docs site bench publish clean
 
 # Compiled modules are kept: hundreds of processes start, and each would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -65,6 +66,14 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/build_reference.py
+
+build/site-tools/.stamp: envs/site.lock $(STAMP)
+	rm -rf build/site-tools
+	$(BIN)/python -m pip install --quiet --no-deps --target build/site-tools --requirement envs/site.lock
+	@touch $@
+
+site: build/site-tools/.stamp
+	PYTHONPATH=build/site-tools $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
 
 bench: $(STAMP)
 	$(BIN)/python bench/run_bench.py

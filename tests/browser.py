@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,14 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 WAIT_S = 120
+AXE = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ['violations']}).then(
+  found => done(found.violations.map(one => [one.impact, one.id, one.nodes[0].html.slice(0, 200)])),
+  error => done([['critical', String(error), '']]));
+"""
 
 
 class Browser:
@@ -127,3 +135,31 @@ def run_driver(log: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(timeout=20)
+
+
+def read_axe(folder: Path) -> str:
+    """Return axe-core, out of a package that carries it, installed into a folder; skip where it cannot be."""
+    words = ["--quiet", "--no-deps", "--target", str(folder), "--requirement", "envs/browser.lock"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    if run.returncode:
+        pytest.skip(f"axe-core cannot be installed: {run.stderr.strip()[-200:]}")
+    return (folder / "axe_playwright_python/axe.min.js").read_text(encoding="utf-8")
+
+
+def list_faults(browser: Browser, axe: str) -> list[list[str]]:
+    """Return what axe-core calls serious or critical: impact, rule and the first element."""
+    browser.call("POST", "execute/sync", {"script": axe, "args": []})
+    return [one for one in browser.run(AXE) if one[0] in ("serious", "critical")]
+
+
+def list_requests(browser: Browser) -> list[str]:
+    """Return every address that our page asked for: the browser's own tab of a start asks too, late or never."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
+    return [
+        str(event["params"]["request"]["url"])
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+        and not event["params"]["documentURL"].startswith("chrome:")
+    ]

@@ -9,10 +9,7 @@ below it.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
-from browser import Browser, run_driver
+from browser import Browser, list_faults, list_requests, read_axe, run_driver
 from report_run import PLANS, WORKLOADS, experiments_of, write_run
 from reproductions.published.published_cases import make_cases
 from reproductions.published.test_published_page import ANCHOR_ROWS, CAUSE_ROWS
@@ -68,12 +65,6 @@ found.height = document.documentElement.scrollHeight;
 found.twice = Array.from(document.querySelectorAll('[id]')).map(one => one.id).filter(
   (name, at, all) => all.indexOf(name) !== at);
 return found;
-"""
-AXE = """
-const done = arguments[arguments.length - 1];
-axe.run(document, {resultTypes: ['violations']}).then(
-  found => done(found.violations.map(one => [one.impact, one.id, one.nodes[0].html.slice(0, 200)])),
-  error => done([['critical', String(error), '']]));
 """
 SORT = """
 const wrong = [];
@@ -161,15 +152,7 @@ def make_pages(folder: Path, trace: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return axe-core, out of a package that carries it."""
-    folder = tmp_path_factory.mktemp("axe")
-    words = ["--quiet", "--no-deps", "--target", str(folder), "--requirement", "envs/browser.lock"]
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *words], cwd=ROOT, capture_output=True, text=True
-    )
-    if run.returncode:
-        pytest.skip(f"axe-core cannot be installed: {run.stderr.strip()[-200:]}")
-    return (folder / "axe_playwright_python/axe.min.js").read_text(encoding="utf-8")
+    return read_axe(tmp_path_factory.mktemp("axe"))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -216,12 +199,6 @@ def look(browser: Browser) -> dict[str, Any]:
     )
     found: dict[str, Any] = browser.call("POST", "execute/sync", {"script": CHECK, "args": []})
     return found
-
-
-def list_faults(browser: Browser, axe: str) -> list[list[str]]:
-    """Return what axe-core calls serious or critical: impact, rule and the first element."""
-    browser.call("POST", "execute/sync", {"script": axe, "args": []})
-    return [one for one in browser.run(AXE) if one[0] in ("serious", "critical")]
 
 
 def is_dead(address: str) -> bool:
@@ -279,17 +256,6 @@ def test_what_axe_finds_is_seen(driver: str, axe: str, tmp_path: Path) -> None:
         assert [one[1] for one in list_faults(browser, axe)] == ["color-contrast"]
     finally:
         browser.close()
-
-
-def list_requests(browser: Browser) -> list[str]:
-    """Return every address that our page asked for: the browser's own tab of a start asks too, late or never."""
-    events = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
-    return [
-        str(event["params"]["request"]["url"])
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-        and not event["params"]["documentURL"].startswith("chrome:")
-    ]
 
 
 def is_local(address: str) -> bool:

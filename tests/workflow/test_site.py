@@ -1,0 +1,100 @@
+"""The documents as a site: built strictly, whole, and readable in a real browser without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser import Browser, list_faults, list_requests, read_axe, run_driver
+from project_copy import ROOT
+from trioflow import tables
+from trioflow.cli.main import COMMANDS
+
+PAGES = ("index", "tutorial", "questions", "command_reference", "table_reference", "compare_plans")
+"""Those that are opened: one of each kind."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as `make site` does, into a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        folder / "tools",
+    ]
+    found = subprocess.run(
+        [*pip, "--requirement", ROOT / "envs/site.lock"], capture_output=True, text=True
+    )
+    if found.returncode:
+        pytest.skip(f"mkdocs cannot be installed: {found.stderr.strip()[-200:]}")
+    words = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        folder / "site",
+    ]
+    built = subprocess.run(
+        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(folder / "tools")}, capture_output=True, text=True
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_reference_is_that_of_the_code(site: Path) -> None:
+    commands = (site / "command_reference.html").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f'<h2 id="{name}">' in commands and f"usage: trioflow {name}" in commands
+    described = (site / "table_reference.html").read_text(encoding="utf-8")
+    for schema in tables.SCHEMAS.values():
+        for column in schema.names:
+            assert f"<code>{column}</code>" in described
+    assert not list(site.rglob("*.py")) and not list(site.rglob("*.tsv"))
+
+
+@pytest.mark.slow
+def test_pages_can_be_read_at_any_width_and_in_any_light(site: Path, tmp_path: Path) -> None:
+    axe = read_axe(tmp_path / "axe")
+    with run_driver(tmp_path / "log.txt") as driver:
+        browser = Browser(driver, tmp_path / "profile", 1280, 900)
+        try:
+            for width, scheme in ((1280, "light"), (420, "dark"), (420, "light")):
+                browser.resize(width, 900)
+                browser.prefer(scheme)
+                for name in PAGES:
+                    browser.log("performance")
+                    browser.open((site / f"{name}.html").as_uri())
+                    browser.wait_for("document.readyState === 'complete'")
+                    assert list_faults(browser, axe) == [], (name, width, scheme)
+                    wide = "document.documentElement.scrollWidth - window.innerWidth"
+                    assert browser.evaluate(wide) <= 0, (name, width)
+                    asked = [
+                        one
+                        for one in list_requests(browser)
+                        if not one.startswith(("file:", "data:"))
+                    ]
+                    assert asked == [], name
+        finally:
+            browser.close()
+
+
+def test_each_of_the_eight_questions_has_a_command_that_is_run() -> None:
+    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert len(sections) == 8
+    for section in sections:
+        assert "```sh\n" in section, section.splitlines()[0]
