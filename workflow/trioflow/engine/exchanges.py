@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import SimulationError
 from trioflow.network.collectives import CollectiveFlows
+from trioflow.network.fair_share import FlowShape
 from trioflow.network.messages import CollectiveMessages, CollectiveRounds
 from trioflow.tables import records
 
@@ -134,6 +135,19 @@ class Planner(Protocol):
         self, collective: str, message_bytes: int, group: Sequence[int]
     ) -> CollectiveFlows | CollectiveMessages:
         """Return what one collective of a group puts on the network."""
+        ...
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks of a node of the platform; None where it has no nodes."""
+        ...
+
+    def kind(self, collective: str, message_bytes: int) -> object:
+        """Return what collectives share whose shapes are the same in any group."""
+        ...
+
+    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
+        """Return between whom a collective runs and over which links."""
         ...
 
 

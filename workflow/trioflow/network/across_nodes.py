@@ -115,6 +115,22 @@ class NodeGroups:
         spread = self._spreads[group]
         return spread is not None and spread.nodes > 1
 
+    def shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
+        """Return who sends to whom in a group that it holds, and over which links."""
+        key = ("striped" if collective in _STRIPED[:3] else collective, group)
+        if key not in self._shapes:
+            pairs = self._pair(collective, group)
+            named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
+            self._shapes[key] = FlowShape(named, self._router)
+        return self._shapes[key]
+
+    def _pair(self, collective: str, group: tuple[int, ...]) -> Pairs:
+        spread = self._spreads[group]
+        assert spread is not None
+        if collective in _STRIPED:
+            return pair_across(collective, group, spread)
+        return pair_group(collective, group)
+
     def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
         """Return one collective of a group that it holds; see ``estimate_across``."""
         key = (collective, message_bytes, group)
@@ -125,18 +141,12 @@ class NodeGroups:
     def _make(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
         spread = self._spreads[group]
         assert spread is not None
+        shape, pairs = self.shape(collective, group), self._pair(collective, group)
         if collective in _STRIPED:
-            pairs = pair_across(collective, group, spread)
             sizes_bytes = size_across(collective, message_bytes, spread)
         else:
-            pairs = pair_group(collective, group)
             share = 1.0 if collective in ("send", SHIFT) else 1 / len(group)
             sizes_bytes = np.full(len(pairs), message_bytes * share)
-        kind = ("striped" if collective in _STRIPED[:3] else collective, group)
-        if kind not in self._shapes:
-            named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
-            self._shapes[kind] = FlowShape(named, self._router)
-        shape = self._shapes[kind]
         between = np.array([a // self._per_node != b // self._per_node for a, b in pairs])
         hop_s = float(np.array(shape.latencies_s)[between].max())
         wire_s = float((sizes_bytes / shape.rates_bytes_per_s)[between].max())

@@ -138,7 +138,7 @@ class CollectivePlanner:
         if cost is not None and measures_a_node(cost, platform):
             self._across = NodeGroups(platform, cost, self.router)
         self._known: dict[tuple[str, int, tuple[int, ...]], CollectiveFlows] = {}
-        self._shapes: dict[tuple[str, tuple[int, ...]], FlowShape] = {}
+        self._shapes: dict[tuple[object, tuple[int, ...]], FlowShape] = {}
 
     def rebound(self, bound: Bound) -> CollectivePlanner:
         """Return a planner of another bound that shares the routes, which no bound changes."""
@@ -183,7 +183,7 @@ class CollectivePlanner:
             raise SimulationError(f"{collective}: the group {list(group)} does not fit it")
         if self._across is not None and self._across.holds(group):
             return self._build_across(self._across, collective, message_bytes, group)
-        shape = self._shape(collective, group)
+        shape = self.shape(collective, message_bytes, group)
         flows = len(shape.pairs)
         if not flows:
             return CollectiveFlows(shape, np.zeros(0), np.zeros(0), np.zeros(0), "measured")
@@ -235,15 +235,29 @@ class CollectivePlanner:
             return across, float(getattr(across, self._bound))
         return _read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))
 
-    def _shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
-        """Return the shape of a collective, the same one for all that have the same pairs."""
-        kind = collective if collective in ("all_to_all", "scatter", "gather", "reduce") else "ring"
-        kind = "chain" if collective in ("broadcast", "send") else kind
-        if (kind, group) not in self._shapes:
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks of a node of the platform; None where it has no nodes."""
+        return self._platform.ranks_per_node
+
+    def kind(self, collective: str, message_bytes: int) -> object:
+        """Return what collectives share whose shapes are the same in any group."""
+        return (
+            "striped"
+            if collective in ("all_reduce", "reduce_scatter", "all_gather")
+            else collective
+        )
+
+    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
+        """Return between whom a collective runs and over which links."""
+        if self._across is not None and self._across.holds(group):
+            return self._across.shape(collective, group)
+        key = (self.kind(collective, message_bytes), group)
+        if key not in self._shapes:
             pairs = pair_group(collective, group)
             named = tuple((name_rank_node(a), name_rank_node(b)) for a, b in pairs)
-            self._shapes[kind, group] = FlowShape(named, self.router)
-        return self._shapes[kind, group]
+            self._shapes[key] = FlowShape(named, self.router)
+        return self._shapes[key]
 
 
 def _read_measured_time(

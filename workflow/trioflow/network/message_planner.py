@@ -118,6 +118,24 @@ class MessagePlanner:
             self._known[key] = self._build(*key, algorithm)
         return self._known[key]
 
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Ranks of a node of the platform; None where it has no nodes."""
+        return self._platform.ranks_per_node
+
+    def kind(self, collective: str, message_bytes: int) -> object:
+        """Return what collectives share whose shapes are the same in any group."""
+        if self._choose(collective) is None:
+            return self._flows.kind(collective, message_bytes)
+        return collective, message_bytes
+
+    def shape(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> FlowShape:
+        """Return between whom a collective runs and over which links."""
+        algorithm = self._choose(collective)
+        if algorithm is None:
+            return self._flows.shape(collective, message_bytes, group)
+        return self._find_shape(collective, message_bytes, group, algorithm)[1]
+
     def _choose(self, collective: str) -> str | None:
         if isinstance(self._algorithms, str):
             return None if collective in ("send", SHIFT) else self._algorithms

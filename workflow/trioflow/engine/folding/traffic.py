@@ -69,16 +69,60 @@ class FoldedTraffic:
     slack: SlackCrossings | None = None  # flows over links that take no part in sharing
 
 
+@dataclass(frozen=True, eq=False)
+class _Ways:
+    """Where the groups of a family send, in collectives of one kind.
+
+    Groups that lie alike, on nodes and on links, are planned alike, whatever they do: routes of
+    equal latencies and widths that share links in the same places, of ranks that share nodes in
+    the same places.
+    """
+
+    hops: Ints  # links of all routes, one after the other [crossings]
+    lengths: Ints  # links of each route [flows]
+    code: Ints  # equal numbers for groups that lie alike [groups]
+    examples: list[tuple[int, ...]]  # the first group of each code [codes]
+
+
+def _find_ways(
+    planner: Planner, collective: str, size: int, groups: Sequence[Sequence[int]], kinds: list[int]
+) -> _Ways:
+    """Return where groups send; ``kinds`` are equal numbers for links alike in themselves [links]."""
+    per_node = planner.ranks_per_node
+    hops: list[int] = []
+    lengths: list[int] = []
+    code: list[int] = []
+    codes: dict[object, int] = {}
+    examples = []
+    for group in map(tuple, groups):
+        shape = planner.shape(collective, size, group)
+        crossed = [link for route in shape.routes for link in route]
+        long = tuple(map(len, shape.routes))
+        places: dict[int, int] = {}
+        shared = tuple([places.setdefault(link, len(places)) for link in crossed])
+        nodes: dict[int, int] = {}
+        lies = per_node and tuple([nodes.setdefault(r // per_node, len(nodes)) for r in group])
+        said = (long, shared, tuple([kinds[link] for link in crossed]), lies)
+        if said not in codes:
+            codes[said] = len(codes)
+            examples.append(group)
+        code.append(codes[said])
+        hops += crossed
+        lengths += long
+    arrays = [np.array(one, dtype=np.int64) for one in (hops, lengths, code)]
+    return _Ways(arrays[0], arrays[1], arrays[2], examples)
+
+
 @dataclass(eq=False)
 class _Bundle:
     """Flows of the groups of one family, of one kind: the same for exchanges of any size.
 
     ``first`` is the number of its first flow, ``numbers`` what plans say of
-    each flow [groups, pairs, plans x 3].
+    each flow of the groups of each code [codes, pairs, plans x 3].
     """
 
     family: int
-    shapes: list[FlowShape]
+    ways: _Ways
     pairs: int
     first: int = 0
     numbers: list[Floats] = field(default_factory=list)
@@ -99,32 +143,41 @@ def fold_plans(
         warnings are the first's.
     ``slack``: links that take no part in sharing, and so make no flows differ.
     """
-    bundles: dict[tuple[int, ...], _Bundle] = {}
+    bundles: dict[tuple[int, object], _Bundle] = {}
+    ways_of: dict[tuple[int, object], _Ways] = {}
+    numbers: dict[tuple[float, float], int] = {}
+    kinds = [
+        numbers.setdefault((link.latency_s, link.bandwidth_bytes_per_s), len(numbers))
+        for link in links
+    ]
     chosen: list[tuple[list[Planned], _Bundle | None]] = []
     warnings: dict[str, None] = {}
     differences = _Differences()
     for collective, size, number in asked:
         groups = families[number].groups.tolist()
-        by_planner = [[one.build(collective, size, g) for g in groups] for one in planners]
+        key = number, planners[0].kind(collective, size)
+        if key not in ways_of:
+            ways_of[key] = _find_ways(planners[0], collective, size, groups, kinds)
+        ways = ways_of[key]
+        by_planner = [[one.build(collective, size, g) for g in ways.examples] for one in planners]
         built = by_planner[0]
         warnings.update((plan.warning, None) for plan in built if plan.warning)
         said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
-        differences.add(number, said, collective, groups)
+        differences.add(number, said, ways.code, collective, groups)
         plan, *_ = plans = [one[0].stretch(scale) for one in by_planner]
         if not plan.flow_count:
             chosen.append((plans, None))
             continue
         if number in differences.of_group:
             continue
-        key = (number, *(id(one.shape) for one in built))
         if key not in bundles:
-            bundles[key] = _Bundle(number, [one.shape for one in built], len(plan.shape.pairs))
+            bundles[key] = _Bundle(number, ways, len(plan.shape.pairs))
         bundle = bundles[key]
         bundle.numbers += map(_read_numbers, by_planner)
         bundle.apart |= isinstance(plan, CollectiveMessages)
         chosen.append((plans, bundle))
     differences.check()
-    if all(bundle.apart and len(bundle.shapes) == 1 for bundle in bundles.values()):
+    if all(bundle.apart and len(bundle.ways.code) == 1 for bundle in bundles.values()):
         # Every flow would be a class of its own.
         whole = _by_planner([plans for plans, _ in chosen], planners)
         return FoldedTraffic(whole, list(links), None, None, list(warnings))
@@ -154,13 +207,15 @@ class _Differences:
         self._reason = ""
 
     def add(
-        self, family: int, said: Sequence[object], collective: str, groups: Sequence[Sequence[int]]
-    ) -> None:
-        """Compare what is said of each group."""
+        self, family: int, said: Sequence[object], of_group: Ints, collective: str,
+        groups: Sequence[Sequence[int]],
+    ) -> None:  # fmt: skip
+        """Compare what is said of each group: of those of a code, and of which each is."""
         numbers: dict[object, int] = {}
         codes = np.array([numbers.setdefault(one, len(numbers)) for one in said], dtype=np.int64)
         if len(numbers) == 1:
             return
+        codes = codes[of_group]
         known = self.of_group.get(family, np.zeros(len(codes), dtype=np.int64))
         self.of_group[family] = np.unique(
             known * (int(codes.max()) + 1) + codes, return_inverse=True
@@ -189,7 +244,7 @@ def _summarize_plan(plan: Planned) -> tuple[object, ...]:
 
 
 def _read_numbers(built: Sequence[Planned]) -> Floats:
-    """Return size, latency and cap of each flow of each group [groups, pairs, 3]."""
+    """Return size, latency and cap of each flow of each plan [plans, pairs, 3]."""
     rows = []
     for plan in built:
         latencies_s = plan.latencies_s
@@ -241,12 +296,12 @@ def _divide(
             places = np.broadcast_to(np.arange(bundle.pairs), numbers.shape[:2])
             numbers = np.concatenate([numbers, places[:, :, None]], axis=2)
         own = _number_rows(numbers.reshape(-1, numbers.shape[2]))
-        kinds.append(own + kind)
+        kinds.append(own.reshape(numbers.shape[:2])[bundle.ways.code].ravel() + kind)
         kind += int(own.max()) + 1
         bundle.first = flow
-        lengths = np.concatenate([np.diff(shape.first_hops) for shape in bundle.shapes])
+        lengths = bundle.ways.lengths
         flows.append(np.repeat(flow + np.arange(len(lengths)), lengths))
-        hops += [shape.hops for shape in bundle.shapes]
+        hops.append(bundle.ways.hops)
         flow += len(lengths)
     widths = np.array([link.bandwidth_bytes_per_s for link in links], dtype=np.float64)
     flow_of, link_of = np.concatenate(flows), np.concatenate(hops)
@@ -256,12 +311,12 @@ def _divide(
         raise CannotFoldError("hardly any links carry the same")
     differences = _Differences()
     for bundle in bundles:
-        groups = len(bundle.shapes)
+        groups = len(bundle.ways.code)
         last = bundle.first + groups * bundle.pairs
         classes = np.sort(found.flow_class[bundle.first : last].reshape(groups, -1), axis=1)
         if (classes != classes[0]).any():
-            said = [row.tobytes() for row in classes]
-            differences.add(bundle.family, said, "", families[bundle.family].groups.tolist())
+            said, each = [row.tobytes() for row in classes], np.arange(groups)
+            differences.add(bundle.family, said, each, "", families[bundle.family].groups.tolist())
     differences.check()
     return found, (flow_of[beside], link_of[beside])
 
