@@ -151,7 +151,7 @@ def peaks():
 def test_peaks_of_megatron_s_tests_keep_their_limit(peaks) -> None:
     assert len(peaks) == 11
     predicted = peaks[peaks["refused"] == ""]
-    assert set(peaks.loc[peaks["refused"] != "", "suite"]) == {"moe", "bert"}
+    assert set(peaks.loc[peaks["refused"] != "", "suite"]) == {"bert"}
     error = predicted["predicted_bytes"].astype(float) / predicted["measured_bytes"] - 1
     assert error.abs().max() < PEAK_LIMIT
 

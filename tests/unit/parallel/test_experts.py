@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from trioflow import predict
 from trioflow.base.errors import PlanError
@@ -52,6 +53,10 @@ def test_the_plan_says_what_its_data_ranks_share():
     plan = make_plan(data=8, expert=4, tensor=2, sequence_parallel=True)
     assert describe_plan(plan, 8).startswith("16 ranks = 8 data (4 expert) x 2 tensor, 1 sample")
     assert (plan.replicas_of(True), plan.replicas_of(False)) == (2, 8)
+    whole = make_plan(data=8, expert=16, tensor=2, sequence_parallel=True, expert_tensor=1)
+    assert whole.plan == "data8-tensor2-expert16-etp1"
+    assert "2 tensor (experts: 16 expert x 1 tensor x 1 data)" in describe_plan(whole, 8)
+    assert (whole.replicas_of(True), whole.replicas_of(False)) == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +64,14 @@ def test_the_plan_says_what_its_data_ranks_share():
     [
         ({"data": 6, "expert": 4}, "4 expert-parallel ranks do not divide 6 data-parallel ones"),
         ({"data": 4, "expert": 2, "tensor": 2}, "without sequence parallelism"),
+        ({"data": 4, "tensor": 2, "expert_tensor": 1}, "without sequence parallelism"),
+        ({"data": 4, "expert": 2, "tensor": 4, "expert_tensor": 2}, "cut among 2 ranks beside 4"),
+        (
+            {"data": 2, "expert": 8, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
+            "8 expert-parallel x 1 expert-tensor-parallel ranks do not divide the 4 ranks of a stage",
+        ),
         ({"data": 4, "expert": 2, "sharding": "zero1"}, "expert parallelism with zero1"),
-        ({"data": 4, "expert": 2, "sharding": "hsdp", "shard": 2}, "expert parallelism with hsdp"),
+        ({"data": 8, "expert": 4, "sharding": "hsdp", "shard": 2}, "do not divide groups of 2"),
     ],
 )
 def test_plans_that_do_not_go_together_are_refused(degrees, words):
@@ -117,6 +128,76 @@ def test_tensor_parallelism_cuts_experts_inside_their_exchange(trace):
     assert [one.collective for one in split.before[back]] == ["all_gather"]
 
 
+WHOLE = {"data": 4, "expert": 4, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True}
+
+
+def test_whole_experts_see_each_tensor_parallel_rank_s_own_tokens(trace):
+    split = split_of(trace, **WHOLE)
+    mine = [size for _, size in exchanges_of(split, trace, 0)]
+    assert sorted(mine) == [8 * MODEL.experts, *[ROWS_BYTES // 2] * 4]
+    assert ROWS_BYTES not in [size for _, size in exchanges_of(split, trace, 0, TENSOR)]
+    layer = find_expert_layers(trace)[0]
+    assert [one.collective for one in split.after[layer.products[-1]]] == ["all_to_all"]
+    (first, *_), weight = layer.products, MODEL.experts * MODEL.hidden * 2 * MODEL.feed_forward * 2
+    before, after = trace.operators.loc[first], split.operators.loc[first]
+    assert (after["flop"], after["write_bytes"]) == (
+        before["flop"] // 2,
+        before["write_bytes"] // 2,
+    )
+    assert after["read_bytes"] == pytest.approx(weight // 4 + ROWS_BYTES // 2, rel=1e-5)
+    # Routers and norms see a rank's tokens alone, and are summed over tensor-parallel ranks.
+    router = {n for n in split.partial_gradients if ".mlp." in n}
+    assert router and all(name.endswith("mlp.gate.weight") for name in router)
+
+
+def test_dense_blocks_beside_whole_experts_stay_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = replace(MODEL, dense_layers=1, dense_feed_forward=1024)
+    plan = make_plan(**WHOLE)
+    made = prepare_split(make.make_trace(model, STEP), plan)
+    of = {p.name: p for p in list_parameters(made, 2, 4)}
+    whole = {p.name: p for p in list_parameters(made)}
+    shares = {
+        name: of[name].size_bytes / whole[name].size_bytes
+        for name in of
+        if ".mlp." in name and "mlp.gate." not in name
+    }
+    for name, share in shares.items():
+        dense = ".layers.0." in name or "shared" in name
+        assert share == (1 / 2 if dense else 1 / 4)
+
+
+def name_groups(grid, axis):
+    """Return the groups along an axis, as tasks name them."""
+    return {",".join(map(str, group)) for group in np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("context", [1, 2])
+def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context):
+    """Megatron-LM's ``parallel_state.py``: experts are numbered tensor, expert, data, pipeline, the first fastest."""
+    degrees = {
+        "data": 4 // context,
+        "context": context,
+        "expert": 4 // cut,
+        "expert_tensor": cut,
+        "tensor": 2,
+    }
+    plan = make_plan(
+        **degrees, pipeline=2, schedule="1f1b", micro_batches=2, sequence_parallel=True, sharding="distributed",
+    )  # fmt: skip
+    grid = np.arange(16).reshape(2, 2, 4 // cut, cut)
+    tasks = predict(trace, plan, "dgx-h100", fold=False).task_graph.tasks
+    exchanges = tasks[(tasks["name"] == "all_to_all")]
+    assert set(exchanges["group"]) == name_groups(grid, 2)
+    experts = sum(
+        p.size_bytes for p in list_parameters(prepare_split(trace, plan), 2, 4 // cut) if p.experts
+    )
+    sums = tasks[(tasks["name"] == "reduce_scatter") & tasks["group"].isin(name_groups(grid, 1))]
+    width = trace.facts.reduced_width
+    assert sums["message_bytes"].sum() == pytest.approx(experts * 8 * width)
+
+
 def test_a_rank_holds_and_updates_its_own_experts(trace):
     whole, mine = ({p.name: p for p in list_parameters(trace, 1, ranks)} for ranks in (1, 4))
     for name, parameter in whole.items():
@@ -135,6 +216,11 @@ PLANS = [
     {"data": 4, "expert": 4, "sharding": "distributed"},
     {"data": 4, "expert": 2, "sharding": "fsdp"},
     {"data": 4, "expert": 2, "tensor": 2, "sequence_parallel": True, "sharding": "distributed"},
+    {**WHOLE, "sharding": "distributed"},
+    {**WHOLE, "expert": 8, "sharding": "fsdp"},
+    {**WHOLE, "data": 2, "tensor": 4, "expert": 2, "sharding": "distributed"},
+    {"data": 4, "expert": 2, "sharding": "hsdp", "shard": 2},
+    {**WHOLE, "data": 2, "context": 2, "sharding": "distributed"},
     {
         "data": 4, "expert": 2, "pipeline": 2, "schedule": "1f1b", "micro_batches": 2, "sharding": "zero2",
     },
@@ -186,3 +272,6 @@ def test_the_deepest_search_finds_expert_degrees(trace):
     space = replace(choose_space(trace.facts), shardings=("none",), recomputations=("none",))
     plans = list(enumerate_plans(trace, 8, 16, space, Refusals()))
     assert {p.expert for p in plans if (p.data, p.tensor) == (8, 1)} == {1, 2, 4, 8}
+    split = [p for p in plans if (p.data, p.tensor) == (4, 2)]
+    assert {p.expert for p in split if p.expert_tensor == 1} == {1, 2, 4, 8}
+    assert {p.expert for p in split if p.expert_tensor == 0} == {1, 2, 4}

@@ -142,6 +142,12 @@ class Plan:
         enum=list(CONTEXT_METHODS), default=CONTEXT_METHODS[0],
     )  # fmt: skip
 
+    expert_tensor: int = declare_cell(
+        "ranks that cut each expert's matrices (Megatron-LM's --expert-tensor-parallel-size); 1 for whole"
+        " experts, which lie over data x tensor ranks; 0 for the tensor degree",
+        minimum=0, default=0,
+    )  # fmt: skip
+
     def __repr__(self) -> str:
         usual = {"data": 1, "tensor": 1, "pipeline": 1, "schedule": "none", "micro_batches": 1}
         usual |= {"first_bucket_bytes": BYTES_PER_MIB, "bucket_bytes": 25 * BYTES_PER_MIB}
@@ -179,13 +185,27 @@ class Plan:
             return 1
         return self.shard if self.sharding == "hsdp" else self.replicas
 
+    @property
+    def expert_cut(self) -> int:
+        """Ranks that cut each expert's matrices."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def places_experts(self) -> bool:
+        """Whether experts lie on a stage's ranks otherwise than the rest of the model."""
+        return self.expert > 1 or self.expert_cut != self.tensor
+
     def replicas_of(self, experts: bool) -> int:
         """Return the ranks that hold the same of a stage: of the experts, or of all else."""
-        return self.replicas // self.expert if experts else self.replicas
+        if not experts:
+            return self.replicas
+        return self.replicas * self.tensor // (self.expert * self.expert_cut)
 
     def shards_of(self, experts: bool) -> int:
         """Return the ranks that each hold a part of what is shared, of the experts or of all else."""
-        return max(self.shards // self.expert, 1) if experts else self.shards
+        if not experts or self.sharding == "none":
+            return self.shards
+        return max(self.shards * self.tensor // (self.expert * self.expert_cut), 1)
 
     @property
     def stages(self) -> int:
@@ -297,20 +317,31 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
 
 def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     """Return what goes wrong with expert parallelism: whether it does, column, problem, fix."""
-    several = plan.expert > 1
+    several, cut, inside = plan.places_experts, plan.expert_cut, plan.expert * plan.expert_cut
     other = next(
         (name for name, held in (
-            ("zero1", plan.sharding == "zero1"), ("hsdp", plan.sharding == "hsdp"),
-            ("offload", plan.offload != "none"), ("context parallelism", plan.context > 1),
+            ("zero1", plan.sharding == "zero1"), ("offload", plan.offload != "none"),
         ) if held), "",
     )  # fmt: skip
+    held = "data-parallel" if plan.context == 1 else "data- and context-parallel"
     return [
-        (several and bool(plan.data % plan.expert), "expert",
-         f"{plan.expert} expert-parallel ranks do not divide {plan.data} data-parallel ones",
-         f"use a divisor of {plan.data}: ranks share experts inside the data degree"),
+        (cut not in (1, plan.tensor), "expert_tensor",
+         f"experts cut among {cut} ranks beside {plan.tensor} tensor-parallel ones are not simulated",
+         f"use 1 or {plan.tensor}"),
+        (several and cut == plan.tensor and bool(plan.replicas % plan.expert), "expert",
+         f"{plan.expert} expert-parallel ranks do not divide {plan.replicas} {held} ones",
+         f"use a divisor of {plan.replicas}"
+         + (f", or expert_tensor 1, with which experts lie over all {plan.replicas * plan.tensor} ranks of a stage"
+            if plan.tensor > 1 else ": ranks share experts inside the data degree")),
+        (several and bool(plan.replicas * plan.tensor % inside), "expert",
+         f"{plan.expert} expert-parallel x {cut} expert-tensor-parallel ranks do not divide the"
+         f" {plan.replicas * plan.tensor} ranks of a stage", f"use a divisor of {plan.replicas * plan.tensor // cut}"),
+        (several and plan.sharding == "hsdp" and bool(plan.shard * plan.tensor % inside), "expert",
+         f"{plan.expert} expert-parallel ranks do not divide groups of {plan.shard} replicas",
+         "use a divisor of shard, times tensor where experts are whole"),
         (several and plan.tensor > 1 and not plan.sequence_parallel, "expert",
          "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
          f" {plan.tensor} times (Megatron-LM refuses it too)", "give sequence_parallel too"),
         (several and bool(other), "expert", f"expert parallelism with {other} is not simulated",
-         "use sharding none, distributed, fsdp or zero2, no offload, and a context degree of 1"),
+         "use sharding none, distributed, fsdp, zero2 or hsdp, and no offload"),
     ]  # fmt: skip

@@ -177,6 +177,10 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         help="data-parallel ranks that share the experts of a model with several; they are D's, not further ones",
     )  # fmt: skip
     degrees.add_argument(
+        "--expert-tensor-parallel", type=int, metavar="N", dest="expert_tensor",
+        help="ranks that cut each expert's matrices (default: T); with 1, experts lie over all D x T ranks of a stage",
+    )  # fmt: skip
+    degrees.add_argument(
         "--sharding", choices=SHARDINGS[1:],
         help="what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
     )  # fmt: skip

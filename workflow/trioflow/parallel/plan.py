@@ -61,8 +61,8 @@ def make_plan(
         otherwise one.
     ``shard``: ranks of one group of ``hsdp``.
     ``accumulate``: micro-steps whose gradients are added up before ranks exchange them.
-    ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, context,
-        context_method, sequence_parallel, vocabulary_parallel, recompute, offload.
+    ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor,
+        context, context_method, sequence_parallel, vocabulary_parallel, recompute, offload.
     """
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
@@ -80,6 +80,8 @@ def make_plan(
         raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
     named = {**degrees, "expert": int(other.get("expert", 1))}
     name = "-".join(f"{key}{degree}" for key, degree in named.items() if degree > 1) or "single"
+    cut = int(other.get("expert_tensor", 0))
+    name += f"-etp{cut}" if cut not in (0, tensor) else ""
     plan = Plan(
         plan=name if sharding == "none" else f"{sharding}-{name}", data=data,
         tensor=tensor, pipeline=pipeline, schedule=schedule,
@@ -229,7 +231,8 @@ def check_plan(plan: Plan, trace: Trace, batch: int) -> None:
 
 def describe_plan(plan: Plan, batch: int) -> str:
     """Return what a plan comes to, such as ``8 ranks = 2 data x 4 tensor, 32 samples a rank``."""
-    shared = f" ({plan.expert} expert)" if plan.expert > 1 else ""
+    alike = plan.expert_cut == plan.tensor
+    shared = f" ({plan.expert} expert)" if plan.expert > 1 and alike else ""
     factors = [
         f"{degree} {name}{shared if name == 'data' else ''}"
         for name, degree in (
@@ -242,6 +245,9 @@ def describe_plan(plan: Plan, batch: int) -> str:
     ]
     ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
     text = f"{ranks} = {' x '.join(factors)}" if factors else ranks
+    if not alike:
+        grid = f"{plan.expert} expert x {plan.expert_cut} tensor x {plan.replicas_of(True)} data"
+        text += f" (experts: {grid})"
     each = micro_batch_sizes(plan, batch)[0] if plan.replication == "dp" else batch // plan.data
     uneven = plan.replication == "dp" and bool(batch % plan.data)
     text += f", {'at most ' if uneven else ''}{each} sample{'s' if each != 1 else ''} a {'rank' if plan.pipeline * plan.context == 1 else 'replica'}"

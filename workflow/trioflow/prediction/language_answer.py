@@ -146,8 +146,10 @@ def name_group(text: str, plan: Plan) -> str:
     """
     ranks = [int(word) for word in text.split(",")]
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
-    if step < plan.tensor:
+    if ranks[-1] - ranks[0] < plan.tensor:
         return "tensor"
+    if step < plan.tensor:  # of whole experts, which lie over tensor-parallel ranks too
+        return "data"
     if step >= plan.tensor * plan.replicas:
         return "pipeline"
     return "context" if ranks[-1] - ranks[0] < plan.tensor * plan.context else "data"

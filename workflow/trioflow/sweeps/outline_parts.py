@@ -72,7 +72,7 @@ class UnitUpkeep:
     add_s: Floats
 
 
-Grid = tuple[int, int, int, int]
+Grid = tuple[int, int, int, int, int]
 
 _EXPERT_REPLICAS = "replicas of experts"
 
@@ -105,7 +105,7 @@ class MessageTimes:
         return self._time_s(plan, "pipeline", "send", size_bytes)
 
     def _time_s(self, plan: Plan, axis: str, collective: str, size_bytes: int) -> float:
-        grid = (plan.data, plan.tensor, plan.pipeline, plan.expert)
+        grid = (plan.data, plan.tensor, plan.pipeline, plan.expert, plan.expert_cut)
         key = (axis, size_bytes, grid, collective)
         if key not in self._times:
             self._times[key] = self._find_s(grid, axis, collective, size_bytes)
@@ -151,16 +151,19 @@ def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePl
 
 def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     """Return the groups of ranks along an axis: tensor fastest, then data, then pipeline."""
-    data, tensor, pipeline, expert = grid
+    data, tensor, pipeline, expert, cut = grid
 
     def rank(d: int, t: int, p: int) -> int:
         return (p * data + d) * tensor + t
 
     if axis in (EXPERTS, _EXPERT_REPLICAS):
-        whole = list_groups(grid, "data")
+        whole, inside = data * tensor, expert * cut
+        firsts = [p * whole + c for p in range(pipeline) for c in range(cut)]
         if axis == EXPERTS:
-            return [group[i : i + expert] for group in whole for i in range(0, data, expert)]
-        return [group[i::expert] for group in whole for i in range(expert)]
+            begins = [first + i for first in firsts for i in range(0, whole, inside)]
+            return [list(range(begin, begin + inside, cut)) for begin in begins]
+        begins = [first + i for first in firsts for i in range(0, inside, cut)]
+        return [list(range(begin, begin // whole * whole + whole, inside)) for begin in begins]
     if axis == TENSOR:
         places = [(d, p) for p in range(pipeline) for d in range(data)]
         return [[rank(d, t, p) for t in range(tensor)] for d, p in places]

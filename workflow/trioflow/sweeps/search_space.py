@@ -135,13 +135,22 @@ def _list_ways(data: int, tensor: int, pipeline: int, space: Space) -> Iterator[
         "sequence_parallel": space.sequence_parallel if tensor > 1 else (False,),
         "recompute": space.recomputations,
         "bucket_bytes": space.buckets_bytes if data > 1 else (BUCKET_BYTES,),
-        "expert": list_divisors(math.gcd(data, space.experts)) if space.experts else (1,),
+        "expert": _list_expert_grids(data, tensor, space.experts),
     }
     for values in product(*axes.values()):
         given = dict(zip(axes, values, strict=True))
+        given["expert"], given["expert_tensor"] = given["expert"]
         buckets = data > 1 and given["sharding"] in BUCKETED
         if buckets or given["bucket_bytes"] == BUCKET_BYTES:
             yield given
+
+
+def _list_expert_grids(data: int, tensor: int, experts: int) -> list[tuple[int, int]]:
+    """Return expert and expert-tensor degrees: experts cut as all layers are, and whole ones."""
+    grids = [(degree, 0) for degree in list_divisors(math.gcd(data, experts) or 1)]
+    if not experts or tensor == 1:
+        return grids if experts else [(1, 0)]
+    return grids + [(degree, 1) for degree in list_divisors(math.gcd(data * tensor, experts))]
 
 
 QUANTILE = statistics.NormalDist().inv_cdf(0.9)

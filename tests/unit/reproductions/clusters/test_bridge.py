@@ -88,6 +88,8 @@ def test_a_plan_has_the_degrees_that_its_row_says():
     assert (plan.data, plan.tensor, plan.pipeline, plan.stages_per_rank) == (2, 2, 4, 2)
     assert (plan.schedule, plan.sharding, plan.micro_batches) == ("interleaved", "distributed", 64)
     assert plan.sequence_parallel and plan.vocabulary_parallel
+    experts = plan_rate(replace(SPLIT, expert=4), 2, 64)
+    assert (experts.expert, experts.expert_cut, experts.replicas_of(True)) == (4, 1, 1)
     sharded = plan_rate(SHARDED, 8, 16)
     assert sharded.shards_units and sharded.accumulate == 16
 

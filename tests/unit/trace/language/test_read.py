@@ -266,7 +266,9 @@ def test_experts_and_latent_attention_by_megatron_s_arguments(tmp_path):
     found = find_configuration(write(tmp_path, "run.sh", EXPERTS))
     assert replace(found.model, name="deepseek-v3") == published_models()["deepseek-v3"]
     assert (found.degrees["expert"], found.degrees["tensor"]) == (8, 2)
-    assert not found.notes
+    assert "expert_tensor" not in found.degrees and not found.notes
+    whole = find_configuration(write(tmp_path, "whole.sh", f"{EXPERTS} --expert-tensor-parallel-size 1"))  # fmt: skip
+    assert whole.degrees["expert_tensor"] == 1
     gathered = find_configuration(write(tmp_path, "other.sh", EXPERTS.replace("alltoall", "allgather")))  # fmt: skip
     assert "tokens travel in all-to-alls" in gathered.notes[0]
 
@@ -277,7 +279,6 @@ def test_experts_and_latent_attention_by_megatron_s_arguments(tmp_path):
         ("[0]*3+[1]*58", "[0,1]*30+[1]", "blocks without experts are built as the first ones"),
         ("[0]*3+[1]*58", "[0]*3+[1]*57", "as the first ones alone, of 61"),
         ("[0]*3+[1]*58", "2", "blocks without experts are built as the first ones"),
-        ("--bf16", "--expert-tensor-parallel-size 1", "experts cut among 1 ranks beside 2 tensor"),
         ("--bf16", "--moe-expert-capacity-factor 1.5", "experts that drop tokens"),
         ("--kv-lora-rank 512", "", "kv-lora-rank is missing"),
         ("--bf16", "--mtp-num-layers 1 --use-megatron-fsdp", "Megatron-FSDP|multi-token"),

@@ -65,9 +65,12 @@ class StageActions(RankProgram):
         self.context_group = [
             program.rank_of(d, pipeline, tensor) for d in range(first, first + plan.context)
         ]
-        first = data - data % plan.expert
-        self.expert_group = self.data_group[first : first + plan.expert]
-        self.expert_replicas = self.data_group[data % plan.expert :: plan.expert]
+        # Experts' own grid over the ranks of a stage: those that cut one expert next to each other.
+        first, end = (program.rank_of(0, p, 0) for p in (pipeline, pipeline + 1))
+        inside, at = plan.expert * plan.expert_cut, self.rank - first
+        begin = self.rank - at % inside + at % plan.expert_cut
+        self.expert_group = list(range(begin, begin + inside, plan.expert_cut))
+        self.expert_replicas = list(range(first + at % inside, end, inside))
 
     @property
     def work(self) -> StageWork:

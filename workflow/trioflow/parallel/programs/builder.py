@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -278,17 +279,24 @@ class ProgramBuilder:
 
 
 def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
+    """Return the ranks in a grid along whose axes every group of ranks lies, as Megatron-LM numbers them."""
+    stage, of_group, in_group, of_layers = alike
     # Replicas in groups: of shards, or of ranks that share experts.
     shards = plan.shard if plan.sharding == "hsdp" else plan.replicas
-    shards = plan.expert if plan.expert > 1 else shards
-    stage, of_group, in_group, of_layers = alike
-    # Replicas along an axis each for groups of shards, their members, and the ranks of a sequence.
-    sizes, same = [plan.replicas // shards, shards], [of_group, in_group]
+    places = {1, plan.tensor, plan.tensor * shards, plan.tensor * plan.replicas}
     if plan.context > 1:
-        at = 1 if shards >= plan.context else 0
-        inner = plan.context if at else plan.context // shards
-        sizes[at : at + 1], same[at : at + 1] = [sizes[at] // inner, inner], [same[at], same[at]]
-    return Grid((plan.pipeline, *sizes, plan.tensor), (stage, *same, of_layers))
+        places.add(plan.tensor * plan.context)
+    if plan.places_experts:
+        places |= {plan.expert_cut, plan.expert_cut * plan.expert}
+    strides = sorted(places)
+    if any(wide % narrow for narrow, wide in pairwise(strides)):
+        return Grid((plan.pipeline, plan.replicas, plan.tensor), (False,) * 3)
+    sizes, same = [], []
+    for narrow, wide in reversed(list(pairwise(strides))):
+        sizes.append(wide // narrow)
+        of_shards = of_group if wide > plan.tensor * shards else in_group
+        same.append(of_layers if wide <= plan.tensor else of_shards)
+    return Grid((plan.pipeline, *sizes), (stage, *same))
 
 
 class RankProgram:

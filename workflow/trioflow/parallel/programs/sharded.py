@@ -123,6 +123,8 @@ class UnitRank(StagedRank):
         first = self.data - self.data % shards
         self.shard_group = self._ranks(range(first, first + shards))
         self.replicas = self._ranks(range(self.data % shards, len(self.data_group), shards))
+        groups = [self.program.rank_of(d, self.pipeline, 0) for d in (first, first + shards)]
+        self.expert_shards = [r for r in self.expert_replicas if r in range(*groups)]
         self.inner = [i for places in self.of_stage.values() for i in places[:-1]]
         self.begins = {self.units[i].unit.first_forward: i for i in self.inner}
         self.ends = {self.units[i].unit.last_forward: i for i in self.inner}
@@ -138,7 +140,7 @@ class UnitRank(StagedRank):
 
     def _shards_of(self, unit: UnitWork) -> list[int]:
         """Return the ranks that each hold a part of a unit."""
-        return self.expert_replicas if unit.unit.experts else self.shard_group
+        return self.expert_shards if unit.unit.experts else self.shard_group
 
     def _ranks(self, replicas: range) -> list[int]:
         return [self.program.rank_of(d, self.pipeline, self.tensor) for d in replicas]
@@ -350,7 +352,7 @@ class UnitRank(StagedRank):
         )  # fmt: skip
         self.reduced = [scattered]
         if len(self.replicas) > 1:
-            part = unit.reduced_bytes // self.sharding.shards
+            part = unit.reduced_bytes // self.program.plan.shards_of(unit.unit.experts)
             self.reduced.append(
                 self._add_collective(
                     "all_reduce", "all_reduce", scattered, part, self.replicas, "backward"

@@ -286,7 +286,7 @@ class StageWorks:
                 fix="capture it again, or give trace.json the key gradients",
             )
         parts: list[list[Mapping[str, Any]]] = [list(gradients)]
-        if plan.expert > 1:  # summed by other ranks, in buckets of their own
+        if plan.places_experts:  # summed by other ranks, in buckets of their own
             of_experts = find_expert_modules(self.trace)
             parts = [
                 [g for g in gradients if (g["module"] in of_experts) == experts]
@@ -340,7 +340,7 @@ class StageWorks:
         """Return the units of ``fully_shard`` in a stage and what they cost."""
         plan, steps = self.plan, self.schedule.micro_batches
         if plan.pipeline == 1:
-            units = build_units(self.trace, plan.tensor, plan.expert)
+            units = build_units(self.trace, plan.tensor, plan.expert, plan.places_experts)
         else:
             units = build_stage_units(self.trace, plan, self.placed, stage_of, stage)
         costs = cost_units(

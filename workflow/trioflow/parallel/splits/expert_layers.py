@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -78,6 +79,20 @@ def _look_through_casts(trace: Trace, tensor: int) -> int:
 def find_expert_modules(trace: Trace) -> frozenset[str]:
     """Return the modules whose parameters are the experts'."""
     return frozenset().union(*(layer.modules for layer in find_expert_layers(trace)))
+
+
+@remembered
+def leave_experts_whole(trace: Trace) -> Trace:
+    """Return a trace whose rules of tensor parallelism leave experts out: each works on a rank's own tokens."""
+    experts, rules = find_expert_modules(trace), dict(trace.facts.tensor_split or {})
+    others = [m for g in trace.facts.gradients if (m := str(g["module"])) not in experts]
+    kept: dict[str, str] = {}
+    for pattern, kind in rules.items():
+        if any(fnmatchcase(module, pattern) for module in experts):  # dense blocks may fit it too
+            kept |= {m: kind for m in others if fnmatchcase(m, pattern)}
+        else:
+            kept[pattern] = kind
+    return replace(trace, facts=replace(trace.facts, tensor_split=kept))
 
 
 def check_experts(trace: Trace, plan: Plan) -> None:

@@ -80,7 +80,7 @@ def _cut_work(
         experts = of_layer[op_id].experts
         for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
             weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == experts]
-            whole = sum(size[i] for i in weights) // plan.tensor
+            whole = sum(size[i] for i in weights) // plan.expert_cut
             _drop_weights(cells, name, op_id, whole, plan.expert)
     for name, values in cells.items():
         split.operators[name] = pd.Series(

@@ -76,11 +76,13 @@ class ShardedUnit:
 
 
 @remembered
-def build_units(trace: Trace, tensor: int = 1, expert: int = 1) -> list[ShardedUnit]:
+def build_units(
+    trace: Trace, tensor: int = 1, expert: int = 1, apart: bool = False
+) -> list[ShardedUnit]:
     """Return the units of ``fully_shard``, in the order of forward, and the root at the end.
 
-    With expert parallelism the experts of a unit are one of their own inside it, as in torchtitan;
-    it stands before the unit, since it ends before it. Raises PlanError when the trace does not say
+    Where experts lie ``apart`` (`Plan.places_experts`) those of a unit are one of their own inside it, as in
+    torchtitan; it stands before the unit, since it ends before it. Raises PlanError when the trace does not say
     which parameters there are.
 
     A unit that shares a parameter with another one is left to the root: two
@@ -103,7 +105,7 @@ def build_units(trace: Trace, tensor: int = 1, expert: int = 1) -> list[ShardedU
             trace,
             name,
             paths,
-            [p for p in parameters if owner[p.name] == index and not (p.experts and expert > 1)],
+            [p for p in parameters if owner[p.name] == index and not (p.experts and apart)],
         )
         for index, (name, paths) in enumerate(units.items())
         if index in inner
@@ -116,15 +118,15 @@ def build_units(trace: Trace, tensor: int = 1, expert: int = 1) -> list[ShardedU
     rest = tuple(p for p in parameters if owner[p.name] not in inner)
     facts = trace.facts
     ordered = _in_order(made)
-    if expert > 1:
-        apart = {
+    if apart:
+        experts = {
             list(units)[index]: [p for p in parameters if owner[p.name] == index and p.experts]
             for index in inner
         }
         ordered = [
             part
             for unit in ordered
-            for part in (*_place_experts(trace, unit, apart[unit.name]), unit)
+            for part in (*_place_experts(trace, unit, experts[unit.name]), unit)
         ]
     return [
         replace(unit, reduced_width=facts.reduced_width, kept_width=facts.kept_width)
@@ -157,7 +159,7 @@ def build_stage_units(
     rest of its parameters: of the first and the last stage embedding and head,
     of those between them none.
     """
-    *inner, root = build_units(trace, plan.tensor, plan.expert)
+    *inner, root = build_units(trace, plan.tensor, plan.expert, plan.places_experts)
     here = set(np.flatnonzero(stage_of == stage).tolist())
     mine = [unit for unit in inner if unit.first_forward in here]
     if stage:  # what another rank sends has a gradient

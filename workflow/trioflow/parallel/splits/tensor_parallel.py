@@ -40,6 +40,7 @@ from trioflow.base.errors import PlanError
 from trioflow.costmodel.features import class_of_name
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.context import split_context
+from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.experts import split_experts
 from trioflow.parallel.splits.gathered_layers import split_gathered
 from trioflow.parallel.splits.tensor_split import (
@@ -334,10 +335,13 @@ def split_operators(
             f"tensor degree {degree}: the model of this trace has no layer to split",
             fix="use data or pipeline parallelism, or give the split in trace.json: tensor_split",
         )
+    # Whole experts see the tokens of all ranks that send them some.
+    whole = {m for m in find_expert_modules(trace) if not kind_of_module(m, splitter.rules)}
     split.partial_gradients = frozenset(
         str(g["name"])
         for g in trace.facts.gradients
         if int(g.get("parameter_storage_id", -1)) in splitter.partial - splitter.shards
+        and g["module"] not in whole
     )
     return split
 

@@ -19,6 +19,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.costmodel.features import class_of_name, plain_name
 from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.expert_layers import leave_experts_whole
 from trioflow.parallel.splits.gathered_layers import gather_rules
 from trioflow.parallel.splits.tensor_split import (
     find_loss,
@@ -265,7 +266,8 @@ def prepare_split(trace: Trace, plan: Plan) -> Trace:
             f"--fusion {LIGER} computes head and loss together, which no tensor-parallel rank can for its words alone",
             fix="use --fusion compile, or no tensor parallelism",
         )
-    return _prepare_split(trace, plan.tensor, plan.tensor_style, plan.vocabulary_parallel)
+    found = _prepare_split(trace, plan.tensor, plan.tensor_style, plan.vocabulary_parallel)
+    return leave_experts_whole(found) if plan.expert_cut < plan.tensor else found
 
 
 @remembered

@@ -215,8 +215,8 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
         columns |= {"context": rate.context, "context_method": "ring"}
     split = rate.tensor > 1
     return make_plan(
-        replicas, rate.tensor, expert=rate.expert, sequence_parallel=split,
-        vocabulary_parallel=split, **columns,
+        replicas, rate.tensor, expert=rate.expert, expert_tensor=int(rate.expert > 1),
+        sequence_parallel=split, vocabulary_parallel=split, **columns,
     )  # fmt: skip
 
 

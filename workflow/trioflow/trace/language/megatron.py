@@ -244,17 +244,11 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
     }  # fmt: skip
     degrees["sequence_parallel"] = degrees["tensor"] > 1 and found.flag("sequence-parallel")
     degrees["vocabulary_parallel"] = degrees["tensor"] > 1
-    expert, cut = (
-        found.size("expert-model-parallel-size", 1),
-        found.size("expert-tensor-parallel-size", degrees["tensor"]),
-    )
-    if model.experts and cut != degrees["tensor"]:
-        raise InputError(
-            f"experts cut among {cut} ranks beside {degrees['tensor']} tensor-parallel ones are not simulated",
-            file=file, place="expert-tensor-parallel-size",
-        )  # fmt: skip
-    if model.experts and expert > 1:
-        degrees["expert"] = expert
+    expert = found.size("expert-model-parallel-size", 1)
+    cut = found.size("expert-tensor-parallel-size", degrees["tensor"])
+    if model.experts:
+        degrees |= {"expert": expert} if expert > 1 else {}
+        degrees |= {"expert_tensor": cut} if cut != degrees["tensor"] else {}
     context, method = (
         found.size("context-parallel-size", 1),
         found.word("cp-comm-type", _CONTEXT, "p2p"),
