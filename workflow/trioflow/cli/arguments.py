@@ -18,6 +18,7 @@ from trioflow.parallel.plan import NAMED
 from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.schedules.table import MODES
 from trioflow.parallel.splits.pipeline import BALANCES
+from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.options import ANCHORS, CLOSED_FORM, SESSION
 from trioflow.trace.language.sizes import ATTENTIONS, FUSIONS
 
@@ -139,6 +140,10 @@ def add_what_if_arguments(parser: argparse.ArgumentParser) -> None:
     supposed.add_argument(
         "--slow-rank", nargs=2, action="append", default=[], metavar=("RANK", "F"),
         help="a rank computed F times as long; may come several times",
+    )  # fmt: skip
+    supposed.add_argument(
+        "--routing", metavar="HOW", default=BALANCED,
+        help="how tokens are spread over experts: balanced (default), power:EXPONENT (supposed by --seed), or a file of each expert's share",
     )  # fmt: skip
 
 

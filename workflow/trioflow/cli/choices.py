@@ -22,6 +22,7 @@ from trioflow.parallel.plan import make_plan, named_plan, read_plan, vary_plan
 from trioflow.parallel.programs.as_traced import AS_TRACED
 from trioflow.parallel.schedules.build import Schedule, is_schedule
 from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.splits.routing import BALANCED
 from trioflow.prediction.options import Options
 from trioflow.prediction.what_if import check_factor
 from trioflow.trace.language.configuration import Configuration
@@ -181,6 +182,7 @@ def read_options(options: argparse.Namespace) -> tuple[Plan, Platform, Options]:
         precision=options.precision,
         attention=options.attention,
         fusion=options.fusion,
+        routing=getattr(options, "routing", BALANCED),
         **_read_what_if(options),
         draws=getattr(options, "draws", 0),
         seed=getattr(options, "seed", 0),

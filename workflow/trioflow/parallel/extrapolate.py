@@ -56,8 +56,8 @@ from trioflow.parallel.remembered import remembered, remembering_within
 from trioflow.parallel.schedules.build import Schedule, plan_schedule
 from trioflow.parallel.schedules.table import FORWARD_ONLY, TRAIN, WORDS, check_mode
 from trioflow.parallel.splits.context import time_rings
-from trioflow.parallel.splits.expert_layers import describe_routing
 from trioflow.parallel.splits.pipeline import stages_of_operators
+from trioflow.parallel.splits.routing import describe_routing
 from trioflow.parallel.splits.sharding import describe_units, partition_optimizer
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
 from trioflow.parallel.splits.tensor_split import TensorSplit

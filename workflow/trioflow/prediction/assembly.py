@@ -27,6 +27,7 @@ from trioflow.parallel.plan import read_stages
 from trioflow.parallel.programs.as_traced import build_traced_graph
 from trioflow.parallel.reference import silence_messages
 from trioflow.parallel.splits.pipeline import BALANCES
+from trioflow.parallel.splits.routing import read_routing, set_routing
 from trioflow.parallel.task_graph import TaskGraph, TimesOrigin
 from trioflow.prediction.anchors import read_session
 from trioflow.prediction.answer import Prediction, predict_step
@@ -232,8 +233,9 @@ def build_graph(
     stages = options.stages
     if isinstance(stages, str) and stages not in BALANCES:
         stages = read_stages(stages)
+    routing = read_routing(options.routing, options.seed)
     return extrapolate(
-        times.traces, plan, times.model, batch=batch, host=host, stages=stages,
+        [set_routing(trace, routing) for trace in times.traces], plan, times.model, batch=batch, host=host, stages=stages,
         schedule=options.schedule, mode=options.mode, last_batch=options.last_batch,
         anchoring=options.anchoring, memory=options.memory,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.plan import Stages
 from trioflow.parallel.schedules.build import Schedule
 from trioflow.parallel.schedules.table import TRAIN
+from trioflow.parallel.splits.routing import BALANCED
 
 SESSION = "session"
 ANCHORS = (TIMER, RATIO, NONE, SESSION)
@@ -64,6 +65,9 @@ class Options(SimulationOptions):
         Tokens of a sample, where a language model's name or configuration stands for a trace.
     precision, attention, fusion : str, optional
         Of such a model's step: see ``trace.language.sizes.LanguageStep``.
+    routing : str
+        How a router spreads tokens over experts: balanced, ``power:EXPONENT`` (drawn by the seed), or a file of
+        shares; see ``parallel.splits.routing``.
     operator_scales : sequence of (str, float)
         What if operators whose name fits a pattern took a factor as long.
     slow_ranks : sequence of (int, float)
@@ -92,6 +96,7 @@ class Options(SimulationOptions):
     precision: str | None = None
     attention: str | None = None
     fusion: str | None = None
+    routing: str = BALANCED
     operator_scales: Sequence[tuple[str, float]] = ()
     slow_ranks: Sequence[tuple[int, float]] = ()
     draws: int = 0

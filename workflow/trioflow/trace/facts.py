@@ -62,6 +62,7 @@ class Facts:
     ``communication``, ``program``: messages of a rank of a parallel run, and what of its operators
         waits for what: see ``trace.program``.
     ``language_model``: sizes of a language model that was built from its configuration.
+    ``routing``: how its experts are taken to share tokens where not equally; see ``parallel.splits.routing``.
     ``new_gpu``, ``predicted_times``: interval and origin of times that were carried over from
         another GPU, or that a model gave.
     ``inputs``, ``source_files``: digests of the files read, and their paths.
@@ -124,6 +125,7 @@ class Facts:
     tp_flagged: Sequence[int] | None = None
     repeated: Sequence[Entry] | None = None
     language_model: Mapping[str, Any] | None = None
+    routing: Mapping[str, Any] | None = None
     new_gpu: Mapping[str, Any] | None = None
     predicted_times: Mapping[str, Any] | None = None
     other: Mapping[str, Any] = field(default_factory=dict)

@@ -99,8 +99,15 @@ def test_embedding_and_loss_count_where_blocks_alone_do_not_divide():
     assert [len(stage) for stage in cut_stages(units, 3)] == [3, 2, 3]
     assert [len(stage) for stage in cut_stages(units, 4)] == [2, 2, 2, 2]
     assert cut_stages(units, 1) is None
+    assert [len(stage) for stage in cut_stages(units, 5)] == [2, 2, 2, 1, 1]
     with pytest.raises(InputError, match="6 blocks"):
-        cut_stages(units, 5)
+        cut_stages(units, 9)
+    deep = cut_stages(["first", *(f"b{i}" for i in range(61)), "last"], 32)
+    assert [deep[0], deep[-1], {len(stage) for stage in deep[:-1]}] == [
+        ["first", "b0"],
+        ["last"],
+        {2},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,39 @@ def test_stages_are_cut_as_megatron_cuts_them(arguments, stages, tmp_path):
     ]  # fmt: skip
 
 
+LAYOUT = (
+    "--num-layers 15 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+    " --pipeline-model-parallel-size 4 --pipeline-model-parallel-layout '{}'"
+)
+
+
+def test_a_layout_says_the_blocks_of_each_stage(tmp_path):
+    found = find_configuration(write(tmp_path, "run.sh", LAYOUT.format("Et*3|(tt|)*5t,t|L")))
+    assert found.degrees["stages_per_rank"] == 2 and found.degrees["schedule"] == "interleaved"
+    assert found.stages == (3, 2, 2, 2, 2, 2, 2, 0)
+    stages = found.name_stages()
+    assert (len(stages[0]), len(stages[-1])) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("Et*3|(tt|)*6L", "15 layers on 8 stages"),  # a fine one, of another depth below
+        ("Et*3|tt|L", "5 layers on 3 stages"),
+        ("tE|L", "is no layout from embedding"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(layout, message, tmp_path):
+    line = LAYOUT.format(layout).replace("15", "16")
+    with pytest.raises(InputError, match=message):
+        find_configuration(write(tmp_path, "run.sh", line))
+
+
+def test_multi_token_prediction_is_left_out_and_said(tmp_path):
+    found = find_configuration(write(tmp_path, "run.sh", f"{EXPERTS} --mtp-num-layers 1"))
+    assert "multi-token prediction" in found.notes[0]
+
+
 def test_blocks_that_cannot_be_cut_as_asked_are_refused(tmp_path):
     line = "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --pipeline-model-parallel-size 5"
     with pytest.raises(InputError, match=r"12 layers cannot be cut into 5 x 1 stages"):

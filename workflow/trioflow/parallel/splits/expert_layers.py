@@ -115,12 +115,3 @@ def check_experts(trace: Trace, plan: Plan) -> None:
                 f"plan {plan.plan}: {count} experts cannot be shared by {plan.expert} expert-parallel ranks",
                 fix=f"use an expert degree of {', '.join(degrees)}",
             )
-
-
-def describe_routing(trace: Trace, plan: Plan) -> list[str]:
-    """Say how the tokens of a model's experts are taken to be spread over them, and over ranks."""
-    layers = find_expert_layers(trace)
-    if not layers:
-        return []
-    text = "experts: every one gets equally many tokens, and none is dropped"
-    return [text if plan.expert > 1 else f"{text}; each data-parallel replica holds or gathers all"]

@@ -26,6 +26,7 @@ from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.expert_layers import ExpertLayer, find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
+from trioflow.parallel.splits.routing import spread_tokens
 from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, Exchange, TensorSplit
 from trioflow.parallel.splits.updates import list_updates, scale_work, share_updates
 from trioflow.tables import records
@@ -41,8 +42,8 @@ _COUNT_BYTES = 8
 def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave a rank its experts' work, and add the exchanges of tokens to those of tensor parallelism.
 
-    ``split`` is that of one tensor-parallel rank. Every expert gets equally many tokens, so that each
-    rank multiplies as many rows as it had before.
+    ``split`` is that of one tensor-parallel rank. With equally many tokens an expert each rank multiplies as many
+    rows as it had before, else as many more as the fullest rank of the layer gets (`routing`).
     """
     if plan.expert == 1:
         return split
@@ -53,20 +54,21 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
         after={op: list(held) for op, held in split.after.items()},
     )  # fmt: skip
     gradients = _list_backward(trace)
-    of_layer: dict[int, ExpertLayer] = {}
-    for layer in layers:
+    of_layer: dict[int, tuple[ExpertLayer, float]] = {}
+    for layer, loads in zip(layers, spread_tokens(trace, plan), strict=True):
+        most = float(loads.max())
         kept = _share_of_tokens(trace, split, layer.permute)
-        _place_exchanges(found, layer, gradients, plan.expert, kept)
+        _place_exchanges(found, layer, gradients, plan.expert, kept * most)
         for op_id in layer.inside:
-            of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], layer)
+            of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], (layer, most))
     _cut_work(found, trace, plan, of_layer)
     return _cut_updates(found, trace, plan)
 
 
 def _cut_work(
-    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, ExpertLayer]
+    split: TensorSplit, trace: Trace, plan: Plan, of_layer: Mapping[int, tuple[ExpertLayer, float]]
 ) -> None:
-    """Write the work on a rank's own experts into the operators of layers."""
+    """Write the work on a rank's own experts into the operators of layers, with how full the fullest rank is."""
     cells = {
         f"{grows}{name}": split.operators[f"{grows}{name}"].tolist()
         for name in WORK
@@ -77,11 +79,13 @@ def _cut_work(
         op_id = int(row["op_id"])
         if op_id not in of_layer:
             continue
-        experts = of_layer[op_id].experts
+        layer, most = of_layer[op_id]
         for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
-            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == experts]
+            weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == layer.experts]
             whole = sum(size[i] for i in weights) // plan.expert_cut
-            _drop_weights(cells, name, op_id, whole, plan.expert)
+            kept = _drop_weights(cells, name, op_id, whole, plan.expert)
+            _fill(cells, name, op_id, kept, most)
+        _fill(cells, "flop", op_id, 0, most)
     for name, values in cells.items():
         split.operators[name] = pd.Series(
             values, index=split.operators.index, dtype=split.operators[name].dtype
@@ -90,14 +94,24 @@ def _cut_work(
 
 def _drop_weights(
     cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, ranks: int
-) -> None:
-    """Leave an operator one rank's part of the experts' weights; views move nothing."""
+) -> int:
+    """Leave an operator one rank's part of the experts' weights, and return it [bytes]; views move nothing."""
     total, growing = cells[name][op_id], cells[f"batch_{name}"][op_id]
     weights = min(weights, total)
     gone = weights - weights // ranks
     cells[name][op_id] = total - gone
     # A weight's gradient may be taken for what grows with the batch.
     cells[f"batch_{name}"][op_id] = growing - (gone if growing > total - weights else 0)
+    return weights - gone
+
+
+def _fill(cells: Mapping[str, list[int]], name: str, op_id: int, weights: int, most: float) -> None:
+    """Let all but the weights of an operator's work be as much as the fullest rank's."""
+    if most == 1:
+        return
+    more = round((cells[name][op_id] - weights) * (most - 1))
+    cells[name][op_id] += more
+    cells[f"batch_{name}"][op_id] += more
 
 
 def _cut_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:

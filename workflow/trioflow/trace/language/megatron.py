@@ -22,17 +22,17 @@ _REFUSED = {
     "moe-expert-capacity-factor": "experts that drop tokens are not built",
     "moe-use-upcycling": "experts made of a dense model are not built",
     "moe-latent-size": "experts of another width than the model's are not built",
-    "mtp-num-layers": "multi-token prediction is not built from a configuration",
     "encoder-num-layers": "encoders are not built from a configuration",
     "is-hybrid-model": "hybrid models are not built from a configuration",
     "hybrid-override-pattern": "hybrid models are not built from a configuration",
     "experimental-attention-variant": "it is another attention, which is not built",
     "use-megatron-fsdp": "Megatron-FSDP is not read from a configuration: give --plan fsdp",
 }
+_LAYOUT = "pipeline-model-parallel-layout"
 _FOLLOWED = (
     "fp8", "recompute", "overlap", "cuda-graph", "enable-cuda-graph", "tp-comm", "fine-grained",
     "use-megatron-fsdp", "use-torch-fsdp2", "data-parallel-sharding", "attention-output-gate",
-    "pipeline-model-parallel-layout", "moe-shared-expert-overlap", "window",
+    "moe-shared-expert-overlap", "window",
     "moe-layer-recompute", "num-distributed-optimizer-instances",
     "optimizer", "cpu-offload", "offload", "linear", "cross-entropy", "rotary-percent", "apply-query",
 )  # fmt: skip
@@ -110,6 +110,8 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     degrees = _read_degrees(found, model, file)
     if found.take("cp-comm-type") == "a2a+p2p" and "context" in degrees:
         notes.append("--cp-comm-type a2a+p2p is taken for a ring of all ranks of a sequence")
+    if str(found.take("mtp-num-layers", 0)) not in ("0", "False"):
+        notes.append("multi-token prediction (--mtp-num-layers) is not built, and left out")
     total = found.take("global-batch-size")
     unread = [n for n in found.list_unknown(frozenset()) if n.startswith(_FOLLOWED)]
     return Configuration(
@@ -265,6 +267,8 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
                     file=file, place="num-layers-per-virtual-pipeline-stage",
                 )  # fmt: skip
             several = model.layers // (pipeline * layers)
+        if layout := _read_layout(found):
+            several = len(layout) // pipeline
         degrees["schedule"] = "interleaved" if several > 1 else "1f1b"
         degrees["stages_per_rank"] = several
     if found.flag("use-distributed-optimizer"):
@@ -288,6 +292,14 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
         When the blocks cannot be cut so.
     """
     pipeline, several = degrees["pipeline"], degrees.get("stages_per_rank", 1)
+    if pipeline > 1 and (layout := _read_layout(found)):
+        blocks = tuple(stage.count("t") for stage in layout)
+        if len(layout) != pipeline * several or sum(blocks) != layers:
+            raise InputError(
+                f"{sum(blocks)} layers on {len(layout)} stages, not {layers} on {pipeline} ranks with as many each",
+                file=found.file, place=_LAYOUT,
+            )  # fmt: skip
+        return blocks
     embedding = found.flag("account-for-embedding-in-pipeline-split")
     loss = found.flag("account-for-loss-in-pipeline-split")
     first, last = (
@@ -295,7 +307,7 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
         else found.size(f"decoder-{side}-pipeline-num-layers")
         for side in ("first", "last")
     )  # fmt: skip
-    if pipeline == 1 or found.take("pipeline-model-parallel-layout") is not None:
+    if pipeline == 1:
         return ()
     ends = {0: first, pipeline - 1: last}
     given_ends = {rank: size for rank, size in ends.items() if size is not None}
@@ -320,3 +332,27 @@ def _cut_stages(found: Fields, layers: int, degrees: Mapping[str, Any]) -> tuple
     stages[0] -= embedding
     stages[-1] -= loss
     return tuple(stages)
+
+
+def _read_layout(found: Fields) -> list[str]:
+    """Return what each stage of a layout such as ``Et*3|(tt|)*29,m|L`` holds, a letter a layer; nothing without one.
+
+    ``E`` embedding, ``t`` a block, ``m`` a layer of multi-token prediction, ``L`` the loss with the head.
+
+    Raises
+    ------
+    InputError
+        When it is written in another way, or embedding and loss are not at its ends.
+    """
+    said = found.take(_LAYOUT)
+    if said is None:
+        return []
+    text = re.sub(r"[\s,]", "", str(said))
+    text = re.sub(r"([EtmL|])\*(\d+)", lambda m: m[1] * int(m[2]), text)
+    text = re.sub(r"\(([^()]*)\)(?:\*(\d+))?", lambda m: m[1] * int(m[2] or 1), text)
+    if not re.fullmatch(r"E[tm|]*L", text):
+        raise InputError(
+            f"{said!r:.60} is no layout from embedding (E) over blocks (t) to loss (L)",
+            file=found.file, place=_LAYOUT, fix="write it as Et*3|(tt|)*29,m|L",
+        )  # fmt: skip
+    return text.split("|")

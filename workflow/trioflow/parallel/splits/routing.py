@@ -1,0 +1,209 @@
+"""How a router spreads tokens over experts: equally, by a power law, or by shares that somebody measured.
+
+Which rank gets how much follows from that: consecutive experts lie on one rank, and the ranks of an exchange wait
+for the one with most. Ranks are kept alike: each layer takes as long on all as on its fullest rank, which is
+exact for time, since every exchange waits for it, and a bound from above for a rank's memory and for what a rank
+computes alone.
+
+The power law is that of AIConfigurator's tables of experts (``collector``, ``sample_power_law``): an expert's tokens x
+have the density x ** -exponent between 1 and 0.8 times the tokens of the exchange, are scaled to what all experts get,
+and no expert gets a token twice. Each layer is drawn by itself, by the seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trioflow.base.errors import InputError, PlanError, TableError
+from trioflow.base.input_files import read_text
+from trioflow.parallel.remembered import remembered
+from trioflow.parallel.splits.expert_layers import find_expert_layers
+from trioflow.trace.store import Trace
+
+if TYPE_CHECKING:
+    from trioflow.base.experiments import Plan
+
+BALANCED, POWER = "balanced", "power"
+_LEAST, _MOST = 1.0, 0.8
+"""Least tokens of an expert under the power law, and most of them over the tokens of an exchange."""
+_Shares = Sequence[Sequence[float]]
+"""Part of a layer's copies of tokens that each expert gets, by layer of experts; one entry for all layers alike."""
+
+
+def read_routing(text: str, seed: int = 0) -> Mapping[str, Any] | None:
+    """Return what ``trace.facts.routing`` says of a routing: balanced (None), ``power:EXPONENT``, or a file of shares.
+
+    The file has a row an expert: its share, or its count of tokens, behind its number, and before both the number of
+    the layer of experts where layers differ.
+
+    Raises
+    ------
+    InputError
+        When it is none of them, or the file's numbers make no shares.
+    """
+    if text == BALANCED:
+        return None
+    kind, _, exponent = text.partition(":")
+    if kind == POWER and not Path(text).exists():
+        try:
+            value = float(exponent)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise InputError(
+                f"routing {text!r}: {exponent!r} is no exponent", fix="write power:1.2, for example"
+            )
+        return {
+            "said": f"a power law of exponent {value:g}, seed {seed}",
+            "exponent": value,
+            "seed": seed,
+        }
+    try:
+        return {"said": f"shares of {text}", "shares": _read_shares(text)}
+    except InputError as error:
+        if Path(text).exists():
+            raise
+        raise InputError(
+            f"routing {text!r} is no file: {error.problem}", fix="give balanced, power:EXPONENT, or a file of shares"
+        ) from None  # fmt: skip
+
+
+def _read_shares(file: str) -> list[list[float]]:
+    """Return the shares of a file, by layer."""
+    found: dict[int, dict[int, float]] = {}
+    for number, line in enumerate(read_text(file, InputError).splitlines(), 1):
+        cells = line.replace(",", " ").split()
+        if not cells or (number == 1 and not cells[0].replace(".", "").isdecimal()):
+            continue
+        try:
+            *layer, expert = (int(cell) for cell in cells[:-1])
+            share = float(cells[-1])
+        except ValueError:
+            layer, expert, share = [], -1, -1.0
+        place = layer[0] if layer else 0
+        held = found.setdefault(place, {})
+        if len(layer) > 1 or expert < 0 or expert in held or not 0 <= share < math.inf:
+            raise TableError(
+                f"{line!r:.60} is no new expert with its share", file=file, place=f"line {number}",
+                fix="write a row an expert: LAYER EXPERT SHARE, or EXPERT SHARE for all layers",
+            )  # fmt: skip
+        held[expert] = share
+    shares = []
+    for layer_number, held in sorted(found.items()):
+        if sorted(held) != list(range(len(held))) or not sum(held.values()):
+            raise TableError(
+                f"layer {layer_number}: {len(held)} experts are not numbered from 0 on, or none gets anything",
+                file=file, fix="name every expert of the layer once",
+            )  # fmt: skip
+        shares.append([held[i] / sum(held.values()) for i in range(len(held))])
+    if not shares:
+        raise TableError(
+            "no shares of experts", file=file, fix="write a row an expert: EXPERT SHARE"
+        )
+    return shares
+
+
+def set_routing(trace: Trace, routing: Mapping[str, Any] | None) -> Trace:
+    """Return a trace whose experts get tokens by a routing of `read_routing`."""
+    return replace(trace, facts=replace(trace.facts, routing=routing)) if routing else trace
+
+
+@remembered
+def spread_tokens(trace: Trace, plan: Plan) -> list[NDArray[np.float64]]:
+    """Return what each rank of an exchange gets, over their mean, by layer of experts [layers][ranks].
+
+    Raises PlanError when shares are of another number of layers or experts.
+    """
+    layers, routing = find_expert_layers(trace), trace.facts.routing
+    if not routing or plan.expert == 1:
+        return [np.ones(plan.expert)] * len(layers)
+    found = []
+    for number, layer in enumerate(layers):
+        shares = _find_shares(trace, plan, routing, number, layer.experts)
+        found.append(shares.reshape(plan.expert, -1).sum(axis=1) * plan.expert)
+    return found
+
+
+def _find_shares(
+    trace: Trace, plan: Plan, routing: Mapping[str, Any], number: int, experts: int
+) -> NDArray[np.float64]:
+    """Return the part of its copies of tokens that each expert of a layer gets."""
+    if "shares" in routing:
+        given: _Shares = routing["shares"]
+        layers = len(find_expert_layers(trace))
+        shares = given[number if len(given) > 1 else 0] if len(given) in (1, layers) else []
+        if len(shares) != experts:
+            raise PlanError(
+                f"plan {plan.plan}: shares of {len(given)} layers x {len(given[0])} experts, and the model has {layers} x {experts}",
+                fix="give a share for each expert of each layer of experts, or of one for all",
+            )
+        return np.array(shares)
+    model = trace.facts.language_model or {}
+    if not model.get("experts_per_token"):
+        raise PlanError(
+            f"plan {plan.plan}: the trace does not say how many experts a token has",
+            fix="name a language model with experts, or give a file of shares",
+        )
+    tokens = (
+        int(model["sequence"]) * trace.facts.batch // (plan.tensor * plan.context) * plan.expert
+    )
+    seed = [int(routing["seed"]), number]
+    drawn = draw_power_law(experts, tokens, float(routing["exponent"]), seed)
+    return _limit_shares(drawn, 1 / int(model["experts_per_token"]))
+
+
+def draw_power_law(
+    experts: int, tokens: int, exponent: float, seed: Sequence[int]
+) -> NDArray[np.float64]:
+    """Return the part of all copies of tokens that each expert gets by a power law, without a limit."""
+    draws = np.random.default_rng(seed).random(experts)
+    most, power = max(_MOST * tokens, 2 * _LEAST), 1 - exponent
+    if abs(power) < 1e-9:
+        drawn = _LEAST * (most / _LEAST) ** draws
+    else:
+        low, high = _LEAST**power, most**power
+        drawn = (low + (high - low) * draws) ** (1 / power)
+    return np.asarray(drawn / drawn.sum(), np.float64)
+
+
+def _limit_shares(shares: NDArray[np.float64], most: float) -> NDArray[np.float64]:
+    """Return shares none of which is above the most; what is too much goes to the others as they have."""
+    full = np.zeros(len(shares), dtype=bool)
+    while (shares > most + 1e-12).any():
+        full |= shares >= most
+        rest = shares[~full].sum()
+        left = 1 - most * full.sum()
+        shares = np.where(
+            full, most, shares * left / rest if rest else left / max((~full).sum(), 1)
+        )
+    return shares
+
+
+def describe_routing(trace: Trace, plan: Plan) -> list[str]:
+    """Say how the tokens of a model's experts are taken to be spread over them, and over ranks."""
+    if not find_expert_layers(trace):
+        return []
+    routing = trace.facts.routing
+    if not routing:
+        text = "experts: every one gets equally many tokens, and none is dropped"
+        whole = f"{text}; each data-parallel replica holds or gathers all"
+        return [text if plan.expert > 1 else whole]
+    text = f"experts get tokens by {routing['said']}; none is dropped"
+    if plan.expert == 1:
+        return [
+            f"{text}; a rank holds or gathers all, and how they share its tokens changes nothing here"
+        ]
+    loads = np.array(spread_tokens(trace, plan))
+    most, least = loads.max(axis=1), loads.min(axis=1)
+    return [
+        f"{text}; of {plan.expert} ranks the fullest gets {most.mean():.2f} times the mean (by layer {most.min():.2f} to"
+        f" {most.max():.2f}), the emptiest {least.mean():.2f} times; each layer takes as long, and its memory, as on its"
+        " fullest rank"
+    ]  # fmt: skip
