@@ -14,7 +14,7 @@ from trioflow.reproductions.vtrain.data import (
     read_iteration_times,
 )
 from trioflow.reproductions.vtrain.fit import Judged, leave_out, leave_out_ridge
-from trioflow.reproductions.vtrain.judge import IN_PLACE, LEFT_OUT, count_ordered, number_groups
+from trioflow.reproductions.vtrain.judge import IN_PLACE, LEFT_OUT, number_groups, share_ordered
 from trioflow.reproductions.vtrain.model import FORMS, StepModel
 
 REACHED = {"vtrain-a100": (0.055, 0.95), "vtrain-a100-plans": (0.055, 0.95)}
@@ -63,7 +63,7 @@ def test_left_out_rows_keep_their_limits(
 ) -> None:
     told, measured = judged[name], rows["measured_s"].to_numpy()
     error = np.abs(told.predicted_s / measured - 1).mean()
-    ordered = count_ordered(rows, told.predicted_s)
+    ordered = share_ordered(rows, told.predicted_s)
     assert error < REACHED[name][0] and ordered > REACHED[name][1]
     inside = ((told.low_s <= measured) & (measured <= told.high_s)).mean()
     assert 0.7 < inside < 0.9
@@ -78,7 +78,7 @@ def test_a_regression_on_the_same_rows_is_worse(
     plain = leave_out_ridge(rows, number_groups(rows, LEFT_OUT[name]))
     ours = judged[name].predicted_s
     assert np.abs(ours / measured - 1).mean() < 0.95 * np.abs(plain / measured - 1).mean()
-    assert count_ordered(rows, ours) > count_ordered(rows, plain)
+    assert share_ordered(rows, ours) > share_ordered(rows, plain)
 
 
 @pytest.mark.slow
@@ -86,4 +86,4 @@ def test_known_blocks_leave_the_rest_right(rows: pd.DataFrame, judged: dict[str,
     told = judged["vtrain-a100"].anchored_s
     assert np.isfinite(told).all()
     assert np.abs(told / rows["measured_s"] - 1).mean() < 0.012
-    assert count_ordered(rows, told) > 0.999
+    assert share_ordered(rows, told) > 0.999

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,16 @@ from trioflow.report.attribution import ATTRIBUTION, PROFILE, REMAINDER
 from trioflow.report.causes import SENSITIVITY
 from trioflow.report.html import (
     Cell,
-    Column,
     count_cell,
     number_cell,
+    numbers,
     percent_cell,
     render_details,
     render_list,
     render_paragraph,
-    render_table,
+    render_records,
     signed_cell,
+    words,
 )
 from trioflow.report.live_case import COMMUNICATION, COMPUTE, HOST, OVERLAP
 from trioflow.report.scores import OURS, SCORES, score_model
@@ -225,30 +228,25 @@ def render_attribution(table: pd.DataFrame, errors: pd.DataFrame) -> str:
 
     ``table``: columns of ``attribution.ATTRIBUTION``; ``errors``: columns of ``tables.ERRORS``.
     """
-    columns = [
-        Column("experiment", "", "name of the experiment", number=False),
-        Column("error", "signed", "predicted over measured less one: the sum of the parts"),
-        *(Column(part, "points", f"exchanged: {_WORDS[part]}") for part in PARTS),
-        Column("spread", "of the rounds", "between the measured quartiles, over the median"),
-        Column("factor", "of the profile", meanings(ATTRIBUTION)["profile_factor"]),
-    ]
     parts = table.pivot(index="experiment", columns="part", values="error")
     factors = table.groupby("experiment")["profile_factor"].first()
-    rows = []
-    for row in errors.to_dict("records"):
-        mine = parts.loc[row["experiment"]]
-        spread = (row["measured_high_s"] - row["measured_low_s"]) / row["measured_s"]
-        rows.append(
-            [
-                Cell(str(row["experiment"])), signed_cell(row["relative_error"]),
-                *(signed_cell(mine.get(part)) for part in PARTS),
-                percent_cell(spread), number_cell(factors[row["experiment"]]),
-            ]
-        )  # fmt: skip
+
+    def part_of(part: str) -> Callable[[Any], Any]:
+        return lambda row: parts.loc[row["experiment"]].get(part)
+
+    fields = [
+        words("experiment", "", "name of the experiment", "experiment"),
+        numbers("error", "signed", "predicted over measured less one: the sum of the parts", signed_cell, "relative_error"),
+        *(numbers(part, "points", f"exchanged: {_WORDS[part]}", signed_cell, part_of(part)) for part in PARTS),
+        numbers("spread", "of the rounds", "between the measured quartiles, over the median", percent_cell,
+                lambda row: (row["measured_high_s"] - row["measured_low_s"]) / row["measured_s"]),
+        numbers("factor", "of the profile", meanings(ATTRIBUTION)["profile_factor"], number_cell,
+                lambda row: factors[row["experiment"]]),
+    ]  # fmt: skip
     return (
         render_paragraph(describe_attribution(table))
         + render_details(
-            "Parts of every error", render_table(columns, rows, "Parts of every error")
+            "Parts of every error", render_records(errors, fields, "Parts of every error")
         )
         + render_details("How to read the parts", render_list(_NOTES))
     )
@@ -313,14 +311,14 @@ def render_scores(scores: pd.DataFrame, name: str) -> str:
     rows = scores[scores["set"] == name]
     shown = [key for key in SCORES if key != "intervals" and rows[key].notna().any()]
     shown = [key for key in shown if key not in ("pairs", "scaling_cases") or rows[key].any()]
-    columns = [
-        Column("model", "", "who predicts", number=False),
-        *(Column(*_SCORE_TITLES.get(key, (key, "")), SCORES[key]) for key in shown),
+    fields = [
+        words("model", "", "who predicts", "model"),
+        *(
+            numbers(*_SCORE_TITLES.get(key, (key, "")), SCORES[key], partial(score_cell, key), key)
+            for key in shown
+        ),
     ]
-    cells = []
-    for row in rows.to_dict("records"):
-        cells.append([Cell(str(row["model"])), *(score_cell(key, row[key]) for key in shown)])
-    return render_table(columns, cells, f"Scores of the set {name}")
+    return render_records(rows, fields, f"Scores of the set {name}")
 
 
 def score_cell(key: str, value: Any) -> Cell:
@@ -334,19 +332,11 @@ def score_cell(key: str, value: Any) -> Cell:
 
 def render_changes(table: pd.DataFrame) -> str:
     """Return what each change of a parameter does, as a table below the figure."""
-    columns = [
-        Column("parameter", "", "", number=False),
-        Column("changed", "", "how", number=False),
-        Column("cases", "", "cases that have it"),
-        Column("step", "mean change", "mean relative change of the predicted step"),
-        Column("error", "mean absolute", "mean absolute error with the change"),
-        Column("unchanged", "mean absolute", "mean absolute error of the same cases without it"),
-    ]
-    rows = [
-        [
-            Cell(str(row["parameter"])), Cell(str(row["setting"])), count_cell(row["cases"]),
-            signed_cell(row["change"]), percent_cell(row["error"]), percent_cell(row["base_error"]),
-        ]
-        for row in table.to_dict("records")
+    fields = [
+        words("parameter", "", "", "parameter"), words("changed", "", "how", "setting"),
+        numbers("cases", "", "cases that have it", count_cell, "cases"),
+        numbers("step", "mean change", "mean relative change of the predicted step", signed_cell, "change"),
+        numbers("error", "mean absolute", "mean absolute error with the change", percent_cell, "error"),
+        numbers("unchanged", "mean absolute", "mean absolute error of the same cases without it", percent_cell, "base_error"),
     ]  # fmt: skip
-    return render_details("The same as a table", render_table(columns, rows, "Sensitivities"))
+    return render_details("The same as a table", render_records(table, fields, "Sensitivities"))

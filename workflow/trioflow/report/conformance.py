@@ -15,7 +15,7 @@ import pandas as pd
 
 from trioflow.base.errors import TableError
 from trioflow.base.provenance import PACKAGE, atomic_path
-from trioflow.report.html import Cell, Column, render_paragraph, render_table
+from trioflow.report.html import count_cell, numbers, render_paragraph, render_records, words
 from trioflow.report.wording import count_words, join_words
 
 SHIPPED = PACKAGE / "data" / "conformance.tsv"
@@ -100,7 +100,7 @@ def render_conformance(frame: pd.DataFrame) -> str:
         return render_paragraph("Nothing was compared with the real PyTorch.")
     equal = int((frame["equal"] == "yes").sum())
     versions, days = (join_words(sorted(set(frame[name]))) for name in ("torch", "date"))
-    words = (
+    sentence = (
         f"{equal} of {count_words(len(frame), 'comparison')} with the real PyTorch ({versions}, {days}) found no "
         f"difference, over {int(frame['count'].sum())} messages, collectives and cells of schedules: number, "
         "order, kind, bytes and group of what every rank sends. They were made by the tests of trioflow "
@@ -108,9 +108,9 @@ def render_conformance(frame: pd.DataFrame) -> str:
     )
     # What is the same in all rows stands in the sentence.
     shown = [name for name in COLUMNS if name not in ("torch", "date") or frame[name].nunique() > 1]
-    columns = [Column(name, "", COLUMNS[name], number=name == "count") for name in shown]
-    rows = [
-        [Cell(str(row[name]), float(row[name]) if name == "count" else None) for name in shown]
-        for row in frame.to_dict("records")
-    ]
-    return render_paragraph(words) + render_table(columns, rows, "Compared with PyTorch")
+    fields = [
+        numbers(name, "", COLUMNS[name], count_cell, name) if name == "count"
+        else words(name, "", COLUMNS[name], name)
+        for name in shown
+    ]  # fmt: skip
+    return render_paragraph(sentence) + render_records(frame, fields, "Compared with PyTorch")

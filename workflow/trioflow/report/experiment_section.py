@@ -17,6 +17,7 @@ from trioflow.report.html import (
     Cell,
     Column,
     count_cell,
+    list_numbers,
     numbers,
     percent_cell,
     render_details,
@@ -179,7 +180,7 @@ def _render_links_used(links: pd.DataFrame, step_s: float) -> str:
         ("bandwidth", "", lambda rate: Cell(f"{format_bytes(rate)}/s", float(rate)), "bandwidth_bytes_per_s"),
     )  # fmt: skip
     fields = [words("link", "", meaning["link"], "link")]
-    fields += [numbers(title, detail, meaning[key], cell, key) for title, detail, cell, key in rows]
+    fields += list_numbers(meaning, rows)
     return render_records(records(used.head(MOST_ROWS)), fields, _count_shown("Links", len(used)))
 
 

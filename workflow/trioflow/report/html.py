@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from trioflow.report.wording import NOTHING, write_percent, write_signed_percent, write_time
 
 
@@ -197,6 +199,11 @@ def count_cell(value: Any) -> Cell:
     return Cell(str(int(value)), float(value))
 
 
+def itself(record: Any) -> Any:
+    """Return the record, for a column whose cell is made of several of its values."""
+    return record
+
+
 class Field(NamedTuple):
     """One column of a table of records: its heading, and how a record becomes its cell."""
 
@@ -224,7 +231,17 @@ def _as_cell(value: Any) -> Cell:
     return value if isinstance(value, Cell) else Cell(str(value))
 
 
-def render_records(records: Iterable[Any], fields: Sequence[Field], caption: str = "") -> str:
-    """Return a table with a row for each record."""
-    rows = [[field.read(record) for field in fields] for record in records]
+def list_numbers(
+    meanings: Mapping[str, str], heads: Iterable[tuple[str, str, Callable[[Any], Cell], str]]
+) -> list[Field]:
+    """Return columns of numbers: title, detail, cell and key of each; ``meanings``: by key."""
+    return [numbers(title, detail, meanings[key], cell, key) for title, detail, cell, key in heads]
+
+
+def render_records(
+    records: Iterable[Any] | pd.DataFrame, fields: Sequence[Field], caption: str = ""
+) -> str:
+    """Return a table with a row for each record, or each row of a frame."""
+    listed = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
+    rows = [[field.read(record) for field in fields] for record in listed]
     return render_table([field.column for field in fields], rows, caption)

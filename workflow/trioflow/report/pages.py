@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class Page:
     headline: str = ""
     made_from: str = ""  # what stands behind the version in the footer, plain text
     verdict: str = ""
+    # The last two sections: words and columns of tables that are explained, and files that were read.
+    words: Mapping[str, str] = field(default_factory=dict)
+    schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+    files: Iterable[str | Path] = ()
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,11 @@ def render_page(page: Page, file: str = "", made: Iterable[str] = ()) -> str:
     ``file``: the page's own name; ``made``: names of the site's pages that exist, linked also where no
     script runs.
     """
-    shown = [section for section in page.sections if section.body]
+    last = [
+        _glossary(page.words, page.schemas),
+        provenance_section(page.files) if page.files else None,
+    ]
+    shown = [section for section in (*page.sections, *last) if section and section.body]
     opening = "\n".join(
         render_paragraph(text, kind)
         for text, kind in ((page.headline, "headline"), (page.verdict, "verdict"))
@@ -237,10 +245,7 @@ def count_reached(reached: Iterable[bool | None]) -> str:
     return f"{sum(known)} of {count_words(len(known), 'aim')} reached." if known else ""
 
 
-def glossary_section(
-    words: Mapping[str, str], schemas: Mapping[str, pa.Schema] | None = None
-) -> Section:
-    """Return the section that explains a page's words and the columns of its tables."""
+def _glossary(words: Mapping[str, str], schemas: Mapping[str, pa.Schema]) -> Section:
     parts = [render_definitions(words.items())] if words else []
     parts.append(render_tables(schemas) if schemas else "")
     return Section("glossary", "Glossary", parts, folded=True)

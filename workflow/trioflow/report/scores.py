@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow.costmodel.judging import SCORES as VALIDATION_SCORES
 from trioflow.costmodel.judging import score_cases
@@ -109,6 +110,29 @@ def _count_pairs(cases: pd.DataFrame, column: str) -> tuple[int, int]:
         agree = (one[column] - other[column]) * (one["measured_s"] - other["measured_s"]) > 0
         right, wrong = right + agree, wrong + (not agree)
     return int(right), int(wrong)
+
+
+def summarize_errors(error: pd.Series) -> dict[str, float]:
+    """Return what tables say of signed relative errors: median, 90th percentile and largest size, and bias."""
+    size = error.abs()
+    return {
+        "median_error": size.median(), "error_90": size.quantile(0.9), "most": size.max(),
+        "bias": error.median(),
+    }  # fmt: skip
+
+
+def count_ordered(
+    measured: NDArray[np.float64], predicted: NDArray[np.float64], apart: float = 0.0
+) -> tuple[int, int]:
+    """Return how many pairs are predicted in the measured order, and how many pairs there are.
+
+    Pairs count whose measured values differ by more than ``apart`` of the smaller one.
+    """
+    one, other = np.triu_indices(len(measured), 1)
+    gap = measured[one] - measured[other]
+    far = np.abs(gap) > apart * np.minimum(measured[one], measured[other])
+    right = far & (gap * (predicted[one] - predicted[other]) > 0)
+    return int(right.sum()), int(far.sum())
 
 
 def list_scaling(cases: pd.DataFrame, column: str = "predicted_s") -> pd.DataFrame:

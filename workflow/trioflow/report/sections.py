@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -18,6 +18,8 @@ from trioflow.report.html import (
     Column,
     Field,
     count_cell,
+    itself,
+    list_numbers,
     number_cell,
     numbers,
     percent_cell,
@@ -66,68 +68,58 @@ def render_experiments(errors: pd.DataFrame, cancelled: Mapping[str, str]) -> st
 
     ``cancelled``: by experiment the parts of its error, where it is small because they cancel.
     """
-    meaning = tables.meanings(tables.ERRORS)
-    columns = [
-        Column("experiment", "", meaning["experiment"], number=False),
-        Column("error", "signed", meaning["relative_error"]),
-        Column("measured", "median, quartiles", meaning["measured_s"]),
-        Column("predicted", "80 % interval", meaning["simulated_s"]),
-        Column("trace only", "signed error", meaning["trace_only_error"]),
-        Column("baseline", "signed error", meaning["baseline_error"]),
-        Column("exposed", "communication", meaning["exposed_communication_s"]),
-        Column("plan", "", meaning["plan"], number=False),
-        Column("batch", "", meaning["batch"]),
-        Column("confidence", "", meaning["confidence"], number=False),
-        Column("notes", "", meaning["warnings"], number=False),
-    ]
-    warnings = _list_warnings(errors)
-    rows = [_experiment_row(row, warnings, cancelled) for row in errors.to_dict("records")]
-    notes = render_list(warnings, ordered=True, prefix="note") if warnings else ""
+    meaning, warnings = tables.meanings(tables.ERRORS), _list_warnings(errors)
+
+    def name(row: Mapping[Any, Any]) -> Cell:
+        text = str(row["experiment"])
+        return Cell(text, html=f'<a href="#timeline-{escape(text)}">{escape(text)}</a>')
+
+    def error(row: Mapping[Any, Any]) -> Cell:
+        outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
+        mark = " \u2020" if outside else ""
+        text, parts = (
+            write_signed_percent(row["relative_error"]),
+            cancelled.get(row["experiment"], ""),
+        )
+        return Cell(text + mark, float(row["relative_error"]), parts)
+
+    def timed(key: str, low: str, high: str) -> Callable[[Mapping[Any, Any]], Cell]:
+        return lambda row: Cell(
+            write_time(row[key]), float(row[key]), write_range(row[low], row[high])
+        )
+
+    def exposed(row: Mapping[Any, Any]) -> Cell:
+        time_s = float(row["exposed_communication_s"])
+        share = write_percent(time_s / row["simulated_s"], 0)
+        return Cell(write_time(time_s), time_s, f"{share} of the step")
+
+    def notes(row: Mapping[Any, Any]) -> Cell:
+        texts = filter(None, str(row["warnings"]).split(WARNING_SEPARATOR))
+        found = [warnings.index(text) + 1 for text in texts]
+        links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in found)
+        return Cell(", ".join(map(str, found)), html=links)
+
+    fields = [
+        words("experiment", "", meaning["experiment"], name),
+        numbers("error", "signed", meaning["relative_error"], error, itself),
+        numbers("measured", "median, quartiles", meaning["measured_s"], timed("measured_s", "measured_low_s", "measured_high_s"), itself),
+        numbers("predicted", "80 % interval", meaning["simulated_s"], timed("simulated_s", "low_s", "high_s"), itself),
+        numbers("trace only", "signed error", meaning["trace_only_error"], signed_cell, "trace_only_error"),
+        numbers("baseline", "signed error", meaning["baseline_error"], signed_cell, "baseline_error"),
+        numbers("exposed", "communication", meaning["exposed_communication_s"], exposed, itself),
+        words("plan", "", meaning["plan"], lambda row: Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank"))),
+        numbers("batch", "", meaning["batch"], count_cell, "batch"),
+        words("confidence", "", meaning["confidence"], "confidence"), words("notes", "", meaning["warnings"], notes),
+    ]  # fmt: skip
+    listed = render_list(warnings, ordered=True, prefix="note") if warnings else ""
     mark = "\u2020 the measured median lies outside the predicted interval."
     if cancelled:
         mark += " Parts that cancel (what the errors are made of) stand under their sum, in points."
     return (
-        render_table(columns, rows, "All experiments")
+        render_records(errors, fields, "All experiments")
         + render_paragraph(f"{mark} Press a heading to sort; rest on it for its meaning.")
-        + (render_paragraph("Notes:") + notes if notes else "")
+        + (render_paragraph("Notes:") + listed if listed else "")
     )
-
-
-def _experiment_row(
-    row: Mapping[Any, Any], warnings: Sequence[str], cancelled: Mapping[str, str]
-) -> list[Cell]:
-    """Return the cells of one experiment."""
-    outside = not row["low_s"] <= row["measured_s"] <= row["high_s"]
-    found = [
-        warnings.index(text) + 1 for text in str(row["warnings"]).split(WARNING_SEPARATOR) if text
-    ]
-    links = " ".join(f'<a href="#note-{n}">{n}</a>' for n in found)
-    name = str(row["experiment"])
-    return [
-        Cell(name, html=f'<a href="#timeline-{escape(name)}">{escape(name)}</a>'),
-        Cell(
-            write_signed_percent(row["relative_error"]) + (" \u2020" if outside else ""),
-            float(row["relative_error"]), cancelled.get(name, ""),
-        ),
-        Cell(
-            write_time(row["measured_s"]), float(row["measured_s"]),
-            write_range(row["measured_low_s"], row["measured_high_s"]),
-        ),
-        Cell(
-            write_time(row["simulated_s"]), float(row["simulated_s"]),
-            write_range(row["low_s"], row["high_s"]),
-        ),
-        Cell(write_signed_percent(row["trace_only_error"]), float(row["trace_only_error"])),
-        Cell(write_signed_percent(row["baseline_error"]), float(row["baseline_error"])),
-        Cell(
-            write_time(row["exposed_communication_s"]), float(row["exposed_communication_s"]),
-            f"{write_percent(row['exposed_communication_s'] / row['simulated_s'], 0)} of the step",
-        ),
-        Cell(str(row["plan"]), detail=count_words(int(row["ranks"]), "rank")),
-        Cell(str(row["batch"]), float(row["batch"])),
-        Cell(str(row["confidence"])),
-        Cell(", ".join(map(str, found)), html=links),
-    ]  # fmt: skip
 
 
 def render_metrics(metrics: pd.DataFrame) -> str:
@@ -145,13 +137,13 @@ def render_metrics(metrics: pd.DataFrame) -> str:
         ("trace only", "abs. error", percent_cell, "trace_only_mean_absolute_error"),
         ("baseline", "abs. error", percent_cell, "baseline_mean_absolute_error"),
     )  # fmt: skip
-    fields = [numbers(title, detail, METRICS[key], cell, key) for title, detail, cell, key in heads]
+    fields = list_numbers(METRICS, heads)
     worst = fields[3]
     fields[3] = Field(
         worst.column, lambda row: replace(worst.read(row), detail=str(row["worst_experiment"]))
     )
     group = words("group", "", "experiments averaged together", _name_group)
-    return render_records(metrics.to_dict("records"), [group, *fields], "Accuracy by group")
+    return render_records(metrics, [group, *fields], "Accuracy by group")
 
 
 def _name_group(row: Mapping[str, Any]) -> Cell:
@@ -161,50 +153,41 @@ def _name_group(row: Mapping[str, Any]) -> Cell:
 
 def render_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table of captured traces, with their warnings below."""
-    columns = [
-        Column("trace", "", "folder of the trace", number=False),
-        Column("batch", "samples", "samples of the traced step"),
-        Column("parameters", "", "trainable numbers of the model"),
-        Column("work", "flop", "floating-point operations of the step"),
-        Column("operators", "", "operator occurrences of the step"),
-        Column("step time", "un-profiled median, range", "steps timed without a profiler"),
-        Column("profiled step", "", "the traced step itself"),
-        Column("profiler", "overhead", "profiled over un-profiled step less one"),
-        Column("device", "", "where the trace was captured", number=False),
-        Column("torch", "", "version of PyTorch", number=False),
-    ]
-    rows = [_trace_row(name, traces[name]) for name in sorted(traces)]
+
+    def known(key: str, write: Callable[[Any], str]) -> Callable[[str], Cell]:
+        def cell(name: str) -> Cell:
+            value = traces[name].get(key)
+            return Cell(NOTHING, "") if value is None else Cell(write(value), float(value))
+
+        return cell
+
+    def parameters(name: str) -> Cell:
+        count = count_parameters(traces[name].get("parameters"))
+        return Cell(format_count(count), float(count)) if count else Cell(NOTHING, "")
+
+    def step(name: str) -> Cell:
+        times = traces[name].get("step_times_s") or []
+        spread = write_range(min(times), max(times)) if times else ""
+        return replace(known("step_time_s", write_time)(name), detail=spread)
+
+    fields = [
+        words("trace", "", "folder of the trace", str),
+        numbers("batch", "samples", "samples of the traced step", known("batch", str), itself),
+        numbers("parameters", "", "trainable numbers of the model", parameters, itself),
+        numbers("work", "flop", "floating-point operations of the step", known("flop", format_count), itself),
+        numbers("operators", "", "operator occurrences of the step", known("operators", str), itself),
+        numbers("step time", "un-profiled median, range", "steps timed without a profiler", step, itself),
+        numbers("profiled step", "", "the traced step itself", known("profiled_step_s", write_time), itself),
+        numbers("profiler", "overhead", "profiled over un-profiled step less one", known("profiler_overhead", write_signed_percent), itself),
+        words("device", "", "where the trace was captured", lambda name: traces[name].get("device_name", NOTHING)),
+        words("torch", "", "version of PyTorch", lambda name: traces[name].get("torch") or NOTHING),
+    ]  # fmt: skip
     warnings = [
         f"{name}: {text}" for name in sorted(traces) for text in traces[name].get("warnings", [])
     ]
-    return render_table(columns, rows, "Captured traces") + (
+    return render_records(sorted(traces), fields, "Captured traces") + (
         render_paragraph("What the captures warn of:") + render_list(warnings) if warnings else ""
     )
-
-
-def _trace_row(name: str, facts: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of one trace; facts that it does not have are dashes."""
-
-    def number(key: str, write: Any) -> Cell:
-        value = facts.get(key)
-        return Cell(NOTHING, "") if value is None else Cell(write(value), float(value))
-
-    parameters = count_parameters(facts.get("parameters"))
-    times = facts.get("step_times_s") or []
-    step = number("step_time_s", write_time)
-    spread = write_range(min(times), max(times)) if times else ""
-    return [
-        Cell(name),
-        number("batch", str),
-        Cell(format_count(parameters), float(parameters)) if parameters else Cell(NOTHING, ""),
-        number("flop", format_count),
-        number("operators", str),
-        Cell(step.text, step.sort, spread),
-        number("profiled_step_s", write_time),
-        number("profiler_overhead", write_signed_percent),
-        Cell(str(facts.get("device_name", NOTHING))),
-        Cell(str(facts.get("torch") or NOTHING)),
-    ]
 
 
 def count_parameters(parameters: Any) -> int:

@@ -17,13 +17,7 @@ from trioflow.report.html import (
     render_list,
     render_table,
 )
-from trioflow.report.pages import (
-    Page,
-    Section,
-    glossary_section,
-    provenance_section,
-    write_page,
-)
+from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import NOTHING, write_percent, write_time
 from trioflow.trace.facts import STEP_TIME_SOURCES, UNTIMED
 from trioflow.trace.store import load_trace
@@ -89,10 +83,10 @@ def _compose_trace_page(frame: pd.DataFrame, files: Sequence[Path] = ()) -> Page
             Section(
                 "warnings", "What the traces warn of", [render_list(warnings)] if warnings else []
             ),
-            glossary_section({}, {"traces": tables.TRACES}),
-            provenance_section(files),
         ],
         INTRODUCTION,
+        schemas={"traces": tables.TRACES},
+        files=files,
     )
 
 

@@ -8,7 +8,7 @@ from trioflow.report.scores import score_published
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain import fit as vtrain_fit
 from trioflow.reproductions.vtrain.data import GROUPS, PLANS, UNCALIBRATED, check_composition
-from trioflow.reproductions.vtrain.judge import LEFT_OUT, VtrainTables, count_ordered, judge_rows
+from trioflow.reproductions.vtrain.judge import LEFT_OUT, VtrainTables, judge_rows, share_ordered
 from trioflow.reproductions.vtrain.model import FORMS, list_parameters
 from vtrain_rows import REDUCES, make_rows, time_rows
 
@@ -69,14 +69,14 @@ def test_trials_compare_models_on_the_same_rows(judged: VtrainTables) -> None:
 def test_the_order_is_that_of_the_scores(judged: VtrainTables, rows: pd.DataFrame) -> None:
     scores = score_published(judged.cases).set_index(["set", "model"])
     mine = judged.cases[judged.cases["set"] == UNCALIBRATED]
-    told = count_ordered(rows, mine["predicted_s"].to_numpy())
+    told = share_ordered(rows, mine["predicted_s"].to_numpy())
     assert told == pytest.approx(scores.loc[(UNCALIBRATED, "trioflow"), "ordered"], abs=0.05)
 
 
 def test_pairs_share_gpus_batch_and_model_and_lie_apart() -> None:
     rows = make_rows(hidden=(512,), layers=(4,), plans=((1, 2, 1), (2, 1, 1)), micro_batch=(2,))
     rows = rows[rows["batch"] == 8].assign(measured_s=[1.0, 2.0])
-    assert count_ordered(rows, np.array([3.0, 4.0])) == 1.0
-    assert count_ordered(rows, np.array([4.0, 3.0])) == 0.0
-    assert np.isnan(count_ordered(rows.assign(measured_s=[1.0, 1.04]), np.array([1.0, 2.0])))
-    assert np.isnan(count_ordered(rows.assign(batch=[8, 9]), np.array([1.0, 2.0])))
+    assert share_ordered(rows, np.array([3.0, 4.0])) == 1.0
+    assert share_ordered(rows, np.array([4.0, 3.0])) == 0.0
+    assert np.isnan(share_ordered(rows.assign(measured_s=[1.0, 1.04]), np.array([1.0, 2.0])))
+    assert np.isnan(share_ordered(rows.assign(batch=[8, 9]), np.array([1.0, 2.0])))

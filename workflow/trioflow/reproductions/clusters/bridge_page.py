@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from trioflow.report.html import (
     signed_cell,
     words,
 )
-from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.pages import Page, Section, write_page
+from trioflow.report.scores import count_ordered, summarize_errors
 from trioflow.report.wording import NOTHING, write_markdown, write_percent
 from trioflow.reproductions.clusters.parts import plain_model
 from trioflow.reproductions.tables import CLUSTER_RATES
@@ -55,30 +55,27 @@ def score_rates(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _score(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     known = rows[rows["refused"] == ""]
-    error = signed_error(known)
     measured = known["measured_tokens_per_s"]
     inside = (measured >= known["low_tokens_per_s"]) & (measured <= known["high_tokens_per_s"])
     return {
-        "group": name, "rows": len(rows), "predicted": len(known), "median_error": error.abs().median(),
-        "most": error.abs().max(), "bias": error.median(), "covered": inside.mean(),
-        "in_order": share_in_order(known),
+        "group": name, "rows": len(rows), "predicted": len(known), "covered": inside.mean(),
+        "in_order": _share_in_order(known), **summarize_errors(_signed_error(known)),
     }  # fmt: skip
 
 
-def signed_error(rows: pd.DataFrame) -> pd.Series:
+def _signed_error(rows: pd.DataFrame) -> pd.Series:
     """Return predicted over measured rates, less one."""
     return rows["predicted_tokens_per_s"] / rows["measured_tokens_per_s"] - 1
 
 
-def share_in_order(rows: pd.DataFrame) -> float:
+def _share_in_order(rows: pd.DataFrame) -> float:
     """Return the share of a model's pairs of rows that are predicted in the measured order."""
-    right = []
-    asked = rows.groupby(list(_KEY))[["measured_tokens_per_s", "predicted_tokens_per_s"]].median()
+    rates = ["measured_tokens_per_s", "predicted_tokens_per_s"]
+    asked = rows.groupby(list(_KEY))[rates].median()
     models = asked.index.get_level_values("model").map(plain_model)
-    for _, held in asked.groupby(models):
-        for one, other in combinations(held.to_numpy(), 2):
-            right.append((one[0] < other[0]) == (one[1] < other[1]))
-    return float(np.mean(right)) if right else float("nan")
+    counted = [count_ordered(*held[rates].to_numpy().T) for _, held in asked.groupby(models)]
+    right, pairs = np.sum(counted, axis=0) if counted else (0, 0)
+    return float(right / pairs) if pairs else float("nan")
 
 
 def build_bridge_page(rates: str | Path, page: str | Path) -> None:
@@ -88,15 +85,10 @@ def build_bridge_page(rates: str | Path, page: str | Path) -> None:
         Section("scores", "How far off", [_render_scores(score_rates(cases))]),
         Section("rows", "Every row", [_render_rows(cases)]),
         Section("refused", "Rows that are not predicted", [_render_refused(cases)]),
-        glossary_section({}, {"cluster_rates": CLUSTER_RATES}),
-        provenance_section([rates]),
     ]  # fmt: skip
-    write_page(
-        page,
-        Page(
-            TITLE, content, _LEAD, " from Megatron-Bridge's own performance pages", summarize(cases)
-        ),
-    )
+    made_from = " from Megatron-Bridge's own performance pages"
+    schemas = {"cluster_rates": CLUSTER_RATES}
+    write_page(page, Page(TITLE, content, _LEAD, made_from, summarize(cases), {}, schemas, [rates]))
 
 
 def summarize(cases: pd.DataFrame) -> str:
@@ -120,7 +112,7 @@ def _render_scores(scores: pd.DataFrame) -> str:
         numbers("covered", "", "measured inside the 80 % interval", _maybe(percent_cell), "covered"),
         numbers("in order", "", "pairs of what one model was asked", _maybe(percent_cell), "in_order"),
     ]  # fmt: skip
-    return render_records(scores.to_dict("records"), fields, "Errors of the rates")
+    return render_records(scores, fields, "Errors of the rates")
 
 
 def _maybe(cell: Callable[[float], Cell]) -> Callable[[float], Cell]:
@@ -140,8 +132,8 @@ def _render_rows(cases: pd.DataFrame) -> str:
         numbers("error", "", "signed", signed_cell, "error"),
     ]  # fmt: skip
     known = cases[cases["refused"] == ""]
-    rows = known.assign(error=signed_error(known)).sort_values(["model", "release"])
-    return render_records(rows.to_dict("records"), fields, "Every prediction")
+    rows = known.assign(error=_signed_error(known)).sort_values(["model", "release"])
+    return render_records(rows, fields, "Every prediction")
 
 
 def _rate_cell(value: float) -> Cell:
@@ -156,7 +148,7 @@ def _render_refused(cases: pd.DataFrame) -> str:
         words("why", "", "it is not predicted", "refused"),
     ]  # fmt: skip
     rows = cases[cases["refused"] != ""].sort_values(["model", "release"])
-    return render_records(rows.to_dict("records"), fields, "Rows that are not predicted")
+    return render_records(rows, fields, "Rows that are not predicted")
 
 
 def write_degrees(row: dict[str, Any]) -> str:

@@ -25,8 +25,6 @@ from trioflow.report.pages import (
     Page,
     Section,
     count_reached,
-    glossary_section,
-    provenance_section,
     write_page,
 )
 from trioflow.report.wording import write_percent
@@ -106,45 +104,31 @@ def build_clusters_page(
     scores = score_memory(cases)
     lines = judge_aims(cases, timed)
     content = [
-        Section(
-            "aims",
-            "Aims and what was reached",
-            [render_aims(lines), render_paragraph(describe_causes(timed))],
-        ),
-        Section(
-            "steps",
-            "Steps",
-            [
-                render_paragraph(_STEPS),
-                _render_steps(score_steps(timed)),
-                _render_intervals(timed),
-                render_slow(timed),
-                _render_repeated(timed),
-            ],
-        ),
+        Section("aims", "Aims and what was reached", [
+            render_aims(lines), render_paragraph(describe_causes(timed)),
+        ]),
+        Section("steps", "Steps", [
+            render_paragraph(_STEPS), _render_steps(score_steps(timed)), _render_intervals(timed),
+            render_slow(timed), _render_repeated(timed),
+        ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
         Section("degrees", "Memory by degrees", [render_degrees(cases)]),
         Section("failed", "Those that failed", [_render_failed(cases)]),
         peaks_section(tests),
-        glossary_section(
-            _WORDS,
-            {
-                "cluster_memory": CLUSTER_MEMORY,
-                "cluster_steps": CLUSTER_STEPS,
-                "cluster_peaks": CLUSTER_PEAKS,
-            },
-        ),
-        provenance_section([memory, steps, peaks]),
-    ]
+    ]  # fmt: skip
+    schemas = {
+        "cluster_memory": CLUSTER_MEMORY, "cluster_steps": CLUSTER_STEPS, "cluster_peaks": CLUSTER_PEAKS,
+    }  # fmt: skip
     found = ", ".join(
         f"{line.headline} {line.write_value()}"
         for line in lines
         if line.headline and line.aim is not None
     )
     reached = count_reached(None if line.aim is None else line.reached for line in lines)
-    made = Page(TITLE, content, _LEAD, " from nanotron's own table of runs", f"{reached} {found}.")
-    write_page(page, made)
+    made_from, files = " from nanotron's own table of runs", [memory, steps, peaks]
+    verdict = f"{reached} {found}."
+    write_page(page, Page(TITLE, content, _LEAD, made_from, verdict, _WORDS, schemas, files))
 
 
 def render_aims(lines: Sequence[Line]) -> str:
@@ -170,7 +154,7 @@ def _render_steps(scores: pd.DataFrame) -> str:
         numbers("covered", "", "measured step inside the 80 % interval", percent_cell, "covered"),
         _IN_ORDER,
     ]  # fmt: skip
-    return render_records(scores.to_dict("records"), fields, "Errors of the steps")
+    return render_records(scores, fields, "Errors of the steps")
 
 
 def _render_intervals(cases: pd.DataFrame) -> str:
@@ -187,7 +171,7 @@ def _render_intervals(cases: pd.DataFrame) -> str:
             )
         ),
     ]  # fmt: skip
-    return render_records(score_intervals(cases).to_dict("records"), fields, "80 % intervals")
+    return render_records(score_intervals(cases), fields, "80 % intervals")
 
 
 def _short_cell(value: float) -> Cell:
@@ -261,7 +245,7 @@ def _render_choice(cases: pd.DataFrame) -> str:
         numbers("mean error", "absolute", "of the step", percent_cell, "mean_error"),
         numbers("within 20 %", "", "share of the runs", percent_cell, "within_20"), _IN_ORDER,
     ]  # fmt: skip
-    table = render_records(scores.to_dict("records"), fields, "Ways to know a step")
+    table = render_records(scores, fields, "Ways to know a step")
     return render_paragraph(text) + table + _render_cells(cells, ways)
 
 
@@ -276,7 +260,7 @@ def _render_cells(cells: pd.DataFrame, ways: list[str]) -> str:
         numbers("chosen", "tokens/s", "its throughput, measured", count_cell, lambda row: round(row["chosen_tokens_per_s"])),
         *(numbers("loss", way, "of throughput beside the best measured run", percent_cell, way) for way in ways),
     ]  # fmt: skip
-    return render_records(cells.to_dict("records"), fields, "The choice")
+    return render_records(cells, fields, "The choice")
 
 
 def render_summary(scores: pd.DataFrame) -> str:
@@ -308,7 +292,7 @@ def render_scores(scores: pd.DataFrame) -> str:
         numbers("median error", "handed out", _WORDS["handed out"], percent_cell, "allocated_median"),
         numbers("refused", "", "called out of memory although they ran", count_cell, "refused"),
     ]  # fmt: skip
-    return render_records(scores.to_dict("records"), fields, "Errors of the peaks")
+    return render_records(scores, fields, "Errors of the peaks")
 
 
 def render_degrees(cases: pd.DataFrame) -> str:

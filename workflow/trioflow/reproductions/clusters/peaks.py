@@ -18,6 +18,7 @@ from trioflow.report.html import (  # fmt: skip
     words,
 )
 from trioflow.report.pages import Section
+from trioflow.report.scores import summarize_errors
 from trioflow.report.wording import write_percent
 
 _AIM = 0.05
@@ -43,11 +44,7 @@ def score_peaks(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _score(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    error = _signed_error(rows)
-    return {
-        "group": name, "cases": len(rows), "median_error": error.abs().median(),
-        "error_90": error.abs().quantile(0.9), "most": error.abs().max(), "bias": error.median(),
-    }  # fmt: skip
+    return {"group": name, "cases": len(rows), **summarize_errors(_signed_error(rows))}
 
 
 def _signed_error(rows: pd.DataFrame) -> pd.Series:
@@ -80,7 +77,7 @@ def _render_scores(scores: pd.DataFrame) -> str:
         numbers("most", "absolute", "largest error", percent_cell, "most"),
         numbers("bias", "", "median signed error", signed_cell, "bias"),
     ]  # fmt: skip
-    return render_records(scores.to_dict("records"), fields, "Errors of Megatron-LM's peaks")
+    return render_records(scores, fields, "Errors of Megatron-LM's peaks")
 
 
 def _render_refused(cases: pd.DataFrame) -> str:

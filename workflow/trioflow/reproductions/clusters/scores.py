@@ -11,6 +11,7 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.provenance import stamp
+from trioflow.report.scores import count_ordered
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
 
@@ -134,16 +135,12 @@ def score_group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
 
 def _count_order(rows: pd.DataFrame) -> float:
     """Return the share of pairs of one model on as many nodes that are in the measured order."""
-    right = pairs = 0
-    for _, cell in rows.dropna(subset="predicted_s").groupby(["parameters", "nodes"]):
-        measured, predicted = (
-            np.sign(np.subtract.outer(values, values))
-            for values in (cell["measured_s"].to_numpy(), cell["predicted_s"].to_numpy())
-        )
-        differ = np.triu(measured != 0, 1)
-        right += int((measured == predicted)[differ].sum())
-        pairs += int(differ.sum())
-    return right / pairs if pairs else float("nan")
+    counted = [
+        count_ordered(cell["measured_s"].to_numpy(), cell["predicted_s"].to_numpy())
+        for _, cell in rows.dropna(subset="predicted_s").groupby(["parameters", "nodes"])
+    ]
+    right, pairs = np.sum(counted, axis=0) if counted else (0, 0)
+    return float(right / pairs) if pairs else float("nan")
 
 
 SLOW_S = 0.5

@@ -17,7 +17,7 @@ from trioflow.base.provenance import read_json
 from trioflow.measure.records import RECORDED_EVENTS, STEP_MARKS
 from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
-from trioflow.report.pages import Page, Section, glossary_section, write_page
+from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.distsim import figures, sections
 from trioflow.reproductions.distsim.recorded import compare_events, compare_marks
@@ -181,7 +181,6 @@ def _compose(found: _DistsimTables) -> Page:
             ]),
             Section("search", "Search for a plan (12)", [_figure("distsim12")]),
             Section("costs", "Cost of profiling, simulating and running", [sections.render_costs(found.costs)]),
-            glossary_section(_GLOSSARY),
         ],
         f"{count} experiments on several ranks of this machine, {ranks} ranks in all, none left out: real timelines beside simulated ones, "
         f"from {int(timestamps['rounds'].min())} rounds or more. DistSim's numbers come from other models, GPUs and networks and stand beside ours as reference.",
@@ -189,6 +188,7 @@ def _compose(found: _DistsimTables) -> Page:
         "the jobs; tables: distsim/timestamps.parquet, activity.parquet, costs.parquet. DistSim: G. Lu et al., Computing Frontiers 2023",
         f"Steps are predicted within {write_percent(steps.mean())} on average ({write_percent(steps.max())} at most), the "
         f"activity of a rank within {write_percent(activity['activity_error'].mean())} of its step.",
+        _GLOSSARY,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from trioflow.report.html import (
     Column,
     Field,
     count_cell,
+    list_numbers,
     number_cell,
     numbers,
     percent_cell,
@@ -191,9 +192,9 @@ def render_activity(activity: pd.DataFrame) -> str:
     )  # fmt: skip
     fields = [
         words("experiment", "rank", "experiment and rank", lambda row: Cell(row["experiment"], None, f"rank {row['rank']}")),
-        *(numbers(title, detail, _ACTIVITY[key], cell, key) for title, detail, cell, key in heads),
+        *list_numbers(_ACTIVITY, heads),
     ]  # fmt: skip
-    return render_records(activity.to_dict("records"), fields, "Activity error of every rank")
+    return render_records(activity, fields, "Activity error of every rank")
 
 
 def render_timestamps(timestamps: pd.DataFrame) -> str:
@@ -278,7 +279,7 @@ def render_throughput(rows: pd.DataFrame) -> str:
         "two ratios. Megatron-LM's published curve is not in our data and is not drawn."
     )
     caption = "GPT 145B, 8M16P1D on 128 GPUs: simulated"
-    return text + render_records(found.to_dict("records"), fields, caption)
+    return text + render_records(found, fields, caption)
 
 
 def render_costs(costs: pd.DataFrame) -> str:

@@ -20,7 +20,7 @@ from trioflow.report.html import (
     signed_cell,
     words,
 )
-from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import (
     count_words,
     write_markdown,
@@ -66,8 +66,6 @@ def judge_drift(
     content = [
         Section("halves", "One half of the steps from the other", [render_paragraph(_HALVES), _render_halves(judged)]),
         Section("causes", "What made the steps slow", [render_paragraph(_CAUSES), _render_causes(caused)]),
-        glossary_section({}, {"drift_halves": DRIFT_HALVES, "drift_causes": DRIFT_CAUSES}),
-        provenance_section(files),
     ]  # fmt: skip
     title = "trioflow: ranks that drift apart in recorded jobs"
     error = judged[judged["way"] == JOINT].apply(find_error, axis=1, quantile="50").abs()
@@ -79,8 +77,9 @@ def judge_drift(
         f"The median step is predicted within {write_percent(error.mean())} on average, "
         f"{write_percent(error.max())} at most."
     )
-    made = Page(title, content, lead, " from ByteDance's recorded jobs", verdict)
-    write_page(page, made)
+    schemas = {"drift_halves": DRIFT_HALVES, "drift_causes": DRIFT_CAUSES}
+    made_from = " from ByteDance's recorded jobs"
+    write_page(page, Page(title, content, lead, made_from, verdict, {}, schemas, files))
 
 
 def find_error(row: Any, quantile: str) -> float:
@@ -104,7 +103,7 @@ def _render_halves(judged: pd.DataFrame) -> str:
         *errors,
         numbers("distance", "KS", "of both distributions", _plain_cell, "distance"),
     ]
-    return render_records(judged.to_dict("records"), fields, "Halves")
+    return render_records(judged, fields, "Halves")
 
 
 def _render_causes(caused: pd.DataFrame) -> str:
@@ -115,7 +114,7 @@ def _render_causes(caused: pd.DataFrame) -> str:
         numbers("share", "of the slowdown", "Shapley value", signed_cell, "share"),
         numbers("alone", "of the slowdown", "taken off where it alone is put right", signed_cell, "alone"),
     ]  # fmt: skip
-    return render_records(caused.to_dict("records"), fields, "Causes")
+    return render_records(caused, fields, "Causes")
 
 
 def _plain_cell(value: Any) -> Cell:

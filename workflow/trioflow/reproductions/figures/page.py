@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from trioflow import tables
 from trioflow.base.errors import InputError
 from trioflow.report.html import (
     Cell,
-    Column,
+    itself,
+    numbers,
     render_definitions,
     render_details,
     render_figure,
-    render_table,
+    render_records,
+    words,
 )
 from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.wording import NOTHING, write_percent, write_time
@@ -165,44 +167,48 @@ def _render_rows(figure: Figure, rows: pd.DataFrame) -> str:
     """Return what a figure draws as a table that sorts."""
     if figure.form not in (catalogue.ERRORS, catalogue.ORDER):
         return _render_plain(rows)
-    heads = [
-        Column("case", "", "experiment, public case or trace", number=False),
-        Column("rests on", "", "three-way label", number=False),
-        Column("plan", "device", "", number=False),
-        Column("measured", "quantity"),
-        Column("predicted", "80 % interval"),
-        Column("error", "", "predicted over measured less one"),
-        Column("paper", "other cases", "averages drawn beside it", number=False),
-    ]
-    return render_table(heads, [_render_evidence(row) for row in records(rows)])
 
+    def predicted(row: Mapping[str, Any]) -> Cell:
+        ends = ""
+        if row["low_s"] is not None and row["high_s"] is not None:
+            ends = f"{write_time(row['low_s'])} to {write_time(row['high_s'])}"
+        time_s = row["predicted_s"]
+        text = row["status"] if time_s is None else write_time(time_s)
+        return Cell(text, time_s, ends or row["reason"])
 
-def _render_evidence(row: dict[str, Any]) -> list[Cell]:
-    measured, predicted = row["measured_s"], row["predicted_s"]
-    interval = ""
-    if row["low_s"] is not None and row["high_s"] is not None:
-        interval = f"{write_time(row['low_s'])} to {write_time(row['high_s'])}"
-    error = None if measured is None or predicted is None else predicted / measured - 1
-    return [
-        Cell(row["case"], None, f"batch {row['batch']}" if row["batch"] else ""),
-        Cell(row["evidence"], None, row["source"]),
-        Cell(f"{row['plan']}, {row['ranks']} ranks", None, row["device"] or "this machine"),
-        Cell(NOTHING if measured is None else write_time(measured), measured, row["quantity"]),
-        Cell(row["status"] if predicted is None else write_time(predicted), predicted, interval or row["reason"]),
-        Cell(NOTHING if error is None else write_percent(error), error),
-        Cell(row["paper"] or NOTHING),
+    def measured(row: Mapping[str, Any]) -> Cell:
+        time_s = row["measured_s"]
+        return Cell(NOTHING if time_s is None else write_time(time_s), time_s, row["quantity"])
+
+    def error(row: Mapping[str, Any]) -> Cell:
+        if row["measured_s"] is None or row["predicted_s"] is None:
+            return Cell(NOTHING)
+        share = row["predicted_s"] / row["measured_s"] - 1
+        return Cell(write_percent(share), share)
+
+    fields = [
+        words("case", "", "experiment, public case or trace",
+              lambda row: Cell(row["case"], None, f"batch {row['batch']}" if row["batch"] else "")),
+        words("rests on", "", "three-way label", lambda row: Cell(row["evidence"], None, row["source"])),
+        words("plan", "device", "",
+              lambda row: Cell(f"{row['plan']}, {row['ranks']} ranks", None, row["device"] or "this machine")),
+        numbers("measured", "quantity", "", measured, itself), numbers("predicted", "80 % interval", "", predicted, itself),
+        numbers("error", "", "predicted over measured less one", error, itself),
+        words("paper", "other cases", "averages drawn beside it", lambda row: row["paper"] or NOTHING),
     ]  # fmt: skip
+    return render_records(records(rows), fields)
 
 
 def _render_plain(rows: pd.DataFrame) -> str:
     """Return any table: numbers with four digits."""
-    kinds = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in rows}
-    heads = [Column(str(name).replace("_", " "), number=number) for name, number in kinds.items()]
-    cells = [
-        [
-            Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value if kinds[name] else None)
-            for name, value in row.items()
-        ]
-        for row in records(rows)
-    ]  # fmt: skip
-    return render_table(heads, cells)
+
+    def cell(value: Any) -> Cell:
+        return Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value)
+
+    fields = [
+        numbers(str(name).replace("_", " "), "", "", cell, str(name))
+        if pd.api.types.is_numeric_dtype(rows[name])
+        else words(str(name).replace("_", " "), "", "", str(name))
+        for name in rows
+    ]
+    return render_records(records(rows), fields)

@@ -27,8 +27,6 @@ from trioflow.report.pages import (
     Page,
     Section,
     count_reached,
-    glossary_section,
-    provenance_section,
     write_page,
 )
 from trioflow.report.scores import MODELS, ORACLE, OURS, SCORES, score_published
@@ -269,12 +267,11 @@ def _compose(
                 for name in names
             ),
             Section("anchors", "Operators timed alone, and their step", [sections.render_anchors(anchors)]),
-            glossary_section(words, schemas),
-            provenance_section(files),
         ],
         _describe(cases),
         verdict=_conclude(scores, names),
         made_from=f"; aims from {SOURCE}. Every measured value's file stands below its set's cases",
+        words=words, schemas=schemas, files=files,
     )  # fmt: skip
 
 

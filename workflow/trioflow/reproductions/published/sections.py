@@ -146,7 +146,7 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         f"Measured on {join_words(mine['platform'].unique())}; times of the traces from "
         f"{join_words(gpu or 'nowhere' for gpu in mine['source_gpu'].unique())}."
     )
-    table = render_records(shown.to_dict("records"), fields, f"Cases of the set {name}")
+    table = render_records(shown, fields, f"Cases of the set {name}")
     return where + note + table + _render_sources(mine)
 
 
@@ -192,7 +192,7 @@ def render_scaling(cases: pd.DataFrame, name: str) -> str:
         numbers("error", "", "predicted over measured less one", signed_cell, "error"),
     ]  # fmt: skip
     caption = "Scaling, apart from the error of one GPU"
-    return render_records(rows.to_dict("records"), fields, caption)
+    return render_records(rows, fields, caption)
 
 
 def render_causes(cases: pd.DataFrame, causes: pd.DataFrame, name: str) -> str:
@@ -378,4 +378,4 @@ def _render_classes(cases: pd.DataFrame, causes: pd.DataFrame, name: str, case: 
         numbers("share", "of the step", "of the measured step, in proportion", percent_cell, "share"),
     ]  # fmt: skip
     title = f"Growth of each class of operators: {case}"
-    return render_details(title, render_records(table.to_dict("records"), fields, title))
+    return render_details(title, render_records(table, fields, title))

@@ -24,8 +24,6 @@ from trioflow.report.pages import (
     Page,
     Section,
     count_reached,
-    glossary_section,
-    provenance_section,
     write_page,
 )
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
@@ -147,11 +145,12 @@ def _compose(
                 for name in _sets(summary)
             ),
             Section("classes", "Classes of operators", devices),
-            glossary_section(SCORES, {"validation": tables.VALIDATION}),
-            provenance_section(files),
         ],
         _describe(cases, summary),
         verdict=count_reached(entry["reached"] for entry in reach_aims(summary)),
+        words=SCORES,
+        schemas={"validation": tables.VALIDATION},
+        files=files,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from trioflow.report.html import (
     bandwidth_cell,
     count_cell,
     escape_text,
+    itself,
     number_cell,
     numbers,
     oracle_cell,
@@ -30,7 +31,6 @@ from trioflow.report.html import (
     render_list,
     render_paragraph,
     render_records,
-    render_table,
     signed_cell,
     time_cell,
     words,
@@ -60,20 +60,39 @@ WORST = 2
 
 def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     """Return the table of aims beside what was reached, and the cases asked for by name."""
-    columns = [
-        Column("what is averaged", "what others report", "part of a set, and its quantity", number=False),
-        Column("cases", "", SCORES["cases"]),
-        Column("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error"),
-        Column("trioflow", "mean absolute", SCORES["mean_absolute_error"]),
-        Column("reached", "", "whether the mean absolute error is within the aim", number=False),
-        Column("best other", "model", "smallest mean absolute error of all other models"),
-        Column("oracle", "n; trioflow there", f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them"),
-        Column("coverage", "aim 80 %", SCORES["coverage"]),
-        Column("width", "of the interval", SCORES["mean_relative_width"]),
+    reached = {None: NOTHING, True: "yes", False: "no"}
+
+    def oracle(entry: Mapping[str, Any]) -> Cell:
+        ours = entry["ours"]
+        there = f"{ours['oracle_cases']}; {write_percent(ours['beside_oracle_error'])}"
+        return oracle_cell(ours["oracle_mean_absolute_error"], there)
+
+    def best_other(best: Mapping[str, Any] | None) -> Cell:
+        return (
+            percent_cell(best["mean_absolute_error"], best["model"]) if best else Cell(NOTHING, "")
+        )
+
+    def ours(
+        title: str, detail: str, key: str, cell: Callable[[Any], Cell] = percent_cell
+    ) -> Field:
+        return numbers(title, detail, SCORES[key], cell, lambda entry: entry["ours"][key])
+
+    fields = [
+        words("what is averaged", "what others report", "part of a set, and its quantity",
+              lambda entry: Cell(entry["aim"].title, None, entry["aim"].others)),
+        ours("cases", "", "cases", count_cell),
+        numbers("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
+                lambda entry: Cell(write_aim(entry), "" if entry["limit"] is None else entry["limit"]), itself),
+        ours("trioflow", "mean absolute", "mean_absolute_error"),
+        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry["reached"]]),
+        numbers("best other", "model", "smallest mean absolute error of all other models", best_other, "best"),
+        numbers("oracle", "n; trioflow there",
+                f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
+        ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
     ]  # fmt: skip
-    rows = [_aim_cells(entry) for entry in reach_aims(summary)]
     asked = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
-    return render_table(columns, rows, "Aims and what was reached") + render_list(asked)
+    table = render_records(reach_aims(summary), fields, "Aims and what was reached")
+    return table + render_list(asked)
 
 
 def write_aim(entry: Mapping[str, Any]) -> str:
@@ -84,23 +103,6 @@ def write_aim(entry: Mapping[str, Any]) -> str:
     return (
         f"oracle + {100 * aim.limit:g} points" if aim.over_oracle else write_percent(aim.limit, 0)
     )
-
-
-def _aim_cells(entry: Mapping[str, Any]) -> list[Cell]:
-    aim, ours, best = entry["aim"], entry["ours"], entry["best"]
-    words = {None: NOTHING, True: "yes", False: "no"}
-    there = f"{ours['oracle_cases']}; {write_percent(ours['beside_oracle_error'])}"
-    return [
-        Cell(aim.title, None, aim.others),
-        count_cell(ours["cases"]),
-        Cell(write_aim(entry), entry["limit"] if entry["limit"] is not None else ""),
-        percent_cell(ours["mean_absolute_error"]),
-        Cell(words[entry["reached"]]),
-        percent_cell(best["mean_absolute_error"], best["model"]) if best else Cell(NOTHING, ""),
-        oracle_cell(ours["oracle_mean_absolute_error"], there),
-        percent_cell(ours["coverage"]),
-        percent_cell(ours["mean_relative_width"]),
-    ]  # fmt: skip
 
 
 def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
@@ -178,7 +180,7 @@ def _render_split(split: pd.DataFrame) -> str:
                 "predicted over the oracle less one: what of the error is the operators'", percent_cell, "beside_oracle"),
     ]  # fmt: skip
     caption = "What the error is made of, by where it was measured"
-    return render_records(split.to_dict("records"), fields, caption)
+    return render_records(split, fields, caption)
 
 
 def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
@@ -193,7 +195,7 @@ def _render_case_split(split: pd.DataFrame, row: Mapping[Any, Any]) -> str:
         numbers("grew", "predicted", "the same, predicted", ratio_cell, "predicted_growth"),
     ]  # fmt: skip
     caption = f"{row['device']}, {row['case']}: {write_signed_percent(row['error'])}, by class"
-    return render_records(split.to_dict("records"), fields, caption)
+    return render_records(split, fields, caption)
 
 
 def _render_bandwidths(table: pd.DataFrame) -> str:
@@ -215,9 +217,7 @@ def _render_bandwidths(table: pd.DataFrame) -> str:
     )
     title = "<h3>Bus bandwidth by number of ranks, as measured</h3>"
     caption = "Largest message that every number of ranks sent"
-    return (
-        title + render_paragraph(text) + render_records(table.to_dict("records"), fields, caption)
-    )
+    return title + render_paragraph(text) + render_records(table, fields, caption)
 
 
 LISTED = ("operator_sum", "end_to_end")
@@ -275,7 +275,7 @@ def _render_scores(summary: pd.DataFrame, title: str) -> str:
         score("score", "of the interval", "interval_score"),
         score("extrapolated", "share", "extrapolated"),
     ]  # fmt: skip
-    return render_records(summary.to_dict("records"), fields, title)
+    return render_records(summary, fields, title)
 
 
 def render_cases(cases: pd.DataFrame, name: str) -> str:
@@ -286,37 +286,39 @@ def render_cases(cases: pd.DataFrame, name: str) -> str:
         return ""
     ours = SETS[name].ours
     rivals = sorted(set(rows["model"]) - {ours})
-    columns = [
-        Column("case", "quantity, group", "what was predicted", number=False),
-        Column(
-            "device", "from", "where it was measured, and what the model was given", number=False
-        ),
-        Column("measured", "oracle's error", "measured time"),
-        Column(ours, "80 % interval", "signed error of what trioflow uses"),
-        Column("inside", "", "whether the measured time lies in the interval", number=False),
-        *(Column(model, "", f"signed error of {model}") for model in rivals),
-    ]
     key = ["quantity", "group", "case", "device", "source"]
     errors = rows.assign(error=rows["predicted_s"] / rows["measured_s"] - 1.0)
     wide = errors.pivot_table(index=key, columns="model", values="error", sort=True)
     mine = errors[errors["model"] == ours].set_index(key).reindex(wide.index)
-    lines = []
-    others = wide[rivals].to_numpy(dtype=float)
-    for place, row, told_by in zip(wide.index, mine.to_dict("records"), others, strict=True):
-        quantity, group, case, device, source = map(str, place)
-        detail = f"{_WORDS[quantity]}, {group}"
-        low, high, measured = (float(row[k]) for k in ("low_s", "high_s", "measured_s"))
-        oracle = float(row["oracle_s"]) / measured - 1.0
+    lines = mine.drop(columns="model").join(wide[rivals].add_prefix(_OF_RIVAL)).reset_index()
+
+    def measured(row: Mapping[Any, Any]) -> Cell:
+        time_s = float(row["measured_s"])
+        oracle = float(row["oracle_s"]) / time_s - 1.0
         shown = abs(oracle) > 0 and not math.isnan(oracle)
-        lines.append([
-            Cell(case, None, detail), Cell(device, None, source),
-            Cell(write_time(measured), measured, write_signed_percent(oracle) if shown else ""),
-            Cell(write_signed_percent(row["error"]), row["error"], write_range(low, high)),
-            Cell("yes" if low <= measured <= high else "no"),
-            *map(signed_cell, told_by),
-        ])  # fmt: skip
+        return Cell(write_time(time_s), time_s, write_signed_percent(oracle) if shown else "")
+
+    def error(row: Mapping[Any, Any]) -> Cell:
+        ends = write_range(float(row["low_s"]), float(row["high_s"]))
+        return Cell(write_signed_percent(row["error"]), row["error"], ends)
+
+    fields = [
+        words("case", "quantity, group", "what was predicted",
+              lambda row: Cell(row["case"], None, f"{_WORDS[row['quantity']]}, {row['group']}")),
+        words("device", "from", "where it was measured, and what the model was given",
+              lambda row: Cell(row["device"], None, row["source"])),
+        numbers("measured", "oracle's error", "measured time", measured, itself),
+        numbers(ours, "80 % interval", "signed error of what trioflow uses", error, itself),
+        words("inside", "", "whether the measured time lies in the interval",
+              lambda row: "yes" if row["low_s"] <= row["measured_s"] <= row["high_s"] else "no"),
+        *(numbers(model, "", f"signed error of {model}", signed_cell, _OF_RIVAL + model) for model in rivals),
+    ]  # fmt: skip
     title = f"Every step of the set {name}, and its phases: {len(lines)} cases"
-    return render_details(title, render_table(columns, lines, title))
+    return render_details(title, render_records(lines, fields, title))
+
+
+_OF_RIVAL = "error of "
+"""Before the name of a model: the column of its errors."""
 
 
 def render_spread(cases: pd.DataFrame, name: str) -> str:
@@ -373,4 +375,4 @@ def render_classes(classes: pd.DataFrame, device: str) -> str:
     order = ["time_share", "operator_class", "phase"]
     mine = classes[classes["device"] == device].sort_values(order, ascending=(False, True, True))
     caption = f"Classes of operators on {device}"
-    return render_records(mine.to_dict("records"), fields, caption)
+    return render_records(mine, fields, caption)

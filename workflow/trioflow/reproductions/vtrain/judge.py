@@ -14,6 +14,7 @@ import pandas as pd
 from trioflow import tables
 from trioflow.costmodel.features import Floats
 from trioflow.hardware.device_sheet import load_device
+from trioflow.report.scores import count_ordered
 from trioflow.reproductions.tables import PARAMETERS, TRIALS
 from trioflow.reproductions.vtrain.data import (
     FILE,
@@ -223,23 +224,19 @@ def _try_others(model: StepModel, draws: int) -> pd.DataFrame:
 def _score(rows: pd.DataFrame, times: Floats) -> tuple[float, float]:
     """Return the mean absolute error and the share of pairs of plans in the right order."""
     error = np.abs(times / rows["measured_s"].to_numpy(np.float64) - 1.0).mean()
-    return float(error), count_ordered(rows, times)
+    return float(error), share_ordered(rows, times)
 
 
-def count_ordered(rows: pd.DataFrame, times: Floats, apart: float = 0.05) -> float:
+def share_ordered(rows: pd.DataFrame, times: Floats, apart: float = 0.05) -> float:
     """Return the share of pairs in the right order.
 
     Pairs share GPUs, batch, hidden size and layers, and differ by more than
     ``apart`` of the faster one.
     """
-    right = pairs = 0
     frame = rows.assign(predicted=times)
-    for _, group in frame.groupby(["gpus", "batch", "hidden", "layers"]):
-        measured, predicted = group["measured_s"].to_numpy(), group["predicted"].to_numpy()
-        one, other = np.triu_indices(len(group), 1)
-        far = np.abs(measured[one] - measured[other]) > apart * np.minimum(
-            measured[one], measured[other]
-        )
-        agree = (measured[one] - measured[other]) * (predicted[one] - predicted[other]) > 0
-        right, pairs = right + int((far & agree).sum()), pairs + int(far.sum())
-    return right / pairs if pairs else float("nan")
+    counted = [
+        count_ordered(group["measured_s"].to_numpy(), group["predicted"].to_numpy(), apart)
+        for _, group in frame.groupby(["gpus", "batch", "hidden", "layers"])
+    ]
+    right, pairs = np.sum(counted, axis=0)
+    return float(right / pairs) if pairs else float("nan")

@@ -28,7 +28,7 @@ from trioflow.report.html import (
     time_cell,
     words,
 )
-from trioflow.report.pages import Page, Section, glossary_section, provenance_section, write_page
+from trioflow.report.pages import Page, Section, write_page
 from trioflow.report.scores import ORACLE, OURS, SCORES, score_published
 from trioflow.report.wording import NOTHING as DASH
 from trioflow.report.wording import write_percent
@@ -130,7 +130,7 @@ def render_checks(checks: pd.DataFrame) -> str:
         if is_composed(checks)
         else "Not every relation of a sum of parts holds in these times."
     )
-    table = render_records(checks.to_dict("records"), fields, "Relations between rows")
+    table = render_records(checks, fields, "Relations between rows")
     return render_paragraph(text) + table
 
 
@@ -151,7 +151,7 @@ def render_scores(scores: pd.DataFrame) -> str:
         "bandwidth. TrioSim's public rules know one degree at a time, no micro-batches in tensor or data parallelism, and start from a trace of one GPU, which "
         "does not exist here: they say nothing of these rows."
     )
-    return render_records(scores.to_dict("records"), fields, "Scores") + note
+    return render_records(scores, fields, "Scores") + note
 
 
 def _render_trials(trials: pd.DataFrame) -> str:
@@ -164,7 +164,7 @@ def _render_trials(trials: pd.DataFrame) -> str:
         numbers("mean absolute error", "", SCORES["mean_absolute_error"], percent_cell, "mean_absolute_error"),
         numbers("ordered", "of pairs", SCORES["ordered"], percent_cell, "ordered"),
     ]  # fmt: skip
-    return render_records(trials.to_dict("records"), fields, "Other questions")
+    return render_records(trials, fields, "Other questions")
 
 
 def render_degrees(cases: pd.DataFrame) -> str:
@@ -217,7 +217,7 @@ def _render_limits(cases: pd.DataFrame, scores: pd.DataFrame) -> str:
         f"gradients, optimizer, embedding, loss) is right within {write_percent(anchored)} once a block's time is known."
     )
     caption = "Shapes with the largest part of the error"
-    return text + render_records(found.to_dict("records"), fields, caption)
+    return text + render_records(found, fields, caption)
 
 
 def _describe_documented(parameters: pd.DataFrame) -> str:
@@ -266,7 +266,7 @@ def _render_parameters(parameters: pd.DataFrame) -> str:
         "after backward, that embedding and head hold a table each, and which two ways there are.",
         "A parameter that no row of a fold depends on (the larger groups' host time where the plan of 8 tensor ranks is left out) stays where the fit starts.",
     ]  # fmt: skip
-    table = render_records(whole.to_dict("records"), fields, "Parameters")
+    table = render_records(whole, fields, "Parameters")
     return render_list(facts) + table
 
 
@@ -355,11 +355,10 @@ def _compose(
                 figures["blocks"], _render_limits(cases, scores),
             ]),
             Section("parameters", "What was fitted on what", [_render_parameters(parameters)]),
-            glossary_section(words, {"published_cases": tables.PUBLISHED_CASES}),
-            provenance_section(files),
         ],
         headline=f"{len(cases[cases['set'] == GROUPS])} iteration times of GPT models on A100s, as vTrain's authors published "
         "them, beside trioflow's predictions.",
         made_from=f" from {cases['source'].iloc[0]} and the all-reduces beside it",
         verdict=_conclude(scores),
+        words=words, schemas={"published_cases": tables.PUBLISHED_CASES}, files=files,
     )  # fmt: skip
