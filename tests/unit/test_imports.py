@@ -44,6 +44,7 @@ TORCH_AT_IMPORT = {
     "trace/capture/training_step",
     "trace/capture/workload",
     "trace/language/decoder",
+    "trace/language/kernels",
     "trace/workloads/build",
     "trace/workloads/precision",
     "trace/workloads/recipe",
