@@ -6,7 +6,8 @@ import json
 import pytest
 from few_facts import few_facts
 from trioflow.cli.main import main
-from trioflow.cli.search import follow, sum_up
+from trioflow.cli.output import group_warnings
+from trioflow.cli.search import follow
 from trioflow.sweeps.search import search
 from trioflow.sweeps.search_space import Space, choose_space
 
@@ -76,7 +77,9 @@ def test_a_bar_is_drawn_on_a_terminal_only():
 
 
 def test_warnings_that_differ_in_their_numbers_are_one():
-    told = sum_up(["all_gather on 64 ranks: slow", "all_reduce on 8 ranks: slow", "another"])
+    told = group_warnings(
+        ["all_gather on 64 ranks: slow", "all_gather on 8 ranks: slow", "another"]
+    )
     assert told == ["all_gather on 64 ranks: slow (and 1 more like it)", "another"]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from trioflow.cli.arguments import (
     add_collectives_argument,
     add_draw_arguments,
     add_fault_arguments,
-    add_json_argument,
     add_plan_arguments,
     add_run_arguments,
     add_what_if_arguments,
@@ -32,6 +29,7 @@ from trioflow.cli.choices import (
 )
 from trioflow.cli.inspect import describe_model
 from trioflow.cli.network import add_algorithm_arguments, add_network_arguments
+from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.cli.text import format_facts, format_table
 from trioflow.export.step_files import can_count_links, write_step
 from trioflow.hardware.device_sheet import find_sheet
@@ -78,9 +76,10 @@ def _run_simulate(options: argparse.Namespace) -> None:
         write_timeline(prediction, options.timeline)
     if options.breakdown and breakdown is not None:
         tables.write_table(breakdown, "breakdown", options.breakdown)
-    if options.json:
-        rows = {} if breakdown is None else {"breakdown": tables.records(breakdown)}
-        print(json.dumps(answer | rows, sort_keys=True))
+    rows = [answer] if breakdown is None else tables.records(breakdown)
+    if write_output(
+        options.form, answer | ({} if breakdown is None else {"breakdown": rows}), rows
+    ):
         return
     interval = f"80 % interval {format_time(answer['low_s'])} to {format_time(answer['high_s'])}"
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
@@ -110,8 +109,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
     )  # fmt: skip
     if breakdown is not None:
         print(f"\n{_format_breakdown(breakdown, answer['step_time_s'])}")
-    for warning in answer["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)
+    print_warnings(answer["warnings"])
 
 
 def _add_run(
@@ -291,10 +289,7 @@ def _format_breakdown(breakdown: pd.DataFrame, step_time_s: float) -> str:
         "output",
     ]
     columns = [breakdown["by"].iloc[0] if len(breakdown) else "name", *head]
-    kept = [0, *(i for i in range(1, len(columns)) if any(row[i] != "-" for row in rows))]
-    return format_table(
-        tuple(columns[i] for i in kept), [tuple(row[i] for i in kept) for row in rows], left=1
-    )
+    return format_table(columns, rows, drop_empty=True)
 
 
 def _check_timeline(path: str | None) -> None:
@@ -342,4 +337,4 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--breakdown", metavar="OUT", help="write that breakdown: .parquet")
     add_what_if_arguments(parser)
-    add_json_argument(parser)
+    add_output_argument(parser, "the answer, or the breakdown of --by,")

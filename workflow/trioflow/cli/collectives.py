@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -21,6 +20,7 @@ from trioflow.cli.network import (
     read_chunks,
     spell_network,
 )
+from trioflow.cli.output import print_warnings
 from trioflow.costmodel.choices import load_named_platform
 from trioflow.costmodel.collectives.methods import METHODS
 from trioflow.costmodel.collectives.model import wire_factor
@@ -90,8 +90,7 @@ def _run_collective(options: argparse.Namespace) -> None:
         f"{format_bytes(answer['bus_bandwidth_bytes_per_s'])}/s bus bandwidth "
         f"({answer['algorithm']}; {answer['confidence']})"
     )
-    for warning in answer["warnings"]:
-        print(f"warning: {warning}", file=sys.stderr)
+    print_warnings(answer["warnings"])
 
 
 def _predict_from_measurements(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from trioflow.base.errors import InputError, PlanError
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
+from trioflow.cli.output import print_warnings
 from trioflow.parallel.plan import make_plan
 from trioflow.parallel.schedules.build import SCHEDULES
 
@@ -77,7 +76,7 @@ def _run_export_chakra(options: argparse.Namespace) -> None:
     print(f"{graph.metadata.workload}: {graph.metadata.plan_text}")
     nodes = f"{len(graph.tasks)} node{'s' if len(graph.tasks) != 1 else ''}"
     print(f"{nodes} in {files[0]} to {files[-2].name}; communicator groups in {files[-1].name}")
-    _print_warnings([*times.warnings, *graph.metadata.warnings])
+    print_warnings([*times.warnings, *graph.metadata.warnings])
 
 
 def _run_export_perfetto(options: argparse.Namespace) -> None:
@@ -93,7 +92,7 @@ def _run_export_perfetto(options: argparse.Namespace) -> None:
     answer = prediction.to_dict()
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(f"{len(prediction.timeline)} tasks in {options.output}")
-    _print_warnings(answer["warnings"])
+    print_warnings(answer["warnings"])
 
 
 def _run_export_kineto(options: argparse.Namespace) -> None:
@@ -111,7 +110,7 @@ def _run_export_kineto(options: argparse.Namespace) -> None:
     answer = prediction.to_dict()
     print(f"{answer['workload']} on {answer['platform']}: {answer['plan_text']}")
     print(f"{len(files)} ranks in {files[0]} to {files[-1].name}")
-    _print_warnings(answer["warnings"])
+    print_warnings(answer["warnings"])
 
 
 def _run_export_triosim(options: argparse.Namespace) -> None:
@@ -141,8 +140,3 @@ def _run_export_schedule(options: argparse.Namespace) -> None:
         f"{options.name}: {schedule.ranks} ranks, {schedule.stages} stages, {schedule.micro_batches}"
         f" micro-batches in {options.output}"
     )
-
-
-def _print_warnings(warnings: Sequence[str]) -> None:
-    for warning in dict.fromkeys(warnings):
-        print(f"warning: {warning}", file=sys.stderr)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from trioflow.base.units import format_bytes
+from trioflow.cli.output import print_warnings
 from trioflow.trace.importers.detect import FORMATS, import_trace
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.store import pack_trace, save_trace
@@ -57,8 +57,7 @@ def _run_import(options: argparse.Namespace) -> None:
         f"{row['workload']}, batch {row['batch']}: {len(trace.operators)} operators, {row['kernels']} kernels"
     )
     print(f"step: {describe_step(row)}")
-    for warning in trace.facts.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    print_warnings(trace.facts.warnings)
     print(f"written: {options.output}\nnext: trioflow show {options.output}")
 
 

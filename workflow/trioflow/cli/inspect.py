@@ -9,6 +9,7 @@ from typing import Any
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_bytes, format_count, format_time, ns_to_s
 from trioflow.cli.arguments import add_json_argument, add_model_arguments
+from trioflow.cli.output import add_output_argument, write_output
 from trioflow.cli.text import format_facts, format_table
 from trioflow.costmodel.features import classify
 from trioflow.costmodel.operators.methods import AUTO, METHOD_NAMES, fit_named_model
@@ -98,8 +99,7 @@ def run_show(options: argparse.Namespace) -> None:
         print(write_operator_times(trace), end="")
         return
     answer = describe_trace(trace)
-    if options.json:
-        print(json.dumps(answer, sort_keys=True))
+    if write_output(options.form, answer, answer["classes"]):
         return
     print(
         format_facts([
@@ -117,14 +117,15 @@ def run_show(options: argparse.Namespace) -> None:
     print()
     rows = [
         (
-            row["phase"], row["operator_class"], str(row["operators"]), format_time(row["device_time_s"]),
-            f"{row['share']:.1%}", format_count(row["flop"]).strip() if row["flop"] else "-",
+            row["phase"], row["operator_class"], str(row["operators"]),
+            format_time(row["device_time_s"]) if answer["device_time_s"] else "-",
+            f"{row['share']:.1%}" if answer["device_time_s"] else "-", format_count(row["flop"]).strip() if row["flop"] else "-",
             format_bytes(row["bytes"]),
         )
         for row in answer["classes"]
     ]  # fmt: skip
     head = ("phase", "class", "operators", "time", "share", "FLOP", "bytes")
-    print(format_table(head, rows, left=2))
+    print(format_table(head, rows, left=2, drop_empty=True))
 
 
 def _run_fit(options: argparse.Namespace) -> None:
@@ -175,7 +176,7 @@ def add_show(parser: argparse.ArgumentParser) -> None:
         "--operators", action="store_true",
         help="print every distinct operator with its time as CSV, the format of simulate's --override",
     )  # fmt: skip
-    add_json_argument(parser)
+    add_output_argument(parser, "the classes of operators")
 
 
 def add_fit(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import statistics
@@ -14,8 +13,8 @@ from trioflow.base.errors import InputError, TableError, TrioflowError
 from trioflow.base.settings import read_cells
 from trioflow.base.units import format_time, ms_to_s
 from trioflow.cli.answer import add_simulate, predict_options
-from trioflow.cli.arguments import add_json_argument
 from trioflow.cli.choices import apply_configuration
+from trioflow.cli.output import add_output_argument, write_output
 from trioflow.cli.text import format_facts, format_table
 
 _COLUMNS = ("case", "simulate", "measured_ms", "source")
@@ -40,15 +39,14 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
         help=f"tab-separated file with the columns {', '.join(_COLUMNS)}: simulate holds what is typed after "
         "`trioflow simulate`, measured_ms the median of the measured steps, source who measured it, how and on what",
     )  # fmt: skip
-    add_json_argument(parser)
+    add_output_argument(parser, "the cases")
 
 
 def _run_judge(options: argparse.Namespace) -> None:
     cases = _read_cases(options.cases)
     rows = [_judge(case) for case in cases]
     summary = _summarize(rows)
-    if options.json:
-        print(json.dumps({"cases": rows, "summary": summary}, sort_keys=True))
+    if write_output(options.form, {"cases": rows, "summary": summary}, rows):
         return
     head = ("case", "measured", "predicted", "error", "80 % interval", "holds it", "confidence")
     print(format_table(head, map(_format_row, rows)))

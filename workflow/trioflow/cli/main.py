@@ -13,6 +13,7 @@ from typing import TextIO, cast
 
 from trioflow import __version__
 from trioflow.base.errors import TrioflowError, suggest
+from trioflow.cli.output import WaitSign
 from trioflow.cli.text import PlainStream, escape_text
 
 TRACEBACK = "TRIOFLOW_TRACEBACK"
@@ -60,6 +61,10 @@ COMMANDS = {
         "your own measured steps beside what simulate answers for them",
         "trioflow.cli.judge.add_judge",
     ),
+    "completion": (
+        "what bash and zsh offer when Tab is pressed",
+        "trioflow.cli.completion.add_completion",
+    ),
     "doctor": (
         "versions, machine and caches, for a report of a problem",
         "trioflow.cli.doctor.add_doctor",
@@ -80,6 +85,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"trioflow {__version__}")
+    parser.set_defaults(build_parser=build_parser)  # the completion of shells reads all of them
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (summary, home) in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary)
@@ -94,11 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Control characters in names of files and of what they hold never reach the terminal.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    # Bare: the sign goes back to the start of its line. A search draws a bar of its own.
+    sign = WaitSign(None if words[:1] == ["search"] else sys.__stderr__, " ".join(words[:1]))
     with (
-        redirect_stdout(cast("TextIO", PlainStream(sys.stdout))),
-        redirect_stderr(cast("TextIO", PlainStream(sys.stderr))),
+        redirect_stdout(cast("TextIO", PlainStream(sys.stdout, sign.stop))),
+        redirect_stderr(cast("TextIO", PlainStream(sys.stderr, sign.stop))),
+        sign,
     ):
-        words = sys.argv[1:] if arguments is None else list(arguments)
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
             return _refuse(
                 f"no command is called {words[0]!r}; {suggest(words[0], COMMANDS)}known are {', '.join(COMMANDS)}"

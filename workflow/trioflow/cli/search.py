@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from trioflow.base.errors import InputError
@@ -14,6 +12,7 @@ from trioflow.base.plan_row import BUCKETED
 from trioflow.base.units import BYTES_PER_MIB, format_bytes, format_time
 from trioflow.cli.answer import DAY_S
 from trioflow.cli.arguments import add_draw_arguments, add_model_arguments, add_run_arguments
+from trioflow.cli.output import add_output_argument, print_warnings, write_output
 from trioflow.cli.text import format_table
 
 _SHOWN_REASONS = 5
@@ -44,9 +43,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_draw_arguments(parser)
     parser.add_argument("--cost-model", metavar="MODEL", help="as for simulate")
     parser.add_argument("--override", metavar="CSV", help="as for simulate")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object for programs, all dropped plans in it"
-    )  # fmt: skip
+    add_output_argument(parser, "the plans shown")
 
 
 def read_ranks(text: str) -> list[int]:
@@ -102,8 +99,7 @@ def follow(stream: TextIO | None) -> Callable[[int, int, str], None] | None:
 def _run_search(options: argparse.Namespace) -> None:
     """Search for plans and print the best."""
     answer = _find_plans(options)
-    if options.json:
-        print(json.dumps(answer, sort_keys=True))
+    if write_output(options.form, answer, answer["ranking"]):
         return
     ranks = ", ".join(map(str, answer["ranks"]))
     print(
@@ -128,8 +124,7 @@ def _run_search(options: argparse.Namespace) -> None:
     low, high = answer["outline_error"]
     print(f"outlines of the simulated plans were off by {low:+.1%} to {high:+.1%}")
     _print_left_out(answer)
-    for warning in sum_up(answer["warnings"]):
-        print(f"warning: {warning}", file=sys.stderr)
+    print_warnings(answer["warnings"])
     if not answer["ranking"]:
         raise InputError("no plan fits", fix="use more ranks, a smaller batch or another platform")
 
@@ -167,17 +162,6 @@ def _format_ranking(answer: dict[str, Any]) -> str:
             cells.append(f"{row['run']['time_s'] / DAY_S:,.1f}")
         rows.append(cells)
     return format_table(head, rows, left=2)
-
-
-def sum_up(warnings: Sequence[str]) -> list[str]:
-    """Return warnings with those that differ in their numbers alone as one, and how many they were."""
-    alike: dict[str, list[str]] = {}
-    for warning in warnings:
-        alike.setdefault(re.sub(r"\d+", "#", re.sub(r"^\w+ on ", "", warning)), []).append(warning)
-    return [
-        group[0] if len(group) == 1 else f"{group[0]} (and {len(group) - 1} more like it)"
-        for group in alike.values()
-    ]
 
 
 def describe_rest(row: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
@@ -23,11 +23,13 @@ def escape_control(text: str) -> str:
 class PlainStream:
     """A text stream on which control characters are spelled out, whoever writes them."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, before: Callable[[], None] = lambda: None) -> None:
+        """``before`` is called ahead of everything written."""
+        self._stream, self._before = stream, before
 
     def write(self, text: str) -> int:
         """Write text, its control characters spelled out."""
+        self._before()
         return self._stream.write(escape_control(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -35,10 +37,21 @@ class PlainStream:
         return getattr(self._stream, name)
 
 
-def format_table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return rows as aligned columns; the first ``left`` columns are aligned left."""
-    cells = [[escape_text(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+def format_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, *, drop_empty: bool = False
+) -> str:
+    """Return rows as aligned columns; the first ``left`` columns are aligned left.
+
+    ``drop_empty`` leaves out columns that hold nothing but dashes.
+    """
+    lines_of = [list(row) for row in rows]
+    kept = [
+        i for i in range(len(head))
+        if not (drop_empty and lines_of and all(row[i] == "-" for row in lines_of))
+    ]  # fmt: skip
+    left = sum(i < left for i in kept)
+    cells = [[escape_text(row[i]) for i in kept] for row in (head, *lines_of)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(kept))]
     lines = []
     for row in cells:
         parts = [

@@ -1,0 +1,128 @@
+"""Habits of the command: forms for programs, empty columns, grouped warnings, a sign of work, completion."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+from trioflow.cli import main
+from trioflow.cli.completion import write_completion
+from trioflow.cli.main import build_parser
+from trioflow.cli.output import WaitSign, group_warnings
+from trioflow.cli.text import PlainStream, format_table
+
+SHOW = ["show", "gpt2-b8"]
+
+
+def test_columns_without_a_value_are_left_out(capsys):
+    assert main(SHOW) == 0
+    head = capsys.readouterr().out.split("\n\n")[1].splitlines()[0]
+    assert head.split() == ["phase", "class", "operators", "FLOP", "bytes"], "gpt2-b8 has no times"
+    assert main(["show", "gpt2-tiny-b8"]) == 0
+    assert "time  share" in capsys.readouterr().out
+    rows = [("x", "-", "1"), ("y", "-", "-")]
+    assert format_table(("a", "b", "c"), rows, drop_empty=True) == "a  c\n-  -\nx  1\ny  -"
+    assert format_table(("a", "b"), [], drop_empty=True).splitlines()[0] == "a  b"
+
+
+def test_the_same_rows_as_json_csv_and_parquet(capsysbinary):
+    assert main([*SHOW, "--json"]) == 0
+    wanted = json.loads(capsysbinary.readouterr().out)["classes"]
+    assert main([*SHOW, "--output", "json"]) == 0
+    assert json.loads(capsysbinary.readouterr().out)["classes"] == wanted
+    assert main([*SHOW, "--output", "csv"]) == 0
+    csv = pd.read_csv(io.BytesIO(capsysbinary.readouterr().out))
+    assert main([*SHOW, "--output", "parquet"]) == 0
+    parquet = pd.read_parquet(io.BytesIO(capsysbinary.readouterr().out))
+    for frame in (csv, parquet):
+        assert frame.to_dict("records") == wanted
+
+
+def test_a_step_is_one_row_and_its_breakdown_one_a_rank(capsys):
+    ask = ["simulate", "gpt2-tiny-b8", "--plan", "ddp", "--ranks", "2", "--platform", "cpu2-gloo"]
+    assert main([*ask, "--output", "csv"]) == 0
+    step = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert len(step) == 1 and step["step_time_s"][0] > 0 and "memory" not in step
+    assert main([*ask, "--by", "rank", "--output", "csv"]) == 0
+    assert len(pd.read_csv(io.StringIO(capsys.readouterr().out))) == 2
+
+
+def test_parquet_is_refused_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main([*SHOW, "--output", "parquet"]) == 2
+    assert "send it to a file" in capsys.readouterr().err
+
+
+def test_warnings_that_say_the_same_are_one():
+    found = group_warnings([
+        "nobody measured it",
+        "all_gather on 16 ranks: uncalibrated (1.6% of the step)",
+        "reduce_scatter on 16 ranks: uncalibrated (0.9% of the step)",
+        "send on 2 ranks: over links", "broadcast on 2 ranks: over links",
+        "12 operators lie outside", "13 operators lie outside", "nobody measured it",
+    ])  # fmt: skip
+    assert found == [
+        "nobody measured it",
+        "all_gather and reduce_scatter on 16 ranks: uncalibrated (1.6% of the step) (numbers of all_gather)",
+        "send and broadcast on 2 ranks: over links",
+        "12 operators lie outside (and 1 more like it)",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_sign_of_work_stands_on_terminals_only_and_is_wiped_off_before_the_answer(monkeypatch):
+    monkeypatch.setattr("trioflow.cli.output.QUIET_S", 0.0)
+    for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
+        sign = WaitSign(stream, "simulate")
+        while drawn and "simulate" not in stream.getvalue():
+            time.sleep(0.001)
+        PlainStream(stream, sign.stop).write("answer\n")
+        sign.stop()
+        text = stream.getvalue()
+        assert text.endswith("answer\n") and ("\rsimulate: 0 s\r" in text) == drawn
+        if drawn:
+            wiped = text.rpartition("\r")[0].rpartition("\r")[2]
+            assert wiped and not wiped.strip(), "blank up to where the sign went"
+
+
+def test_a_command_that_ends_soon_draws_no_sign():
+    stream = Terminal()
+    with WaitSign(stream, "show"):
+        pass
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("trioflow simul", {"simulate"}),
+        ("trioflow simulate --platform dgx-h", {"dgx-h100", "dgx-h200"}),
+        ("trioflow show gpt2-t", {"gpt2-tiny-b8"}),
+        ("trioflow simulate x --slow", {"--slow-rank"}),
+        ("trioflow show x --output p", {"parquet"}),
+        ("trioflow completion z", {"zsh"}),
+    ],
+)
+def test_shells_offer_commands_options_and_names(shell, typed, offered):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    words = typed.split()
+    script = write_completion(build_parser()).replace("complete -o", ": -o") + (
+        f"\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _trioflow; echo ${{COMPREPLY[@]}}"
+    )
+    if shell == "zsh":
+        script = f"autoload -U +X bashcompinit && bashcompinit\nsetopt ksh_arrays\n{script}"
+    run = subprocess.run([shell, "-c", script], capture_output=True, text=True, check=True)
+    # zsh's compgen offers all, and zsh itself keeps those that begin with what was typed.
+    assert {word for word in run.stdout.split() if word.startswith(words[-1])} == offered

@@ -1,0 +1,134 @@
+"""What a command says beside its text: tables for programs, warnings grouped, a sign that it is at work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from trioflow.base.errors import InputError
+
+FORMS = ("table", "json", "csv", "parquet")
+_SUBJECT = re.compile(r"^([a-z_]+) on ")
+"""An operation at the head of a warning about its group of ranks."""
+QUIET_S, _BEAT_S = 2.0, 0.5
+"""How long a command may be silent on a terminal, and how often its sign is drawn again [s]."""
+
+
+def add_output_argument(parser: argparse.ArgumentParser, rows: str) -> None:
+    """Add the forms of output; ``rows``: what the rows of a table are."""
+    parser.add_argument(
+        "--output", dest="form", choices=FORMS, default="table",
+        help=f"how to print: as text, one JSON object with all there is, or {rows} as CSV or Parquet (default: table)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", dest="form", action="store_const", const="json", help="the same as --output json"
+    )
+
+
+def write_output(form: str, answer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Print an answer in a form for programs; False, and nothing, where text was asked for.
+
+    ``answer``: the JSON object; ``rows``: the table of the other forms, of which lists and mappings
+    are left out.
+
+    Raises InputError when Parquet would go to a terminal.
+    """
+    if form == "json":
+        print(json.dumps(answer, sort_keys=True))
+        return True
+    if form == "table":
+        return False
+    import pandas as pd
+
+    frame = pd.DataFrame(rows)
+    nested = [name for name in frame if frame[name].map(_is_nested).any()]
+    frame = frame.drop(columns=nested)
+    if form == "csv":
+        print(frame.to_csv(index=False), end="")
+        return True
+    if sys.stdout.isatty():
+        raise InputError(
+            "--output parquet on a terminal", fix="send it to a file: ... > rows.parquet"
+        )
+    frame.to_parquet(sys.stdout.buffer, index=False)
+    return True
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict)
+
+
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings on the error stream, those that say the same as one."""
+    for warning in group_warnings(warnings):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def group_warnings(warnings: Sequence[str]) -> list[str]:
+    """Return warnings in order, as one those that differ in their numbers, or in the operation at their head.
+
+    The first speaks for its group: its operations are named, and how many warnings are alike.
+    """
+    alike: dict[str, list[str]] = {}
+    for warning in warnings:
+        alike.setdefault(re.sub(r"\d+", "#", _SUBJECT.sub("", warning)), []).append(warning)
+    return [_join(group) for group in alike.values()]
+
+
+def _join(group: Sequence[str]) -> str:
+    found = [match[1] for warning in group if (match := _SUBJECT.match(warning))]
+    names = list(dict.fromkeys(found))
+    text = group[0]
+    if len(names) > 1:
+        text = f"{', '.join(names[:-1])} and {names[-1]} on {_SUBJECT.sub('', text)}"
+        if len({_SUBJECT.sub("", warning) for warning in group}) > 1:
+            text += f" (numbers of {names[0]})"
+    more = len(set(group)) - max(len(names), 1)
+    return f"{text} (and {more} more like it)" if more > 0 else text
+
+
+class WaitSign:
+    """Tells a terminal that a command is at work, once it was silent for two seconds."""
+
+    def __init__(self, stream: TextIO | None, name: str) -> None:
+        """``stream``: the error stream, bare, since the sign goes back to the start of its line."""
+        self._stream = stream if stream is not None and stream.isatty() else None
+        self._name, self._begin, self._done = name, time.monotonic(), threading.Event()
+        self._width = 0
+        if self._stream:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        if self._done.wait(QUIET_S):
+            return
+        while True:
+            self._draw(f"{self._name}: {time.monotonic() - self._begin:.0f} s")
+            if self._done.wait(_BEAT_S):
+                return
+
+    def _draw(self, text: str) -> None:
+        if self._stream:
+            self._width = max(self._width, len(text))
+            self._stream.write(f"\r{text:<{self._width}}\r")
+            self._stream.flush()
+
+    def __enter__(self) -> WaitSign:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Wipe the sign off, for good; more than once is as once."""
+        if self._stream and not self._done.is_set():
+            self._done.set()
+            self._thread.join()
+            if self._width:
+                self._draw("")
