@@ -12,10 +12,10 @@ coefficients that must not be negative.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from trioflow.costmodel.features import Floats
 
@@ -39,7 +39,7 @@ STEP, CLOSE = 1e-5, 1e-9
 _DAMPING = (1e-3, 10.0, 1e8)
 """Of a search's steps: at first, times this after a step that makes it worse, and the last."""
 
-Flags = npt.NDArray[np.bool_]
+Columns = list[list[float]]
 
 
 def rounded(value: float, digits: int = DIGITS) -> float:
@@ -62,42 +62,48 @@ def solve_nonnegative(columns: Floats, target: Floats) -> tuple[Floats, float]:
     Lawson and Hanson's active set on the triangle of columns (n, p; p small) and target. Columns
     that say the same enter in their order.
     """
-    count = columns.shape[1]
-    known = _triangle(np.column_stack([columns, target]))
-    matrix, goal = known[:, :count], known[:, count]
-    sizes = np.sqrt(np.add.reduce(matrix**2, axis=0))
-    whole = _root(goal)
-    solution, inside = np.zeros(count), np.zeros(count, dtype=bool)
+    *matrix, goal = _triangle(columns, target)
+    count = len(matrix)
+    sizes, whole = [_root(column) for column in matrix], _root(goal)
+    solution, inside = [0.0] * count, [False] * count
     for _ in range(MOST_ROUNDS):
-        left = goal - _times(matrix, solution)
-        gain = np.where(inside, 0.0, _gain(matrix, left, sizes))
-        if not gain.max(initial=0.0) > NOTHING * whole:
+        left = _left(matrix, goal, solution)
+        gain = [
+            0.0 if stays or size == 0.0 else _product(column, left) / size
+            for column, size, stays in zip(matrix, sizes, inside, strict=True)
+        ]
+        most = max(gain, default=0.0)
+        if not most > NOTHING * whole:
             break
-        entering = int(np.flatnonzero(gain >= (1 - _AS_GOOD) * gain.max())[0])
+        entering = next(j for j in range(count) if gain[j] >= (1 - _AS_GOOD) * most)
         inside[entering] = True
         solution, inside = _stay_positive(matrix, goal, solution, inside)
         if not inside[entering]:
             break  # it cannot grow: rounding alone let it in
-    return solution, _root(goal - _times(matrix, solution))
+    return np.array(solution), _root(_left(matrix, goal, solution))
 
 
 def _stay_positive(
-    matrix: Floats, goal: Floats, solution: Floats, inside: Flags
-) -> tuple[Floats, Flags]:
+    matrix: Columns, goal: list[float], solution: list[float], inside: list[bool]
+) -> tuple[list[float], list[bool]]:
     """Solve for the columns inside; the first that would turn negative leaves, and so on."""
-    while inside.any():
-        found = np.zeros(len(solution))
-        found[inside] = solve(matrix[:, inside], goal)
-        wrong = np.flatnonzero(inside & (found <= 0))
-        if not len(wrong):
+    while any(inside):
+        found = _solve_some(matrix, goal, inside)
+        wrong = [j for j, stays in enumerate(inside) if stays and found[j] <= 0]
+        if not wrong:
             return found, inside
-        falls = solution[wrong] - found[wrong]
-        shares = np.divide(solution[wrong], falls, out=np.zeros(len(wrong)), where=falls > 0)
-        first = int(np.argmin(shares))
+        falls = [solution[j] - found[j] for j in wrong]
+        shares = [
+            solution[j] / fall if fall > 0 else 0.0 for j, fall in zip(wrong, falls, strict=True)
+        ]
+        share = min(shares)
         inside = inside.copy()
-        inside[wrong[first]] = False
-        solution = np.where(inside, solution + shares[first] * (found - solution), 0.0)
-    return np.zeros(len(solution)), inside
+        inside[wrong[shares.index(share)]] = False
+        solution = [
+            old + share * (new - old) if stays else 0.0
+            for old, new, stays in zip(solution, found, inside, strict=True)
+        ]
+    return [0.0] * len(solution), inside
 
 
 def solve_bounded(columns: Floats, target: Floats, low: Floats, high: Floats) -> Floats:
@@ -105,18 +111,20 @@ def solve_bounded(columns: Floats, target: Floats, low: Floats, high: Floats) ->
 
     Every combination of coefficients at a limit is tried, free ones first.
     """
-    known = _triangle(np.column_stack([columns, target]))
-    matrix, goal = known[:, :-1], known[:, -1]
+    *matrix, goal = _triangle(columns, target)
     found, misses = [], []
     limits = zip(low.tolist(), high.tolist(), strict=True)
     ends = [(None, *pair) if np.isfinite(pair).all() else (None,) for pair in limits]
     for fixed in itertools.product(*ends):
-        free = np.array([end is None for end in fixed])
-        solution = np.array([0.0 if end is None else float(end) for end in fixed])
-        solution[free] = solve(matrix[:, free], goal - _times(matrix, solution))
+        free = [end is None for end in fixed]
+        held = [0.0 if end is None else float(end) for end in fixed]
+        freed = _solve_some(matrix, _left(matrix, goal, held), free)
+        solution = np.array(
+            [f if end is None else h for f, h, end in zip(freed, held, fixed, strict=True)]
+        )
         if ((solution >= low) & (solution <= high)).all():
             found.append(solution)
-            misses.append(_root(goal - _times(matrix, solution)))
+            misses.append(_root(_left(matrix, goal, solution.tolist())))
     return found[choose_least(misses, 1 - NOTHING)]
 
 
@@ -172,22 +180,18 @@ def _soft(left: Floats, scale: float) -> float:
 
 def solve(columns: Floats, target: Floats) -> Floats:
     """Return the coefficients that miss a target least; those that nothing decides are 0."""
-    count = columns.shape[1]
     sizes = np.sqrt(np.add.reduce(columns**2, axis=0))
-    known = _triangle(np.column_stack([columns, target]))
-    solution = np.zeros(count)
-    for place in range(min(count, len(known)) - 1, -1, -1):
-        pivot = float(known[place, place])
-        if abs(pivot) > NOTHING * sizes[place]:
-            rest = np.add.reduce(known[place, place + 1 : count] * solution[place + 1 :])
-            solution[place] = (float(known[place, count]) - float(rest)) / pivot
-    return solution
+    return np.array(_substitute(_triangle(columns, target), sizes.tolist()))
 
 
-def _triangle(table: Floats) -> Floats:
-    """Return a table's upper triangle by Householder's reflections; its rows are at most its columns."""
-    rows = np.array(table.T, dtype=np.float64, order="C")  # a column of the table is a row here
-    count = len(rows)
+def _triangle(columns: Floats, target: Floats) -> Columns:
+    """Return the upper triangle of columns and target by Householder's reflections, column by column.
+
+    A column is no longer than there are columns.
+    """
+    count = columns.shape[1] + 1
+    rows = np.empty((count, len(columns)))  # a column of the table is a row here
+    rows[:-1], rows[-1] = columns.T, target
     for place in range(min(count, rows.shape[1] - 1)):
         tail = rows[place, place:]
         size = float(np.sqrt(np.add.reduce(tail**2)))
@@ -199,18 +203,62 @@ def _triangle(table: Floats) -> Floats:
         shares = 2.0 * np.add.reduce(rows[place:, place:] * mirror, axis=1) / scale
         rows[place:, place:] -= shares[:, None] * mirror
         rows[place, place + 1 :] = 0.0
-    return np.array(rows[:, :count].T)
+    found: Columns = rows[:, :count].tolist()
+    return found
 
 
-def _root(left: Floats) -> float:
-    return float(np.sqrt(np.add.reduce(left**2)))
+def _solve_some(matrix: Columns, goal: list[float], chosen: list[bool]) -> list[float]:
+    """Solve for the chosen columns of a triangle, 0 for the others; `solve` without arrays.
+
+    Tables of a few numbers are solved by the ten thousand, and numpy's calls cost more than these.
+    """
+    some = [list(column) for column, taken in zip(matrix, chosen, strict=True) if taken]
+    sizes = [_root(column) for column in some]
+    rows = [*some, list(goal)]
+    for place in range(min(len(rows), len(goal) - 1)):
+        mirror = rows[place][place:]
+        size = _root(mirror)
+        if size == 0.0:
+            continue
+        mirror[0] += size if mirror[0] >= 0 else -size
+        scale = _product(mirror, mirror)
+        for row in rows[place:]:
+            share = 2.0 * _product(row[place:], mirror) / scale
+            row[place:] = [x - share * y for x, y in zip(row[place:], mirror, strict=True)]
+        rows[place][place + 1 :] = [0.0] * (len(goal) - place - 1)
+    solution = iter(_substitute(rows, sizes))
+    return [next(solution) if taken else 0.0 for taken in chosen]
 
 
-def _times(matrix: Floats, vector: Floats) -> Floats:
-    return np.asarray(np.add.reduce(matrix * vector, axis=1), np.float64)
+def _substitute(known: Columns, sizes: list[float]) -> list[float]:
+    """Return the coefficients from the triangle of columns of these sizes and a target."""
+    *matrix, goal = known
+    solution = [0.0] * len(matrix)
+    for place in range(min(len(matrix), len(goal)) - 1, -1, -1):
+        pivot = matrix[place][place]
+        if abs(pivot) > NOTHING * sizes[place]:
+            rest = 0.0
+            for column, value in zip(matrix[place + 1 :], solution[place + 1 :], strict=True):
+                rest += column[place] * value
+            solution[place] = (goal[place] - rest) / pivot
+    return solution
 
 
-def _gain(matrix: Floats, left: Floats, sizes: Floats) -> Floats:
-    products = np.add.reduce(matrix * left[:, None], axis=0)
-    gain = np.divide(products, sizes, out=np.zeros_like(products), where=sizes > 0)
-    return np.asarray(gain, np.float64)
+def _left(matrix: Columns, goal: list[float], solution: list[float]) -> list[float]:
+    """Return what coefficients leave of a target."""
+    sums = [0.0] * len(goal)
+    for column, value in zip(matrix, solution, strict=True):
+        sums = [total + x * value for total, x in zip(sums, column, strict=True)]
+    return [wanted - total for wanted, total in zip(goal, sums, strict=True)]
+
+
+def _product(some: list[float], others: list[float]) -> float:
+    """Return the sum of products in its order; Python's own `sum` adds otherwise from 3.12 on."""
+    total = 0.0
+    for one, other in zip(some, others, strict=True):
+        total += one * other
+    return total
+
+
+def _root(left: list[float]) -> float:
+    return math.sqrt(_product(left, left))

@@ -7,6 +7,7 @@ FLOPs follows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -160,17 +161,17 @@ def _fit_norm(flop: Floats, data: Floats, time_s: Floats, norm: int) -> Floats:
         if error < least:
             best, least = times, error
         both = np.maximum(predicted - times[0], 1e-30)
-        columns = np.column_stack(
+        columns = np.stack(  # transposed: what goes over all rows is next to each other
             [
                 np.ones(len(flop)),
-                flop * (times[1] * flop / both) ** (norm - 1),
-                data * (times[2] * data / both) ** (norm - 1),
+                flop * math.prod([times[1] * flop / both] * (norm - 1)),
+                data * math.prod([times[2] * data / both] * (norm - 1)),
             ]
         )
-        scale = columns.max(axis=0)
+        scale = columns.max(axis=1)
         scale[scale == 0] = 1.0
         weights = 1 / (known_s * np.sqrt(1 + (relative / OUTLIER) ** 2))
-        solution, _ = solve_nonnegative(columns / scale * weights[:, None], time_s * weights)
+        solution, _ = solve_nonnegative((columns / scale[:, None] * weights).T, time_s * weights)
         times = solution / scale
     return best
 
