@@ -215,6 +215,13 @@ def test_ci_is_one_executable_script_that_calls_the_tests() -> None:
     lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
     for word in ("ruff check", "ruff format --check", "mypy", "snakefmt", "--lint"):
         assert word in lint
+    usual, few = (
+        yaml.safe_load((ROOT / name).read_text())
+        for name in ("config/config.yaml", ".ci/few_rounds.yaml")
+    )
+    for stage, settings in few.items():
+        assert settings.items() != usual[stage].items(), stage
+        assert all(0 < count <= usual[stage][name] for name, count in settings.items()), stage
 
 
 def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
