@@ -42,6 +42,29 @@ class Program:
     number: int
     output: Path
 
+    @classmethod
+    def start_rank(cls, words: list[str], env: dict[str, str]) -> Program:
+        """Stand in for the `subprocess.Popen` of a Python program that needs torch."""
+        assert words[0] == sys.executable
+        return warm_server(TORCH).start(words[1:], Path(os.devnull), Path.cwd(), env)
+
+    def poll(self) -> int | None:
+        """Return its status, none while it runs."""
+        return self.server.wait_for(self.number, 0)
+
+    def terminate(self) -> None:
+        """End it."""
+        self.server.end(self.number)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self.server.wait_for(self.number, None)
+
+    @property
+    def returncode(self) -> int | None:
+        """Its status."""
+        return self.poll()
+
     def finish(self, patience_s: float) -> tuple[int, str]:
         """Wait for its end; return its status and all that it wrote."""
         status = self.server.wait_for(self.number, patience_s)
@@ -68,12 +91,20 @@ class Server:
             "number": self.started, "words": words, "output": str(output), "folder": str(folder),
             "environment": env,
         }  # fmt: skip
+        self.order(order)
+        return Program(self, self.started, output)
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Send an order."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
-        return Program(self, self.started, output)
 
-    def wait_for(self, number: int, patience_s: float) -> int | None:
+    def end(self, number: int) -> None:
+        """End a program, if it still runs."""
+        self.order({"number": number})
+
+    def wait_for(self, number: int, patience_s: float | None) -> int | None:
         """Return the status of a program, none where it does not end in time."""
         assert self.process.stdout is not None
         answers = self.process.stdout.fileno()
@@ -87,7 +118,7 @@ class Server:
                 self.ended[ended] = status
                 METER.add(cpu_s)
                 self.counted_s += cpu_s
-        return self.ended.pop(number)
+        return self.ended[number]
 
     def close(self) -> None:
         """End it, and what still runs of its programs."""
@@ -137,6 +168,12 @@ def serve(modules: list[str]) -> None:
                 break
             *orders, unread = (unread + received).split(b"\n")
             for order in map(json.loads, orders):
+                if "words" not in order:
+                    for process in (
+                        p for number, p in running.values() if number == order["number"]
+                    ):
+                        os.kill(process, 15)
+                    continue
                 process = os.fork()
                 if not process:
                     become(order)

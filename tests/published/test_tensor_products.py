@@ -12,6 +12,7 @@ from trioflow.costmodel.operators.published import largest_difference
 from trioflow.datasets.catalogue import HALF_ATTENTION, HALF_EXPERTS, HALF_PRODUCTS, load_catalogue
 
 
+@pytest.mark.slow
 def test_what_ships_is_rebuilt(tmp_path: Path) -> None:
     told = os.environ.get("TRIOFLOW_DATA_MIRROR")
     if not told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from captured import BATCH, TRANSFORMER, with_steady_times
@@ -14,6 +15,7 @@ from trioflow.parallel.plan import make_plan
 from trioflow.parallel.splits.pipeline import partition_trace
 from trioflow.tables import read_table
 from trioflow.trace.store import save_trace
+from warm_start import Program
 
 torch = pytest.importorskip("torch", reason="measuring needs torch (extra [capture])")
 
@@ -30,6 +32,16 @@ EXPERIMENTS = [
     for plan in PLANS
 ]  # fmt: skip
 ROUNDS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_ranks():
+    """Fork ranks from a process that has torch: `.ci/run` starts them as users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "trioflow.measure.session.subprocess", SimpleNamespace(Popen=Program.start_rank)
+        )
+        yield
 
 
 @pytest.fixture(scope="module")
