@@ -112,7 +112,9 @@ def test_a_run_is_listed_once_and_readme_gives_the_range_of_all(errors, tmp_path
     assert len(record_run(runs, table, errors)) == 2 and runs.read_text() == once
     mean = errors["relative_error"].abs().mean()
     low, high = sorted([round(mean, 4), 0.063])
-    ((what, reached),) = describe_errors(errors, found).lines
+    result = describe_errors(errors, found)
+    assert f"different machines: {100 * low:.1f} %, {100 * high:.1f} % (" in result.body
+    ((what, reached),) = result.lines
     assert what.startswith(f"{len(errors)} steps")
     assert reached.startswith(
         f"{100 * low:.1f} % to {100 * high:.1f} % mean absolute error in 2 full runs"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trioflow.base.errors import InputError, TableError
 from trioflow.base.provenance import PACKAGE
 
-SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
+_SHIPPED_SPREADS = PACKAGE / "data" / "spread.tsv"
 """From ``reproductions.drift.jobs.fit_jobs``, over all recorded steps of each public job."""
 _NORMAL_PER_DEVIATION = 1.4826
 """Standard deviation of a normal over its median distance from the median."""
@@ -56,7 +56,7 @@ class MeasuredSpread:
     source: str  # Data set, file and licence
 
 
-def combine_parts(parts: Iterable[Spread]) -> Spread:
+def _combine_parts(parts: Iterable[Spread]) -> Spread:
     """Return root mean squares of some jobs' spreads."""
     rows = np.array([[getattr(one, name) for name in PARTS] for one in parts])
     return Spread(*np.sqrt((rows**2).mean(axis=0)).tolist())
@@ -73,7 +73,7 @@ def choose_spread(
     own = [one for one in known if one.device_kind == device_kind]
     jobs = ", ".join(f"{one.job} ({one.ranks} ranks, {one.steps} steps)" for one in own or known)
     if own:
-        return combine_parts(one.spread for one in own), f"as recorded in {jobs}"
+        return _combine_parts(one.spread for one in own), f"as recorded in {jobs}"
     widest = [max(getattr(one.spread, name) for one in known) for name in PARTS]
     words = f"nobody measured the spread of {device_kind} ranks: the widest known, of {jobs}"
     return Spread(*widest), words
@@ -84,7 +84,7 @@ _HEADER = ["device_kind", "job", *_COUNTS, *PARTS, "source"]
 
 
 @cache
-def load_spreads(path: Path = SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
+def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     """Read measured spreads, as `write_spreads` writes them.
 
     Raises TableError when a row is incomplete, no number or negative, or there is none.
@@ -111,7 +111,7 @@ def load_spreads(path: Path = SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     return tuple(found)
 
 
-def write_spreads(rows: Iterable[MeasuredSpread], path: Path = SHIPPED_SPREADS) -> None:
+def write_spreads(rows: Iterable[MeasuredSpread], path: Path = _SHIPPED_SPREADS) -> None:
     """Write spreads as `load_spreads` reads them."""
     lines = [
         "# How much the same work differs: standard deviations of logarithms of times over their medians, of recorded",
@@ -126,7 +126,7 @@ def write_spreads(rows: Iterable[MeasuredSpread], path: Path = SHIPPED_SPREADS) 
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-FEW_DEVIATIONS = 5.0
+_FEW_DEVIATIONS = 5.0
 """Robust standard deviations from the other ranks beyond which a rank counts as slow, not as spread."""
 
 
@@ -175,7 +175,7 @@ def _find_lasting(passes: pd.DataFrame) -> tuple[float, list[int]]:
     alike = medians.groupby(["stage", "phase"])["time_s"].transform("median")
     logs = np.log(medians["time_s"] / alike).groupby(medians["rank"]).mean()
     deviation = _NORMAL_PER_DEVIATION * float((logs - logs.median()).abs().median())
-    far = logs - logs.median() > FEW_DEVIATIONS * deviation
+    far = logs - logs.median() > _FEW_DEVIATIONS * deviation
     near = medians[~medians["rank"].isin(logs.index[far])]
     means = np.log(near["time_s"]).groupby([near["stage"], near["phase"]]).transform("mean")
     own = (np.log(near["time_s"]) - means).groupby(near["rank"]).mean()
@@ -199,7 +199,7 @@ def draw_normals(seed: int, part: int, of: int, shape: tuple[int, ...]) -> NDArr
     return np.random.default_rng([seed, part, of]).standard_normal(shape)
 
 
-MOST_DRAWS = 100_000
+_MOST_DRAWS = 100_000
 """Draws of one step."""
 
 
@@ -208,7 +208,7 @@ def check_draws(draws: int, seed: int) -> None:
 
     Raises InputError when there are too few, too many, or the seed is negative.
     """
-    if not 0 <= draws <= MOST_DRAWS:
-        raise InputError(f"{draws} draws", fix=f"give 0 to {MOST_DRAWS}")
+    if not 0 <= draws <= _MOST_DRAWS:
+        raise InputError(f"{draws} draws", fix=f"give 0 to {_MOST_DRAWS}")
     if seed < 0:
         raise InputError(f"the seed {seed} is negative", fix="give 0 or more")

@@ -15,6 +15,7 @@ from trioflow.base.provenance import digest_file, read_json
 from trioflow.costmodel.collectives.model import CollectiveCostModel, load_collective_model
 from trioflow.report.attribution import ATTRIBUTION
 from trioflow.report.causes import CAUSES
+from trioflow.trace.facts import Facts
 
 _TABLE_FILES = {
     "measurements.parquet": "measurements",
@@ -59,7 +60,7 @@ class ReportInputs:
     breakdowns: dict[str, pd.DataFrame]
     links: dict[str, pd.DataFrame]
     summaries: dict[str, dict[str, Any]]  # ``summary.json`` by experiment
-    traces: dict[str, dict[str, Any]]  # facts (``trace.json``) by trace
+    traces: dict[str, Facts]  # by trace
     files: list[Path]  # all files read
 
     def digest_files(self) -> dict[str, str]:
@@ -96,7 +97,7 @@ def load_report_inputs(
     (``operator_tables/<trace>/``) it belongs to; files of other names are ignored. ``experiments``,
     ``plans``: rows of ``experiments.tsv`` and ``plans.tsv``. Raises InputError when a kind of file
     is missing altogether, or given twice for one place. What single experiments lack is found by
-    ``build_error_table``. Raises TableError when a table breaks its schema.
+    ``build_error_table``. Raises TableError when a table breaks its schema, TraceError when a trace's facts are damaged.
     """
     found = _find_files(files)
     json = {
@@ -127,7 +128,10 @@ def load_report_inputs(
         breakdowns=frames["breakdown.parquet"],
         links=frames["links.parquet"],
         summaries=json["summary.json"],
-        traces=json["trace.json"],
+        traces={
+            place: Facts.read(content, found["trace.json"][place])
+            for place, content in json["trace.json"].items()
+        },
         files=sorted(path for places in found.values() for path in places.values()),
     )
 

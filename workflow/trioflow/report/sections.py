@@ -43,6 +43,7 @@ from trioflow.report.wording import (
     write_signed_percent,
     write_time,
 )
+from trioflow.trace.facts import Facts
 
 LIMITS = (
     "Measured steps are those of this machine on one occasion. The quartiles show how the rounds "
@@ -151,22 +152,23 @@ def _name_group(row: Mapping[str, Any]) -> Cell:
     return Cell(str(row["group"]), detail=grouping)
 
 
-def render_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
+def render_traces(traces: Mapping[str, Facts]) -> str:
     """Return the table of captured traces, with their warnings below."""
 
     def known(key: str, write: Callable[[Any], str]) -> Callable[[str], Cell]:
         def cell(name: str) -> Cell:
-            value = traces[name].get(key)
+            value = getattr(traces[name], key)
             return Cell(NOTHING, "") if value is None else Cell(write(value), float(value))
 
         return cell
 
     def parameters(name: str) -> Cell:
-        count = count_parameters(traces[name].get("parameters"))
+        listed = traces[name].parameters or ()
+        count = sum(int(np.prod(entry["shape"])) for entry in listed)
         return Cell(format_count(count), float(count)) if count else Cell(NOTHING, "")
 
     def step(name: str) -> Cell:
-        times = traces[name].get("step_times_s") or []
+        times = traces[name].step_times_s or ()
         spread = write_range(min(times), max(times)) if times else ""
         return replace(known("step_time_s", write_time)(name), detail=spread)
 
@@ -179,22 +181,13 @@ def render_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
         numbers("step time", "un-profiled median, range", "steps timed without a profiler", step, itself),
         numbers("profiled step", "", "the traced step itself", known("profiled_step_s", write_time), itself),
         numbers("profiler", "overhead", "profiled over un-profiled step less one", known("profiler_overhead", write_signed_percent), itself),
-        words("device", "", "where the trace was captured", lambda name: traces[name].get("device_name", NOTHING)),
-        words("torch", "", "version of PyTorch", lambda name: traces[name].get("torch") or NOTHING),
+        words("device", "", "where the trace was captured", lambda name: traces[name].device_name),
+        words("torch", "", "version of PyTorch", lambda name: traces[name].torch or NOTHING),
     ]  # fmt: skip
-    warnings = [
-        f"{name}: {text}" for name in sorted(traces) for text in traces[name].get("warnings", [])
-    ]
+    warnings = [f"{name}: {text}" for name in sorted(traces) for text in traces[name].warnings]
     return render_records(sorted(traces), fields, "Captured traces") + (
         render_paragraph("What the captures warn of:") + render_list(warnings) if warnings else ""
     )
-
-
-def count_parameters(parameters: Any) -> int:
-    """Count trainable numbers, from a count or from a list of parameters with their shapes."""
-    if isinstance(parameters, (int, float)):
-        return int(parameters)
-    return sum(int(np.prod(entry["shape"])) for entry in parameters or [])
 
 
 def render_operator_fit(fit: pd.DataFrame) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from trioflow.report.errors import INTERVAL_COVERAGE, summarise_errors
 from trioflow.report.wording import count_words, join_words, write_percent, write_signed_percent
+from trioflow.trace.facts import Facts
 
 
 def describe_run(errors: pd.DataFrame) -> list[str]:
@@ -31,7 +32,7 @@ def describe_run(errors: pd.DataFrame) -> list[str]:
 
 def describe_own_run(
     errors: pd.DataFrame,
-    traces: Mapping[str, Mapping[str, Any]],
+    traces: Mapping[str, Facts],
     sessions: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
     """Say what was run on the reader's own machine, and first of all what machine that is.

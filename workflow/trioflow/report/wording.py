@@ -132,7 +132,7 @@ def _write_number(name: str, value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
-def write_line(cells: Iterable[Any]) -> str:
+def _write_line(cells: Iterable[Any]) -> str:
     """Return one line of a Markdown table."""
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
@@ -142,4 +142,4 @@ def write_markdown(
 ) -> str:
     """Return a Markdown table; columns that are not ``left`` are set flush right."""
     rules = ["---" if at in left else "---:" for at in range(len(headings))]
-    return "\n".join(write_line(cells) for cells in (headings, rules, *rows))
+    return "\n".join(_write_line(cells) for cells in (headings, rules, *rows))

@@ -30,7 +30,6 @@ from trioflow.reproductions.drift.page import NAMES, describe_drift, find_error
 from trioflow.reproductions.published.cases import describe_set
 from trioflow.reproductions.published.sections import read_aim, score_of
 from trioflow.reproductions.validation.aims import reach_aims
-from trioflow.reproductions.validation.sections import write_aim
 
 if TYPE_CHECKING:
     from trioflow.reproductions.clusters.aims import Line  # which needs scikit-learn
@@ -121,7 +120,9 @@ def describe_errors(error_table: pd.DataFrame, runs: pd.DataFrame) -> Result:
         f"{write_percent(means.min())} to {write_percent(means.max())} mean absolute error in "
         f"{len(means)} full runs: it varies between machines"
     )
+    listed = ", ".join(write_percent(mean) for mean in sorted(means))
     text = "\n\n".join([
+        f"Mean absolute errors of all full runs so far, on different machines: {listed} (`docs/runs.tsv`). Below, the last.",
         " ".join(describe_run(error_table)), " ".join(describe_accuracy(error_table)),
         _write_error_matrix(error_table), _write_error_rows(error_table),
     ])  # fmt: skip
@@ -199,13 +200,13 @@ def describe_validation(summary: pd.DataFrame) -> Result:
     )  # fmt: skip
     rows, headlines = [], []
     for entry in reached:
-        ours, best = entry["ours"], entry["best"]
-        error = _mark(write_percent(ours["mean_absolute_error"]), entry["reached"])
-        if entry["aim"].headline:
-            headlines.append(f"{entry['aim'].headline} {error}")
+        ours, best = entry.ours, entry.best
+        error = _mark(write_percent(ours["mean_absolute_error"]), entry.reached)
+        if entry.aim.headline:
+            headlines.append(f"{entry.aim.headline} {error}")
         rows.append((
-            entry["aim"].title, ours["cases"], write_aim(entry), error,
-            f"{write_percent(best['mean_absolute_error'])} ({best['model']})" if best else NOTHING,
+            entry.aim.title, ours["cases"], entry.write_limit(), error,
+            f"{write_percent(best['mean_absolute_error'])} ({entry.best_model})" if best else NOTHING,
             write_percent(ours["oracle_mean_absolute_error"] or None), write_percent(ours["coverage"], 0),
         ))  # fmt: skip
     body = f"{lead}\n\n{write_markdown(headings, rows)}"

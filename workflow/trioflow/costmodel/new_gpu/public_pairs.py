@@ -65,8 +65,8 @@ class PublicPairs:
 
     @cached_property
     def resized(self) -> pd.DataFrame:
-        """Steps at another batch, as ``resize_steps`` returns them."""
-        return resize_steps(self.data_folder, self.pairs, self.fits)
+        """Steps at another batch, as ``_resize_steps`` returns them."""
+        return _resize_steps(self.data_folder, self.pairs, self.fits)
 
 
 def fit_new_gpu_model(data: PublicPairs) -> NewGpuModel:
@@ -79,7 +79,7 @@ def fit_new_gpu_model(data: PublicPairs) -> NewGpuModel:
     return NewGpuModel(fit_exponents(data.pairs, data.fits), *bands, facts, resized)
 
 
-def resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> pd.DataFrame:
+def _resize_steps(data_folder: str | Path, pairs: pd.DataFrame, fits: Fits) -> pd.DataFrame:
     """Predict every step at every other batch of its model, its GPU and its model left out.
 
     Each GPU in turn is the one that nobody saw: the model of the nearest GPU of another chip is

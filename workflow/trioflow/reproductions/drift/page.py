@@ -31,14 +31,14 @@ from trioflow.reproductions.drift.jobs import read_job
 from trioflow.reproductions.drift.judge import JOINT, QUANTILES, attribute_slowdown, judge_halves
 from trioflow.reproductions.tables import DRIFT_CAUSES, DRIFT_HALVES
 
-MEDIAN_AIM, QUANTILE_AIM = 0.03, 0.05
+_MEDIAN_AIM, _QUANTILE_AIM = 0.03, 0.05
 """Errors of the median and of the other quantiles that were aimed at."""
 NAMES = tuple(f"{quantile * 100:.0f}" for quantile in QUANTILES)
 """Quantiles as columns call them."""
 _HALVES = (
     "Each half of a job's steps is predicted from the medians and the spread of the other half. The order of a rank's "
     "operations, and who waits for whom, is the job's; with what each operation took, the same graph repeats every recorded "
-    "step to 0.005 % (a test). Aims: the median within 3 %, the other quantiles within 5 %."
+    f"step to 0.005 % (a test). Aims: the median within {write_percent(_MEDIAN_AIM, 0)}, the other quantiles within {write_percent(_QUANTILE_AIM, 0)}."
 )
 _CAUSES = (
     "The median step beside an ideal one: each pass takes the mean of its phase over stages, ranks and steps, each exchange "

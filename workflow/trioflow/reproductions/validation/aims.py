@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.costmodel.collectives.model import wire_factor
+from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.validation.collectives import QUANTITY, SET, parse_case
 from trioflow.reproductions.validation.operators import MOST_TRAINED
 
@@ -149,15 +150,34 @@ _WEIGHTS = {
 }  # fmt: skip
 
 
-def reach_aims(summary: pd.DataFrame) -> list[dict[str, Any]]:
-    """Set what was reached beside every aim.
+@dataclass(frozen=True)
+class ReachedAim:
+    """What was reached of an aim."""
+
+    aim: Aim
+    # Pooled scores, those of ``judging.SCORES`` that are means or counts: of the model that ships, and of
+    # the other model with the smallest mean absolute error, with that model's name; None without others.
+    ours: Mapping[str, Any]
+    best: Mapping[str, Any] | None
+    best_model: str
+    # What is aimed at, with the oracle's error where it comes on top, and whether it is reached; None
+    # where there is no aim.
+    limit: float | None
+    reached: bool | None
+
+    def write_limit(self) -> str:
+        """Write what the aim asks for; a dash where there is none."""
+        if self.aim.limit is None:
+            return NOTHING
+        if self.aim.over_oracle:
+            return f"oracle + {100 * self.aim.limit:g} points"
+        return write_percent(self.aim.limit, 0)
+
+
+def reach_aims(summary: pd.DataFrame) -> list[ReachedAim]:
+    """Set what was reached beside every aim that has cases.
 
     ``summary``: columns of ``reproductions.tables.SUMMARY``.
-
-    For every aim that has cases: ``aim``, ``ours`` and ``best`` (the model, and pooled
-    scores of ``SCORES`` that are means or counts; of all other models the one with the smallest
-    mean absolute error), ``limit`` (what is aimed at, with the oracle's error where it comes on
-    top) and ``reached``; the latter two are None where there is no aim.
     """
     found = []
     for aim in AIMS:
@@ -171,17 +191,12 @@ def reach_aims(summary: pd.DataFrame) -> list[dict[str, Any]]:
         if ours is None:
             continue
         rivals = {name: entry for name, entry in pooled.items() if name not in KNOWS_THE_ANSWER}
-        best = min(rivals.items(), key=lambda each: each[1]["mean_absolute_error"], default=None)
+        best = min(rivals, key=lambda name: rivals[name]["mean_absolute_error"], default="")
         limit = aim.limit
         if limit is not None and aim.over_oracle:
             limit += ours["oracle_mean_absolute_error"] or 0.0
-        found.append(
-            {
-                "aim": aim, "ours": {"model": SETS[aim.set].ours, **ours},
-                "best": {"model": best[0], **best[1]} if best else None, "limit": limit,
-                "reached": None if limit is None else ours["mean_absolute_error"] <= limit,
-            }
-        )  # fmt: skip
+        reached = None if limit is None else ours["mean_absolute_error"] <= limit
+        found.append(ReachedAim(aim, ours, rivals.get(best), best, limit, reached))
     return found
 
 

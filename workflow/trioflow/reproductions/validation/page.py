@@ -119,9 +119,9 @@ def _draw(
 ) -> Iterator[tuple[str, Figure]]:
     """Draw the figures of every set and of every GPU, by its sheet's name."""
     for name in _sets(summary):
-        yield name, draw_set(summary, name)
+        yield name, _draw_set(summary, name)
     for device in sorted(set(classes["device"])):
-        yield find_device(device).name, draw_diagnosis(operators, classes, device)
+        yield find_device(device).name, _draw_diagnosis(operators, classes, device)
 
 
 def _sets(summary: pd.DataFrame) -> list[str]:
@@ -147,7 +147,7 @@ def _compose(
             Section("classes", "Classes of operators", devices),
         ],
         _describe(cases, summary),
-        verdict=count_reached(entry["reached"] for entry in reach_aims(summary)),
+        verdict=count_reached(entry.reached for entry in reach_aims(summary)),
         words=SCORES,
         schemas={"validation": tables.VALIDATION},
         files=files,
@@ -195,7 +195,7 @@ _TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _RIVALS = (style.VERMILLION, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 
 
-def draw_set(summary: pd.DataFrame, name: str) -> Figure:
+def _draw_set(summary: pd.DataFrame, name: str) -> Figure:
     """Draw the mean absolute error of every model in every group of a set.
 
     ``summary``: columns of ``reproductions.tables.SUMMARY``. Raises InputError when the set has no
@@ -306,7 +306,7 @@ def _set_log_errors(axes: Any, errors: np.ndarray[Any, Any]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
 
 
-def draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
+def _draw_diagnosis(operators: pd.DataFrame, classes: pd.DataFrame, device: str) -> Figure:
     """Draw what the largest classes of a GPU's operators miss when their workload is left out.
 
     ``operators``, ``classes``: columns of ``reproductions.tables.OPERATORS`` and ``CLASSES``;

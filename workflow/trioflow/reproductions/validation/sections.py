@@ -47,6 +47,7 @@ from trioflow.reproductions.validation.aims import (
     KNOWS_THE_ANSWER,
     SETS,
     SOURCE,
+    ReachedAim,
     measure_bus_bandwidths,
     reach_aims,
     select_cases,
@@ -62,30 +63,29 @@ def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     """Return the table of aims beside what was reached, and the cases asked for by name."""
     reached = {None: NOTHING, True: "yes", False: "no"}
 
-    def oracle(entry: Mapping[str, Any]) -> Cell:
-        ours = entry["ours"]
-        there = f"{ours['oracle_cases']}; {write_percent(ours['beside_oracle_error'])}"
-        return oracle_cell(ours["oracle_mean_absolute_error"], there)
+    def oracle(entry: ReachedAim) -> Cell:
+        there = f"{entry.ours['oracle_cases']}; {write_percent(entry.ours['beside_oracle_error'])}"
+        return oracle_cell(entry.ours["oracle_mean_absolute_error"], there)
 
-    def best_other(best: Mapping[str, Any] | None) -> Cell:
-        return (
-            percent_cell(best["mean_absolute_error"], best["model"]) if best else Cell(NOTHING, "")
-        )
+    def best_other(entry: ReachedAim) -> Cell:
+        if entry.best is None:
+            return Cell(NOTHING, "")
+        return percent_cell(entry.best["mean_absolute_error"], entry.best_model)
 
     def ours(
         title: str, detail: str, key: str, cell: Callable[[Any], Cell] = percent_cell
     ) -> Field:
-        return numbers(title, detail, SCORES[key], cell, lambda entry: entry["ours"][key])
+        return numbers(title, detail, SCORES[key], cell, lambda entry: entry.ours[key])
 
     fields = [
         words("what is averaged", "what others report", "part of a set, and its quantity",
-              lambda entry: Cell(entry["aim"].title, None, entry["aim"].others)),
+              lambda entry: Cell(entry.aim.title, None, entry.aim.others)),
         ours("cases", "", "cases", count_cell),
         numbers("aim", "mean absolute", f"from {SOURCE}; 'oracle +' comes on top of the oracle's error",
-                lambda entry: Cell(write_aim(entry), "" if entry["limit"] is None else entry["limit"]), itself),
+                lambda entry: Cell(entry.write_limit(), "" if entry.limit is None else entry.limit), itself),
         ours("trioflow", "mean absolute", "mean_absolute_error"),
-        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry["reached"]]),
-        numbers("best other", "model", "smallest mean absolute error of all other models", best_other, "best"),
+        words("reached", "", "whether the mean absolute error is within the aim", lambda entry: reached[entry.reached]),
+        numbers("best other", "model", "smallest mean absolute error of all other models", best_other, itself),
         numbers("oracle", "n; trioflow there",
                 f"{SCORES['oracle_mean_absolute_error']}; number of such cases; the model's error on them", oracle, itself),
         ours("coverage", "aim 80 %", "coverage"), ours("width", "of the interval", "mean_relative_width"),
@@ -93,16 +93,6 @@ def render_aims(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     asked = [text for name, place in ASKED.items() if (text := _describe_case(cases, name, place))]
     table = render_records(reach_aims(summary), fields, "Aims and what was reached")
     return table + render_list(asked)
-
-
-def write_aim(entry: Mapping[str, Any]) -> str:
-    """Write what an aim asks for; a dash where there is none."""
-    aim = entry["aim"]
-    if aim.limit is None:
-        return NOTHING
-    return (
-        f"oracle + {100 * aim.limit:g} points" if aim.over_oracle else write_percent(aim.limit, 0)
-    )
 
 
 def _describe_case(cases: pd.DataFrame, title: str, place: tuple[str, str, str, str]) -> str:
@@ -128,13 +118,13 @@ def render_misses(summary: pd.DataFrame, cases: pd.DataFrame) -> str:
     """Return, for every missed aim, the measurements that its error is made of."""
     parts = []
     for entry in reach_aims(summary):
-        if entry["reached"] is not False:
+        if entry.reached is not False:
             continue
-        rows = select_cases(cases, entry["aim"])
-        error = write_percent(entry["ours"]["mean_absolute_error"])
-        title = f"{entry['aim'].title}: {error}, aim {write_aim(entry)}"
+        rows = select_cases(cases, entry.aim)
+        error = write_percent(entry.ours["mean_absolute_error"])
+        title = f"{entry.aim.title}: {error}, aim {entry.write_limit()}"
         split = split_error(rows)
-        summary_text = render_paragraph(_describe_split(split, entry["ours"]))
+        summary_text = render_paragraph(_describe_split(split, entry.ours))
         parts += [f"<h3>{escape_text(title)}</h3>", summary_text, _render_split(split)]
         worst = rows.loc[rows["error"].abs().sort_values(ascending=False, kind="stable").index]
         for row in worst.head(WORST).to_dict("records"):
