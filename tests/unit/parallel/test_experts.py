@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import comb
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.splits.expert_layers import find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import EXPERTS, TENSOR
+from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, EXPERTS, TENSOR
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
@@ -70,6 +71,8 @@ def test_the_plan_says_what_its_data_ranks_share():
             {"data": 2, "expert": 8, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
             "8 expert-parallel x 1 expert-tensor-parallel ranks do not divide the 4 ranks of a stage",
         ),
+        ({"data": 6, "expert": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 6"),
+        ({"data": 6, "expert_domain": 4}, "domains of 4 ranks do not divide 1"),
         ({"data": 4, "expert": 2, "sharding": "zero1"}, "expert parallelism with zero1"),
         ({"data": 8, "expert": 4, "sharding": "hsdp", "shard": 2}, "do not divide groups of 2"),
     ],
@@ -198,6 +201,39 @@ def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context)
     assert sums["message_bytes"].sum() == pytest.approx(experts * 8 * width)
 
 
+HANDED_ON = {"data": 8, "expert": 8, "expert_domain": 4}
+
+
+def test_tokens_that_are_handed_on_cross_nodes_once(trace):
+    """Each token has 2 of 8 experts on 2 domains of 4 ranks: it is in a domain unless both are in the other."""
+    split = split_of(trace, **HANDED_ON)
+    token = ROWS_BYTES / 2
+    across, inside = round(token * 2 * (1 - 6 / 28)), round(token * 2)
+    for layer in range(MODEL.layers):
+        for group, size in ((EXPERT_NODES, across), (EXPERT_DOMAIN, inside)):
+            mine = exchanges_of(split, trace, layer, group)
+            assert Counter(mine) == Counter([("forward", size)] * 2 + [("backward", size)] * 2)
+        assert exchanges_of(split, trace, layer) == [("forward", 8 * MODEL.experts)]
+    first = find_expert_layers(trace)[0]
+    assert [one.group for one in split.after[first.permute]] == [
+        EXPERTS,
+        EXPERT_NODES,
+        EXPERT_DOMAIN,
+    ]
+    assert [one.group for one in split.after[first.products[-1]]] == [EXPERT_DOMAIN, EXPERT_NODES]
+    assert not any(one.copied for one in split.exchanges)
+    tasks = predict(trace, make_plan(**HANDED_ON), "dgx-h100", fold=False).task_graph.tasks
+    groups = tasks.loc[(tasks["rank"] == 5) & (tasks["name"] == "all_to_all"), "group"]
+    assert set(groups) == {"0,1,2,3,4,5,6,7", "1,5", "4,5,6,7"}
+
+
+def test_tokens_inside_one_domain_reach_each_rank_once(trace):
+    split = split_of(trace, data=4, expert=4, expert_domain=8)
+    sizes = {size for _, size in exchanges_of(split, trace, 0, EXPERT_DOMAIN)}
+    assert sizes == {round(ROWS_BYTES / 2 * 4 * (1 - comb(6, 2) / comb(8, 2)))}
+    assert not exchanges_of(split, trace, 0, EXPERT_NODES)
+
+
 def test_a_rank_holds_and_updates_its_own_experts(trace):
     whole, mine = ({p.name: p for p in list_parameters(trace, 1, ranks)} for ranks in (1, 4))
     for name, parameter in whole.items():
@@ -220,6 +256,8 @@ PLANS = [
     {**WHOLE, "expert": 8, "sharding": "fsdp"},
     {**WHOLE, "data": 2, "tensor": 4, "expert": 2, "sharding": "distributed"},
     {"data": 4, "expert": 2, "sharding": "hsdp", "shard": 2},
+    {**HANDED_ON, "sharding": "distributed"},
+    {**WHOLE, "expert": 8, "expert_domain": 4, "sharding": "distributed"},
     {**WHOLE, "data": 2, "context": 2, "sharding": "distributed"},
     {
         "data": 4, "expert": 2, "pipeline": 2, "schedule": "1f1b", "micro_batches": 2, "sharding": "zero2",

@@ -120,16 +120,19 @@ def test_equal_operators_are_asked_for_once_and_get_the_models_own_times(
 
 def test_groups_lie_as_in_the_task_graph() -> None:
     """Tensor fastest, then data, then pipeline: 2 data x 3 tensor x 2 pipeline."""
-    grid = (2, 3, 2, 1, 3)
+    grid = (2, 3, 2, 1, 3, 0)
     assert list_groups(grid, "tensor") == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert list_groups(grid, "data") == [[0, 3], [1, 4], [2, 5], [6, 9], [7, 10], [8, 11]]
     assert list_groups(grid, "pipeline") == [[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]
 
 
 def test_groups_of_experts_are_consecutive_places_of_the_data_degree() -> None:
-    grid = (4, 2, 1, 2, 2)
+    grid = (4, 2, 1, 2, 2, 0)
     assert list_groups(grid, "experts") == [[0, 2], [4, 6], [1, 3], [5, 7]]
     assert list_groups(grid, "replicas of experts") == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    handed_on = (4, 2, 1, 8, 1, 4)
+    assert list_groups(handed_on, "experts across domains") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert list_groups(handed_on, "experts in a domain") == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_groups_that_share_a_way_out_slow_each_other(workshop: Workshop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import prod
 from numbers import Integral
 from typing import Any
 
@@ -148,6 +149,12 @@ class Plan:
         minimum=0, default=0,
     )  # fmt: skip
 
+    expert_domain: int = declare_cell(
+        "ranks of an NVLink domain inside which tokens for experts are handed on, so that each crosses nodes once a"
+        " node and reaches each rank once (DeepEP, HybridEP); 0 for one all-to-all with a copy an expert",
+        minimum=0, default=0,
+    )  # fmt: skip
+
     def __repr__(self) -> str:
         usual = {"data": 1, "tensor": 1, "pipeline": 1, "schedule": "none", "micro_batches": 1}
         usual |= {"first_bucket_bytes": BYTES_PER_MIB, "bucket_bytes": 25 * BYTES_PER_MIB}
@@ -189,6 +196,12 @@ class Plan:
     def expert_cut(self) -> int:
         """Ranks that cut each expert's matrices."""
         return self.expert_tensor or self.tensor
+
+    @property
+    def expert_hops(self) -> tuple[int, int]:
+        """Ranks of an exchange of tokens that are handed on: domains of it, and ranks inside each; (0, 0) without."""
+        inside = min(self.expert_domain // self.expert_cut, self.expert)
+        return (self.expert // inside, inside) if self.expert > 1 and inside else (0, 0)
 
     @property
     def places_experts(self) -> bool:
@@ -339,6 +352,9 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
         (several and plan.sharding == "hsdp" and bool(plan.shard * plan.tensor % inside), "expert",
          f"{plan.expert} expert-parallel ranks do not divide groups of {plan.shard} replicas",
          "use a divisor of shard, times tensor where experts are whole"),
+        (plan.expert_domain > 0 and (plan.expert == 1 or prod(plan.expert_hops) != plan.expert), "expert_domain",
+         f"domains of {plan.expert_domain} ranks do not divide {plan.expert} expert-parallel ones",
+         f"use a divisor of {plan.expert * cut}, such as the GPUs of a node, or 0"),
         (several and plan.tensor > 1 and not plan.sequence_parallel, "expert",
          "expert with tensor parallelism, but without sequence parallelism: ranks would exchange each token"
          f" {plan.tensor} times (Megatron-LM refuses it too)", "give sequence_parallel too"),

@@ -186,6 +186,10 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         help="ranks that cut each expert's matrices (default: T); with 1, experts lie over all D x T ranks of a stage",
     )  # fmt: skip
     degrees.add_argument(
+        "--expert-domain", type=int, metavar="N",
+        help="GPUs of an NVLink domain: experts' tokens cross nodes once a node and are handed on inside, as DeepEP and HybridEP do",
+    )  # fmt: skip
+    degrees.add_argument(
         "--sharding", choices=SHARDINGS[1:],
         help="what replicas share instead of each holding it: fsdp is FSDP2, hsdp groups of --shard ranks",
     )  # fmt: skip

@@ -32,7 +32,7 @@ from trioflow.trace.store import load_trace
 Number = TypeVar("Number", int, float)
 
 FURTHER = (
-    "expert", "expert_tensor", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
+    "expert", "expert_tensor", "expert_domain", "tensor_style", "sequence_parallel", "vocabulary_parallel", "recompute", "offload",
     "context_method",
 )  # fmt: skip
 """Arguments that are columns of a plan."""

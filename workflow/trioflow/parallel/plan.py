@@ -61,7 +61,7 @@ def make_plan(
         otherwise one.
     ``shard``: ranks of one group of ``hsdp``.
     ``accumulate``: micro-steps whose gradients are added up before ranks exchange them.
-    ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor,
+    ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain,
         context, context_method, sequence_parallel, vocabulary_parallel, recompute, offload.
     """
     context = other.get("context", 1)

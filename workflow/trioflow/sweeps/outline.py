@@ -373,10 +373,17 @@ def sum_stages(values: Floats, begins: Sequence[int]) -> list[float]:
     return [float(values[a:b].sum()) for a, b in itertools.pairwise(begins)]
 
 
-def style_of(plan: Plan) -> tuple[int, str, bool, bool, int, int]:
+def style_of(plan: Plan) -> tuple[int, str, bool, bool, int, int, int]:
     """Return what decides the operators of one rank's layers and experts."""
     shared = (plan.sequence_parallel, plan.vocabulary_parallel)
-    return (plan.tensor, plan.tensor_style, *shared, plan.expert, plan.expert_cut)
+    return (
+        plan.tensor,
+        plan.tensor_style,
+        *shared,
+        plan.expert,
+        plan.expert_cut,
+        plan.expert_domain,
+    )
 
 
 def _sum(places: NDArray[np.int64], values: Floats, count: int) -> Floats:

@@ -15,7 +15,13 @@ from trioflow.base.experiments import Plan
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.collectives import CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FlowShape
-from trioflow.parallel.splits.tensor_split import EXPERTS, TENSOR, Exchange
+from trioflow.parallel.splits.tensor_split import (
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERTS,
+    TENSOR,
+    Exchange,
+)
 from trioflow.trace.store import Trace
 
 Floats = NDArray[np.float64]
@@ -72,7 +78,7 @@ class UnitUpkeep:
     add_s: Floats
 
 
-Grid = tuple[int, int, int, int, int]
+Grid = tuple[int, int, int, int, int, int]
 
 _EXPERT_REPLICAS = "replicas of experts"
 
@@ -105,7 +111,14 @@ class MessageTimes:
         return self._time_s(plan, "pipeline", "send", size_bytes)
 
     def _time_s(self, plan: Plan, axis: str, collective: str, size_bytes: int) -> float:
-        grid = (plan.data, plan.tensor, plan.pipeline, plan.expert, plan.expert_cut)
+        grid = (
+            plan.data,
+            plan.tensor,
+            plan.pipeline,
+            plan.expert,
+            plan.expert_cut,
+            plan.expert_hops[1],
+        )
         key = (axis, size_bytes, grid, collective)
         if key not in self._times:
             self._times[key] = self._find_s(grid, axis, collective, size_bytes)
@@ -151,19 +164,13 @@ def _rate_of(groups: Sequence[Sequence[int]], sends: bool, planner: CollectivePl
 
 def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     """Return the groups of ranks along an axis: tensor fastest, then data, then pipeline."""
-    data, tensor, pipeline, expert, cut = grid
+    data, tensor, pipeline, *_ = grid
 
     def rank(d: int, t: int, p: int) -> int:
         return (p * data + d) * tensor + t
 
-    if axis in (EXPERTS, _EXPERT_REPLICAS):
-        whole, inside = data * tensor, expert * cut
-        firsts = [p * whole + c for p in range(pipeline) for c in range(cut)]
-        if axis == EXPERTS:
-            begins = [first + i for first in firsts for i in range(0, whole, inside)]
-            return [list(range(begin, begin + inside, cut)) for begin in begins]
-        begins = [first + i for first in firsts for i in range(0, inside, cut)]
-        return [list(range(begin, begin // whole * whole + whole, inside)) for begin in begins]
+    if axis in (EXPERTS, EXPERT_NODES, EXPERT_DOMAIN, _EXPERT_REPLICAS):
+        return _list_expert_groups(grid, axis)
     if axis == TENSOR:
         places = [(d, p) for p in range(pipeline) for d in range(data)]
         return [[rank(d, t, p) for t in range(tensor)] for d, p in places]
@@ -172,3 +179,20 @@ def list_groups(grid: Grid, axis: str) -> list[list[int]]:
         return [[rank(d, t, p) for d in range(data)] for t, p in places]
     places = [(d, t) for d in range(data) for t in range(tensor)]
     return [[rank(d, t, p) for p in range(pipeline)] for d, t in places]
+
+
+def _list_expert_groups(grid: Grid, axis: str) -> list[list[int]]:
+    """Return the groups of ranks that exchange experts' tokens, or hold the same experts."""
+    data, tensor, pipeline, expert, cut, hop = grid
+    whole, inside = data * tensor, expert * cut
+    firsts = [p * whole + c for p in range(pipeline) for c in range(cut)]
+    if axis == _EXPERT_REPLICAS:
+        begins = [first + i for first in firsts for i in range(0, inside, cut)]
+        return [list(range(begin, begin // whole * whole + whole, inside)) for begin in begins]
+    begins = [first + i for first in firsts for i in range(0, whole, inside)]
+    groups = [list(range(begin, begin + inside, cut)) for begin in begins]
+    if axis == EXPERT_NODES:
+        return [group[i::hop] for group in groups for i in range(hop)]
+    if axis == EXPERT_DOMAIN:
+        return [group[i : i + hop] for group in groups for i in range(0, expert, hop)]
+    return groups

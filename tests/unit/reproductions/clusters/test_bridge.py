@@ -90,6 +90,9 @@ def test_a_plan_has_the_degrees_that_its_row_says():
     assert plan.sequence_parallel and plan.vocabulary_parallel
     experts = plan_rate(replace(SPLIT, expert=4), 2, 64)
     assert (experts.expert, experts.expert_cut, experts.replicas_of(True)) == (4, 1, 1)
+    handed_on = plan_rate(replace(SPLIT, model="DeepSeekV3 (dropless)", expert=4), 2, 64)
+    assert (experts.expert_domain, handed_on.expert_domain, handed_on.expert_hops) == (0, 8, (1, 4))
+    assert plan_rate(replace(SPLIT, model="DeepSeekV3"), 2, 64).expert_domain == 0
     sharded = plan_rate(SHARDED, 8, 16)
     assert sharded.shards_units and sharded.accumulate == 16
 
@@ -114,7 +117,6 @@ def test_embedding_and_loss_count_where_blocks_alone_do_not_divide():
     ("changes", "why"),
     [
         ({"model": "Unheard_Of"}, "no such network"),
-        ({"model": "LLAMA3_8B (tokendrop)"}, "dropped"),
         ({"training": "LoRA"}, "adapters"),
         ({"batch": 100}, "do not divide"),
     ],

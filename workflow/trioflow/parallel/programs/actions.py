@@ -21,7 +21,15 @@ from trioflow.parallel.schedules.table import (
     Action,
 )
 from trioflow.parallel.splits.parameters import Bucket
-from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, TENSOR, StageExchange
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERTS,
+    TENSOR,
+    StageExchange,
+)
 from trioflow.parallel.task_graph import Mark
 
 _WAITS_FOR_SENDS = ("1f1b",)
@@ -71,6 +79,13 @@ class StageActions(RankProgram):
         begin = self.rank - at % inside + at % plan.expert_cut
         self.expert_group = list(range(begin, begin + inside, plan.expert_cut))
         self.expert_replicas = list(range(first + at % inside, end, inside))
+        domains, hop = plan.expert_hops
+        place = self.expert_group.index(self.rank)
+        self.exchange_groups = {
+            TENSOR: self.tensor_group, EXPERTS: self.expert_group,
+            EXPERT_NODES: self.expert_group[place % hop :: hop] if domains else [],
+            EXPERT_DOMAIN: self.expert_group[place - place % hop :][:hop] if domains else [],
+        }  # fmt: skip
 
     @property
     def work(self) -> StageWork:
@@ -245,8 +260,8 @@ class StageActions(RankProgram):
             memory.add(graph.next_task, "message", size)
         if copy_s and exchange.copied == BEFORE:
             self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
-        group = self.tensor_group if of_tensor else self.expert_group
-        place = (TENSOR, self.data) if of_tensor else (EXPERTS, group[0])
+        group = self.exchange_groups[exchange.group]
+        place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
         task = self.collective(exchange.collective, (*place, *key), size, group, phase)
         self.waits.append(task)
         if copy_s and exchange.copied == AFTER:

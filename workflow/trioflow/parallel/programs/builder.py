@@ -288,6 +288,7 @@ def _make_grid(plan: Plan, alike: tuple[bool, bool, bool, bool]) -> Grid:
         places.add(plan.tensor * plan.context)
     if plan.places_experts:
         places |= {plan.expert_cut, plan.expert_cut * plan.expert}
+        places |= {plan.expert_cut * hop for hop in plan.expert_hops[1:] if hop}
     strides = sorted(places)
     if any(wide % narrow for narrow, wide in pairwise(strides)):
         return Grid((plan.pipeline, plan.replicas, plan.tensor), (False,) * 3)

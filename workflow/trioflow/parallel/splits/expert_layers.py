@@ -32,6 +32,7 @@ class ExpertLayer:
     # Results of the copies and of the last product for the traced batch [bytes]
     rows_bytes: int
     made_bytes: int
+    per_token: float  # copies of a token, one for each of its experts
 
     @property
     def inside(self) -> range:
@@ -62,9 +63,16 @@ def find_expert_layers(trace: Trace) -> list[ExpertLayer]:
             tuple(int(row["op_id"]) for row in rows),
             frozenset(str(row["module"]) for row in rows),
             size[copied[layer]], size[rows[-1]["output_ids"][0]],
+            size[copied[layer]] / _size_source(trace, int(producer[copied[layer]])),
         )
         for layer, rows in found.items()
     ]  # fmt: skip
+
+
+def _size_source(trace: Trace, permute: int) -> int:
+    """Return the tokens before they are copied [bytes]."""
+    ids = trace.operators["input_ids"].iloc[permute]
+    return max((tensor_bytes(trace)[i] for i in ids), default=1)
 
 
 def _look_through_casts(trace: Trace, tensor: int) -> int:

@@ -6,18 +6,24 @@ and come back in another one (combine); backward has one for each. What arrives 
 a copy brings it into the order of the experts, another one back, unless a rank has one expert only.
 A small all-to-all of counts goes before dispatch, as the sizes of its parts are values.
 
-With tensor parallelism each expert's matrices are cut as well; the gather of tokens lies inside.
+With tensor parallelism each expert's matrices are cut as well, the gather of tokens lies inside; or experts are whole,
+over tensor-parallel ranks too.
+
+DeepEP and HybridEP hand tokens on: each crosses nodes once a node, to the rank at the sender's place there, and goes
+over NVLink once a rank. Both ways are one behind the other here, where their kernels send piece by piece.
 
 References
 ----------
 Megatron-LM ``megatron/core/transformer/moe/token_dispatcher.py`` (``MoEAlltoAllTokenDispatcher``);
-torchtitan ``torchtitan/distributed/expert_parallel.py`` (``ExpertParallel``).
+torchtitan ``torchtitan/distributed/expert_parallel.py`` (``ExpertParallel``); Megatron-LM's ``MoEFlexTokenDispatcher``;
+DeepEP ``README.md`` (normal kernels forward from the RDMA to the NVLink domain) and its branch ``hybrid-ep``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import comb
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -27,7 +33,15 @@ from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.expert_layers import ExpertLayer, find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.routing import spread_tokens
-from trioflow.parallel.splits.tensor_split import AFTER, BEFORE, EXPERTS, Exchange, TensorSplit
+from trioflow.parallel.splits.tensor_split import (
+    AFTER,
+    BEFORE,
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERTS,
+    Exchange,
+    TensorSplit,
+)
 from trioflow.parallel.splits.updates import list_updates, scale_work, share_updates
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
@@ -58,7 +72,7 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     for layer, loads in zip(layers, spread_tokens(trace, plan), strict=True):
         most = float(loads.max())
         kept = _share_of_tokens(trace, split, layer.permute)
-        _place_exchanges(found, layer, gradients, plan.expert, kept * most)
+        _place_exchanges(found, layer, gradients, plan, kept * most)
         for op_id in layer.inside:
             of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], (layer, most))
     _cut_work(found, trace, plan, of_layer)
@@ -126,24 +140,53 @@ def _cut_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
 
 
 def _place_exchanges(
-    split: TensorSplit, layer: ExpertLayer, gradients: Mapping[int, Sequence[int]], ranks: int, share: float
+    split: TensorSplit, layer: ExpertLayer, gradients: Mapping[int, Sequence[int]], plan: Plan, share: float
 ) -> None:  # fmt: skip
     """Add a layer's exchanges: behind the copies of tokens and the last product, and in backward."""
-    sorts = ranks < layer.experts
     last = layer.products[-1]
-
-    def exchange(size_bytes: int, copied: str) -> Exchange:
-        return Exchange(EXCHANGE, round(size_bytes * share), copied if sorts else "", group=EXPERTS)
-
     counts = Exchange(EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS)
     split.add(AFTER, layer.permute, counts)
-    split.add(AFTER, layer.permute, exchange(layer.rows_bytes, AFTER))
-    split.add(AFTER, last, exchange(layer.made_bytes, BEFORE))
+    rows, made = round(layer.rows_bytes * share), round(layer.made_bytes * share)
+    for exchange in _make_exchanges(plan, layer, rows, AFTER):
+        split.add(AFTER, layer.permute, exchange)
+    for exchange in _make_exchanges(plan, layer, made, BEFORE):
+        split.add(AFTER, last, exchange)
     # Behind what makes the gradient, not before what reads it: whose parameters may be asked for then.
     if gradients.get(last):
-        split.add(AFTER, gradients[last][0] - 1, exchange(layer.made_bytes, AFTER))
+        for exchange in _make_exchanges(plan, layer, made, AFTER):
+            split.add(AFTER, gradients[last][0] - 1, exchange)
     if gradients.get(layer.permute):
-        split.add(BEFORE, gradients[layer.permute][0], exchange(layer.rows_bytes, BEFORE))
+        for exchange in _make_exchanges(plan, layer, rows, BEFORE):
+            split.add(BEFORE, gradients[layer.permute][0], exchange)
+
+
+def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str) -> list[Exchange]:
+    """Return the exchanges that take copies of tokens to their experts (copied after them) or back (before).
+
+    Where tokens are handed on, one goes to each domain of which any rank wants it, from there to each such rank,
+    and is copied for its experts in one pass with sorting, which the trace has. Back the other way round, sums of
+    what belongs together.
+    """
+    domains, inside = plan.expert_hops
+    if not domains:
+        sorts = plan.expert < layer.experts
+        return [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
+    token = size_bytes / layer.per_token
+    found = [
+        Exchange(EXCHANGE, round(token * _count_places(layer, places)), group=group)
+        for places, group, ranks in (
+            (domains, EXPERT_NODES, domains), (plan.expert, EXPERT_DOMAIN, inside),
+        )
+        if ranks > 1
+    ]  # fmt: skip
+    return found if copied == AFTER else found[::-1]
+
+
+def _count_places(layer: ExpertLayer, places: int) -> float:
+    """Return how many of some equal parts of the experts a token's own lie in, in the mean of all choices."""
+    experts, chosen = layer.experts, round(layer.per_token)
+    missed = comb(experts - experts // places, chosen) / comb(experts, chosen)
+    return places * (1 - missed)
 
 
 def _share_of_tokens(trace: Trace, split: TensorSplit, permute: int) -> float:

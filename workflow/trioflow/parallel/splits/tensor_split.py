@@ -21,7 +21,8 @@ from trioflow.trace.store import Trace
 
 BEFORE, AFTER = "before", "after"
 TENSOR, EXPERTS = "tensor", "experts"
-"""Groups of ranks that exchange something beside an operator."""
+EXPERT_NODES, EXPERT_DOMAIN = "experts across domains", "experts in a domain"
+"""Groups of ranks that exchange something beside an operator; the last two where tokens are handed on."""
 _ATTENTION = "scaled_dot_product"
 
 
@@ -35,7 +36,7 @@ class Exchange:
     copied: str = ""
     # Part of the buffer that grows with the batch; a table of positions does not
     growing: float = 1.0
-    group: str = TENSOR  # or `EXPERTS`: who takes part
+    group: str = TENSOR  # or one of those of experts: who takes part
 
     def scale(self, factor: float) -> int:
         """Return the buffer at so many times the traced batch [bytes]."""

@@ -3,13 +3,16 @@
 Every row of its performance pages that ran on DGX H100 counts, whatever release; a row that is not
 predicted says why. Nothing is fitted to them. What the pages do not say is taken from Megatron's
 own rules: sequence and vocabulary parallel wherever tensors are cut, the distributed optimizer, whole
-experts, embedding and loss counted as a block each where the blocks alone do not divide.
+experts, embedding and loss counted as a block each where the blocks alone do not divide. Routing is
+forced to be balanced there (``moe_router_force_load_balancing``), so that rows that drop tokens beyond a
+capacity of 1.0, and pad to it, have as many rows an expert as those that drop none.
 
 References
 ----------
 Megatron-Bridge, ``docs/performance-summary*.md`` (rows) and ``scripts/performance`` (FP8 stands for a
 scale of each tensor, its own largest value's, and no block is left in bf16;
-``configs/*/*_workload_base_configs.py``: an expert-tensor degree of 1, stages of DeepSeek-V3).
+``configs/*/*_workload_base_configs.py``: an expert-tensor degree of 1, stages of DeepSeek-V3, dispatchers; ``megatron.bridge``,
+``apply_moe_token_drop``).
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ MODELS = {
 """The pages' names to trioflow's; Llama 3 differs from 3.1 in the length of what it was trained on."""
 _PRECISIONS = {"FP8": "fp8", "FP8-CS": "fp8", "": "fp8", "BF16": "megatron-bf16"}
 """The first release names none, and says of its H100 rows that they run in FP8."""
-_DROPS = "tokendrop"
+_HANDS_ON = {"Qwen3_30B_a3B": 8, "DeepSeekV3": 8}
+"""GPUs of an NVLink domain for models whose recipe on H100 sends experts' tokens by DeepEP or HybridEP
+(``moe_token_dispatcher_type`` flex); the others run one all-to-all."""
 _NUMBERS = {
     "gpus": "#-GPUs", "batch": "GBS", "micro_batch": "MBS", "sequence": "Sequence Length",
     "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP", "context": "CP", "stages_per_rank": "VP", "expert": "EP",
@@ -174,8 +179,6 @@ def predict_step_s(rate: Rate) -> NDArray[np.float64]:
     model = plain_model(rate.model)
     if MODELS.get(model, "") not in published_models():
         raise InputError(f"{model}: no such network is built")
-    if _DROPS in rate.model:
-        raise InputError("tokens beyond an expert's capacity are dropped, and here none is")
     if rate.training == "LoRA":
         raise InputError("low-rank adapters are trained, and here all weights are")
     replicas, rest = divmod(rate.gpus, rate.tensor * rate.pipeline * rate.context)
@@ -218,6 +221,7 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
     split = rate.tensor > 1
     return make_plan(
         replicas, rate.tensor, expert=rate.expert, expert_tensor=int(rate.expert > 1),
+        expert_domain=_HANDS_ON.get(plain_model(rate.model), 0) if rate.expert > 1 else 0,
         sequence_parallel=split, vocabulary_parallel=split, **columns,
     )  # fmt: skip
 
