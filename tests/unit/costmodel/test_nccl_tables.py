@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -243,3 +244,54 @@ def test_unexplained_files_are_not_read() -> None:
     names = [table.key for table in PUBLIC_TABLES]
     assert not any(name.endswith("all_gather.csv") for name in names)
     assert not any("pairwise" in n and "send_recv" in n and "a40" not in n for n in names)
+
+
+def write_report(path: Path, **changes: Any) -> Path:
+    """The same measurements as LOG's two largest messages, as ``-J`` writes them."""
+    devices = [
+        {"rank": rank, "group": 0, "pid": 4711, "hostname": "box-1", "device": rank, "device_hex": "07",
+         "device_info": "NVIDIA A100-SXM4-80GB"} for rank in range(4)
+    ]  # fmt: skip
+    side = {"alg_bw": 1.0, "bus_bw": 1.5, "nwrong": 0.0}
+    results = [
+        {"size": 0, "out_of_place": {"time": 1.0, **side}, "in_place": {"time": 1.0, **side}},
+        {"size": 1024, "out_of_place": {"time": 18.2, **side}, "in_place": None},
+        {"size": 4194304, "out_of_place": {"time": 68.8, **side}, "in_place": {"time": 68.2, **side}},
+    ]  # fmt: skip
+    content = {
+        "version": 2, "args": ["./build/all_reduce_perf", "-g", "4"], "nccl_version": 22105,
+        "config": {"ngpus": 4, "devices": devices}, "results": results, **changes,
+    }  # fmt: skip
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_json_report_is_read_as_its_text_is(log: Path, tmp_path: Path) -> None:
+    report = import_nccl_tests([write_report(tmp_path / "run.json")], "box")
+    text = import_nccl_tests([log], "box")
+    assert report.attrs["device"] == "NVIDIA A100-SXM4-80GB"
+    large = [
+        frame[frame["message_bytes"] == 4194304].reset_index(drop=True) for frame in (report, text)
+    ]
+    pd.testing.assert_frame_equal(*large)
+    assert len(report) == 3, (
+        "nothing of the message without bytes, one of that without a second side"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config": {}}, "results[0]: the log does not give the number of ranks"),
+        ({"args": ["perf"]}, "results[0]: the log does not name the operation"),
+        ({"results": [{"size": 8, "in_place": {"time": 1.0, "nwrong": 3.0}}]}, "results[0], in_place: 3 wrong results"),
+        ({"results": [{"size": 8, "in_place": {"time": "nan"}}]}, "results[0], column in_place time: 'nan'"),
+        ({"results": [{"in_place": {"time": 1.0}}]}, "no report of nccl-tests: 'size'"),
+        ({"results": []}, "its results hold no measurement"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_report_is_named(tmp_path: Path, changes: Any, words: str) -> None:
+    path = write_report(tmp_path / "run.json", **changes)
+    with pytest.raises(InputError) as caught:
+        import_nccl_tests([path], "box")
+    assert str(path) in str(caught.value) and words in str(caught.value)

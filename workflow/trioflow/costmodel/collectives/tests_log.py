@@ -1,7 +1,8 @@
-"""A user's own nccl-tests logs (``all_reduce_perf`` and its like), read into samples."""
+"""A user's own nccl-tests logs (``all_reduce_perf`` and its like), text or JSON, read into samples."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ def import_nccl_tests(
     Out-of-place and in-place times are rounds of a message, and so are repeats in several logs;
     messages of no bytes are left out.
 
-    Source: NVIDIA/nccl-tests, ``src/common.cu``: the table's format; sizes are those of
+    Source: NVIDIA/nccl-tests, ``src/common.cu`` and ``src/util.cu``: the formats of text and of JSON; sizes are those of
     ``tables.TASKS``. Raises TableError with line and column when a line is cut short, holds no
     number where one is due or reports wrong results. Raises InputError when a file cannot be read,
     holds no measurement, or lacks ranks or operation.
@@ -97,6 +98,9 @@ def _read(path: Path, ranks: int | None, collective: str | None) -> _Log:
         )
     text = read_text(path, broken="replace")
     log = _Log(path, collective or _program_in(path.name))
+    if text.lstrip().startswith("{"):
+        _take_json(log, text, ranks, bool(collective))
+        return log
     for number, printed in enumerate(text.splitlines(), 1):
         line = _MPI_PREFIX.sub("", printed).rstrip()
         if line.lstrip().startswith("#"):
@@ -126,8 +130,7 @@ def _note(log: _Log, line: str, collective_given: bool) -> None:
         log.devices[int(rank[1])] = rank[2], rank[3]
         return
     if code := _CODE.search(line):
-        digits = int(code[1])
-        log.library = f"NCCL {digits // 10000}.{digits // 100 % 100}.{digits % 100}"
+        log.library = _spell_version(int(code[1]))
     if version := _VERSION.search(line):
         log.library = f"NCCL {version[1]}"
     if not collective_given and (program := _program_in(line)):
@@ -139,32 +142,82 @@ def _note(log: _Log, line: str, collective_given: bool) -> None:
         log.in_us = next((f for unit, f in _TIME_UNITS.items() if unit in words), 1.0)
 
 
-def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> None:
-    log.closed = True
+def _spell_version(code: int) -> str:
+    """Return a library's name from NCCL's number of its version, 22105 for 2.21.5."""
+    return f"NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+def _count_ranks(log: _Log, place: str, ranks: int | None) -> tuple[int, int]:
+    """Return ranks and nodes of the run; raise InputError where the log leaves operation or ranks open."""
     if not log.collective:
         raise InputError(
-            "the log does not name the operation", file=log.path, place=f"line {number}",
+            "the log does not name the operation", file=log.path, place=place,
             fix=f"name the file after its program, or give one of {', '.join(PROGRAMS.values())}",
         )  # fmt: skip
     count = len(log.devices) or ranks
     if not count or count < 2:
         raise InputError(
             "one rank exchanges nothing" if count else "the log does not give the number of ranks",
-            file=log.path, place=f"line {number}",
+            file=log.path, place=place,
             fix="give the number of ranks, 2 or more, and keep the lines '# Rank ...'",
         )  # fmt: skip
+    return count, max(len({host for host, _ in log.devices.values()}), 1)
+
+
+def _take_json(log: _Log, text: str, ranks: int | None, collective_given: bool) -> None:
+    """Read what ``-J FILE`` of nccl-tests 2.17 and later writes beside its text."""
+    try:
+        content = json.loads(text)
+        results = content["results"]
+        for number, device in enumerate(content.get("config", {}).get("devices", [])):
+            log.devices[number] = str(device["hostname"]), str(device.get("device_info") or "")
+        if code := content.get("nccl_version"):
+            log.library = _spell_version(int(code))
+        if not collective_given and (program := _program_in(str((content.get("args") or [""])[0]))):
+            log.collective = program
+        lines = [
+            (number, float(row["size"]), side, row[side])
+            for number, row in enumerate(results)
+            for side in ("out_of_place", "in_place")
+            if row.get(side)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(
+            f"no report of nccl-tests: {error}",
+            file=log.path,
+            fix="give what its option -J wrote, whole",
+        ) from None
+    for number, size, side, found in lines:
+        place = f"results[{number}]"
+        count, nodes = _count_ranks(log, place, ranks)
+        if found.get("nwrong"):
+            raise TableError(
+                f"{found['nwrong']:g} wrong results", file=log.path, place=f"{place}, {side}",
+                fix="mend the machine and run it again",
+            )  # fmt: skip
+        time_us = _number(log, place, f"{side} time", str(found.get("time", found.get("cpu_time"))))
+        if size > 0 and time_us > 0:
+            log.rows.append(
+                (log.collective, count, nodes, int(size), int(side == "in_place"), time_us)
+            )
+    if not log.rows:
+        raise InputError("its results hold no measurement", file=log.path, fix="run the test again")
+
+
+def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> None:
+    log.closed = True
+    count, nodes = _count_ranks(log, f"line {number}", ranks)
     if len(fields) < len(log.header):
         raise TableError(
             f"{len(fields)} values where the header names {len(log.header)} columns", file=log.path,
             place=f"line {number}", fix="run the test again, or delete the line",
         )  # fmt: skip
-    size = _number(log, number, "size", fields[log.header.index("size")])
-    nodes = max(len({host for host, _ in log.devices.values()}), 1)
+    size = _number(log, f"line {number}", "size", fields[log.header.index("size")])
     for repeat, column in enumerate(i for i, word in enumerate(log.header) if word == "time"):
         side = "in-place" if repeat else "out-of-place"
         if fields[column] == "N/A":
             continue
-        time_us = _number(log, number, f"{side} time", fields[column]) * log.in_us
+        time_us = _number(log, f"line {number}", f"{side} time", fields[column]) * log.in_us
         wrong = next(
             (i for i in range(column, len(log.header)) if log.header[i] in ("#wrong", "error")),
             None,
@@ -182,7 +235,7 @@ def _take(log: _Log, number: int, fields: Sequence[str], ranks: int | None) -> N
             log.rows.append((log.collective, count, nodes, int(size), repeat, time_us))
 
 
-def _number(log: _Log, number: int, column: str, text: str) -> float:
+def _number(log: _Log, place: str, column: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -190,6 +243,6 @@ def _number(log: _Log, number: int, column: str, text: str) -> float:
     if not 0 <= value < float("inf"):
         raise TableError(
             f"{text!r} is not a number of 0 or more", file=log.path,
-            place=f"line {number}, column {column}", fix="run the test again, or delete the line",
+            place=f"{place}, column {column}", fix="run the test again, or delete the line",
         )  # fmt: skip
     return value
