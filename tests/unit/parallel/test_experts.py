@@ -313,3 +313,15 @@ def test_the_deepest_search_finds_expert_degrees(trace):
     split = [p for p in plans if (p.data, p.tensor) == (4, 2)]
     assert {p.expert for p in split if p.expert_tensor == 1} == {1, 2, 4, 8}
     assert {p.expert for p in split if p.expert_tensor == 0} == {1, 2, 4}
+
+
+def test_the_host_waits_for_the_counts_of_tokens(trace):
+    """It launches what follows them only once they have arrived; nothing else holds it back."""
+    graph = predict(trace, make_plan(data=8, expert=8), "p5-h100", fold=False).task_graph
+    tasks = graph.tasks[graph.tasks["rank"] == 3].set_index("task_id")
+    ends = graph.dependencies
+    launches = tasks.index[tasks["stream"] == "host"]
+    awaited = ends[ends["task_id"].isin(launches)]["depends_on"]
+    found = tasks.loc[[t for t in awaited if t in tasks.index and tasks["stream"][t] != "host"]]
+    counts = tasks[(tasks["name"] == "all_to_all") & (tasks["message_bytes"] == 8 * MODEL.experts)]
+    assert list(found.index) == list(counts.index) and len(counts) == MODEL.layers

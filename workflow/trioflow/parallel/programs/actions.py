@@ -60,6 +60,7 @@ class StageActions(RankProgram):
         self.stage = self.stages[0]
         self.received: dict[Action, int] = {}
         self.unawaited: list[int] = []
+        self.read_by_host: list[int] = []  # what its next launch waits for
         self.kind_before = ""
         self.forwards: set[Action] = set()
         self.backwards: Counter[int] = Counter()
@@ -118,9 +119,10 @@ class StageActions(RankProgram):
         }  # fmt: skip
         if times.separate_host:
             self.launched = program.graph.add(
-                self.rank, "host", "host", f"launch {name}",
+                self.rank, "host", "host", f"launch {name}", after=self.read_by_host,
                 duration_s=host_s + extra_s, stage=self._stage_field(), **fields,
             )  # fmt: skip
+            self.read_by_host = []
             self.waits.append(self.launched)
             self.compute(name, device_s, **fields)
         else:
@@ -264,6 +266,8 @@ class StageActions(RankProgram):
         place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
         task = self.collective(exchange.collective, (*place, *key), size, group, phase)
         self.waits.append(task)
+        if exchange.awaited and phase == "forward":
+            self.read_by_host.append(task)
         if copy_s and exchange.copied == AFTER:
             self.compute(f"copy out of {exchange.collective}", copy_s, "memcpy", **of)
         if not of_tensor:

@@ -318,9 +318,7 @@ class StageWorks:
             for exchange in exchanges:
                 each = tuple(exchange.scale(factor) for factor in self.factors)
                 times = tuple(copies[size] for size in each) if exchange.copied else ()
-                placed.setdefault(op, []).append(
-                    StageExchange(exchange.collective, each, times, exchange.copied, exchange.group)
-                )
+                placed.setdefault(op, []).append(exchange.of_stage(each, times))
         return placed
 
     def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:

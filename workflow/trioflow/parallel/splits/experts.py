@@ -4,7 +4,8 @@ Each rank holds an equal part of the experts of every layer; the router is whole
 of the tokens, sorted by expert, travel in one all-to-all (dispatch) to the ranks of their experts
 and come back in another one (combine); backward has one for each. What arrives is sorted by sender:
 a copy brings it into the order of the experts, another one back, unless a rank has one expert only.
-A small all-to-all of counts goes before dispatch, as the sizes of its parts are values.
+A small all-to-all of counts goes before dispatch, as the sizes of its parts are values: the host waits for it in
+forward, and launches nothing ahead.
 
 With tensor parallelism each expert's matrices are cut as well, the gather of tokens lies inside; or experts are whole,
 over tensor-parallel ranks too.
@@ -144,7 +145,9 @@ def _place_exchanges(
 ) -> None:  # fmt: skip
     """Add a layer's exchanges: behind the copies of tokens and the last product, and in backward."""
     last = layer.products[-1]
-    counts = Exchange(EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS)
+    counts = Exchange(
+        EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS, awaited=True
+    )
     split.add(AFTER, layer.permute, counts)
     rows, made = round(layer.rows_bytes * share), round(layer.made_bytes * share)
     for exchange in _make_exchanges(plan, layer, rows, AFTER):

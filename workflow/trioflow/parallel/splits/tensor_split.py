@@ -37,10 +37,16 @@ class Exchange:
     # Part of the buffer that grows with the batch; a table of positions does not
     growing: float = 1.0
     group: str = TENSOR  # or one of those of experts: who takes part
+    awaited: bool = False  # whether the host reads what arrives in forward before it launches more
 
     def scale(self, factor: float) -> int:
         """Return the buffer at so many times the traced batch [bytes]."""
         return round(self.size_bytes * (1 - self.growing + self.growing * factor))
+
+    def of_stage(self, sizes_bytes: tuple[int, ...], copies_s: tuple[float, ...]) -> StageExchange:
+        """Return the exchange as a stage runs it, with sizes and copies of each micro-batch."""
+        kind = (self.copied, self.group, self.awaited)
+        return StageExchange(self.collective, sizes_bytes, copies_s, *kind)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class StageExchange:
     copies_s: tuple[float, ...] = ()
     copied: str = ""
     group: str = TENSOR
+    awaited: bool = False
 
 
 @dataclass
