@@ -45,7 +45,7 @@ REASONS = {
     "type changed": "a field that may be absent, or another name, type or phase, took the place of its own",
     "key dropped": "a field that may be absent was read as absent",
     "attribute changed": "a node's attributes are each other's only witnesses",
-    "header changed": "what a file or an environment says of itself once, nothing repeats",
+    "header changed": "facts of a file or an environment that stand there once",
     "annotation removed": "a profile without an execution trace names a phase once",
     "category renamed": "a profile without an execution trace names a call's category once",
     "entry removed": "a call that nothing refers to is missed by nobody",

@@ -43,4 +43,4 @@ def test_no_table_of_all_ranks_is_made_for_the_figures(
     monkeypatch.setattr("trioflow.parallel.folded.Fold.expand", None)
     assert ask(capsys)["folded"]
     assert main(WORDS) == 0
-    assert "(one of identical ranks each)" in capsys.readouterr().out
+    assert "(identical ranks simulated once)" in capsys.readouterr().out

@@ -119,7 +119,7 @@ def parse_json(
 def check_values(
     value: Any, file: str | Path, kind: type[InputError] = InputError, place: str = ""
 ) -> None:
-    """Refuse a value of lists and mappings that lie too deep, or with a number that is none.
+    """Refuse a value of lists and mappings that lie too deep, or with a number that is not finite.
 
     Raises InputError, which names the place of a number that is infinite or undefined.
     """

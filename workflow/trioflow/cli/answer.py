@@ -102,7 +102,7 @@ def _run_simulate(options: argparse.Namespace) -> None:
             ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
             ("run", _describe_cost(answer)),
             ("simulated", f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
-             f"{' (one of identical ranks each)' if answer['folded'] else ''}"),
+             f"{' (identical ranks simulated once)' if answer['folded'] else ''}"),
             ("timeline", options.timeline or ""),
             ("breakdown", options.breakdown or ""),
         ])

@@ -86,7 +86,7 @@ def _run_capture_rank(options: argparse.Namespace) -> None:
     """Capture a user's own step as one rank of many and write its program as a trace."""
     if ":" not in options.workload:
         raise InputError(
-            f"--world-size runs a sharded step of your own, and {options.workload!r} is none",
+            f"--world-size runs a sharded step of your own, and {options.workload!r} does not name one",
             fix="name a function that returns it, such as my_models:make_step",
         )
     for name in ("precision", "optimizer"):

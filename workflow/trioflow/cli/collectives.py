@@ -198,7 +198,7 @@ def add_fit_collectives(parser: argparse.ArgumentParser) -> None:
         "--platform", required=True, metavar="NAME", help="name of what was measured"
     )
     parser.add_argument("-o", "--output", required=True, metavar="MODEL", help="JSON file to write")
-    said = parser.add_argument_group("what a log does not say (an error asks for it)")
+    said = parser.add_argument_group("what a log does not say (an error names what is missing)")
     said.add_argument("--ranks", type=int, metavar="N", help="ranks of the group")
     said.add_argument("--collective", choices=sorted(PROGRAMS.values()), metavar="OP",
                       help=f"operation: {', '.join(sorted(PROGRAMS.values()))}")  # fmt: skip

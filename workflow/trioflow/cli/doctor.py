@@ -67,7 +67,7 @@ def _describe_gpus() -> str:
 
 
 def _list_packages() -> str:
-    """Return every package that trioflow's own metadata asks for, with the version that is here."""
+    """Return every package that trioflow's own metadata requires, with the version that is here."""
     try:
         lines = metadata.requires("trioflow") or []
     except metadata.PackageNotFoundError:

@@ -33,7 +33,9 @@ def add_import(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", required=True, metavar="DIR", help="folder of the trace to write"
     )
     parser.add_argument("--format", choices=FORMATS, help="instead of finding it out")
-    said = parser.add_argument_group("what the source does not say (an error asks for it)")
+    said = parser.add_argument_group(
+        "what the source does not say (an error names what is missing)"
+    )
     said.add_argument("--gpu", metavar="NAME", help="traced device, as its driver names it")
     said.add_argument("--batch", type=int, metavar="N", help="samples of the traced step")
     said.add_argument("--precision", choices=["fp32", "tf32", "bf16", "fp16", "fp64"])

@@ -87,7 +87,7 @@ _HEADER = ["device_kind", "job", *_COUNTS, *PARTS, "source"]
 def load_spreads(path: Path = _SHIPPED_SPREADS) -> tuple[MeasuredSpread, ...]:
     """Read measured spreads, as `write_spreads` writes them.
 
-    Raises TableError when a row is incomplete, no number or negative, or there is none.
+    Raises TableError when a row is incomplete, a cell is not a number or negative, or there is no row.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     found = []

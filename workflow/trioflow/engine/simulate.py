@@ -194,8 +194,8 @@ def _simulate_ends(
     at_ends = []
     for end in ends:
         scaled = unrecorded.scale_compute(end.compute_factor)
-        told = _simulate(graph, platform, collectives, scaled, end.bound).summary
-        at_ends.append((told.step_time_s, told.simulator_wall_s))
+        at_end = _simulate(graph, platform, collectives, scaled, end.bound).summary
+        at_ends.append((at_end.step_time_s, at_end.simulator_wall_s))
     return nominal, at_ends
 
 

@@ -93,8 +93,8 @@ def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> No
     more = " and ".join(
         f"{format_time(each_s)} for each {name}" for name, (each_s, count) in parts.items() if each_s and count
     )  # fmt: skip
-    told = f"{more} and micro-batch more than" if more else "as long as"
+    comparison = f"{more} and micro-batch more than" if more else "as long as"
     return NodeDoubt(
         excess_s, found, own,
-        f"{kind}: {found.runs} real runs of that kind took {told} simulated; the expected step and its interval are theirs {_WHERE}",
+        f"{kind}: {found.runs} real runs of that kind took {comparison} simulated; the expected step and its interval are theirs {_WHERE}",
     )  # fmt: skip

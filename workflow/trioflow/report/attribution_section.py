@@ -261,13 +261,13 @@ def list_cancelled(table: pd.DataFrame) -> dict[str, str]:
 
     ``table``: columns of ``attribution.ATTRIBUTION``.
     """
-    told = {}
+    found = {}
     for name, rows in table.groupby("experiment"):
         parts = rows["error"].dropna()
         if parts.abs().sum() >= max(_CANCELLED * abs(parts.sum()), _LARGE):
             large = parts[parts.abs() >= _LARGE / 5]
-            told[str(name)] = ", ".join(write_signed(100 * part, 0) for part in large) + " cancel"
-    return told
+            found[str(name)] = ", ".join(write_signed(100 * part, 0) for part in large) + " cancel"
+    return found
 
 
 def describe_attribution(table: pd.DataFrame) -> str:

@@ -208,10 +208,10 @@ def _render_navigation(shown: Sequence[Section], file: str, made: set[str]) -> s
 
 
 def write_page(path: str | Path, page: Page, site: str | Path | None = None) -> None:
-    """Write a page, atomically, and tell the pages beside it that it is there.
+    """Write a page, atomically, and list it in the navigation of the pages beside it.
 
-    ``site``: the folder that the page will lie in, where it is not written there at once; then nobody
-    is told before ``list_pages`` is called for that folder.
+    ``site``: the folder that the page will lie in, where it is not written there at once; then it is
+    listed by the next call of ``list_pages`` for that folder.
     """
     target = Path(path)
     folder = Path(site) if site else target.parent

@@ -243,8 +243,8 @@ def describe_published(cases: pd.DataFrame) -> Result:
             words.title, int(ours["cases"]), aim, error, scaling, _best_other(scores, name),
             write_percent(ours["coverage"], 0),
         ))  # fmt: skip
-        told = error if scaling == NOTHING else f"{error}, scaling {scaling}"
-        lines.append((words.title, f"{told} ({int(ours['cases'])} cases)"))
+        text = error if scaling == NOTHING else f"{error}, scaling {scaling}"
+        lines.append((words.title, f"{text} ({int(ours['cases'])} cases)"))
     return Result("published.md", lines, f"{lead}\n\n{write_markdown(headings, rows)}")
 
 
@@ -264,9 +264,11 @@ def describe_clusters(lines: Sequence[Line], causes: str) -> Result:
         (line.what, f"{line.cases:,}", line.write_aim(), _write_reached(line), line.write_others())
         for line in lines
     ]
-    told = ", ".join(f"{line.headline} {_write_reached(line)}" for line in lines if line.headline)
+    reached = ", ".join(
+        f"{line.headline} {_write_reached(line)}" for line in lines if line.headline
+    )
     body = f"{write_markdown(headings, rows)}\n\n{causes}".rstrip()
-    return Result("clusters.md", [("nanotron's 1,728 runs on 8 to 512 H100", told)], body)
+    return Result("clusters.md", [("nanotron's 1,728 runs on 8 to 512 H100", reached)], body)
 
 
 def describe_bridge(cases: pd.DataFrame) -> Result:

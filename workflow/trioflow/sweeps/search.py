@@ -116,7 +116,7 @@ def search(
     ``tokens``: of a whole run, to say what it takes under each plan.
     ``draws``, ``seed``: as for ``Options``: plans then stand in the order of the draws' means, and
         are compared draw by draw.
-    ``watch``: told how many plans are done of how many, and what is done with them.
+    ``watch``: called with how many plans are done, of how many, and what is done with them.
     ``step``: ``sequence``, ``precision``, ``attention``, ``fusion`` of a language model by name or
         configuration.
     """

@@ -19,7 +19,7 @@ _MIN_ROWS = 4
 """A class with fewer operators borrows the shape of a wider one."""
 
 NOTHING_S = 1e-12
-"""No operator takes a picosecond [s]; a prediction below it is none."""
+"""No operator takes a picosecond [s]; a shorter prediction counts as missing."""
 
 ANY = "*"
 """Stands for every class or every phase."""

@@ -89,5 +89,5 @@ def find_nodes(links: Iterable[Link]) -> list[str]:
 
 
 def read_rank(node: str) -> int:
-    """Return the rank that a node is; -1 for a node that is none."""
+    """Return the rank that a node is; -1 for a node that is not a rank."""
     return int(node.removeprefix("rank")) if is_rank_node(node) else -1

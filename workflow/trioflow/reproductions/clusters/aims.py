@@ -223,8 +223,8 @@ class Line:
 
     def write_others(self) -> str:
         """Return what other ways reach in words."""
-        told = [f"{self._write(value)} ({name})" for name, value in (self.others or {}).items()]
-        return ", ".join(told) or NOTHING
+        texts = [f"{self._write(value)} ({name})" for name, value in (self.others or {}).items()]
+        return ", ".join(texts) or NOTHING
 
 
 def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
@@ -249,25 +249,25 @@ def describe_causes(steps: pd.DataFrame) -> str:
     fast = write_percent((missed["predicted_s"] < missed["measured_s"]).mean(), 0)
     expected = steps.assign(predicted_s=steps["expected_s"])
     sure = [write_percent(score_group("", expected.loc[rows.index])["median_error"]) for rows in parts[:2]]  # fmt: skip
-    told = (
+    text = (
         f"What missed, of simulated steps: {len(parts[0])} runs whose tensor groups reach beyond a node (median error {errors[0]}), and {len(slow)} pipelines "
         f"across nodes that took {float(slow['excess_s'].median()):.1f} s more for each micro-batch than predicted ({errors[1]}), which neither bytes nor degrees "
         f"explain; {fast} of both are predicted too fast; expected steps miss them by {sure[0]} and {sure[1]}. The other {len(rest)}: {errors[2]}"
     )  # fmt: skip
     if few.empty:
-        return f"{told}."
+        return f"{text}."
     error = write_percent(score_group("", few)["median_error"])
-    return f"{told}, of which {len(few)} on up to {FEW_NODES} nodes: {error}."
+    return f"{text}, of which {len(few)} on up to {FEW_NODES} nodes: {error}."
 
 
 def _judge_steps(cases: pd.DataFrame) -> list[Line]:
     ways = predict_steps(cases)
-    told = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
+    judged = {way: cases.assign(predicted_s=step_s) for way, step_s in ways.items()}
 
     def line(what: str, key: str, aim: float | None = None, more: bool = False, least: float = 0.0,
              nodes: int | None = None, headline: str = "", way: str = OURS) -> Line:  # fmt: skip
         chosen = (cases["mfu"] > least) & ((cases["nodes"] <= nodes) if nodes else True)
-        found = {way: score_group(way, rows[chosen])[key] for way, rows in told.items()}
+        found = {way: score_group(way, rows[chosen])[key] for way, rows in judged.items()}
         ours = found.pop(way)
         others = {_NAMES[way].get(name, name): value for name, value in found.items()}
         return Line(what, int(chosen.sum()), ours, aim, more, others=others, headline=headline)

@@ -128,7 +128,7 @@ def _read_row(said: dict[str, str], release: str, kind: str, place: str) -> Rate
         try:
             numbers[field] = int(text) if text not in ("", "n/a") else 0
         except ValueError:
-            raise TableError(f"{text!r:.40} is no number of {name}", place=place) from None
+            raise TableError(f"{text!r:.40} is not a number of {name}", place=place) from None
     for degree in ("stages_per_rank", "expert"):
         numbers[degree] = max(numbers[degree], 1)
     return Rate(

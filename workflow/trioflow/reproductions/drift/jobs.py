@@ -104,7 +104,7 @@ def read_job(path: str | Path) -> Job:
     Raises
     ------
     TableError
-        When a column is missing, a time is none, or a step lacks operations of others.
+        When a column is missing, a time is not a number, or a step lacks operations of others.
     """
     path = Path(path)
     rows = pd.read_parquet(path)

@@ -42,14 +42,14 @@ def judge_halves(job: Job, draws: int = DRAWS) -> pd.DataFrame:
     rows = []
     for name, seen in split_steps(len(job.step_s)).items():
         medians_s = _find_medians(job, seen)
-        told = {
+        by_way = {
             JOINT: draw_steps(job, seen, draws, together=True),
             DRAWN: draw_steps(job, seen, draws),
             ONE_TIME: job.play(medians_s[:, None]),
             REPEATED: job.step_s[seen],
         }
         measured = np.quantile(job.step_s[~seen], QUANTILES)
-        for way, step_s in told.items():
+        for way, step_s in by_way.items():
             predicted = np.quantile(step_s, QUANTILES)
             rows.append({
                 "job": job.name, "seen": name, "steps": int((~seen).sum()), "way": way,

@@ -40,7 +40,7 @@ from trioflow.tables import records
 
 TITLE = "trioflow: counterparts of the TrioSim paper's figures"
 _LEAD = (
-    "Each figure asks what one of the paper's asks, of cases that can be had: runs of this machine, public measurements, and "
+    "Each figure repeats one of the paper's on cases that are available: runs of this machine, public measurements, and "
     "predictions that nobody measured. Every panel and every table says which of the three it is. Nothing was left out, and "
     "no number here is the paper's but the dashed strokes, which are averages over other cases."
 )

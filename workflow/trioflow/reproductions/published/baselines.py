@@ -174,7 +174,7 @@ class AnalyticalModel:
         return (1.0, 1.0)
 
     def step_interval_basis(self, kind: str = "rescale") -> str:
-        """Say that there is none."""
+        """Return that the interval rests on nothing."""
         return f"none: {self.source}"
 
     def save(self, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:

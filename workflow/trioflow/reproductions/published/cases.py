@@ -45,7 +45,9 @@ class PublishedRow:
     @property
     def made_plan(self) -> Plan:
         """The plan, with the degrees that the ranks make of it."""
-        from trioflow.parallel.plan import named_plan  # with all of pandas, for whoever asks
+        from trioflow.parallel.plan import (
+            named_plan,  # which imports pandas, only where it is needed
+        )
 
         return named_plan(self.plan, self.ranks, self.micro_batches or None)
 

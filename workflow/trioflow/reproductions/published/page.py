@@ -278,14 +278,14 @@ def _compose(
 def _conclude(scores: pd.DataFrame, names: Iterable[str]) -> str:
     """Say how many aims were reached, and how wrong each set that has one is."""
     aims = {name: sections.read_aim(scores, name) for name in names}
-    told = [
+    errors = [
         f"{describe_set(name).title} {write_percent(sections.score_of(scores, name, OURS)['mean_absolute_error'])}"
         for name, (_, reached) in aims.items()
         if reached is not None
     ]
     return (
-        f"{count_reached(reached for _, reached in aims.values())} Mean absolute errors: {'; '.join(told)}."
-        if told
+        f"{count_reached(reached for _, reached in aims.values())} Mean absolute errors: {'; '.join(errors)}."
+        if errors
         else ""
     )
 

@@ -34,7 +34,7 @@ _CIRCUITS = {
 
 
 def render_wafer(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return what the wafer study asks; then its tables, and what it swept and assumed.
+    """Return the question of the wafer study; then its tables, and what it swept and assumed.
 
     ``rows``: columns of ``reproductions.tables.WAFER``.
     """
@@ -157,7 +157,7 @@ def _render_wafer_cases(rows: pd.DataFrame) -> str:
 
 
 def render_hop(rows: pd.DataFrame) -> tuple[str, str]:
-    """Return what the Hop study asks; then its tables, and what it swept and assumed.
+    """Return the question of the Hop study; then its tables, and what it swept and assumed.
 
     ``rows``: columns of ``reproductions.tables.HOP``.
     """

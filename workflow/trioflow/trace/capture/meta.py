@@ -93,7 +93,7 @@ def _profile(
     row: Mapping[str, Any], batch: int, seed: int, mode: NotingFakeMode,
     attention: AbstractContextManager[None], folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Run a step on fake tensors under the profiler; return what its model says of itself."""
+    """Run a step on fake tensors under the profiler; return the facts of its model."""
     workload = build_workload(row, seed, "meta")
     with mode, attention:
         _move_to_fake(workload.model)

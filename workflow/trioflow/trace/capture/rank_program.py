@@ -1,6 +1,6 @@
 """One process runs a user's own sharded step as a rank of many, and its program becomes a trace.
 
-PyTorch's ``fake`` process group has as many ranks as it is told; its messages return at once. What
+PyTorch's ``fake`` process group has any number of ranks; its messages return at once. What
 the step asks of it is what it would ask of a real one.
 """
 
@@ -75,7 +75,7 @@ def capture_rank(
     if batch < 1:
         raise InputError(f"batch {batch} is not positive")
     if not 0 <= rank < world_size:
-        raise InputError(f"--rank {rank} is none of {world_size} ranks, 0 to {world_size - 1}")
+        raise InputError(f"--rank {rank} is not one of {world_size} ranks, 0 to {world_size - 1}")
     where = DEVICE if device == DEVICE else choose_device(device)
     target = target or ("cuda" if where == DEVICE else where)
     if target not in TARGETS:
@@ -229,7 +229,7 @@ class _TorchWithValues:
 
 
 def _describe_program(recorder: ProgramRecorder, rank: int, world_size: int) -> dict[str, Any]:
-    """Return what a step told while it ran: its optimizer, its streams, its messages."""
+    """Return what was recorded of a step while it ran: its optimizer, its streams, its messages."""
     streams = recorder.streams
     return {
         "optimizer": recorder.optimizer,

@@ -102,7 +102,7 @@ def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
 def detect_format(paths: Sequence[Path]) -> str:
     """Return the format of some files or of a folder.
 
-    Raises TraceError when it is none that trioflow knows.
+    Raises TraceError when trioflow does not know the format.
     """
     from trioflow.trace.importers import chakra, neusight, triosim
 

@@ -99,7 +99,7 @@ def merge_trace(folder: str | Path) -> Trace:
 
 
 def _read_environment(file: Path) -> dict[str, Any]:
-    """Read what the capture says of itself, checked as far as merging relies on it."""
+    """Read the capture's own description, checked as far as merging relies on it."""
     environment = read_json(file, TraceError)
     if not isinstance(environment, dict):
         raise TraceError("not a JSON object", file=file, fix="capture it again")
