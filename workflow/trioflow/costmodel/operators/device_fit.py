@@ -291,8 +291,10 @@ def make_recipe(
     for name, phase in sorted(keys):
         forms = known.products if base_class(name) in PRODUCT_CLASSES else known.others
         chosen[name, phase] = forms[0]
+        if len(forms) == 1 or name in HOST_ONLY:
+            continue
         mine, others = _of_class(rows, name, phase), _of_class(alone, name, phase)
-        if len(forms) > 1 and name not in HOST_ONLY and len(mine):
+        if len(mine):
             work, times = np.zeros((0, len(FEATURES) + len(PRODUCTS))), np.zeros(0)
             if len(others):
                 work, times = work_matrix(others), others["time_s"].to_numpy(np.float64)
