@@ -17,7 +17,7 @@ from trioflow.trace.summary import describe_step, summarise_trace
 SOURCES = """sources:
   a Kineto trace (export_chrome_trace), best with the execution trace of the same run
   (ExecutionTraceObserver); a folder that `trioflow capture` filled; TrioSim's folder with trace.csv
-  and tensor.csv; a NeuSight table; one rank's Chakra .et file. Plain or gzipped.
+  and tensor.csv; a NeuSight table; one rank's Chakra .et file; Nsight Systems' .sqlite. Plain or gzipped.
 
 example:
   trioflow import kineto.json.gz execution_trace.json --gpu "NVIDIA A40" --batch 32 --precision tf32 -o trace

@@ -16,7 +16,7 @@ from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
-FORMATS = ("capture", "kineto", "triosim", "neusight", "chakra")
+FORMATS = ("capture", "kineto", "triosim", "neusight", "chakra", "nsight")
 _WITHOUT_BLOCKS = ("triosim", "chakra")
 _HEAD_BYTES = 1 << 16
 _KINETO, _EXECUTION_TRACE = "Kineto trace", "execution trace"
@@ -29,7 +29,7 @@ def import_trace(
     """Build a trace from one of the known sources.
 
     ``sources``: a folder that ``trioflow capture`` filled, TrioSim's folder with ``trace.csv`` and
-    ``tensor.csv``, a NeuSight table, one rank's Chakra file, or a Kineto trace with or without the
+    ``tensor.csv``, a NeuSight table, one rank's Chakra file, Nsight Systems' database, or a Kineto trace with or without the
     execution trace of the same run (two files in any order, or their folder). ``options``: what the
     source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
     the source is not one of these, is broken, or leaves open what no option says.
@@ -76,6 +76,10 @@ def _import_from(form: str, paths: Sequence[Path], options: ImportOptions) -> Tr
         from trioflow.trace.importers.chakra import import_chakra
 
         trace = import_chakra(first, options)
+    elif form == "nsight":
+        from trioflow.trace.importers.nsight import import_nsight
+
+        trace = import_nsight(first, options)
     else:
         trace = merge_trace(first)
     return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
@@ -104,12 +108,13 @@ def detect_format(paths: Sequence[Path]) -> str:
 
     Raises TraceError when trioflow does not know the format.
     """
-    from trioflow.trace.importers import chakra, neusight, triosim
+    from trioflow.trace.importers import chakra, neusight, nsight, triosim
 
     first = paths[0]
     if first.is_dir() and (first / RAW_FILES[2]).exists():
         return "capture"
-    for name, known in (("triosim", triosim), ("neusight", neusight), ("chakra", chakra)):
+    readers = {"triosim": triosim, "nsight": nsight, "neusight": neusight, "chakra": chakra}
+    for name, known in readers.items():
         if known.recognise(first):
             return name
     if any(_recognise_json(path) for path in _files(paths)):
@@ -117,7 +122,7 @@ def detect_format(paths: Sequence[Path]) -> str:
     raise TraceError(
         "not a source that trioflow knows", file=first,
         fix="give a Kineto trace (with its execution trace), a folder of `trioflow capture`, "
-        "TrioSim's trace.csv and tensor.csv, a NeuSight table or a Chakra .et file",
+        "TrioSim's trace.csv and tensor.csv, a NeuSight table, a Chakra .et file or Nsight Systems' .sqlite",
     )  # fmt: skip
 
 

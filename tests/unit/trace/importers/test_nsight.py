@@ -1,0 +1,199 @@
+"""Nsight Systems' databases, written here after the schema that NVIDIA documents."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from trioflow.base.errors import TraceError
+from trioflow.cli import main
+from trioflow.trace.importers.detect import detect_format, import_trace
+from trioflow.trace.importers.options import ImportOptions
+
+OPTIONS = ImportOptions(precision="fp32", batch=8)
+GPU = "NVIDIA H100 80GB HBM3"
+MAIN, BACKWARD, PROCESS = (7 << 24) | 1, (7 << 24) | 2, 7 << 24
+LINEAR = "aten::linear, seq = 4, op_id = 1, sizes = [[8, 16], [32, 16], [32]]"
+NODE = "autograd::engine::evaluate_function: AddmmBackward0, seq = 4, op_id = 2"
+PRODUCT = "aten::mm, op_id = 3, sizes = [[32, 8], [8, 16]], input_op_ids = [(1,0)]"
+
+
+class Report:
+    """A database in the making; times in microseconds."""
+
+    def __init__(self, *, inline: bool = False) -> None:
+        self.inline = inline  # a range's text in its own column, as versions before 2021 wrote it
+        self.strings: dict[str, int] = {}
+        self.ranges: list[tuple] = []
+        self.calls: list[tuple] = []
+        self.kernels: list[tuple] = []
+        self.copies: list[tuple] = []
+
+    def name(self, text: str) -> int:
+        return self.strings.setdefault(text, len(self.strings) + 1)
+
+    def range(self, text: str, start: int, end: int, thread: int = MAIN, kind: int = 59) -> None:
+        own = (text, None) if self.inline else (None, self.name(text))
+        self.ranges.append((start * 1000, end * 1000, kind, *own, thread))
+
+    def launch(
+        self, name: str, at: int, start: int, end: int, thread: int = MAIN, process: int = PROCESS
+    ) -> None:
+        number = len(self.calls) + 1
+        self.calls.append(
+            (at * 1000, (at + 1) * 1000, thread, number, self.name("cudaLaunchKernel_v7000"))
+        )
+        stream = 13 if name.startswith("nccl") else 7
+        self.kernels.append((start * 1000, end * 1000, 0, stream, number, process, self.name(name)))
+
+    def copy(self, kind: int, size: int, at: int, start: int, end: int) -> None:
+        number = len(self.calls) + 1
+        self.calls.append(
+            (at * 1000, (at + 1) * 1000, MAIN, number, self.name("cudaMemcpyAsync_v3020"))
+        )
+        self.copies.append((start * 1000, end * 1000, 0, 7, number, PROCESS, size, kind))
+
+    def write(self, path: Path, *, without: tuple[str, ...] = ()) -> Path:
+        columns = {
+            "StringIds": "id INTEGER PRIMARY KEY, value TEXT",
+            "NVTX_EVENTS": "start INT, end INT, eventType INT, text TEXT, textId INT, globalTid INT",
+            "CUPTI_ACTIVITY_KIND_RUNTIME": "start INT, end INT, globalTid INT, correlationId INT, nameId INT",
+            "CUPTI_ACTIVITY_KIND_KERNEL": "start INT, end INT, deviceId INT, streamId INT, correlationId INT, "
+            "globalPid INT, demangledName INT",
+            "CUPTI_ACTIVITY_KIND_MEMCPY": "start INT, end INT, deviceId INT, streamId INT, correlationId INT, "
+            "globalPid INT, bytes INT, copyKind INT",
+            "TARGET_INFO_GPU": "id INT, name TEXT",
+            "META_DATA_EXPORT": "name TEXT, value TEXT",
+        }  # fmt: skip
+        rows = {
+            "StringIds": [(number, text) for text, number in self.strings.items()],
+            "NVTX_EVENTS": self.ranges, "CUPTI_ACTIVITY_KIND_RUNTIME": self.calls,
+            "CUPTI_ACTIVITY_KIND_KERNEL": self.kernels, "CUPTI_ACTIVITY_KIND_MEMCPY": self.copies,
+            "TARGET_INFO_GPU": [(0, GPU)], "META_DATA_EXPORT": [("EXPORT_SCHEMA_VERSION", "3.14.1")],
+        }  # fmt: skip
+        base = sqlite3.connect(path)
+        for table, words in columns.items():
+            if table not in without:
+                base.execute(f"CREATE TABLE {table} ({words})")
+                marks = ", ".join("?" * len(words.split(", ")))
+                base.executemany(f"INSERT INTO {table} VALUES ({marks})", rows[table])
+        base.commit()
+        base.close()
+        return path
+
+
+def write_step(report: Report, begin: int, longer: int = 0) -> None:
+    """One step of a linear layer: forward, loss's copy, backward on its own thread, all-reduce, update."""
+    report.range("train step", begin, begin + 400)
+    report.range("encoder.layer", begin + 10, begin + 60)
+    report.range(LINEAR, begin + 20, begin + 50)
+    report.launch("sm90_xmma_gemm_f32", begin + 30, begin + 40, begin + 90 + longer)
+    report.range("aten::to", begin + 62, begin + 70)
+    report.copy(2, 4, begin + 64, begin + 100, begin + 102)
+    report.range(NODE, begin + 110, begin + 160, BACKWARD)
+    report.range("AddmmBackward0, seq = 4", begin + 112, begin + 158, BACKWARD)
+    report.range(PRODUCT, begin + 120, begin + 150, BACKWARD)
+    report.launch("sm90_xmma_gemm_f32", begin + 130, begin + 140, begin + 200, BACKWARD)
+    report.range("c10d::allreduce_", begin + 170, begin + 190)
+    report.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", begin + 175, begin + 210, begin + 290)
+    report.range("Optimizer.step#AdamW.step", begin + 300, begin + 380)
+    report.range("aten::_foreach_add_", begin + 310, begin + 330)
+    report.launch("multi_tensor_apply_kernel", begin + 315, begin + 320, begin + 340)
+
+
+def steps(*, inline: bool = False) -> Report:
+    report = Report(inline=inline)
+    for number, longer in enumerate((0, 10, 40)):
+        write_step(report, 1000 * (number + 1), longer)
+    return report
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_report_becomes_the_trace_of_a_step(tmp_path, inline):
+    path = steps(inline=inline).write(tmp_path / "rank-0.sqlite")
+    assert detect_format([path]) == "nsight"
+    trace = import_trace([path], OPTIONS)
+    facts, rows = trace.facts, trace.operators.set_index("name")
+    assert list(rows.index) == [
+        "aten::linear", "aten::to", "aten::mm", "c10d::allreduce_", "aten::_foreach_add_",
+    ]  # fmt: skip
+    assert rows["phase"].tolist() == ["forward", "forward", "backward", "forward", "optimizer"]
+    assert rows["kind"].tolist() == ["compute", "memcpy", "compute", "collective", "compute"]
+    assert rows.loc["aten::linear", "device_ns"] == 60_000, "the median of 50, 60 and 90 us"
+    assert rows.loc["aten::mm", "device_ns"] == 60_000
+    assert rows.loc["aten::linear", "flop"] == 2 * 8 * 16 * 32
+    assert rows.loc["aten::mm", "flop"] == 2 * 32 * 8 * 16
+    assert rows.loc["aten::mm", "forward_op_id"] == rows.loc["aten::linear", "op_id"]
+    assert rows.loc["aten::linear", "module"] == "encoder.layer"
+    assert (facts.batch, facts.device_name, facts.precision, facts.optimizer) == (
+        8,
+        GPU,
+        "fp32",
+        "adamw",
+    )
+    assert facts.step_time_s == pytest.approx(400e-6) and facts.profiled_steps == 3
+    assert facts.source == "Nsight Systems" and facts.workload == "rank-0"
+    assert list(facts.inputs) == ["rank-0.sqlite"] and "ranges hold no types" in facts.warnings[0]
+
+
+def test_the_command_imports_and_shows_it(tmp_path, capsys):
+    path = steps().write(tmp_path / "mine.sqlite")
+    assert (
+        main(
+            [
+                "import",
+                str(path),
+                "--precision",
+                "bf16",
+                "--batch",
+                "8",
+                "-o",
+                str(tmp_path / "trace"),
+            ]
+        )
+        == 0
+    )
+    assert main(["show", str(tmp_path / "trace")]) == 0
+    assert "Nsight Systems" in capsys.readouterr().out
+
+
+def test_kernels_of_several_processes_are_refused(tmp_path):
+    report = steps()
+    report.launch("other", 3500, 3510, 3520, process=8 << 24)
+    with pytest.raises(TraceError, match="kernels of 2 processes") as caught:
+        import_trace([report.write(tmp_path / "two.sqlite")], OPTIONS)
+    assert "rank-%q{RANK}" in str(caught.value)
+
+
+def test_ranges_that_name_no_operator_are_refused_with_the_way_to_record_them(tmp_path):
+    report = Report()
+    report.range("step 1", 0, 100)
+    report.launch("gemm", 10, 20, 30)
+    with pytest.raises(TraceError, match=r"no NVTX range is an operator's.*emit_nvtx"):
+        import_trace([report.write(tmp_path / "plain.sqlite")], OPTIONS)
+
+
+@pytest.mark.parametrize("table", ["NVTX_EVENTS", "StringIds"])
+def test_a_database_without_its_tables_is_refused(tmp_path, table):
+    path = steps().write(tmp_path / "cut.sqlite", without=(table,))
+    with pytest.raises(TraceError, match=f"table {table}"):
+        import_trace([path], OPTIONS)
+
+
+def test_a_gpu_that_is_not_named_is_asked_for(tmp_path):
+    path = steps().write(tmp_path / "nameless.sqlite", without=("TARGET_INFO_GPU",))
+    with pytest.raises(TraceError, match="--gpu"):
+        import_trace([path], OPTIONS)
+    trace = import_trace([path], ImportOptions(precision="fp32", batch=8, gpu=GPU))
+    assert trace.facts.device_name == GPU
+
+
+def test_a_broken_file_and_one_without_precision_name_the_file(tmp_path):
+    path = steps().write(tmp_path / "a.sqlite")
+    with pytest.raises(TraceError, match=r"a\.sqlite.*--precision"):
+        import_trace([path], ImportOptions())
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
+    with pytest.raises(TraceError, match=r"a\.sqlite"):
+        import_trace([path], OPTIONS)

@@ -1,0 +1,252 @@
+"""A trace from Nsight Systems: the database that ``nsys export --type sqlite`` writes of a report.
+
+Operators are the ranges of ``torch.autograd.profiler.emit_nvtx`` (or of ``nsys profile
+--pytorch=autograd-shapes-nvtx``), which say name, sequence number and shapes; kernels, copies and
+the calls that launched them are CUPTI's. They are what PyTorch's own profiler records too, so they
+are written in its format and read by its reader.
+
+Source: NVIDIA, Nsight Systems, SQLite schema reference; PyTorch, ``torch/csrc/profiler/util.cpp``
+(what a range's text holds).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from trioflow.base.errors import TraceError
+from trioflow.base.provenance import digest_file
+from trioflow.base.settings import PRECISIONS
+from trioflow.base.units import NS_PER_US
+from trioflow.trace.importers.kineto import import_kineto
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.store import Trace
+
+_MAGIC = b"SQLite format 3\0"
+_RUNTIME, _NVTX, _STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
+_DEVICE = {
+    "kernel": "CUPTI_ACTIVITY_KIND_KERNEL", "gpu_memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "gpu_memset": "CUPTI_ACTIVITY_KIND_MEMSET",
+}  # fmt: skip
+_GPUS = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU")
+"""Where the names of GPUs stand, newest first."""
+_PUSH_POP = 59
+"""``eventType`` of ranges that nest on their thread."""
+_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+"""``copyKind`` as CUPTI numbers it."""
+_STEP = re.compile(
+    r"^(profilerstep#\d+|(train(ing)?[ _-]?)?(step|iter(ation)?)[ _#:-]*\d*)$", re.IGNORECASE
+)
+_TEXT = re.compile(
+    r"^(?P<name>.*?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = (?P<sizes>\[.*?\]))?(, input_op_ids = .*)?$"
+)
+_FLOATS = {
+    "fp32": "float",
+    "tf32": "float",
+    "bf16": "c10::BFloat16",
+    "fp16": "c10::Half",
+    "fp64": "double",
+}
+_NUMBER_BITS = 24
+"""Bits of the thread, and above it of the process, in a ``globalTid``."""
+
+
+def recognise(path: str | Path) -> bool:
+    """Return whether a path is a database, of whatever program."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def import_nsight(path: str | Path, options: ImportOptions) -> Trace:
+    """Read one rank's report.
+
+    ``options``: the precision, which no range holds (every tensor is taken to have its type), the
+    batch, and what else the database does not say. A step is a range called ``step``, ``iteration``
+    or ``ProfilerStep#``, with or without a number; other ranges that enclose operators name modules.
+
+    Raises TraceError when the file is no such database, holds several processes' kernels or no
+    operator, or what ``import_kineto`` refuses.
+    """
+    path = Path(path)
+    precision = str(options.need("precision", path))
+    if precision not in PRECISIONS:
+        raise TraceError(
+            f"unknown precision {precision!r}", file=path, fix=f"use one of {', '.join(PRECISIONS)}"
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder) / f"{path.stem}.json"
+        try:
+            with closing(
+                sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
+            ) as base:
+                base.row_factory = sqlite3.Row
+                _write_profile(_Report(base, path), _FLOATS[precision], profile)
+        except sqlite3.Error as error:
+            raise TraceError(
+                f"the database cannot be read: {error}", file=path, fix="export the report again"
+            ) from None
+        try:
+            trace = import_kineto(profile, None, options)
+        except TraceError as error:
+            raise TraceError(error.problem, file=path, place=error.place, fix=error.fix) from None
+    doubt = f"ranges hold no types: every tensor is taken as {precision}, indices and masks too"
+    facts = replace(
+        trace.facts, source="Nsight Systems", warnings=[doubt, *trace.facts.warnings],
+        inputs={path.name: digest_file(path)[:16]},
+    )  # fmt: skip
+    return Trace(trace.operators, trace.tensors, facts)
+
+
+class _Report:
+    """The tables of a report, which are there only where something was recorded."""
+
+    def __init__(self, base: sqlite3.Connection, path: Path) -> None:
+        self._base, self.path = base, path
+        found = base.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        self._tables = {str(row[0]) for row in found}
+        for name, what in ((_STRINGS, "names"), (_NVTX, "NVTX ranges")):
+            if name not in self._tables:
+                raise TraceError(
+                    f"the database has no {what} (table {name})", file=path,
+                    fix="profile with --trace=cuda,nvtx and export with nsys export --type sqlite",
+                )  # fmt: skip
+        self._names = {int(row["id"]): str(row["value"]) for row in self.rows(_STRINGS)}
+
+    def rows(self, *names: str) -> Iterator[sqlite3.Row]:
+        """Yield the rows of the first of these tables that exists."""
+        name = next((name for name in names if name in self._tables), None)
+        if name is not None:
+            yield from self._base.execute(f'SELECT * FROM "{name}"')
+
+    def text(self, row: sqlite3.Row, *columns: str) -> str:
+        """Return the first text of some columns: its own, or the number of one among the names."""
+        for column in columns:
+            value = read(row, column)
+            if isinstance(value, str) and value:
+                return value
+            if isinstance(value, int) and value in self._names:
+                return self._names[value]
+        return ""
+
+
+def read(row: sqlite3.Row, column: str) -> Any:
+    """Return a column's value; None where this version's table has no such column."""
+    return row[column] if column in row.keys() else None  # noqa: SIM118 (a row iterates over values)
+
+
+def _write_profile(report: _Report, word: str, target: Path) -> None:
+    """Write a report's events in the format of PyTorch's profiler."""
+    devices = [
+        {"id": int(read(row, "id") or 0), "name": report.text(row, "name")} for row in report.rows(*_GPUS)
+    ]  # fmt: skip
+    events = list(_list_ranges(report, word))
+    if not any(event["cat"] == "cpu_op" for event in events):
+        raise TraceError(
+            "no NVTX range is an operator's", file=report.path,
+            fix="train inside torch.autograd.profiler.emit_nvtx(record_shapes=True) under nsys, "
+            "or with nsys profile --pytorch=autograd-shapes-nvtx",
+        )  # fmt: skip
+    events += _list_calls(report)
+    with target.open("w", encoding="utf-8") as file:
+        json.dump({"deviceProperties": devices, "traceEvents": events}, file)
+
+
+def _event(
+    row: sqlite3.Row, name: str, category: str, place: tuple[int, int], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an event of a profile, which counts in microseconds."""
+    start_ns, end_ns = int(row["start"]), int(row["end"])
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": place[0], "tid": place[1],
+        "ts": start_ns / NS_PER_US, "dur": (end_ns - start_ns) / NS_PER_US, "args": dict(arguments),
+    }  # fmt: skip
+
+
+def _split(number: int) -> tuple[int, int]:
+    """Return process and thread of a ``globalTid``."""
+    mask = (1 << _NUMBER_BITS) - 1
+    return number >> _NUMBER_BITS & mask, number & mask
+
+
+def _list_ranges(report: _Report, word: str) -> Iterator[dict[str, Any]]:
+    """Yield operators, steps and modules among the ranges that nest."""
+    steps = 0
+    ranges = [
+        row
+        for row in report.rows(_NVTX)
+        if row["eventType"] == _PUSH_POP and row["end"] is not None
+    ]
+    for row in sorted(ranges, key=lambda row: (row["start"], -row["end"])):
+        match = _TEXT.match(text := report.text(row, "text", "textId"))
+        name, place = (match["name"] if match else text), _split(int(row["globalTid"]))
+        if _STEP.match(name):
+            steps += 1
+            yield _event(row, f"ProfilerStep#{steps}", "user_annotation", place, {})
+        elif match and (match["sequence"] or match["sizes"] or "::" in name):
+            yield _event(row, name, "cpu_op", place, _describe(match, word))
+        elif name.startswith("Optimizer."):
+            yield _event(row, name, "user_annotation", place, {})
+        elif name:
+            yield _event(row, f"module: {name}", "user_annotation", place, {})
+
+
+def _describe(match: re.Match[str], word: str) -> dict[str, Any]:
+    """Return what an operator's range says of it, in the profiler's words."""
+    found: dict[str, Any] = {}
+    if match["sequence"]:
+        found["Sequence number"] = int(match["sequence"])
+    try:
+        sizes = json.loads(match["sizes"] or "")
+    except ValueError:
+        return found
+    return found | {"Input Dims": sizes, "Input type": [word if shape else "" for shape in sizes]}
+
+
+def _list_calls(report: _Report) -> Iterator[dict[str, Any]]:
+    """Yield the calls that launched work, and what ran on the device.
+
+    Raises TraceError when several processes used it.
+    """
+    for row in report.rows(_RUNTIME):
+        name = re.sub(r"_v\d+$", "", report.text(row, "nameId"))
+        category = "cuda_runtime" if name.startswith("cuda") else "cuda_driver"
+        place = _split(int(row["globalTid"]))
+        yield _event(row, name, category, place, {"correlation": row["correlationId"]})
+    processes: set[int] = set()
+    for category, table in _DEVICE.items():
+        for row in report.rows(table):
+            if read(row, "globalPid") is not None:
+                processes.add(_split(int(row["globalPid"]))[0])
+            if len(processes) > 1:
+                raise TraceError(
+                    f"kernels of {len(processes)} processes or more", file=report.path,
+                    fix="export the report of one rank: nsys profile -o rank-%q{RANK} in every process",
+                )  # fmt: skip
+            arguments = {
+                "device": row["deviceId"], "stream": row["streamId"], "correlation": row["correlationId"],
+            }  # fmt: skip
+            if graph := read(row, "graphId") or read(row, "graphNodeId"):
+                arguments["graph id"] = graph
+            if (size := read(row, "bytes")) is not None:
+                arguments["bytes"] = size
+            yield _event(
+                row, _name_work(report, row, category), category, (0, row["streamId"]), arguments
+            )
+
+
+def _name_work(report: _Report, row: sqlite3.Row, category: str) -> str:
+    if category == "kernel":
+        return report.text(row, "demangledName", "shortName", "mangledName") or "unnamed kernel"
+    kind = _COPIES.get(int(read(row, "copyKind") or 0), "")
+    return f"Memcpy {kind}".strip() if category == "gpu_memcpy" else "Memset (Device)"
