@@ -9,12 +9,13 @@
 # make docs       write config/README.md and workflow/schemas/ again from their sources
 # make bench     measure speeds and write docs/bench.md
 # make publish   carry results/ of a finished run into README.md, docs/ and the shipped example
+# make release VERSION=0.2.0   write a version into library, citation, conda recipe and changelog
 # make clean      remove results and caches; .venv stays
 #
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="--cores 8" goes to Snakemake.
 
 .DEFAULT_GOAL := setup
-.PHONY: setup reproduce resume test lint docs site bench publish clean
+.PHONY: setup reproduce resume test lint docs site bench publish release clean
 
 # Compiled modules are kept: hundreds of processes start, and each would compile the library again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -80,6 +81,9 @@ bench: $(STAMP)
 
 publish: $(STAMP)
 	$(BIN)/python docs/publish_results.py
+
+release: $(STAMP)
+	$(BIN)/python docs/release.py $(VERSION)
 
 clean:
 	rm -rf $(RESULTS) .snakemake .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
