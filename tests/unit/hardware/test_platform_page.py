@@ -25,13 +25,15 @@ def blocks(language: str) -> list[str]:
 def test_every_example_loads(text: str, tmp_path: Path) -> None:
     (csv,) = blocks("csv")
     (tmp_path / "links.csv").write_text(csv)
+    (xml,) = blocks("xml")
+    (tmp_path / "node.xml").write_text(xml)
     (tmp_path / "mine.yaml").write_text(text)
     platform = load_platform(tmp_path / "mine.yaml")
     assert platform.links and platform.name in text
 
 
 def test_the_examples_are_what_they_say() -> None:
-    assert len(blocks("yaml")) == 5
+    assert len(blocks("yaml")) == 6
     (toml,) = blocks("toml")
     assert ENTRY_POINTS in tomllib.loads(toml)["project"]["entry-points"]
 

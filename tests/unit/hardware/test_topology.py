@@ -117,7 +117,7 @@ def test_closed_forms(
 
 
 def test_every_builder_has_its_case_and_says_its_closed_form() -> None:
-    elsewhere = {"node_groups", "rail_optimised", "edge_list"}
+    elsewhere = {"node_groups", "rail_optimised", "edge_list", "nccl_file"}
     assert {case[0] for case in CASES} | elsewhere == set(ALL)
     for name, builder in ALL.items():
         text = inspect.getdoc(builder) or ""

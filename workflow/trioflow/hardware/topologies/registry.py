@@ -21,6 +21,7 @@ from trioflow.hardware.topologies.grids import (
     build_ring,
     build_torus,
 )
+from trioflow.hardware.topologies.nccl_file import build_nccl_file
 from trioflow.hardware.topologies.nodes import build_node_groups, build_rail_optimised
 from trioflow.hardware.topologies.pcie import build_pcie_sockets, build_pcie_tree
 from trioflow.hardware.topologies.switches import (
@@ -53,6 +54,7 @@ BUILDERS: Mapping[str, Builder] = {
     "node_groups": build_node_groups,
     "rail_optimised": build_rail_optimised,
     "edge_list": build_edge_list,
+    "nccl_file": build_nccl_file,
 }
 """trioflow's own builders by the name that a platform file gives them."""
 
