@@ -1,4 +1,4 @@
-"""A profile of 1 GB is read within 1 GB of memory."""
+"""A large profile is read within its own size of memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import pytest
 from large_profile import write_large_profile
 
-LIMIT_BYTES = 1_000_000_000
+LIMIT_BYTES = 400_000_000
+"""What does not grow with the file, 150 MB, leaves each of its bytes 0.6 of one: in a larger file 0.85 of one would do."""
 
 IMPORT = """
 import json, sys
@@ -39,7 +40,7 @@ def test_steps_of_a_long_profile_are_told_apart(raw_cnn, cnn_trace, tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_stays_below_the_size_of_a_1_gb_file(raw_cnn, cnn_trace, tmp_path):
+def test_memory_stays_below_the_size_of_a_large_file(raw_cnn, cnn_trace, tmp_path):
     _, (peak_bytes, operators, profiled) = import_large(raw_cnn, tmp_path, LIMIT_BYTES)
     assert operators == len(cnn_trace.operators)
     assert profiled > 20
