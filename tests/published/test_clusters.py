@@ -111,7 +111,7 @@ def test_the_host_s_time_of_p5_is_that_of_the_runs_that_wait_for_it(runs: list[R
     operators = trace_run(bound[0]).operators
     works = (operators[["flop", "read_bytes", "write_bytes"]] > 0).any(axis=1)
     launches = int((works & operators["phase"].isin(["forward", "backward"])).sum())
-    shipped = load_platform("p5-h100", 8).host["launch_s"]
+    shipped = load_platform("p5-h100", 8).host["launch_nanotron_s"]
     assert shipped == pytest.approx(piece_s / launches, rel=2e-3)
 
 

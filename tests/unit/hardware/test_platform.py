@@ -318,7 +318,7 @@ def test_what_was_never_measured_is_said(tmp_path: Path) -> None:
         "links.rank1->rank0.latency_s"
     )
     assert describe_unmeasured(load_platform(write(tmp_path, describe()))) == ""
-    assert "9 numbers of dgx-h100 never" in describe_unmeasured(load_platform("dgx-h100", 16))
+    assert "10 numbers of dgx-h100 never" in describe_unmeasured(load_platform("dgx-h100", 16))
     save_platform(platform, tmp_path / "saved.yaml")
     assert load_platform(tmp_path / "saved.yaml").unmeasured == platform.unmeasured
 

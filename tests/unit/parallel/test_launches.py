@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow import load_trace, make_plan, predict
-from trioflow.costmodel.device_times import NO_HOST, host_times
+from trioflow.costmodel.device_times import NO_HOST, find_launch_s, host_times
 from trioflow.hardware.platform import load_platform
 from trioflow.trace.store import Trace
 
@@ -22,7 +22,7 @@ def step_s(trace, launch_s, **degrees):
     return predict(
         trace,
         make_plan(**degrees),
-        replace(platform, host={**platform.host, "launch_s": launch_s}),
+        replace(platform, host={**platform.host, "launch_pytorch_s": launch_s}),
     )
 
 
@@ -62,7 +62,40 @@ def test_the_answer_says_what_a_launch_takes(trace):
     assert NO_HOST in " ".join(step_s(trace, 0.0).warnings)
 
 
-def test_nanotron_s_cluster_says_it_with_its_source():
-    platform = load_platform("p5-h100", 8)
-    assert 10e-6 < platform.host["launch_s"] < 200e-6
-    assert "1 and 2 nodes" in platform.sources["host.launch_s"]
+@pytest.mark.parametrize("name", ["p5-h100", "dgx-h100", "dgx-h200", "dgx-a100"])
+def test_machines_say_what_a_launch_takes_each_framework_with_its_source(name):
+    platform = load_platform(name, 8)
+    launches = {
+        framework: platform.host[f"launch_{framework}_s"]
+        for framework in ("pytorch", "megatron", "nanotron")
+    }
+    assert all(10e-6 < launch_s < 200e-6 for launch_s in launches.values())
+    # Megatron's and nanotron's Python does more for each kernel than PyTorch's own.
+    assert launches["pytorch"] < min(launches["megatron"], launches["nanotron"])
+    assert all(platform.sources[f"host.launch_{framework}_s"] for framework in launches)
+
+
+@pytest.mark.parametrize(("recipe", "launch_s"), [
+    (None, 1.0), ("fsdp2-mixed", 1.0), ("megatron-bf16", 2.0), ("fp8", 2.0), ("nanotron-bf16", 3.0),
+])  # fmt: skip
+def test_the_recipe_s_framework_decides_what_a_launch_takes(trace, recipe, launch_s):
+    facts = replace(trace.facts, precision_recipe=recipe)
+    host = {"launch_megatron_s": 2.0, "launch_nanotron_s": 3.0, "launch_s": 1.0}
+    assert find_launch_s(host, facts) == launch_s
+    assert find_launch_s({**host, "launch_pytorch_s": 4.0}, facts) == (4.0 if launch_s == 1.0 else launch_s)  # fmt: skip
+    assert find_launch_s({}, facts) == 0.0
+
+
+def test_megatron_s_host_waits_for_each_message_of_a_pipeline(trace):
+    """Each of 4 micro-batches and 1 more stage launches anew; elsewhere the host runs ahead while the device waits."""
+    facts = replace(trace.facts, precision_recipe="megatron-bf16")
+    of_megatron = Trace(trace.operators, trace.tensors, facts)
+    platform = load_platform("dgx-h100", 8)
+    launch_s, steps = 1e-3, []
+    plan = make_plan(pipeline=4, schedule="1f1b", micro_batches=4)
+    for one, key in ((trace, "launch_pytorch_s"), (of_megatron, "launch_megatron_s")):
+        held = replace(platform, host={**platform.host, key: launch_s})
+        steps.append(predict(one, plan, held).step_time_s)
+    # Of stages as long as one another, 4 micro-batches pass 4 at a time one after the other.
+    least_s = count_launches(trace) * launch_s * (4 + 4 - 1) / 4 / 2
+    assert steps[1] > max(1.2 * steps[0], least_s)

@@ -16,7 +16,7 @@ from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.schedules.build import SCHEDULES
-from trioflow.trace.store import Trace
+from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 MODEL = ProportionalModel()
 
@@ -45,6 +45,42 @@ def test_a_unit_runs_again_right_before_its_backward(transformer_trace):
     again = sum(name.startswith("recompute ") for name in names)
     forward = int((transformer_trace.operators["phase"] == "forward").sum())
     assert forward / 2 < again < forward
+
+
+def test_blocks_are_counted_as_megatron_counts_them():
+    trace = load_trace("llama-3-2-1b-b4")
+    units = list(pipeline_units(trace))
+    blocks = [name for name in units if name[-1].isdigit()]
+    of_each = [region.operators for region in plan_recomputation(trace, "uniform:1")]
+    assert len(of_each) == len(blocks) == len(units) - 2  # neither embedding nor head
+    whole = {op for ops in of_each for op in ops}
+    by_four = plan_recomputation(trace, "uniform:4")
+    assert len(by_four) == len(blocks) // 4
+    # Three of four boundaries are no longer kept, so a block's last operators run again too.
+    assert whole < {op for region in by_four for op in region.operators}
+    first = plan_recomputation(trace, "block:3")
+    assert [region.operators for region in first] == of_each[:3]
+    half = len(units) // 2
+    of_stages = plan_recomputation(trace, "block:3", [units[:half], units[half:]])
+    assert [region.operators for region in of_stages] == [*of_each[:3], *of_each[half - 1 :][:3]]
+
+
+@pytest.mark.parametrize("kind", ["block", "block:0", "uniform:x", "some"])
+def test_an_unknown_recomputation_is_refused(kind):
+    with pytest.raises(PlanError, match=r"unknown recomputation.*block:N"):
+        make_plan(recompute=kind)
+
+
+def test_fewer_blocks_save_less_memory_and_time():
+    shipped = load_trace("llama-3-2-1b-b4")
+    timed = shipped.operators.assign(device_ns=1000)
+    trace = Trace(timed, shipped.tensors, shipped.facts)
+    found = []
+    for kind in ("none", "block:4", "block:12", "uniform:1"):
+        graph = extrapolate(trace, make_plan(recompute=kind), MODEL)
+        held = graph.metadata.memory[0]["categories"]["activation"]
+        found.append((graph.tasks["duration_s"].sum(), -held))
+    assert found == sorted(found) and len(set(found)) == 4
 
 
 def test_recomputation_takes_time_and_saves_memory(cnn_trace, transformer_trace):

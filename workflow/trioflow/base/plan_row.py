@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from math import prod
 from numbers import Integral
@@ -34,6 +35,8 @@ _REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
 RECOMPUTATIONS = ("none", "full", "selective")
 """What backward runs again instead of keeping it."""
+RECOMPUTED = rf"^({'|'.join(RECOMPUTATIONS)}|(uniform|block):[1-9][0-9]*)$"
+"""Those, or Megatron-LM's two that count blocks."""
 REPEATS = ("gpipe-recompute",)
 """Schedules that run forwards again by themselves."""
 CONTEXT_METHODS = ("ring", "all-gather", "all-to-all")
@@ -112,9 +115,9 @@ class Plan:
         default=False,
     )  # fmt: skip
     recompute: str = declare_cell(
-        "activations that backward computes again: none, full (all of each unit), or selective"
-        " (attention's products and softmax only)",
-        enum=list(RECOMPUTATIONS), default="none",
+        "activations that backward computes again: none, full (all of each unit), selective (attention's products and"
+        " softmax only), uniform:N (all blocks, N at a time), or block:N (the first N blocks of each stage)",
+        pattern=RECOMPUTED, default="none",
     )  # fmt: skip
     offload: str = declare_cell(
         "what lies in the host's memory: none, optimizer (its state, and its work on the host), or"
@@ -279,6 +282,8 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
          f"{plan.chunks} chunks and chunks of up to {plan.chunk_bytes} bytes", "give one of them"),
         *_list_style_rules(plan),
         *_list_expert_rules(plan),
+        (re.fullmatch(RECOMPUTED, plan.recompute) is None, "recompute", f"unknown recomputation {plan.recompute!r}",
+         f"use {', '.join(RECOMPUTATIONS)}, uniform:N or block:N with a number of blocks"),
         (plan.recompute != "none" and plan.schedule in REPEATS, "recompute",
          f"{plan.recompute} with {plan.schedule}, which runs forwards again itself", "write none, or gpipe"),
         (plan.offload == "optimizer" and plan.sharding in ("zero1", "distributed"), "offload",

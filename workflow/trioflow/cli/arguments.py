@@ -211,8 +211,10 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel ranks share embedding, head and loss by vocabulary",
     )  # fmt: skip
     degrees.add_argument(
-        "--recompute", choices=RECOMPUTATIONS[1:], help="activations that backward computes again"
-    )
+        "--recompute", metavar="WHAT",
+        help=f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
+        "time) or block:N (the first N blocks of each stage)",
+    )  # fmt: skip
     degrees.add_argument("--offload", choices=OFFLOADS[1:], help="what lies in the host's memory")
     degrees.add_argument(
         "--schedule", metavar="NAME",

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import WORDS
 from trioflow.base.units import ns_to_s, s_to_ns
 from trioflow.costmodel.features import Floats
 from trioflow.costmodel.interface import OperatorModel, RowModel
@@ -121,9 +122,20 @@ def host_times(trace: Trace, operators: pd.DataFrame, launch_s: float) -> Floats
     return np.array([ns_to_s(t) for t in operators["cpu_ns"]], dtype=np.float64)
 
 
-def mention_launches(warnings: Sequence[str], launch_s: float) -> list[str]:
+def find_launch_s(host: Mapping[str, float], facts: Facts) -> float:
+    """Return what a launch takes the host of a platform where the step's framework runs [s]; 0 where nobody knows.
+
+    ``host``: the platform's named costs; ``launch_s`` is that of every framework without one of its own.
+    """
+    return float(host.get(f"launch_{facts.recipe.framework}_s", host.get("launch_s", 0.0)))
+
+
+def mention_launches(warnings: Sequence[str], launch_s: float, facts: Facts) -> list[str]:
     """Return warnings that say what a launch was taken to last, in place of saying that none was."""
-    said = f"; the host takes {launch_s * 1e6:.3g} us for each"
+    said = (
+        f"; the host takes {launch_s * 1e6:.3g} us for each, that of {WORDS[facts.recipe.framework]}"
+        " (docs/platforms.md says where it was measured)"
+    )
     return [text.replace(NO_HOST, said) if launch_s else text for text in warnings]
 
 

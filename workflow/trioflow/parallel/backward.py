@@ -19,6 +19,7 @@ arXiv 2205.05198, section 5. I and W: ``torch/distributed/pipelining/_backward.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,10 @@ PRODUCTS = ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum")
 _SOFTMAXES = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 
 
+_BLOCK = re.compile(r"\.\d+$")
+"""How the name of a unit ends that is one of a model's repeated blocks."""
+
+
 @dataclass(frozen=True)
 class Recomputation:
     """A region of forward whose results are dropped and computed again."""
@@ -48,21 +53,30 @@ class Recomputation:
 
 
 @remembered
-def plan_recomputation(trace: Trace, kind: str) -> list[Recomputation]:
+def plan_recomputation(
+    trace: Trace, kind: str, cut: Sequence[Sequence[str]] = ()
+) -> list[Recomputation]:
     """Return the regions that a step recomputes, in the order of forward.
 
     ``full``: each unit of the model's chain; ``selective``: the products and the softmax of each
-    attention. Raises PlanError when the trace does not say what the model's units are, or shows no
-    attention.
+    attention; ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N
+    blocks of a stage. ``cut``: the units of each stage; one stage of all without it. Raises PlanError when
+    the trace does not say what the model's units are, or shows no attention.
     """
     if kind == "none":
         return []
-    regions = list_units(trace) if kind == "full" else _list_attentions(trace)
+    word, _, count = kind.partition(":")
+    if word == "selective":
+        regions = _list_attentions(trace)
+    elif word == "full":
+        regions = list_units(trace)
+    else:
+        regions = _list_blocks(trace, word, int(count), cut or [list(pipeline_units(trace))])
     if not regions:
-        what = "its units" if kind == "full" else "an attention"
+        what = "an attention" if word == "selective" else "its units"
         raise PlanError(
             f"recompute {kind}: the trace of {trace.facts.workload} does not show {what}",
-            fix="use recompute none" if kind == "full" else "use recompute full",
+            fix="use recompute full" if word == "selective" else "use recompute none",
         )
     saved = _find_saved(trace)
     found = [_make_region(region, saved) for region in regions]
@@ -121,6 +135,23 @@ def _find_saved(trace: Trace) -> dict[int, _Saved]:
         found[forward] = _Saved(
             known.readers | frozenset(nodes[node]), known.result or forward in sources
         )
+    return found
+
+
+def _list_blocks(
+    trace: Trace, word: str, count: int, cut: Sequence[Sequence[str]]
+) -> list[list[int]]:
+    """Return the forward operators of the blocks that Megatron-LM's ``recompute-num-layers`` chooses."""
+    units = dict(zip(pipeline_units(trace), list_units(trace), strict=False))
+    found = []
+    for stage in cut:
+        blocks = [name for name in stage if _BLOCK.search(name)]
+        if word == "block":
+            found += [units[name] for name in blocks[:count]]
+            continue
+        for start in range(0, len(blocks), count):
+            parts = [units[name] for name in blocks[start : start + count]]
+            found.append([op for part in parts for op in part])
     return found
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from trioflow.base.experiments import Plan
+from trioflow.base.precision_recipes import MEGATRON
 from trioflow.base.units import ns_to_s, s_to_ns
-from trioflow.costmodel.device_times import mention_launches, times_interval
+from trioflow.costmodel.device_times import find_launch_s, mention_launches, times_interval
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.intervals import combine_intervals
 from trioflow.costmodel.steps import (
@@ -67,6 +68,9 @@ from trioflow.parallel.task_graph import GraphMetadata, TaskGraph
 from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
+
+_SYNCHRONISED = ("1f1b",)
+"""Schedules in which Megatron's host waits for its device behind each message (Megatron Core, ``batch_p2p_sync``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +182,7 @@ def _write_programs(step: _Step, stages: Stages, host: dict[str, float], memory:
     factors = [n / trace.facts.batch for n in ([*replicas, step.batch] if replicas else step.sizes)]
     whole = split_for_plan(trace, plan)
     split = split_updates(trace, plan, whole)
-    launch_s = float(host.get("launch_s", 0.0))
+    launch_s = find_launch_s(host, reference.trace.facts)
     operators = (whole.operators, split.operators)
     times, extrapolated = predict_times(reference, operators, factors, model, launch_s)
     times, split = time_rings(times, reference, split, factors, model)
@@ -214,6 +218,7 @@ def _set_up_builder(
     return ProgramBuilder(
         plan=plan, kind=_kind_of_rank(plan), operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
         split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
+        messages_hold_host=trace.facts.recipe.framework == MEGATRON and plan.schedule in _SYNCHRONISED,
         mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
         partition=partition, update_s=partition_s,
         replicas=build_replicas(trace, replicas, works.copies_s) if replicas else None,
@@ -240,8 +245,11 @@ def _describe_graph(step: _Step, written: _Written) -> GraphMetadata:
     share = step.batch / first.facts.batch / plan.ranks
     gathered = f", {describe_units(reference.trace)}" if plan.shards_units else ""
     interval, confidence = _certainty(step, written)
-    launch_s = float(written.builder.host.get("launch_s", 0.0))
-    warnings = [*mention_launches(trace.facts.warnings, launch_s), *describe_anchor(step.anchor)]
+    launch_s = find_launch_s(written.builder.host, trace.facts)
+    warnings = [
+        *mention_launches(trace.facts.warnings, launch_s, trace.facts),
+        *describe_anchor(step.anchor),
+    ]
     warnings += [*_size_warnings(step.schedule, step.sizes), *_repeat_warnings(step)]
     warnings += describe_routing(trace, plan)
     baseline_s = float(first.facts.step_time_s) * share * _part_of_step(first, step.mode)

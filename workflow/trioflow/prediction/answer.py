@@ -16,7 +16,7 @@ from trioflow.parallel.schedules.table import TRAIN
 from trioflow.parallel.task_graph import TaskGraph
 from trioflow.prediction.breakdown import DEPTH, build_breakdown
 from trioflow.prediction.drawn import Draws, draw_step
-from trioflow.prediction.language_answer import describe_rates, describe_waits
+from trioflow.prediction.language_answer import describe_rates, describe_waits, doubt_rate
 from trioflow.prediction.step import Simulated, Step
 
 _TIMES = (
@@ -122,6 +122,7 @@ class Prediction:
     def warnings(self) -> list[str]:
         """What the reader must know, each once."""
         warnings = [*self.step.warnings, *self._summary.warnings]
+        warnings += doubt_rate(self._rates)
         if self.fits_memory is False:
             warnings.insert(0, "out of memory: the step does not fit a rank's device")
         return list(dict.fromkeys(warnings))
@@ -197,13 +198,18 @@ class Prediction:
 
     def describe_language(self) -> dict[str, Any]:
         """Return tokens/s, MFU and what ranks wait for; nothing of a step that has no tokens."""
+        plan = self.task_graph.metadata.plan
+        return self._rates and self._rates | describe_waits(self.simulated.result.executed, plan)
+
+    @cached_property
+    def _rates(self) -> dict[str, Any]:
+        """Tokens/s and MFU; nothing of a step that has no tokens."""
         metadata, facts = self.task_graph.metadata, self.step.traces[0].facts
         if metadata.mode != TRAIN:
             return {}
-        rates = describe_rates(
+        return describe_rates(
             facts, metadata.batch, self.expected_s, self._summary.ranks, self.step.platform.device
         )
-        return rates and rates | describe_waits(self.simulated.result.executed, metadata.plan)
 
     def __repr__(self) -> str:
         return "\n".join(

@@ -11,6 +11,7 @@ from trioflow.base.errors import InputError
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import choose_recipe
 from trioflow.base.units import format_time
+from trioflow.costmodel.operators.precision import SUSTAINED
 from trioflow.engine.result import Executed
 from trioflow.engine.timeline import select_communication
 from trioflow.hardware.machine import Device
@@ -22,6 +23,8 @@ from trioflow.trace.facts import Facts
 from trioflow.trace.language.sizes import read_language_model
 
 HOUR_S = 3600.0
+_DOUBTED_MFU = 0.6
+"""Beyond it an answer says that tables of single products are behind it: a convention."""
 _MFU_FORMULA = (
     "(6 x all parameters, embeddings included, + 12 x layers x width x sequence) x tokens/s/GPU over the"
     " peak of the sheet; attention in full, recomputation not counted"
@@ -62,6 +65,17 @@ def describe_rates(
         found["mfu"] = found["model_flop_per_s_per_gpu"] / peak
         found["mfu_without_embeddings"] = rate * bare / peak
     return found
+
+
+def doubt_rate(rates: Mapping[str, Any]) -> list[str]:
+    """Return what to say of a step that is faster than products in a long run may be."""
+    if rates.get("mfu", 0.0) <= _DOUBTED_MFU:
+        return []
+    return [
+        f"an MFU of {rates['mfu']:.0%} rests on products that were measured alone, in a loop: long steps run at a GPU's "
+        f"power limit, where one product took {SUSTAINED:.2f} times as long (docs/cost_models.md); take the slow end of "
+        "the interval for a budget"
+    ]
 
 
 def describe_run(

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
-from trioflow.costmodel.device_times import DeviceTimes, host_times
+from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.hardware.machine import Platform
 from trioflow.network.collectives import CollectiveCost
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.memory.storages import StorageTable, build_storage_table
-from trioflow.parallel.plan import micro_batch_sizes
+from trioflow.parallel.plan import choose_stages, micro_batch_sizes
 from trioflow.parallel.reference import (
     WORK,
     Reference,
@@ -183,17 +183,20 @@ class Outline:
         """Return the forward operators that backward runs again."""
 
         def make() -> NDArray[np.int64]:
-            regions = plan_recomputation(trace, plan.recompute)
+            cut = choose_stages(trace, plan, None) if ":" in plan.recompute else []
+            regions = plan_recomputation(trace, plan.recompute, cut)
             return np.array([op for region in regions for op in region.operators], dtype=np.int64)
 
-        return self.keep(("recomputed", id(trace), plan.recompute), make)
+        return self.keep(("recomputed", id(trace), plan.recompute, plan.stages), make)
 
     def _sum_operators(self, plan: Plan, samples: int) -> OperatorWork:
         reference = self._reference(samples)
         trace = reference.trace
         factor = samples / trace.facts.batch
         device_s = self._device_s(plan, samples)
-        host_s = host_times(trace, reference.operators, self.platform.host.get("launch_s", 0.0))
+        host_s = host_times(
+            trace, reference.operators, find_launch_s(self.platform.host, trace.facts)
+        )
         units = self.units_of(trace)
         operator, unit, share = self.keep(("spread", id(trace)), spread_updates, trace, units)
         place = unit * 3 + self._phases_of(trace)[operator]
@@ -347,7 +350,7 @@ class Outline:
         mine = np.flatnonzero(trace.operators["phase"].to_numpy() == "optimizer")
         recorded, target = trace.operators.iloc[mine], split.operators.iloc[mine]
         device_s, _ = predict_operator_times(recorded, target, self._asked_model)
-        host_s = host_times(trace, recorded, self.platform.host.get("launch_s", 0.0)).sum()
+        host_s = host_times(trace, recorded, find_launch_s(self.platform.host, trace.facts)).sum()
         total_s = float(device_s.sum())
         beside = trace.facts.device == "cuda"
         return float(max(total_s, host_s) if beside else total_s + host_s)

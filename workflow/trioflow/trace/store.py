@@ -80,7 +80,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
         if configuration is not None:
             return cast("Trace", language_models().trace_of(configuration, step))
     asked = [name for name, value in step.items() if value is not None]
-    if asked:
+    if asked and path.exists():
         raise TraceError(
             f"{' and '.join(asked)} of a trace that was captured or imported cannot be chosen",
             file=folder, fix="leave it out, or name a model, such as llama-3.1-8b",
@@ -90,7 +90,9 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
     if not (path / "trace.json").exists():
         shipped, models = shipped_traces(), language_models().published_models()
         raise TraceError(
-            "no trace here: trace.json is missing",
+            "no trace here: trace.json is missing"
+            if path.exists()
+            else "no trace, and no language model known by this name",
             file=path,
             fix=f"{suggest(str(folder), [*shipped, *models])}give a folder that `trioflow capture` or "
             f"`trioflow import` wrote, a file of `trioflow pack`, one of the shipped traces ({', '.join(shipped)}), "

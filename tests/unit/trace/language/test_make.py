@@ -103,7 +103,16 @@ def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
 
 
 @pytest.mark.parametrize(
-    "name", ["bf16", "fsdp2-mixed", "fsdp2-bf16-reduce", "megatron-bf16", "pure-bf16"]
+    "name",
+    [
+        "bf16",
+        "fsdp2-mixed",
+        "fsdp2-bf16-reduce",
+        "megatron-bf16",
+        "pure-bf16",
+        "megatron-fp16",
+        "megatron-fp16-fp32-reduce",
+    ],
 )
 def test_a_recipe_decides_the_formats_of_what_is_held(name):
     trace, recipe = make.make_trace(SMALL, replace(STEP, precision=name)), RECIPES[name]
@@ -112,7 +121,7 @@ def test_a_recipe_decides_the_formats_of_what_is_held(name):
     assert held["gradient"] == recipe.gradient_bytes * count
     states = 2 * recipe.state_bytes + recipe.main_parameter_bytes
     assert held["optimizer_state"] == pytest.approx(states * count, rel=0.01)  # counts of steps
-    assert trace.facts.precision == "bf16"
+    assert trace.facts.precision == ("fp16" if "fp16" in name else "bf16")
     assert trace.facts.precision_recipe == (None if name == "bf16" else name)
 
 

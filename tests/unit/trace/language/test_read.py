@@ -4,8 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from trioflow.base.errors import InputError
+from trioflow.base.errors import InputError, TraceError
 from trioflow.trace.language.read import find_configuration, published_models, read_table
+from trioflow.trace.store import load_trace
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -65,6 +66,37 @@ def test_models_by_name_have_as_many_parameters_as_published(row):
     within = float(row["published_within"])
     assert model.parameters == pytest.approx(int(row["published_parameters"]), rel=within, abs=0)
     assert row["source"]
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    ("meta-llama/Llama-2-7b-hf", "llama-2-7b"), ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"), ("GPT2_XL", "gpt2-xl"),
+])  # fmt: skip
+def test_a_name_is_known_with_the_marks_of_a_repository(given, name):
+    assert find_configuration(given).model == published_models()[name]
+
+
+def test_a_misspelt_name_is_asked_back_whatever_else_is_asked():
+    with pytest.raises(TraceError, match=r"no language model known.*did you mean llama-3.1-8b"):
+        load_trace("llama-3.1-9b", sequence=64, precision="bf16")
+
+
+def test_a_norm_without_biases_has_a_parameter_a_channel():
+    mpt = published_models()["mpt-7b"]
+    assert mpt.parameters - replace(mpt, norm="rms").parameters == 0
+    assert (
+        replace(mpt, norm="layer").parameters - mpt.parameters == (2 * mpt.layers + 1) * mpt.hidden
+    )
+
+
+@pytest.mark.parametrize(("kind", "fields", "name"), [
+    ("gemma", {"num_hidden_layers": 18, "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 1,
+               "intermediate_size": 16384, "vocab_size": 256000}, "gemma-2b"),
+    ("phi3", {"num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10,
+              "intermediate_size": 17920, "vocab_size": 100352}, "phi-4"),
+])  # fmt: skip
+def test_gemma_and_phi_are_read_from_their_configuration(tmp_path, kind, fields, name):
+    found = find_configuration(write(tmp_path, "config.json", {"model_type": kind, **fields}))
+    assert replace(found.model, name=name) == published_models()[name]
 
 
 def test_a_config_json_is_the_model_of_that_name(tmp_path):

@@ -184,6 +184,8 @@ class StageActions(RankProgram):
             task = self.received.pop(Action(action.stage, receive, action.micro_batch), None)
         if task is not None:
             self.waits.append(task)
+        if self.program.messages_hold_host:
+            self.read_by_host += [one for one in (task, self.last) if one is not None]
         if self.schedule.name in WAITS_AT_TURNS and action.kind != self.kind_before:
             self.await_all_sends()
 

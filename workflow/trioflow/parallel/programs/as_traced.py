@@ -16,6 +16,7 @@ from trioflow.base.errors import PlanError
 from trioflow.base.units import ns_to_s
 from trioflow.costmodel.device_times import (
     PREDICTED,
+    find_launch_s,
     host_times,
     mention_launches,
     times_interval,
@@ -68,7 +69,7 @@ def build_traced_graph(
     tilings = _tile_groups(given, world, ranks)
     class_of, chosen = _assign_ranks(given, tilings, world, ranks)
     builder, matches = TaskGraphBuilder(), _Matches(ranks)
-    launch_s = float((host or {}).get("launch_s", 0.0))
+    launch_s = find_launch_s(host or {}, given[0].trace.facts)
     representatives = np.unique(class_of, return_index=True)[1]
     for number, rank in enumerate(representatives.tolist()):
         _Writer(builder, matches, tilings, rank, class_of == number, chosen[number], launch_s).run()
@@ -364,5 +365,5 @@ def _describe(given: Sequence[_Rank], ranks: int, launch_s: float) -> GraphMetad
         compute_interval=interval,
         compute_confidence="extrapolated" if carried else "measured",
         least_half_log=least_half_width(left, kind, workload, ranks),
-        warnings=mention_launches(facts.warnings, launch_s),
+        warnings=mention_launches(facts.warnings, launch_s, facts),
     )

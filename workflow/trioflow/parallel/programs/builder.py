@@ -207,6 +207,7 @@ class ProgramBuilder:
     split: TensorSplit  # operators of one tensor-parallel rank and their all-reduces
     tail_s: float = 0.0  # host time after the last operator [s]
     host: Mapping[str, float] = field(default_factory=dict)  # host costs of the platform [s]
+    messages_hold_host: bool = False  # whether the host waits for a stage's messages and its device
     mode: str = TRAIN
     factors: Sequence[float] = ()  # samples of each micro-batch over the traced ones
     tied: Sequence[TiedParameter] = ()  # parameters that stages on several ranks use

@@ -100,7 +100,7 @@ class StageWorks:
         splits = any(a.kind == BACKWARD_WEIGHT for row in self.schedule.rows for a in leaves(row))
         repeats = bool(recomputed_pairs(self.schedule))
         loss = loss_operators(self.trace) if repeats else set()
-        regions = self._plan_regions(repeats)
+        regions = self._plan_regions(repeats, cut)
         stages: list[StageWork] = []
         for stage in range(len(cut)):
             in_stage = set(np.flatnonzero(stage_of == stage).tolist())
@@ -129,7 +129,7 @@ class StageWorks:
             stages.append(work)
         return stages
 
-    def _plan_regions(self, repeats: bool) -> list[Recomputation]:
+    def _plan_regions(self, repeats: bool, cut: list[list[str]]) -> list[Recomputation]:
         """Return what backward runs again, unless the schedule's own forwards do."""
         kind = self.plan.recompute
         if repeats and kind != "none":
@@ -137,7 +137,8 @@ class StageWorks:
                 f"plan {self.plan.plan}: the schedule repeats forwards, and recompute {kind} repeats them too",
                 fix="use recompute none, or another schedule",
             )
-        return plan_recomputation(self.trace, kind if self.mode != FORWARD_ONLY else "none")
+        kind = kind if self.mode != FORWARD_ONLY else "none"
+        return plan_recomputation(self.trace, kind, cut)
 
     def _tied_over_ranks(self, stage_of: NDArray[np.int64]) -> list[TiedParameter]:
         """Return the tied parameters whose stages lie on several ranks, sized for one shard."""

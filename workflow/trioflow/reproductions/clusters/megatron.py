@@ -23,6 +23,7 @@ from typing import Any
 import pandas as pd
 
 from trioflow.base.errors import InputError, TableError, TrioflowError
+from trioflow.base.plan_row import Plan
 from trioflow.base.units import BYTES_PER_KIB, BYTES_PER_MIB
 from trioflow.base.yaml_files import parse_yaml
 from trioflow.parallel.plan import make_plan
@@ -130,6 +131,25 @@ def _predict(file: Path) -> dict[str, Any]:
     The last rank writes the log. Which GPU it is changes no tensor. Raises TrioflowError when the
     arguments are refused.
     """
+    found, plan, batch = plan_case(file)
+    times = time_operators(trace_of(found, {}), DEVICES["h100"])
+    graph = build_graph(
+        times, plan, batch=batch,
+        options=Options(stages=found.name_stages()),
+    )  # fmt: skip
+    last = next(entry for entry in graph.metadata.memory if GPUS - 1 in entry["ranks"])
+    return {
+        "data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline,
+        "attention": found.step["attention"], "not_followed": "; ".join(found.notes),
+        "predicted_bytes": int(last["peak_bytes"]),
+    }  # fmt: skip
+
+
+def plan_case(file: Path) -> tuple[Configuration, Plan, int]:
+    """Return what a test's arguments say, its plan on one node, and its samples of a step.
+
+    Raises TrioflowError when the arguments are refused.
+    """
     found = read_configuration(file)
     columns = dict(found.degrees)
     tensor, pipeline = int(columns.pop("tensor")), int(columns.pop("pipeline"))
@@ -144,18 +164,8 @@ def _predict(file: Path) -> dict[str, Any]:
     columns |= {"pipeline": pipeline, "micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}  # fmt: skip
     if data * context == 1:
         columns.pop("sharding", None)
-    times = time_operators(trace_of(found, {}), DEVICES["h100"])
     batch = data * pieces * int(found.step["batch"])
-    graph = build_graph(
-        times, make_plan(data, tensor, **columns), batch=batch,
-        options=Options(stages=found.name_stages()),
-    )  # fmt: skip
-    last = next(entry for entry in graph.metadata.memory if GPUS - 1 in entry["ranks"])
-    return {
-        "data": data, "tensor": tensor, "pipeline": pipeline,
-        "attention": found.step["attention"], "not_followed": "; ".join(found.notes),
-        "predicted_bytes": int(last["peak_bytes"]),
-    }  # fmt: skip
+    return found, make_plan(data, tensor, **columns), batch
 
 
 def _count_pieces(found: Configuration, data: int, file: Path) -> int:

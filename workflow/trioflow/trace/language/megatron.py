@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trioflow.base.errors import InputError
+from trioflow.base.precision_recipes import choose_recipe
 from trioflow.trace.language.configuration import Configuration, Fields, note_unknown
 from trioflow.trace.language.sizes import CUDNN, FLASH, LAYERS, LanguageModel
 
@@ -102,7 +103,9 @@ def read_megatron(arguments: Mapping[str, Any], file: str, name: str) -> Configu
     softmax = "eager" if found.flag("no-masked-softmax-fusion") else "fused-softmax"
     kernel = FLASH if backend == FLASH or found.take("transformer-impl") == "local" else CUDNN
     precision = _find_precision(found)
-    adds = precision == "megatron-bf16" and not found.flag("no-gradient-accumulation-fusion")
+    adds = choose_recipe(precision).adds_gradients and not found.flag(
+        "no-gradient-accumulation-fusion"
+    )
     step = {
         "sequence": sequence, "batch": found.size("micro-batch-size", 1), "precision": precision,
         "attention": softmax if unfused else kernel, "fusion": "" if adds else LAYERS,
@@ -232,9 +235,8 @@ def _find_vocabulary(found: Fields, notes: list[str]) -> int:
 
 def _find_precision(found: Fields) -> str:
     if found.flag("fp16"):
-        raise InputError(
-            "--fp16 has no recipe here", file=found.file, place="fp16", fix="give --precision"
-        )
+        in_fp32 = found.flag("accumulate-allreduce-grads-in-fp32")
+        return "megatron-fp16-fp32-reduce" if in_fp32 else "megatron-fp16"
     return "megatron-bf16" if found.flag("bf16") else "fp32"
 
 
@@ -278,6 +280,11 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
         degrees["recompute"] = found.word(
             "recompute-granularity", {"full": "full", "selective": "selective"}, ""
         )
+        method, count = found.take("recompute-method"), found.take("recompute-num-layers")
+        if degrees["recompute"] == "full" and method is not None:
+            word = found.word("recompute-method", {"uniform": "uniform", "block": "block"}, "")
+            blocks = found.size("recompute-num-layers") if count is not None else 1
+            degrees["recompute"] = f"{word}:{blocks}"
     return degrees
 
 

@@ -47,8 +47,14 @@ def find_configuration(name: str | Path) -> Configuration | None:
         return read_configuration(path / _HUGGINGFACE)
     if path.is_file() and path.suffix in (".json", *YAML, *TEXT):
         return read_configuration(path)
-    model = None if path.exists() else published_models().get(str(name).lower())
+    model = None if path.exists() else published_models().get(_plain_name(str(name)))
     return None if model is None else Configuration(model)
+
+
+def _plain_name(name: str) -> str:
+    """Return a model's name without the marks that repositories of weights put around it."""
+    plain = name.rpartition("/")[2].lower().replace("_", "-")
+    return plain.removeprefix("meta-").removesuffix("-hf")
 
 
 def read_configuration(path: Path) -> Configuration:

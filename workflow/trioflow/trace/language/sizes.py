@@ -10,7 +10,7 @@ from trioflow.base.precision_recipes import MEGATRON, NANOTRON, PYTORCH, RECIPES
 from trioflow.base.settings import OPTIMIZERS
 from trioflow.trace.facts import Facts
 
-_NORMS = ("rms", "layer")
+_NORMS = ("rms", "layer", "layer-no-bias")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "squared_relu")
 POSITIONS = ("rotary", "learned", "none")
 EMBEDDING, BLOCKS, HEAD = "embedding", "model.layers", "head"
@@ -41,7 +41,7 @@ class LanguageModel:
     longest : int
         Positions that a learned table holds; 0 without one.
     norm, activation : str
-        One of `NORMS` and of `ACTIVATIONS`.
+        One of `NORMS` (rms has no mean, layer-no-bias no bias) and of `ACTIVATIONS`.
     gated : bool
         Whether a second product gates the feed-forward layer's activation (SwiGLU).
     query_bias, output_bias, feed_forward_bias : bool

@@ -125,9 +125,14 @@ class Precision:
         return single_precision("tf32" if self.recipe.arithmetic == "tf32" else "ieee")
 
     def make_scaler(self, device: torch.device) -> torch.amp.GradScaler:
-        """Return the gradient scaler; for anything but fp16 one that does nothing."""
+        """Return the gradient scaler; for anything but fp16 one that does nothing.
+
+        Nor is there one over main weights: what Megatron's own adds, a pass over main gradients, is left out.
+        """
         return torch.amp.GradScaler(
-            device.type, init_scale=INITIAL_SCALE, enabled=self.recipe.arithmetic == "fp16"
+            device.type,
+            init_scale=INITIAL_SCALE,
+            enabled=self.recipe.arithmetic == "fp16" and not self.recipe.casts_model,
         )
 
     def cast(self, model: nn.Module) -> None:
