@@ -224,6 +224,20 @@ def test_ci_is_one_executable_script_that_calls_the_tests() -> None:
         assert all(0 < count <= usual[stage][name] for name, count in settings.items()), stage
 
 
+def test_a_step_of_ci_that_fails_beside_others_fails_it_where_it_is_waited_for() -> None:
+    functions = (ROOT / ".ci/run").read_text().partition("install_programs() {")[0]
+    steps = (
+        "beside lint true; beside site false; step lint join lint; step site join site; echo later"
+    )
+    run = subprocess.run(
+        ["bash", "-c", f"{functions}\n{steps}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 1 and "later" not in run.stdout
+    assert re.search(r"^lint took \d+ s beside other steps$", run.stdout, re.MULTILINE)
+    assert "passed: lint" in run.stdout
+    assert "FAILED: site (exit 1)" in run.stdout and "passed: site" not in run.stdout
+
+
 def run_make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
     return subprocess.run(
