@@ -93,6 +93,23 @@ def make_vidur_cluster(model: PlatformCollectives) -> Platform:
     return replace(load_platform("dgx-a100", 16), links=links)
 
 
+def test_an_undescribed_cluster_uses_few_of_its_cards() -> None:
+    """What crosses between the two nodes is at most four times what one rank a node sends, of eight ranks three times.
+
+    So its all-reduces are slower than those of a cluster where each rank has a card, which is how it is described.
+    """
+    model = load("a100x4-nvlink")
+    crossing = {}
+    for ranks in (2, 4, 8, 16):
+        curve = model.curves["all_reduce", ranks, 2]
+        large = curve.message_bytes >= 16e6
+        rate = 2 * (ranks - 1) / ranks * curve.message_bytes[large] / curve.time_s[large]
+        crossing[ranks] = float(np.median(rate))
+    cards = {ranks: rate / crossing[2] for ranks, rate in crossing.items()}
+    assert cards[4] == pytest.approx(1.0, abs=0.1) and cards[8] == pytest.approx(3.5, abs=0.2)
+    assert cards[16] == pytest.approx(2.9, abs=0.2)
+
+
 def test_an_undescribed_cluster_is_predicted_too_fast_and_better_than_by_the_ring() -> None:
     """Two A100 nodes with 1, 2, 4 and 8 ranks each: whether every rank has a NIC is not known.
 
