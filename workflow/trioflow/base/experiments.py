@@ -108,6 +108,10 @@ class Experiment:
     batch: int = declare_cell("samples of the whole step, all ranks together", minimum=1)
 
 
+IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight")
+"""Formats of traces that others wrote; ``trace.importers.detect`` reads them."""
+
+
 @dataclass(frozen=True)
 class Import:
     """One row of ``imports.tsv``: a trace made from public files."""
@@ -118,9 +122,7 @@ class Import:
         " is what is read, with the second where the format has two",
         minItems=1, uniqueItems=True,
     )  # fmt: skip
-    format: str = declare_cell(
-        "format of the files", enum=["kineto", "triosim", "neusight", "chakra"]
-    )
+    format: str = declare_cell("format of the files", enum=list(IMPORT_FORMATS))
     gpu: str = declare_cell("traced device, where the files do not say it")
     batch: int | None = declare_cell(
         "samples of the step, where the files do not say it", minimum=1

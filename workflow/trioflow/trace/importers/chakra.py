@@ -25,7 +25,7 @@ from trioflow.trace.gradients import ReadyGradient
 from trioflow.trace.importers.chakra_calls import has_calls, read_calls
 from trioflow.trace.importers.chakra_messages import COMM_TYPES, NODE_TYPES, read_messages
 from trioflow.trace.importers.chakra_nodes import OWN, ChakraNode, read_chakra_nodes
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.profile.agreement import list_overlaps
 from trioflow.trace.profile.merge import set_times
 from trioflow.trace.profile.observe import coverage_of, observe_step
@@ -315,3 +315,6 @@ def _warn(warnings: list[str], communication: Sequence[dict[str, Any]]) -> list[
             f"{len(communication)} operators communicate: the trace is of a parallel run"
         )
     return warnings
+
+
+READER = Reader(recognise, import_chakra, "a Chakra .et file", repeats=False)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from trioflow.base.errors import TraceError
+from trioflow.base.experiments import IMPORT_FORMATS
 from trioflow.base.input_files import check_file
 from trioflow.base.settings import NOTHING
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
-FORMATS = ("capture", "kineto", "triosim", "neusight", "chakra", "nsight")
-_WITHOUT_BLOCKS = ("triosim", "chakra")
+FORMATS = ("capture", *IMPORT_FORMATS)
 _HEAD_BYTES = 1 << 16
 _KINETO, _EXECUTION_TRACE = "Kineto trace", "execution trace"
 _KEYS = {b'"traceEvents"': _KINETO, b'"nodes"': _EXECUTION_TRACE}
@@ -47,42 +47,31 @@ def import_trace(
             f"a source of format {form} is one file or folder, {len(paths)} were given", file=first,
             fix="give one, or --format kineto with a Kineto trace and its execution trace",
         )  # fmt: skip
-    if options.repeat_layers and form in _WITHOUT_BLOCKS:
+    reader = None if form in ("capture", "kineto") else _list_readers()[form]
+    if options.repeat_layers and reader and not reader.repeats:
         raise TraceError(
             f"a source of format {form} names no blocks that could be repeated", file=first,
             fix="leave --repeat-layers out",
         )  # fmt: skip
     try:
-        return _import_from(form, paths, options)
+        if reader:
+            return reader.read(first, options)
+        trace = import_kineto(*_pair(paths), options) if form == "kineto" else merge_trace(first)
+        return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
     except TraceError as error:
         if error.file is not None:
             raise
         raise TraceError(error.problem, file=first, place=error.place, fix=error.fix) from None
 
 
-def _import_from(form: str, paths: Sequence[Path], options: ImportOptions) -> Trace:
-    first = paths[0]
-    if form == "neusight":  # its depth is part of reading it
-        from trioflow.trace.importers.neusight import import_neusight
+def _list_readers() -> Mapping[str, Reader]:
+    """Return what reads each format of one file or folder, in the order in which sources are tried."""
+    from trioflow.trace.importers import chakra, neusight, nsight, triosim
 
-        return import_neusight(first, options)
-    if form == "kineto":
-        trace = import_kineto(*_pair(paths), options)
-    elif form == "triosim":
-        from trioflow.trace.importers.triosim import import_triosim
-
-        trace = import_triosim(first, options)
-    elif form == "chakra":
-        from trioflow.trace.importers.chakra import import_chakra
-
-        trace = import_chakra(first, options)
-    elif form == "nsight":
-        from trioflow.trace.importers.nsight import import_nsight
-
-        trace = import_nsight(first, options)
-    else:
-        trace = merge_trace(first)
-    return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
+    return {
+        "triosim": triosim.READER, "nsight": nsight.READER, "neusight": neusight.READER,
+        "chakra": chakra.READER,
+    }  # fmt: skip
 
 
 def import_row(files: Sequence[str | Path], row: Mapping[str, Any]) -> Trace:
@@ -108,21 +97,19 @@ def detect_format(paths: Sequence[Path]) -> str:
 
     Raises TraceError when trioflow does not know the format.
     """
-    from trioflow.trace.importers import chakra, neusight, nsight, triosim
-
-    first = paths[0]
+    first, readers = paths[0], _list_readers()
     if first.is_dir() and (first / RAW_FILES[2]).exists():
         return "capture"
-    readers = {"triosim": triosim, "nsight": nsight, "neusight": neusight, "chakra": chakra}
-    for name, known in readers.items():
-        if known.recognise(first):
+    for name, reader in readers.items():
+        if reader.recognise(first):
             return name
     if any(_recognise_json(path) for path in _files(paths)):
         return "kineto"
+    *others, last = (reader.what for reader in readers.values())
     raise TraceError(
         "not a source that trioflow knows", file=first,
         fix="give a Kineto trace (with its execution trace), a folder of `trioflow capture`, "
-        "TrioSim's trace.csv and tensor.csv, a NeuSight table, a Chakra .et file or Nsight Systems' .sqlite",
+        f"{', '.join(others)} or {last}",
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from trioflow.trace.importers.neusight_tables import (
     read_nodes,
     read_sidecar,
 )
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.repeat import repeat_block
 from trioflow.trace.store import Trace
 
@@ -314,3 +314,6 @@ def _compare(
             f"{format_time(measured['measured_end_to_end_s'])}"
         )
     return facts
+
+
+READER = Reader(recognise, import_neusight, "a NeuSight table", repeats=True)

@@ -27,7 +27,8 @@ from trioflow.base.provenance import digest_file
 from trioflow.base.settings import PRECISIONS
 from trioflow.base.units import NS_PER_US
 from trioflow.trace.importers.kineto import import_kineto
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
 _MAGIC = b"SQLite format 3\0"
@@ -250,3 +251,11 @@ def _name_work(report: _Report, row: sqlite3.Row, category: str) -> str:
         return report.text(row, "demangledName", "shortName", "mangledName") or "unnamed kernel"
     kind = _COPIES.get(int(read(row, "copyKind") or 0), "")
     return f"Memcpy {kind}".strip() if category == "gpu_memcpy" else "Memset (Device)"
+
+
+def _import_repeated(path: Path, options: ImportOptions) -> Trace:
+    trace = import_nsight(path, options)
+    return repeat_layers(trace, options.repeat_layers) if options.repeat_layers else trace
+
+
+READER = Reader(recognise, _import_repeated, "Nsight Systems' .sqlite", repeats=True)

@@ -1,11 +1,16 @@
-"""What a source of traces may leave unsaid, and the errors that ask for it."""
+"""What a source of traces may leave unsaid, and what a reader of a format declares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trioflow.base.errors import TraceError
+
+if TYPE_CHECKING:
+    from trioflow.trace.store import Trace
 
 
 @dataclass(frozen=True)
@@ -45,3 +50,13 @@ class ImportOptions:
                 fix=f"give it with {flag}",
             )  # fmt: skip
         return value
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads a format of one file or folder."""
+
+    recognise: Callable[[Path], bool]  # whether a file or folder has the format
+    read: Callable[[Path, ImportOptions], Trace]
+    what: str  # the format in words, for errors
+    repeats: bool  # whether it follows ``ImportOptions.repeat_layers``

@@ -24,7 +24,7 @@ from trioflow.hardware.device_sheet import is_processor
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.flops import count_flop
-from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.options import ImportOptions, Reader
 from trioflow.trace.importers.triosim_autograd import (
     NodeTensors,
     count_node_flop,
@@ -275,3 +275,6 @@ def _keep_saved(
                     seen.add(ref.storage)
         for tensor in (*one.inputs, *one.outputs, *one.after):
             seen.add(tensor.storage)
+
+
+READER = Reader(recognise, import_triosim, "TrioSim's trace.csv and tensor.csv", repeats=False)
