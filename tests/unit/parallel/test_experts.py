@@ -12,7 +12,13 @@ from trioflow.parallel.plan import describe_plan, make_plan
 from trioflow.parallel.splits.expert_layers import find_expert_layers
 from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import EXPERT_DOMAIN, EXPERT_NODES, EXPERTS, TENSOR
+from trioflow.parallel.splits.tensor_split import (
+    EXPERT_DOMAIN,
+    EXPERT_NODES,
+    EXPERT_SLICES,
+    EXPERTS,
+    TENSOR,
+)
 from trioflow.parallel.splits.vocabulary import prepare_split
 from trioflow.trace.language import make
 from trioflow.trace.language.sizes import LanguageModel, LanguageStep
@@ -66,7 +72,7 @@ def test_the_plan_says_what_its_data_ranks_share():
         ({"data": 6, "expert": 4}, "4 expert-parallel ranks do not divide 6 data-parallel ones"),
         ({"data": 4, "expert": 2, "tensor": 2}, "without sequence parallelism"),
         ({"data": 4, "tensor": 2, "expert_tensor": 1}, "without sequence parallelism"),
-        ({"data": 4, "expert": 2, "tensor": 4, "expert_tensor": 2}, "cut among 2 ranks beside 4"),
+        ({"data": 4, "expert": 2, "tensor": 4, "expert_tensor": 3}, "cut among 3 ranks beside 4"),
         (
             {"data": 2, "expert": 8, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
             "8 expert-parallel x 1 expert-tensor-parallel ranks do not divide the 4 ranks of a stage",
@@ -201,6 +207,38 @@ def test_groups_are_those_of_megatron_s_own_grid_of_experts(trace, cut, context)
     assert sums["message_bytes"].sum() == pytest.approx(experts * 8 * width)
 
 
+SLICED = {"data": 2, "expert": 2, "tensor": 4, "expert_tensor": 2, "sequence_parallel": True}
+
+
+def test_slices_of_experts_gather_their_tokens(trace):
+    """Each of 4 tensor-parallel ranks sends its own tokens; pairs of them have halves of the same experts."""
+    split = split_of(trace, **SLICED)
+    layer, own = find_expert_layers(trace)[0], ROWS_BYTES // 4
+    assert Counter(exchanges_of(split, trace, 0, EXPERT_SLICES)) == Counter(
+        [("forward", 2 * own)] * 2 + [("backward", 2 * own)] * 2
+    )
+    behind = [one.collective for one in split.after[layer.permute]]
+    assert behind == ["all_to_all", "all_to_all", "all_gather"]
+    assert [one.collective for one in split.after[layer.products[-1]]] == [
+        "reduce_scatter",
+        "all_to_all",
+    ]
+    (first, *_), weight = layer.products, MODEL.experts * MODEL.hidden * 2 * MODEL.feed_forward * 2
+    before, after = trace.operators.loc[first], split.operators.loc[first]
+    assert (after["flop"], after["write_bytes"]) == (
+        before["flop"] // 4,
+        before["write_bytes"] // 4,
+    )
+    assert after["read_bytes"] == pytest.approx(weight // 4 + 2 * own, rel=1e-5)
+    plan = make_plan(**SLICED)
+    held = [p.size_bytes for p in list_parameters(prepare_split(trace, plan), 4, 4) if p.experts]
+    assert sum(held) == sum(p.size_bytes for p in list_parameters(trace) if p.experts) / 4
+    tasks = predict(trace, plan, "dgx-h100", fold=False).task_graph.tasks
+    mine = tasks[(tasks["rank"] == 5) & tasks["message_bytes"].isin((own, 2 * own))]
+    exchanged = mine[mine["name"] == "all_to_all"]
+    assert set(exchanged["group"]) == {"5,7"} and "4,5" in set(mine["group"])
+
+
 HANDED_ON = {"data": 8, "expert": 8, "expert_domain": 4}
 
 
@@ -257,6 +295,7 @@ PLANS = [
     {**WHOLE, "data": 2, "tensor": 4, "expert": 2, "sharding": "distributed"},
     {"data": 4, "expert": 2, "sharding": "hsdp", "shard": 2},
     {**HANDED_ON, "sharding": "distributed"},
+    {**SLICED, "sharding": "distributed"},
     {**WHOLE, "expert": 8, "expert_domain": 4, "sharding": "distributed"},
     {**WHOLE, "data": 2, "context": 2, "sharding": "distributed"},
     {

@@ -201,6 +201,16 @@ class Plan:
         return self.expert_tensor or self.tensor
 
     @property
+    def expert_slices(self) -> int:
+        """Ranks that cut each expert's matrices by another degree than the tensor degree, which cuts all else."""
+        return 1 if self.expert_cut == self.tensor else self.expert_cut
+
+    @property
+    def expert_parts(self) -> int:
+        """Parts of a layer's experts that lie on different ranks, beside how the tensor degree cuts them."""
+        return self.expert * self.expert_slices
+
+    @property
     def expert_hops(self) -> tuple[int, int]:
         """Ranks of an exchange of tokens that are handed on: domains of it, and ranks inside each; (0, 0) without."""
         inside = min(self.expert_domain // self.expert_cut, self.expert)
@@ -343,9 +353,9 @@ def _list_expert_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     )  # fmt: skip
     held = "data-parallel" if plan.context == 1 else "data- and context-parallel"
     return [
-        (cut not in (1, plan.tensor), "expert_tensor",
-         f"experts cut among {cut} ranks beside {plan.tensor} tensor-parallel ones are not simulated",
-         f"use 1 or {plan.tensor}"),
+        (bool(plan.tensor % cut), "expert_tensor",
+         f"experts cut among {cut} ranks beside {plan.tensor} tensor-parallel ones",
+         f"use a divisor of {plan.tensor}"),
         (several and cut == plan.tensor and bool(plan.replicas % plan.expert), "expert",
          f"{plan.expert} expert-parallel ranks do not divide {plan.replicas} {held} ones",
          f"use a divisor of {plan.replicas}"

@@ -18,6 +18,7 @@ from trioflow.network.fair_share import FlowShape
 from trioflow.parallel.splits.tensor_split import (
     EXPERT_DOMAIN,
     EXPERT_NODES,
+    EXPERT_SLICES,
     EXPERTS,
     TENSOR,
     Exchange,
@@ -169,7 +170,7 @@ def list_groups(grid: Grid, axis: str) -> list[list[int]]:
     def rank(d: int, t: int, p: int) -> int:
         return (p * data + d) * tensor + t
 
-    if axis in (EXPERTS, EXPERT_NODES, EXPERT_DOMAIN, _EXPERT_REPLICAS):
+    if axis in (EXPERTS, EXPERT_NODES, EXPERT_DOMAIN, EXPERT_SLICES, _EXPERT_REPLICAS):
         return _list_expert_groups(grid, axis)
     if axis == TENSOR:
         places = [(d, p) for p in range(pipeline) for d in range(data)]
@@ -186,6 +187,8 @@ def _list_expert_groups(grid: Grid, axis: str) -> list[list[int]]:
     data, tensor, pipeline, expert, cut, hop = grid
     whole, inside = data * tensor, expert * cut
     firsts = [p * whole + c for p in range(pipeline) for c in range(cut)]
+    if axis == EXPERT_SLICES:
+        return [list(range(i, i + cut)) for i in range(0, pipeline * whole, cut)]
     if axis == _EXPERT_REPLICAS:
         begins = [first + i for first in firsts for i in range(0, inside, cut)]
         return [list(range(begin, begin // whole * whole + whole, inside)) for begin in begins]

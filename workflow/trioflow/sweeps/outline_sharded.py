@@ -209,7 +209,7 @@ def _list_shards(outline: Outline, plan: Plan) -> tuple[dict[str, Shard], dict[i
             known[key] = float(found["time_s"].sum())
         return known[key]
 
-    *inner, root = build_units(trace, plan.tensor, plan.expert, plan.places_experts)
+    *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     at: dict[int, list[Parameter]] = {}
     placed = place_parameters(trace, outline.units_of(trace), {})
     unit_of = {

@@ -106,7 +106,7 @@ def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, fro
     tensors = trace.tensors
     twin = (tensors["category"] == "parameter") & (tensors["elem_bytes"] == 1)
     scaled = set(tensors.loc[twin, "storage_id"])
-    parameters = list_parameters(trace, program.plan.tensor, program.plan.expert)
+    parameters = list_parameters(trace, program.plan.tensor, program.plan.expert_parts)
     placed = program.placed or [frozenset()] * len(parameters)
     return [
         (float(p.size_bytes), at)

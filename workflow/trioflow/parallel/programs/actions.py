@@ -26,6 +26,7 @@ from trioflow.parallel.splits.tensor_split import (
     BEFORE,
     EXPERT_DOMAIN,
     EXPERT_NODES,
+    EXPERT_SLICES,
     EXPERTS,
     TENSOR,
     StageExchange,
@@ -84,6 +85,7 @@ class StageActions(RankProgram):
         place = self.expert_group.index(self.rank)
         self.exchange_groups = {
             TENSOR: self.tensor_group, EXPERTS: self.expert_group,
+            EXPERT_SLICES: [self.rank - at % plan.expert_cut + i for i in range(plan.expert_cut)],
             EXPERT_NODES: self.expert_group[place % hop :: hop] if domains else [],
             EXPERT_DOMAIN: self.expert_group[place - place % hop :][:hop] if domains else [],
         }  # fmt: skip
@@ -224,7 +226,7 @@ class StageActions(RankProgram):
         self, what: tuple[Any, ...], operators: Sequence[int], micro_batch: int,
         run: Callable[[int], None], repeats: bool,
     ) -> None:  # fmt: skip
-        alone = self.mover or self.work.attentions or self.program.plan.expert > 1
+        alone = self.mover or self.work.attentions or self.program.plan.expert_parts > 1
         if repeats and not alone:
             self.repetition.run((*what, self.stage), operators, micro_batch, run)
             return

@@ -210,7 +210,7 @@ class StageWorks:
                 "size_bytes": round(
                     int(g["size_bytes"])
                     // (plan.tensor if is_sharded(g, rules) else 1)
-                    // (plan.expert if g["module"] in of_experts else 1)
+                    // (plan.expert_parts if g["module"] in of_experts else 1)
                     * width
                 ),
             }
@@ -339,7 +339,7 @@ class StageWorks:
         """Return the units of ``fully_shard`` in a stage and what they cost."""
         plan, steps = self.plan, self.schedule.micro_batches
         if plan.pipeline == 1:
-            units = build_units(self.trace, plan.tensor, plan.expert, plan.places_experts)
+            units = build_units(self.trace, plan.tensor, plan.expert_parts, plan.places_experts)
         else:
             units = build_stage_units(self.trace, plan, self.placed, stage_of, stage)
         costs = cost_units(

@@ -27,6 +27,7 @@ from dataclasses import replace
 from math import comb
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from trioflow.parallel.reference import WORK
@@ -39,6 +40,7 @@ from trioflow.parallel.splits.tensor_split import (
     BEFORE,
     EXPERT_DOMAIN,
     EXPERT_NODES,
+    EXPERT_SLICES,
     EXPERTS,
     Exchange,
     TensorSplit,
@@ -60,7 +62,7 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     ``split`` is that of one tensor-parallel rank. With equally many tokens an expert each rank multiplies as many
     rows as it had before, else as many more as the fullest rank of the layer gets (`routing`).
     """
-    if plan.expert == 1:
+    if plan.expert_parts == 1:
         return split
     layers = find_expert_layers(trace)
     found = replace(
@@ -74,8 +76,10 @@ def split_experts(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
         most = float(loads.max())
         kept = _share_of_tokens(trace, split, layer.permute)
         _place_exchanges(found, layer, gradients, plan, kept * most)
-        for op_id in layer.inside:
-            of_layer |= dict.fromkeys([op_id, *gradients.get(op_id, ())], (layer, most))
+        inside = [op for one in layer.inside for op in (one, *gradients.get(one, ()))]
+        of_layer |= dict.fromkeys(inside, (layer, most))
+        if plan.expert_slices > 1:
+            _gather_rows(found, trace, layer, inside, kept * (plan.expert_slices - 1))
     _cut_work(found, trace, plan, of_layer)
     return _cut_updates(found, trace, plan)
 
@@ -97,14 +101,36 @@ def _cut_work(
         layer, most = of_layer[op_id]
         for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
             weights = [i for i in row[ids] if len(shape[i]) == 3 and shape[i][0] == layer.experts]
-            whole = sum(size[i] for i in weights) // plan.expert_cut
-            kept = _drop_weights(cells, name, op_id, whole, plan.expert)
+            # What no rule of tensor parallelism cuts is whole.
+            cut = plan.tensor if plan.expert_cut == plan.tensor else 1
+            whole = sum(size[i] for i in weights) // cut
+            kept = _drop_weights(cells, name, op_id, whole, plan.expert_parts)
             _fill(cells, name, op_id, kept, most)
         _fill(cells, "flop", op_id, 0, most)
     for name, values in cells.items():
         split.operators[name] = pd.Series(
             values, index=split.operators.index, dtype=split.operators[name].dtype
         )
+
+
+def _gather_rows(
+    split: TensorSplit, trace: Trace, layer: ExpertLayer, inside: Sequence[int], more: float
+) -> None:
+    """Let operators inside a layer read and write the rows that ranks with slices of the same experts have gathered.
+
+    Of rows as wide as the model ``more`` of the traced ones are added; rows as wide as an expert are cut instead.
+    """
+    size, category = tensor_bytes(trace), trace.tensors["category"].tolist()
+    wide = {layer.rows_bytes, layer.made_bytes}
+    for name, ids in (("read_bytes", "input_ids"), ("write_bytes", "output_ids")):
+        moved = split.operators[name].to_numpy() > 0
+        held = trace.operators[ids]
+        added = [
+            round(more * sum(size[i] for i in held[op] if size[i] in wide and category[i] == "activation"))
+            for op in inside
+        ]  # fmt: skip
+        for column in (name, f"batch_{name}"):
+            split.operators.loc[list(inside), column] += np.where(moved[list(inside)], added, 0)
 
 
 def _drop_weights(
@@ -133,7 +159,7 @@ def _cut_updates(split: TensorSplit, trace: Trace, plan: Plan) -> TensorSplit:
     """Leave a rank the updates of its own experts."""
     sizes, held = (
         [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, ranks)]
-        for ranks in (1, plan.expert)
+        for ranks in (1, plan.expert_parts)
     )
     shares = share_updates(trace, sizes, held, list_updates(trace.operators))
     cut = {op: share for op, share in shares.items() if share < 1}
@@ -148,7 +174,8 @@ def _place_exchanges(
     counts = Exchange(
         EXCHANGE, _COUNT_BYTES * layer.experts, growing=0.0, group=EXPERTS, awaited=True
     )
-    split.add(AFTER, layer.permute, counts)
+    if plan.expert > 1:
+        split.add(AFTER, layer.permute, counts)
     rows, made = round(layer.rows_bytes * share), round(layer.made_bytes * share)
     for exchange in _make_exchanges(plan, layer, rows, AFTER):
         split.add(AFTER, layer.permute, exchange)
@@ -171,9 +198,6 @@ def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str
     what belongs together.
     """
     domains, inside = plan.expert_hops
-    if not domains:
-        sorts = plan.expert < layer.experts
-        return [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
     token = size_bytes / layer.per_token
     found = [
         Exchange(EXCHANGE, round(token * _count_places(layer, places)), group=group)
@@ -182,6 +206,12 @@ def _make_exchanges(plan: Plan, layer: ExpertLayer, size_bytes: int, copied: str
         )
         if ranks > 1
     ]  # fmt: skip
+    if not domains and plan.expert > 1:
+        sorts = plan.expert < layer.experts
+        found = [Exchange(EXCHANGE, size_bytes, copied if sorts else "", group=EXPERTS)]
+    if plan.expert_slices > 1:
+        name = "all_gather" if copied == AFTER else "reduce_scatter"
+        found.append(Exchange(name, size_bytes * plan.expert_slices, group=EXPERT_SLICES))
     return found if copied == AFTER else found[::-1]
 
 

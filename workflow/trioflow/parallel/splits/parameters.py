@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import pandas as pd
@@ -60,6 +60,7 @@ class Parameter:
 def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Parameter]:
     """Return the parameters in the model's order, each as one tensor- and expert-parallel rank holds it.
 
+    ``expert``: `Plan.expert_parts`; parts beyond the number of experts cut their matrices.
     Raises PlanError when the trace does not say which parameters there are.
     """
     gradients = {str(g["name"]): g for g in trace.facts.gradients}
@@ -84,7 +85,9 @@ def list_parameters(trace: Trace, tensor: int = 1, expert: int = 1) -> list[Para
         elif kind == "row" and len(shape) > 1:
             shape[1] //= tensor
         if experts:
-            shape[0] //= expert
+            whole = gcd(shape[0], expert)
+            shape[0] //= whole
+            shape[-1] //= expert // whole
         gradient = gradients.get(name, {})
         found.append(
             Parameter(

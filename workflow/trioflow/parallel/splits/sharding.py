@@ -159,7 +159,7 @@ def build_stage_units(
     rest of its parameters: of the first and the last stage embedding and head,
     of those between them none.
     """
-    *inner, root = build_units(trace, plan.tensor, plan.expert, plan.places_experts)
+    *inner, root = build_units(trace, plan.tensor, plan.expert_parts, plan.places_experts)
     here = set(np.flatnonzero(stage_of == stage).tolist())
     mine = [unit for unit in inner if unit.first_forward in here]
     if stage:  # what another rank sends has a gradient

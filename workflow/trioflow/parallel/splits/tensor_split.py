@@ -22,7 +22,9 @@ from trioflow.trace.store import Trace
 BEFORE, AFTER = "before", "after"
 TENSOR, EXPERTS = "tensor", "experts"
 EXPERT_NODES, EXPERT_DOMAIN = "experts across domains", "experts in a domain"
-"""Groups of ranks that exchange something beside an operator; the last two where tokens are handed on."""
+EXPERT_SLICES = "slices of experts"
+"""Groups of ranks that exchange something beside an operator: where tokens are handed on, where experts are cut by
+another degree than the tensor degree."""
 _ATTENTION = "scaled_dot_product"
 
 

@@ -164,7 +164,7 @@ def held_sizes(trace: Trace, plan: Plan) -> list[float]:
     if plan.tensor_style == "gather":
         # Every parameter is shared by all, those that no layer splits too.
         return [p.size_bytes / plan.tensor for p in list_parameters(trace)]
-    parameters = list_parameters(trace, plan.tensor, plan.expert)
+    parameters = list_parameters(trace, plan.tensor, plan.expert_parts)
     if plan.sharding == "distributed":
         # Buckets are cut into equal slices wherever parameters begin and end.
         return [p.size_bytes / plan.replicas_of(p.experts) for p in parameters]
@@ -186,7 +186,7 @@ def share_storages(
     owners = find_owners(trace).of_storage
     if not owners:
         return {}
-    whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert)
+    whole, mine = list_parameters(trace), list_parameters(trace, plan.tensor, plan.expert_parts)
     updated, main = held_sizes(trace, plan), trace.facts.recipe.main_parameter_bytes
     shares: dict[int, float] = {}
     for storage, index in owners.items():
@@ -210,7 +210,7 @@ def split_updates(trace: Trace, plan: Plan, split: TensorSplit) -> TensorSplit:
     """Leave each rank its shards of the optimizer's work, dispatched as PyTorch's sharded tensors are."""
     if not (plan.shards_units or plan.sharding == "distributed"):
         return split
-    before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, plan.expert)]
+    before = [float(p.size_bytes) for p in list_parameters(trace, plan.tensor, plan.expert_parts)]
     return _cut_updates(trace, split, before, held_sizes(trace, plan), plan.shards_units)
 
 
