@@ -183,7 +183,7 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     degrees.add_argument(
         "--expert-tensor-parallel", type=int, metavar="N", dest="expert_tensor",
-        help="ranks that cut each expert's matrices (default: T); with 1, experts lie over all D x T ranks of a stage",
+        help="ranks that cut each expert's matrices (default: T); below T, experts lie over tensor-parallel ranks too",
     )  # fmt: skip
     degrees.add_argument(
         "--expert-domain", type=int, metavar="N",
