@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench_commands import bench_cold, bench_commands, bench_first_answer
+from bench_commands import bench_cold, bench_first_answer
 from bench_engine import bench_engines, bench_extrapolation, bench_messages
 from bench_scale import bench_scale
 from bench_stages import bench_profiles, bench_results
@@ -25,7 +25,7 @@ from rows import Row, list_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GROUPS: dict[str, Callable[[], Iterable[Row]]] = {
-    "commands": bench_commands, "cold": bench_cold, "first-answer": bench_first_answer,
+    "cold": bench_cold, "first-answer": bench_first_answer,
     "extrapolation": bench_extrapolation, "engines": bench_engines, "messages": bench_messages,
     "scale": bench_scale, "timeline": bench_timeline, "profiles": bench_profiles,
     "results": bench_results, "search": bench_search, "sweep": bench_sweep,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trioflow import tables
 from trioflow.base.errors import InputError, TableError
@@ -221,6 +222,37 @@ _IN_ALL = ("rank", "stream", "kind", "name")
 """Columns that every task has something in."""
 
 
+class _Cells:
+    """Numbers collected one by one, or many at a time."""
+
+    __slots__ = ("_count", "_kept", "fresh")
+
+    def __init__(self, kind: type[np.int64 | np.float64]) -> None:
+        self.fresh: list[Any] = []
+        self._kept = np.empty(256, dtype=kind)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count + len(self.fresh)
+
+    def settle(self) -> NDArray[Any]:
+        """Return all, not to be changed."""
+        if self.fresh:
+            fresh, self.fresh[:] = self.fresh.copy(), []
+            self.extend(fresh)
+        return self._kept[: self._count]
+
+    def extend(self, more: Sequence[Any] | NDArray[Any]) -> None:
+        """Add numbers after those that are settled."""
+        end = self._count + len(more)
+        if end > len(self._kept):
+            kept = self._kept[: self._count]
+            self._kept = np.empty(2 * end, dtype=kept.dtype)
+            self._kept[: self._count] = kept
+        self._kept[self._count : end] = more
+        self._count = end
+
+
 class Mark(NamedTuple):
     """How many tasks, cells of each column and dependencies a builder had."""
 
@@ -235,9 +267,17 @@ class TaskGraphBuilder:
     def __init__(self) -> None:
         self._count = 0
         # What each column holds, and in which rows where it does not hold something in all.
-        self._cells: dict[str, list[Any]] = {name: [] for name in tables.TASKS.names}
-        self._rows: dict[str, list[int]] = {name: [] for name in tables.TASKS.names}
-        self._edges: list[tuple[int, int]] = []
+        kinds = {cell.name: cell.type for cell in tables.TASKS}
+        self._cells = {
+            name: _Cells(np.float64 if kind == tables.FLOAT else np.int64)
+            for name, kind in kinds.items()
+        }
+        self._rows = {name: _Cells(np.int64) for name in kinds if name not in _IN_ALL}
+        # Each different text of a column, and the number that stands for it among its cells.
+        self._texts: dict[str, dict[str, int]] = {
+            name: {} for name, kind in kinds.items() if kind not in (tables.FLOAT, tables.INT)
+        }
+        self._edges = _Cells(np.int64)
         self._matches = 0
 
     @property
@@ -267,17 +307,21 @@ class TaskGraphBuilder:
         """
         task_id = self._count
         self._count += 1
-        cells = self._cells
-        cells["rank"].append(rank)
-        cells["stream"].append(stream)
-        cells["kind"].append(kind)
-        cells["name"].append(name)
+        cells, texts = self._cells, self._texts
+        cells["rank"].fresh.append(rank)
+        for column, text in (("stream", stream), ("kind", kind), ("name", name)):
+            known = texts[column]
+            cells[column].fresh.append(known.setdefault(text, len(known)))
         for column, value in fields.items():
             if value is not None:
-                self._rows[column].append(task_id)
-                cells[column].append(value)
+                self._rows[column].fresh.append(task_id)
+                if column in texts:
+                    value = texts[column].setdefault(value, len(texts[column]))  # noqa: PLW2901
+                cells[column].fresh.append(value)
         if after:
-            self._edges += [(task_id, other) for other in dict.fromkeys(after) if other is not None]
+            for other in dict.fromkeys(after):
+                if other is not None:
+                    self._edges.fresh += (task_id, other)
         return task_id
 
     def mark(self) -> Mark:
@@ -285,7 +329,7 @@ class TaskGraphBuilder:
         cells = {name: len(found) for name, found in self._cells.items()}
         return Mark(self._count, cells, len(self._edges))
 
-    def repeat(self, begin: Mark, end: Mark, match_ids: Iterable[int], micro_batch: int) -> int:
+    def repeat(self, begin: Mark, end: Mark, match_ids: Sequence[int], micro_batch: int) -> int:
         """Add the tasks between two marks once more, with what they wait for, as another micro-batch's.
 
         Returns what to add to a ``task_id`` between the marks for that of its like. What the tasks
@@ -294,17 +338,19 @@ class TaskGraphBuilder:
         shift = self._count - begin.tasks
         self._count += end.tasks - begin.tasks
         for name, cells in self._cells.items():
-            first, last = begin.cells[name], end.cells[name]
+            which = slice(begin.cells[name], end.cells[name])
+            if which.start == which.stop:
+                continue
+            found = cells.settle()[which]
             if name == "match_id":
                 cells.extend(match_ids)
             elif name == "micro_batch":
-                cells.extend([micro_batch] * (last - first))
+                cells.extend(np.full(len(found), micro_batch))
             else:
-                cells.extend(cells[first:last])
-            if name not in _IN_ALL:
-                self._rows[name] += [row + shift for row in self._rows[name][first:last]]
-        edges = self._edges[begin.edges : end.edges]
-        self._edges += [(task + shift, other + shift) for task, other in edges]
+                cells.extend(found)
+            if name in self._rows:
+                self._rows[name].extend(self._rows[name].settle()[which] + shift)
+        self._edges.extend(self._edges.settle()[begin.edges : end.edges] + shift)
         return shift
 
     def build(self, metadata: GraphMetadata = UNKNOWN) -> TaskGraph:
@@ -314,14 +360,14 @@ class TaskGraphBuilder:
             if field_.name not in columns:
                 columns[field_.name] = self._make_column(field_.name, field_.type)
         tasks = pd.DataFrame(columns, columns=tables.TASKS.names)
-        edges = np.array(self._edges, dtype=np.int64).reshape(-1, 2)
+        edges = self._edges.settle().reshape(-1, 2).copy()
         dependencies = pd.DataFrame(edges, columns=tables.DEPENDENCIES.names)
         return TaskGraph(tasks, dependencies, metadata)
 
     def _make_column(self, name: str, kind: Any) -> Any:
         """Return a column of the type that the table asks for."""
-        cells, count = self._cells[name], self._count
-        row = slice(None) if name in _IN_ALL else np.array(self._rows[name], dtype=np.int64)
+        cells, count = self._cells[name].settle(), self._count
+        row = slice(None) if name in _IN_ALL else self._rows[name].settle()
         if kind == tables.FLOAT:
             numbers = np.full(count, np.nan)
             numbers[row] = cells
@@ -332,9 +378,8 @@ class TaskGraphBuilder:
             whole = np.zeros(count, dtype=np.int64)
             whole[row] = cells
             return pd.arrays.IntegerArray(whole, absent)
-        found, texts = pd.factorize(np.array(cells, dtype=object))
-        codes = np.full(count, -1, dtype=np.int64)
-        codes[row] = found
+        codes, texts = np.full(count, -1, dtype=np.int64), [*self._texts[name]]
+        codes[row] = cells
         if name == "group":
             return pd.Categorical.from_codes(codes, categories=pd.Index(texts, dtype="str"))
         # Texts that are left out are empty: they have no null.

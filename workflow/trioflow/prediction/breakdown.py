@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -81,17 +81,17 @@ def measure_exposed(
     """
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
     found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
-    place = np.searchsorted(found, like)
+    place, work = np.searchsorted(found, like), _read_work(timeline)
 
     def measure(chosen: NDArray[np.bool_], name: str) -> float:
         present = np.bincount(rank[chosen], minlength=len(found)) > 0
-        lanes = _measure_lanes(timeline[chosen], rank[chosen], present[None, :], step_s)
+        lanes = _measure_lanes(_choose(work, chosen), rank[chosen], present[None, :], step_s)
         values = dict(lanes)[name][place[present[place]]]
         return float(values.sum() / len(values))
 
     exposed = {
-        str(name): measure((labels == name) | (labels == ""), "exposed_communication_s")
-        for name in np.unique(labels[labels != ""])
+        name: measure((labels == name) | (labels == ""), "exposed_communication_s")
+        for name in sorted({*labels.tolist()} - {""})
     }
     return exposed, measure(np.ones(len(timeline), dtype=bool), "idle_s")
 
@@ -118,7 +118,10 @@ def _measure_rows(
     def add_up(values: NDArray[Any]) -> Floats:
         return np.bincount(codes, weights=values, minlength=count).astype(np.float64)
 
-    times_s = {name: mean(found) for name, found in _measure_lanes(frame, lane, present, step_s)}
+    times_s = {
+        name: mean(found)
+        for name, found in _measure_lanes(_read_work(frame), lane, present, step_s)
+    }
     kind, phase = frame["kind"], frame["phase"]
     work_s = ((frame["end_s"] - frame["start_s"]) * kind.isin(_WORK)).to_numpy(np.float64)
     operators = (frame["op_id"].notna() & (kind == "compute")).to_numpy(dtype=bool)
@@ -133,13 +136,31 @@ def _measure_rows(
     })  # fmt: skip
 
 
+class _Work(NamedTuple):
+    """When tasks run [s], and what they keep busy [tasks]."""
+
+    start_s: Floats
+    end_s: Floats
+    computes: NDArray[np.bool_]
+    communicates: NDArray[np.bool_]
+
+
+def _choose(work: _Work, chosen: NDArray[np.bool_]) -> _Work:
+    start_s, end_s, computes, communicates = work
+    return _Work(start_s[chosen], end_s[chosen], computes[chosen], communicates[chosen])
+
+
+def _read_work(frame: pd.DataFrame) -> _Work:
+    start_s, end_s = (frame[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
+    return _Work(start_s, end_s, select_compute(frame), select_communication(frame))
+
+
 def _measure_lanes(
-    frame: pd.DataFrame, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
+    work: _Work, lane: NDArray[np.int64], present: NDArray[np.bool_], step_s: float
 ) -> Iterator[tuple[str, Floats]]:
     """Yield the times of each key and rank; what hides communication is all that a rank computes."""
     count, ranks = present.shape
-    start_s, end_s = (frame[name].to_numpy(np.float64) for name in ("start_s", "end_s"))
-    computes, communicates = select_compute(frame), select_communication(frame)
+    start_s, end_s, computes, communicates = work
     compute, communication = (
         merge_lanes(LaneIntervals(lane[chosen], start_s[chosen], end_s[chosen]))
         for chosen in (computes, communicates)

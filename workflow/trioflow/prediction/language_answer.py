@@ -140,8 +140,8 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     if graph.metadata.mode != TRAIN or timeline.empty:
         return {}
     groups = graph.tasks["group"]
-    known = {text: name_group(str(text), plan) for text in groups.dropna().unique()}
-    labels = groups.map(known).astype(object).fillna("pipeline").to_numpy(dtype=str)
+    known = [name_group(str(text), plan) for text in groups.cat.categories]
+    labels = np.array([*known, "pipeline"])[groups.cat.codes]
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
         labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
     labels = np.where(select_communication(timeline), labels, "")

@@ -188,10 +188,11 @@ def _nullable_integers(kind: pa.DataType) -> Any:
 
 def records(frame: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
     """Return the rows as dictionaries, of some columns or all; missing values become None."""
-    chosen = frame[list(columns)] if columns else frame
-    lists = {
-        str(c): chosen[c].astype(object).where(chosen[c].notna(), None).tolist() for c in chosen
-    }
+    lists = {}
+    for name in columns or frame.columns:
+        present = frame[name].notna()
+        cells = frame[name] if present.all() else frame[name].astype(object).where(present, None)
+        lists[str(name)] = cells.tolist()
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 

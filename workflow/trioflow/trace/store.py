@@ -194,8 +194,10 @@ def tensor_bytes(trace: Trace) -> list[int]:
     """Return the size of every tensor of a trace, by ``tensor_id`` [bytes]."""
     tensors = trace.tensors
     return [
-        prod(shape) * int(elem)
-        for shape, elem in zip(tensors["shape"], tensors["elem_bytes"], strict=True)
+        prod(shape) * elem
+        for shape, elem in zip(
+            tensors["shape"].tolist(), tensors["elem_bytes"].tolist(), strict=True
+        )
     ]
 
 

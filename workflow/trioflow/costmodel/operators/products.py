@@ -36,6 +36,17 @@ FLOP_TOLERANCE = 0.02
 _SHARDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
 """Parts that one dimension may be cut into while another one grows with the batch."""
 
+_SHARDS_OF_MORE = np.array([
+    (grown, cut, parts)
+    for grown, cut, parts in itertools.product((1, 0, 2, 3), (2, 3, 0, 1), _SHARDS)
+    if grown != cut
+])  # fmt: skip
+"""Dimension that grows, dimension that is cut, and into how many parts."""
+_SHARED_EXPERTS = np.array([
+    (parts, *pair, shards)
+    for parts, pair, shards in itertools.product(_SHARDS, ((1, 2), (1, 3), (3, 1), (3, 2)), _SHARDS)
+])  # fmt: skip
+"""Parts of the problems, dimension that grows, dimension that is cut, and into how many parts."""
 _MISFIT = 0.002
 """Bytes that a scaled product explains this well [logarithm]: a bias makes less."""
 _SCALED = ("block_scaled_", "scaled_")
@@ -213,47 +224,45 @@ def _scale_one(product: Floats, before: Floats, after: Floats) -> Floats:
     """Return the four sizes of one operator's resized problem."""
     with np.errstate(divide="ignore", invalid="ignore"):
         flop, read, write = np.where(before > 0, after / before, 1.0)
-    single = []
-    for dimension in (1, 0, 2, 3):
-        scaled = product[:4].copy()
-        scaled[dimension] *= flop
-        single.append(scaled)
-    misfits = [_misfit(product, scaled, read, write) for scaled in single]
-    if min(misfits) > _MISFIT:
+    sizes = product[:4]
+    scaled = np.tile(sizes, (4, 1))
+    scaled[np.arange(4), (1, 0, 2, 3)] *= flop
+    misfits = _measure_misfits(product, scaled, read, write)
+    if misfits.min() > _MISFIT:
         # What no single dimension explains: a shard of a larger batch, where that explains it.
-        for grown, cut in itertools.product((1, 0, 2, 3), (2, 3, 0, 1)):
-            for parts in _SHARDS if grown != cut else ():
-                scaled = product[:4].copy()
-                scaled[cut] /= parts
-                scaled[grown] *= flop * parts
-                misfit = _misfit(product, scaled, read, write)
-                if misfit <= _MISFIT:
-                    single.append(scaled)
-                    misfits.append(misfit)
-    if min(misfits) > _MISFIT:
+        grown, cut, parts = _SHARDS_OF_MORE.T
+        more = np.tile(sizes, (len(grown), 1))
+        more[np.arange(len(grown)), cut] /= parts
+        more[np.arange(len(grown)), grown] *= flop * parts
+        found = _measure_misfits(product, more, read, write)
+        explained = found <= _MISFIT
+        scaled, misfits = np.vstack([scaled, more[explained]]), np.append(misfits, found[explained])
+    if misfits.min() > _MISFIT:
         # Fewer problems of more rows each, and each cut: experts shared out, and their matrices too.
-        pairs = ((1, 2), (1, 3), (3, 1), (3, 2))
-        for parts, (grown, cut), shards in itertools.product(_SHARDS, pairs, _SHARDS):
-            scaled = product[:4] / np.array([parts, 1, 1, 1])
-            scaled[grown] *= flop * parts * shards
-            scaled[cut] /= shards
-            single.append(scaled)
-            misfits.append(_misfit(product, scaled, read, write))
-    return np.maximum(np.round(single[int(np.argmin(np.round(misfits, 9)))]), 1.0)
+        parts, grown, cut, shards = _SHARED_EXPERTS.T
+        more = np.tile(sizes, (len(grown), 1))
+        more[:, 0] /= parts
+        more[np.arange(len(grown)), grown] *= flop * parts * shards
+        more[np.arange(len(grown)), cut] /= shards
+        found = _measure_misfits(product, more, read, write)
+        scaled, misfits = np.vstack([scaled, more]), np.append(misfits, found)
+    best = scaled[int(np.argmin(np.round(misfits, 9)))]
+    return np.asarray(np.maximum(np.round(best), 1.0), dtype=np.float64)
 
 
-def _misfit(product: Floats, scaled: Floats, read: float, write: float) -> float:
-    """Return how far the bytes of a scaled problem are from those known (logarithms)."""
-    reads, writes = zip(_bytes(product[:4], product[4:]), _bytes(scaled, product[4:]), strict=True)
-    return float(
-        abs(np.log(reads[1] / reads[0] / max(read, 1e-9)))
-        + abs(np.log(writes[1] / writes[0] / max(write, 1e-9)))
-    )
+def _measure_misfits(product: Floats, scaled: Floats, read: float, write: float) -> Floats:
+    """Return how far the bytes of scaled problems (problems, 4) are from those known (logarithms)."""
+    before, after = _bytes(product[None, :4], product[4:]), _bytes(scaled, product[4:])
+    logs = [
+        np.abs(np.log(after[side] / before[side] / max(known, 1e-9)))
+        for side, known in enumerate((read, write))
+    ]
+    return np.asarray(logs[0] + logs[1], dtype=np.float64)
 
 
-def _bytes(sizes: Floats, counts: Floats) -> tuple[float, float]:
-    """Return elements read and written by the products of one problem."""
-    batch, m, n, k = sizes
+def _bytes(sizes: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    """Return elements read and written by the products of problems (problems, 4)."""
+    batch, m, n, k = sizes.T
     forward, d_left, d_right, reuse = counts
     left, right, result = batch * m * k / reuse, batch * k * n, batch * m * n
     if forward:

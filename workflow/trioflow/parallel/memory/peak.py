@@ -55,6 +55,7 @@ def estimate_memory(
     workspaces those alone that the trace shows as tensors.
     """
     tasks = program.collect().tasks
+    of_task = tasks["rank"].to_numpy(dtype=np.int64)
     modules = trace.operators["module"].tolist()
     lifetimes = _lifetimes_of(trace, program, stage_of)
     classes = program.grid.classify()
@@ -68,7 +69,7 @@ def estimate_memory(
         place = (pipeline if spans else -1, rest // program.plan.tensor if parts else -1)
         if place not in tables:
             tables[place] = _table_of(trace, operators, program, *place)
-        rows = tasks[tasks["rank"] == rank]
+        rows = _take_rank(tasks, of_task, rank)
         always = _held_always(program, rank, trace.facts.recipe, rows)
         stages = program.schedule.stages_of_rank(pipeline)
         always["parameter"] = sum(
@@ -93,6 +94,14 @@ def estimate_memory(
             }
         )
     return found
+
+
+def _take_rank(tasks: pd.DataFrame, of_task: NDArray[np.int64], rank: int) -> pd.DataFrame:
+    """Return a rank's tasks, not copied where they lie in a row."""
+    rows = np.flatnonzero(of_task == rank)
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return tasks.iloc[rows[0] : rows[-1] + 1]
+    return tasks.iloc[rows]
 
 
 def _size_copies(trace: Trace, program: ProgramBuilder) -> list[tuple[float, frozenset[int]]]:

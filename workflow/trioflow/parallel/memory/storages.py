@@ -8,7 +8,7 @@ optimizer state, buffers, inputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -73,6 +73,17 @@ def build_storage_table(
     operator does not return it grows if a dimension is a multiple of the
     batch.
     """
+    whole, producer = _list_storages(trace)
+    share = _shares(
+        trace, operators, whole.category, producer, whole.uses, whole.storage_id.tolist(), share_of,
+        whole.bytes,
+    )  # fmt: skip
+    return replace(whole, bytes=whole.bytes * share)
+
+
+@remembered
+def _list_storages(trace: Trace) -> tuple[StorageTable, NDArray[np.int64]]:
+    """Return the storages of a trace, uncut, and the operator that makes each, -1 for none [storages]."""
     tensors = trace.tensors
     storages = _join_loss(trace)
     frame = pd.DataFrame({
@@ -86,18 +97,13 @@ def build_storage_table(
     table = grouped.first().sort_index()
     producer = table["producer"].fillna(-1).to_numpy(dtype=np.int64)
     phase = np.append(trace.operators["phase"].to_numpy(dtype=str), "")[producer]
-    uses = _list_uses(trace, storages, table.index.to_numpy(), producer)
     category = _name_categories(table["category"].to_numpy(dtype=str), phase, producer >= 0)
-    sizes = table["bytes"].to_numpy(dtype=float)
-    share = _shares(
-        trace, operators, category, producer, uses, table.index.tolist(), share_of, sizes
-    )
-    return StorageTable(
-        table.index.to_numpy(dtype=np.int64), category,
-        sizes * share,
+    whole = StorageTable(
+        table.index.to_numpy(dtype=np.int64), category, table["bytes"].to_numpy(dtype=float),
         _growth(trace, table["tensor"].to_numpy(), category, producer),
-        producer >= 0, uses,
+        producer >= 0, _list_uses(trace, storages, table.index.to_numpy(), producer),
     )  # fmt: skip
+    return whole, producer
 
 
 def _name_categories(
@@ -109,7 +115,6 @@ def _name_categories(
     return np.where(named == "output", "activation", named)
 
 
-@remembered
 def _join_loss(trace: Trace) -> NDArray[np.int64]:
     """Return each tensor's storage, what a loss that works in place writes over as one.
 
@@ -132,7 +137,6 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
     return np.where(np.isin(storage, found), found[0] if found else -1, storage)
 
 
-@remembered
 def _list_uses(
     trace: Trace,
     storage_of: NDArray[np.int64],
@@ -193,7 +197,6 @@ def _ratio(after: NDArray[np.float64], before: NDArray[np.float64]) -> NDArray[n
     return np.divide(after, before, out=np.ones_like(before), where=before > 0)
 
 
-@remembered
 def _growth(
     trace: Trace, tensor: NDArray[np.int64], category: NDArray[np.str_], producer: NDArray[np.int64]
 ) -> NDArray[np.float64]:

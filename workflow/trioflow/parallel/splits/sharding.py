@@ -224,17 +224,30 @@ def _is_inside(path: str, paths: Sequence[str]) -> bool:
     return any(path == outer or path.startswith(f"{outer}.") for outer in paths)
 
 
+@remembered
+def _list_operators(trace: Trace) -> tuple[list[tuple[int, str, str, int | None]], set[str]]:
+    """Return number, phase, module and forward operator of each operator, and all modules."""
+    rows = [
+        (int(row["op_id"]), str(row["phase"]), str(row["module"]), row["forward_op_id"])
+        for row in records(trace.operators, "op_id", "phase", "module", "forward_op_id")
+    ]
+    return rows, {module for _, _, module, _ in rows}
+
+
 def _place_unit(
     trace: Trace, name: str, paths: list[str], parameters: list[Parameter]
 ) -> ShardedUnit:
     """Find a unit's operators: those of its modules that have parameters."""
     wrapped = [path for path in paths if any(_is_inside(p.name, [path]) for p in parameters)]
-    forward, backward = [], []
-    for row in records(trace.operators, "op_id", "phase", "module", "forward_op_id"):
-        if row["phase"] == "forward" and _is_inside(str(row["module"]), wrapped):
-            forward.append(int(row["op_id"]))
-        elif row["phase"] == "backward" and row["forward_op_id"] in forward:
-            backward.append(int(row["op_id"]))
+    rows, modules = _list_operators(trace)
+    mine = {module for module in modules if _is_inside(module, wrapped)}
+    forward, backward, known = [], [], set()
+    for op_id, phase, module, forward_op_id in rows:
+        if phase == "forward" and module in mine:
+            forward.append(op_id)
+            known.add(op_id)
+        elif phase == "backward" and forward_op_id in known:
+            backward.append(op_id)
     if not forward or not backward:
         raise PlanError(
             f"unit {name} has parameters, but the step runs no operator of it in both directions",
