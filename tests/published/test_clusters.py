@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("torch")
 from trioflow import tables
 from trioflow.hardware.platform import load_platform
-from trioflow.parallel.memory.peak import FRAGMENTATION
+from trioflow.parallel.memory.peak import HELD_BESIDE
 from trioflow.prediction.assembly import time_operators
 from trioflow.reproductions.clusters.aims import choose_plans, predict_steps, score_ways
 from trioflow.reproductions.clusters.megatron import FOLDER, judge_peaks, read_cases
-from trioflow.reproductions.clusters.memory import judge_memory
+from trioflow.reproductions.clusters.memory import DEVICE, judge_memory
 from trioflow.reproductions.clusters.nanotron import (
     Run,
     cut_stages,
@@ -116,11 +116,11 @@ def test_the_host_s_time_of_p5_is_that_of_the_runs_that_wait_for_it(runs: list[R
 
 
 def test_stages_are_nanotron_s(runs: list[Run]) -> None:
-    """A stage ends with the block that exceeds its share: 6 layers of 16, not 5, on the first of 4."""
+    """A stage ends with the block that reaches its share: 5 layers of 16 on the first of 4, a quarter exactly."""
     run = next(r for r in runs if r.parameters == 1.34)
     trace = trace_run(run)
     layers = [len(stage) for stage in cut_stages(trace, replace(run, pipeline=4))]
-    assert layers == [1 + 6, 5, 5, 1]
+    assert layers == [1 + 5, 5, 5, 1 + 1]
     assert sum(map(len, cut_stages(trace, replace(run, pipeline=16)))) == 18
 
 
@@ -169,18 +169,45 @@ def test_the_page_tells_errors_and_why_runs_failed(cases, steps, peaks, tmp_path
 
 
 @pytest.mark.slow
-def test_what_the_allocator_holds_beside_is_the_median_of_the_runs_that_may_be_fitted_on(
+def test_what_the_allocator_holds_beside_is_what_meets_the_runs_that_may_be_fitted_on_best(
     runs: list[Run],
 ) -> None:
+    """Each share by itself: a tenth more or less of it has no smaller mean error over the 91 runs."""
     given = [run for run in runs if run.ran and is_fitted_on(run.parameters, run.nodes)]
     cases = judge_memory(given)
     assert len(cases) == 91
-    waiting = (
-        cases["reserved_bytes"] - cases["allocated_bytes"] - cases["passing_bytes"] * FRAGMENTATION
+
+    def miss(**changed: float) -> float:
+        shares = {**HELD_BESIDE, **changed}
+        held = cases["allocated_bytes"] + sum(cases[name] * part for name, part in shares.items())
+        return float(np.abs(held / cases["measured_bytes"] - 1).mean())
+
+    assert miss() == pytest.approx(
+        np.abs(cases["reserved_bytes"] / cases["measured_bytes"] - 1).mean()
     )
-    missing = cases["measured_bytes"] - cases["allocated_bytes"] - waiting
-    share = missing / cases["passing_bytes"]
-    assert share.median() == pytest.approx(FRAGMENTATION, abs=0.005)
+    for name, share in HELD_BESIDE.items():
+        assert miss() <= min(miss(**{name: share * factor}) for factor in (0.9, 1.1))
+
+
+@pytest.mark.slow
+def test_what_an_exchange_keeps_the_host_is_told_by_the_runs_that_may_be_fitted_on(
+    runs: list[Run],
+) -> None:
+    """Pipelines of 1.34 B on 2 nodes whose host decides: the median of what each would need."""
+    bound = [
+        run for run in runs
+        if run.ran and run.parameters == 1.34 and run.nodes == 2 and run.pipeline > 1 < run.tensor
+        and run.micro_batch == 1
+    ]  # fmt: skip
+    assert len(bound) == 5
+    times, platform = time_operators(trace_run(bound[0]), DEVICE), load_platform("p5-h100", 16)
+    shipped = platform.host["chained_exchange_s"]
+    bare = replace(platform, host={**platform.host, "chained_exchange_s": 0.0})
+    needed = []
+    for run in bound:
+        kept_s, free_s = (predict_run(run, times, machine)[0] for machine in (platform, bare))
+        needed.append(shipped * (run.measured_step_s - free_s) / (kept_s - free_s))
+    assert np.median(needed) == pytest.approx(shipped, rel=0.02)
 
 
 @pytest.fixture(scope="module")

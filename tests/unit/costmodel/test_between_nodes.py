@@ -125,6 +125,23 @@ def test_a_step_of_a_ring_loses_as_much_with_a_small_message():
     assert plan("all_gather", 10**6, 2).low_s < 0.5 * plan("all_gather", 10**6, 2).time_s
 
 
+def test_a_smaller_all_reduce_loses_by_its_bytes():
+    """A tree carries it, whose steps grow with the logarithm of the nodes: a quarter loses a quarter."""
+    for nodes, per_node in ((4, 8), (32, 8)):
+        group = tuple(8 * node + place for node in range(nodes) for place in range(per_node))
+        unmeasured = NodeGroups(replace(load_cluster()[0], between_nodes=None), *load_cluster()[1:])
+        assert unmeasured.holds(group)
+        whole = round(SIZE * per_node / 8)  # as many bytes of a rank as were measured
+        lost_s = [
+            plan("all_reduce", size, nodes, per_node).time_s
+            - unmeasured.plan("all_reduce", size, group).time.time_s
+            for size in (whole // 4, whole)
+        ]
+        assert lost_s[0] == pytest.approx(lost_s[1] / 4, rel=1e-3)
+        small = plan("all_reduce", whole // 4, nodes, per_node)
+        assert small.high_s > small.time_s + 2 * lost_s[0]
+
+
 def test_a_large_all_reduce_takes_no_longer_than_its_ring_s_two_halves():
     """NCCL takes the faster of its algorithms; at the measured size that is not the ring."""
     for nodes, per_node, size in ((32, 2, 10**9), (64, 1, 4 * 10**9), (16, 8, SIZE)):

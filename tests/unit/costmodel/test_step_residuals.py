@@ -97,7 +97,7 @@ def test_residuals_over_nodes_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "nodes.tsv"
     write_node_residuals(load_node_residuals(), path)
     assert load_node_residuals(path) == load_node_residuals()
-    for wrong in ("x\t2\t1\t4\t9\t-1\t0\t0\t0", "x\t2\t1\t4\t9\t1\t0\t1\t0", "x\t2\t1\t4"):
+    for wrong in ("x\t2\t1\t4\t9\t-1\t0\t0\t0\t0", "x\t2\t1\t4\t9\t1\t0\t0\t1\t0", "x\t2\t1\t4"):
         other = tmp_path / "wrong.tsv"
         other.write_text(f"{path.read_text()}{wrong}\n")
         with pytest.raises(TableError, match="is not a residual"):
@@ -108,7 +108,7 @@ def test_a_run_over_nodes_takes_the_class_it_lies_in_without_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = tuple(
-        NodeResidual(left_out, tensor_nodes, True, nodes, 9, float(nodes), 0.0, -0.1, 0.1)
+        NodeResidual(left_out, tensor_nodes, True, nodes, 9, float(nodes), 0.0, 0.0, -0.1, 0.1)
         for left_out in ("", "judged-1b") for tensor_nodes in (1, 2, 4) for nodes in (4, 16)
     )  # fmt: skip
     monkeypatch.setattr(steps, "load_node_residuals", lambda: rows)

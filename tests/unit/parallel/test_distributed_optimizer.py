@@ -12,7 +12,7 @@ from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
 from trioflow.base.precision_recipes import RECIPES
 from trioflow.parallel.extrapolate import extrapolate
-from trioflow.parallel.memory.peak import FRAGMENTATION, PASSING
+from trioflow.parallel.memory.peak import HELD_BESIDE, PASSING
 from trioflow.parallel.plan import make_plan, named_plan
 from trioflow.parallel.splits.updates import list_updates
 from trioflow.tables import records
@@ -117,11 +117,39 @@ def test_main_gradients_stand_all_the_time_and_buckets_hold_what_backward_makes(
     assert whole == sum(int(g["size_bytes"]) for g in transformer_trace.facts.gradients)
     assert plain["bucket"] == whole and "bucket" not in megatron
     assert nanotron["bucket"] == whole * RECIPES["nanotron-bf16"].made_bytes // 4
-    # nanotron wraps its model in DDP whatever ZeRO's stage is.
-    assert (
-        held_by(transformer_trace, "nanotron-bf16", "distributed")["bucket"] == nanotron["bucket"]
-    )
-    assert "bucket" not in held_by(transformer_trace, "megatron-bf16", "distributed")
+    # Where replicas share the optimizer's state nanotron makes no DDP.
+    for recipe in ("nanotron-bf16", "megatron-bf16"):
+        assert "bucket" not in held_by(transformer_trace, recipe, "distributed")
+
+
+def test_nanotron_s_replicas_sum_all_gradients_behind_the_last_backward(transformer_trace):
+    """Without DDP: one all-reduce of the whole, one all-gather of the weights between copies of them."""
+    trace = with_recipe(transformer_trace, "nanotron-bf16")
+    tasks = build(trace, 2, 1, 1, "distributed", 2).tasks
+    mine = tasks[tasks["rank"] == 0].reset_index(drop=True)
+    messages = mine[mine["kind"] == "collective"]
+    assert messages["name"].tolist() == ["all_reduce", "all_gather"]
+    whole = sum(int(g["size_bytes"]) for g in trace.facts.gradients)
+    assert messages["message_bytes"].tolist() == [whole, whole]  # this trace's weights are fp32
+    assert mine.loc[: messages.index[0], "phase"].iloc[-2] == "backward"
+    around = mine.loc[messages.index[1] - 1 : messages.index[1] + 1, "name"].tolist()
+    assert around == ["copy into gathered weights", "all_gather", "copy from gathered weights"]
+    copies = mine[mine["kind"] == "memcpy"]["duration_s"].tolist()
+    assert 0 < copies[0] < copies[1], "each replica's slice of each weight is copied by itself"
+
+
+def test_nanotron_s_buckets_count_gradients_as_backward_makes_them(transformer_trace):
+    """25 MiB of bf16 gradients are 50 MiB of what is reduced."""
+
+    def count(recipe, limit):
+        plan = replace(make_plan(2, accumulate=2), first_bucket_bytes=limit, bucket_bytes=limit)
+        tasks = extrapolate(
+            with_recipe(transformer_trace, recipe), plan, MODEL, batch=4 * BATCH
+        ).tasks
+        mine = tasks[(tasks["rank"] == 0) & (tasks["name"] == "all_reduce")]
+        return mine["message_bytes"].tolist()
+
+    assert count("nanotron-bf16", 2**14) == count("megatron-bf16", 2**15)
 
 
 def test_gradients_reduced_in_bf16_are_half_until_they_are_reduced(transformer_trace):
@@ -166,19 +194,32 @@ def test_too_few_micro_batches_for_pytorch_are_run_and_said(transformer_trace):
 
 
 def test_a_gpu_s_allocator_holds_more_than_it_hands_out(gpu_trace, transformer_trace):
-    """By a share of what comes and goes, and without a pipeline by the inputs of a micro-batch's reduce-scatters."""
+    """Shares of what comes and goes, of what waits where the host is ahead, of what is gathered at once."""
     assert "reserved_bytes" not in build(transformer_trace, 2, 1, 1, "none").metadata.memory[0]
-    for tensor, pipeline in ((1, 1), (2, 1), (2, 2)):
+    kept = {"tensor_parallel_forward_s": 1e-3}
+    for tensor, pipeline, pieces, host in (
+        (1, 1, 2, {}), (2, 1, 1, {}), (2, 1, 2, {}), (2, 1, 3, {}), (2, 2, 2, {}), (2, 2, 2, kept),
+    ):  # fmt: skip
         schedule = "1f1b" if pipeline > 1 else ""
-        pieces = {"micro_batches": 2} if pipeline > 1 else {"accumulate": 2}
-        plan = make_plan(1, tensor, pipeline, schedule, sequence_parallel=tensor > 1, **pieces)
-        graph = extrapolate(gpu_trace, plan, MODEL, batch=2 * BATCH)
+        many = {"micro_batches": pieces} if pipeline > 1 else {"accumulate": pieces}
+        plan = make_plan(1, tensor, pipeline, schedule, sequence_parallel=tensor > 1, **many)
+        graph = extrapolate(gpu_trace, plan, MODEL, batch=pieces * BATCH, host=host)
         held = graph.metadata.memory[0]
+        more = sum(share * held["beside"][name] for name, share in HELD_BESIDE.items())
+        assert held["reserved_bytes"] - held["peak_bytes"] == round(more)
         passing = sum(held["categories"].get(name, 0) for name in PASSING)
-        beyond = held["reserved_bytes"] - held["peak_bytes"] - round(FRAGMENTATION * passing)
+        assert held["beside"]["passing_bytes"] == passing
         scattered = [
             r["message_bytes"] for r in records(graph.tasks)
             if (r["rank"], r["name"], r["phase"]) == (0, "reduce_scatter", "forward")
         ]  # fmt: skip
-        assert beyond == (sum(scattered) // 2 // 2 if pipeline == 1 else 0)
-        assert bool(beyond) == ((tensor, pipeline) == (2, 1))
+        assert bool(scattered) == (tensor > 1)
+        behind = 0 if host else min(pieces, 2)
+        assert held["beside"]["waiting_bytes"] == sum(scattered) // pieces // 2 * behind
+
+
+def test_an_allocator_keeps_copies_of_what_is_gathered_at_once(gpu_trace):
+    for recipe, copies in (("nanotron-bf16", 2), ("megatron-bf16", 0)):
+        held = build(with_recipe(gpu_trace, recipe), 2, 1, 1, "distributed").metadata.memory[0]
+        whole = sum(int(g["size_bytes"]) for g in gpu_trace.facts.gradients)
+        assert held["beside"]["gathered_bytes"] == copies * whole

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from trioflow import load_trace, make_plan, predict
+from trioflow.base.precision_recipes import MEGATRON, NANOTRON
 from trioflow.costmodel.device_times import NO_HOST, find_launch_s, host_times
 from trioflow.hardware.platform import load_platform
 from trioflow.trace.store import Trace
@@ -99,3 +100,29 @@ def test_megatron_s_host_waits_for_each_message_of_a_pipeline(trace):
     # Of stages as long as one another, 4 micro-batches pass 4 at a time one after the other.
     least_s = count_launches(trace) * launch_s * (4 + 4 - 1) / 4 / 2
     assert steps[1] > max(1.2 * steps[0], least_s)
+
+
+def test_an_exchange_of_a_tensor_group_keeps_the_host_where_a_pipeline_is_on_several_nodes(trace):
+    """Once for each rank of the group; neither one stage nor one node pays it."""
+    platform = load_platform("p5-h100", 32)
+    each_s = platform.host["chained_exchange_s"]
+    key = "tensor_parallel_forward_s"
+    for degrees, count in (
+        ({"data": 2, "tensor": 4, "pipeline": 4}, 4), ({"data": 4, "tensor": 2, "pipeline": 4}, 2),
+        ({"data": 8, "tensor": 4}, 0), ({"tensor": 4, "pipeline": 2}, 0),
+    ):  # fmt: skip
+        host = platform.host_of(make_plan(**degrees), NANOTRON)
+        assert host.get(key, 0.0) == pytest.approx(count * each_s)
+        assert "chained_exchange_s" not in host
+        assert key not in platform.host_of(make_plan(**degrees), MEGATRON)
+    facts = replace(trace.facts, precision_recipe="nanotron-bf16")
+    of_nanotron = Trace(trace.operators, trace.tensors, facts)
+    plan = make_plan(data=2, tensor=4, pipeline=4, schedule="1f1b", micro_batches=8)
+    slow, fast = (
+        predict(
+            of_nanotron, plan, replace(platform, host={**platform.host, "chained_exchange_s": some_s}),
+            batch=128, memory=False,
+        ).step_time_s
+        for some_s in (0.01, 0.0)
+    )  # fmt: skip
+    assert slow > fast + 8 * 4 * 0.01

@@ -19,15 +19,18 @@ from trioflow.sweeps.workshop import Workshop
 from trioflow.trace.store import load_trace
 
 TRACE = "gpt2-tiny-b8"
-BLOCK_S, NEIGHBOUR_S, LOW, HIGH = 0.25, 1.5, math.log(0.5), math.log(4.0)
+BLOCK_S, NEIGHBOUR_S, STEP_S, LOW, HIGH = 0.25, 1.5, 2.5, math.log(0.5), math.log(4.0)
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch):
     """One residual for each way to lie on nodes."""
     rows = tuple(
-        NodeResidual("", nodes, chained, 2, 9, BLOCK_S * (nodes > 1), NEIGHBOUR_S * chained, LOW, HIGH)
-        for nodes, chained in ((1, True), (2, False), (2, True))
+        NodeResidual(
+            "", nodes, chained, 2, 9, BLOCK_S * (nodes > 1), NEIGHBOUR_S * chained,
+            STEP_S * (nodes == 1 and not chained), LOW, HIGH,
+        )
+        for nodes, chained in ((1, True), (2, False), (2, True), (1, False))
     )  # fmt: skip
     monkeypatch.setattr(steps, "load_node_residuals", lambda: rows)
     steps.find_node_residual.cache_clear()
@@ -60,6 +63,16 @@ def test_what_is_expected_follows_how_the_plan_lies_on_nodes(
     megatron = doubt_nodes(plan, machine, 6, replace(facts, precision_recipe="megatron-bf16"))
     elsewhere = doubt_nodes(plan, load_named_platform("dgx-h100", 64), 6, facts)
     assert megatron == elsewhere, "another framework's is as another cluster's"
+
+
+def test_replicas_of_nanotron_s_that_lie_on_several_nodes_take_what_its_runs_took(known) -> None:
+    machine, facts = load_named_platform("p5-h100", 64), load_trace(TRACE).facts
+    nanotron = replace(facts, precision_recipe="nanotron-bf16")
+    found = doubt_nodes(make_plan(8, tensor=8, accumulate=4), machine, 6, nanotron)
+    assert found is not None and found.excess_s == STEP_S
+    assert "replicas on several nodes: 9 real runs of that kind took 2.5 s more" in found.text
+    assert doubt_nodes(make_plan(8), machine, 6, nanotron) is None, "one node"
+    assert doubt_nodes(make_plan(64), load_named_platform("dgx-h100", 64), 6, nanotron) is None
 
 
 def test_the_answer_holds_the_simulated_and_the_expected_step(known, capsys) -> None:

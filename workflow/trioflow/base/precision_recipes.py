@@ -73,6 +73,20 @@ class PrecisionRecipe:
         """Whether the model itself is in half precision; autocast leaves its weights alone."""
         return self.parameter_bytes < 4
 
+    @property
+    def reduces_whole(self) -> bool:
+        """Whether replicas that share the optimizer's state sum all gradients at once, behind the last backward.
+
+        nanotron makes no DDP then (``trainer.py``, ``make_ddp``): one all-reduce of the main gradients, and one
+        all-gather of the weights after the update. Megatron-LM scatters bucket by bucket, beside backward.
+        """
+        return self.framework == NANOTRON
+
+    @property
+    def bucket_width(self) -> float:
+        """Bytes that replicas exchange for each byte of DDP's buckets, which hold gradients as backward makes them."""
+        return self.reduce_bytes / self.made_bytes if self.reduces_whole else 1.0
+
     def describe(self) -> str:
         """Return the recipe in words."""
         size = {2: "half", 4: "fp32"}

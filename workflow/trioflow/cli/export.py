@@ -69,7 +69,8 @@ def _run_export_chakra(options: argparse.Namespace) -> None:
 
     plan, platform, assumed = read_options(options)
     times = time_operators(options.trace, platform.device.name, assumed)
-    graph = build_graph(times, plan, batch=options.batch, host=platform.host, options=assumed)
+    host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
+    graph = build_graph(times, plan, batch=options.batch, host=host, options=assumed)
     resolved = graph.metadata.plan
     source = size_trace(times.traces, resolved, graph.metadata.batch)
     files = write_chakra(graph, options.output, source)

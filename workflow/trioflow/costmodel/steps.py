@@ -290,6 +290,7 @@ class NodeResidual:
         float  # More for each block and micro-batch of a rank, of tensor groups beyond a node [s]
     )
     neighbour_s: float  # More for each micro-batch and neighbouring stage of a rank [s]
+    step_s: float  # More for each step, of replicas inside nodes that lie on several [s]
     low_log: float  # 80 % interval of the logarithm of measured over expected step
     high_log: float
 
@@ -308,23 +309,24 @@ def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
             numbers = [float(row[name]) for name in _RESIDUAL_NUMBERS]
         except (KeyError, TypeError, ValueError):
             raise TableError(f"{row} is not a residual", file=path) from None
-        if not all(map(math.isfinite, numbers)) or min(numbers[:2]) < 0 or numbers[2] > numbers[3]:
+        if not all(map(math.isfinite, numbers)) or min(numbers[:3]) < 0 or numbers[3] > numbers[4]:
             raise TableError(f"{row} is not a residual", file=path)
         found.append(NodeResidual(*kind, *numbers))
     return tuple(found)
 
 
-_RESIDUAL_NUMBERS = ("block_s", "neighbour_s", "low_log", "high_log")
+_RESIDUAL_NUMBERS = ("block_s", "neighbour_s", "step_s", "low_log", "high_log")
 
 
 def write_node_residuals(residuals: Iterable[NodeResidual], path: Path = BEYOND_NODES) -> None:
     """Write residuals as `load_node_residuals` reads them."""
     lines = [
         "# What nanotron's runs on several p5-h100 nodes (docs/clusters.md) took beyond their simulated steps, by how they",
-        "# lay there: for each block and micro-batch of tensor groups beyond a node, and for each micro-batch and",
-        "# neighbouring stage of a rank [s]; 80 % interval of the logarithm of measured over expected step, each model's",
-        "# from the others. left_out: without that model's runs, for a prediction of it (rebuilt by make publish).",
-        "left_out\ttensor_nodes\tchained\tnodes\truns\tblock_s\tneighbour_s\tlow_log\thigh_log",
+        "# lay there: for each block and micro-batch of tensor groups beyond a node, for each micro-batch and",
+        "# neighbouring stage of a rank, and for each step of other replicas [s]; 80 % interval of the logarithm of",
+        "# measured over expected step, each model's from the others. left_out: without that model's runs, for a",
+        "# prediction of it (rebuilt by make publish).",
+        "\t".join(("left_out", "tensor_nodes", "chained", "nodes", "runs", *_RESIDUAL_NUMBERS)),
     ]
     for one in residuals:
         numbers = "\t".join(f"{getattr(one, name):.5g}" for name in _RESIDUAL_NUMBERS)

@@ -10,6 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trioflow.base.plan_row import Plan
+from trioflow.base.precision_recipes import NANOTRON
+
 SLOWDOWN = "compute_slowdown_during_collective"
 """Name of a platform's number that may be left out."""
 TIES = ("first", "ecmp")
@@ -109,6 +112,20 @@ class Platform:
 
     def __repr__(self) -> str:
         return f"<Platform {self.name}: {self.ranks} x {self.device.name}, {len(self.links)} links>"
+
+    def host_of(self, plan: Plan, framework: str) -> dict[str, float]:
+        """Return the host's costs under a plan of a framework (``PrecisionRecipe.framework``).
+
+        ``chained_exchange_s`` becomes part of each exchange of a tensor group, once for each of its ranks,
+        where a pipeline of nanotron's reaches over several nodes.
+        """
+        host = dict(self.host)
+        each_s = host.pop("chained_exchange_s", 0.0)
+        over_nodes = plan.ranks > (self.ranks_per_node or plan.ranks)
+        if framework == NANOTRON and over_nodes and plan.pipeline > 1:
+            for key in ("tensor_parallel_forward_s", "tensor_parallel_backward_s"):
+                host[key] = host.get(key, 0.0) + plan.tensor * each_s
+        return host
 
 
 def name_rank_node(rank: int) -> str:

@@ -338,9 +338,11 @@ class _Steps:
         nanotron's runs that may be fitted on, the one whose tensor group lies on
         two nodes and moves 17 MB at a time takes 0.86 of its time so, and 0.58
         where the loss goes with the root of the bytes, to which the interval
-        reaches. A larger all-reduce, which may take a tree, loses by that root, but
-        takes no longer than a reduce-scatter and an all-gather (``_estimate``), of
-        which its ring is made: NCCL takes the faster.
+        reaches. An all-reduce may take a tree, whose steps grow with the logarithm of
+        the nodes: a smaller one loses by its bytes, up to what a ring's would in the
+        interval. A larger one loses by the root, but takes no longer than a
+        reduce-scatter and an all-gather (``_estimate``), of which its ring is made:
+        NCCL takes the faster.
         The interval has the band of the runs besides.
         """
         kind = collective if collective in self.measured.curves else "all_gather"
@@ -348,13 +350,14 @@ class _Steps:
         loss_s = self.behind(kind, spread.nodes) * steps
         per_node = self.measured.ranks_per_node
         size = message_bytes * per_node / spread.per_node / self.measured.message_bytes
-        larger = 1.0
+        larger = smaller = 1.0
         if collective == "all_reduce":
             loss_s *= (spread.nodes * per_node - 1) / max(steps, 1)
-            larger = max(size, 1.0)
-        least = larger**_MOST_ALIKE * math.sqrt(min(size, 1.0))
+            larger, smaller = max(size, 1.0), min(size, 1.0)
+        least = larger**_MOST_ALIKE
+        least *= smaller if collective == "all_reduce" else math.sqrt(min(size, 1.0))
         ends = [time.time_s + loss_s * share for share in (least, larger**_LEAST_ALIKE)]
-        time_s = time.time_s + loss_s * math.sqrt(larger)
+        time_s = time.time_s + loss_s * smaller * math.sqrt(larger)
         low, high = self.measured.spread(kind, spread.nodes)
         known = collective == kind and spread.per_node == self.measured.ranks_per_node
         return AcrossTime(

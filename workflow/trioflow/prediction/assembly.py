@@ -88,7 +88,8 @@ def prepare_step(
     if not isinstance(traces, DeviceTimes):
         traces, batch = _open_models(traces, plan, batch, options)
     times = time_operators(traces, platform.device.name, options)
-    graph = build_graph(times, plan, batch=batch, host=platform.host, options=options)
+    host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
+    graph = build_graph(times, plan, batch=batch, host=host, options=options)
     return join_step(graph, times, platform, options)
 
 

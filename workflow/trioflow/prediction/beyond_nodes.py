@@ -73,7 +73,7 @@ def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> No
     nodes, tensor_nodes = math.ceil(plan.ranks / per_node), math.ceil(plan.tensor / per_node)
     own = platform.between_nodes == NODES_CLUSTER and facts.precision_recipe not in _OTHERS
     chained = plan.pipeline > 1
-    if tensor_nodes == 1 and not chained:
+    if tensor_nodes == 1 and not chained and not (own and facts.recipe.reduces_whole):
         return None
     if tensor_nodes == 1 and not own:
         return NodeDoubt(0.0, None, own, (
@@ -88,12 +88,15 @@ def doubt_nodes(plan: Plan, platform: Platform, blocks: int, facts: Facts) -> No
         "block": (found.block_s if tensor_nodes > 1 else 0.0, blocks),
         "neighbouring stage": (found.neighbour_s, neighbours),
     }
-    excess_s = plan.pieces * sum(each_s * count for each_s, count in parts.values())
-    kind = f"tensor groups of {plan.tensor} ranks reach beyond a node of {per_node}" if tensor_nodes > 1 else "pipelines over several nodes"  # fmt: skip
+    excess_s = plan.pieces * sum(each_s * count for each_s, count in parts.values()) + found.step_s
+    kind = "pipelines over several nodes" if chained else "replicas on several nodes"
+    if tensor_nodes > 1:
+        kind = f"tensor groups of {plan.tensor} ranks reach beyond a node of {per_node}"
     more = " and ".join(
         f"{format_time(each_s)} for each {name}" for name, (each_s, count) in parts.items() if each_s and count
     )  # fmt: skip
     comparison = f"{more} and micro-batch more than" if more else "as long as"
+    comparison = f"{format_time(found.step_s)} more than" if found.step_s else comparison
     return NodeDoubt(
         excess_s, found, own,
         f"{kind}: {found.runs} real runs of that kind took {comparison} simulated; the expected step and its interval are theirs {_WHERE}",

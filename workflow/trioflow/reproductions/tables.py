@@ -275,6 +275,8 @@ CLUSTER_MEMORY = pa.schema([
     column("measured_bytes", FLOAT, "memory of rank 0 as the file gives it; null for most that failed", "bytes", null=True),
     column("allocated_bytes", INT, "predicted peak of what rank 0's allocator hands out", "bytes"),
     column("passing_bytes", INT, "of that what comes and goes in a step: activations, temporaries, inputs", "bytes"),
+    column("waiting_bytes", INT, "what is freed before the device has sent it", "bytes"),
+    column("gathered_bytes", INT, "copies of weights that replicas gather behind the update", "bytes"),
     column("reserved_bytes", INT, "predicted peak of what rank 0's allocator holds", "bytes"),
     column("fullest_bytes", INT, "predicted peak handed out on the fullest rank", "bytes"),
     column("fullest_reserved_bytes", INT, "predicted peak held on the fullest rank", "bytes"),

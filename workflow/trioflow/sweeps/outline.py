@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
+from trioflow.base.precision_recipes import PrecisionRecipe
 from trioflow.costmodel.device_times import DeviceTimes, find_launch_s, host_times
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.hardware.machine import Platform
@@ -39,7 +40,7 @@ from trioflow.parallel.splits.parameters import list_parameters
 from trioflow.parallel.splits.pipeline import assign_units, boundary_bytes, partition
 from trioflow.parallel.splits.sharding import partition_optimizer
 from trioflow.parallel.splits.tensor_parallel import split_for_plan
-from trioflow.parallel.splits.tensor_split import TensorSplit, is_sharded
+from trioflow.parallel.splits.tensor_split import TENSOR, TensorSplit, is_sharded
 from trioflow.parallel.splits.updates import (
     find_owners,
     predict_elementwise,
@@ -63,6 +64,7 @@ from trioflow.trace.store import Trace, pipeline_units
 Made = TypeVar("Made")
 _Allocations = tuple[StorageTable, NDArray[np.int64], NDArray[np.bool_]]
 _PHASE_NUMBERS = {"forward": 0, "backward": 1, "optimizer": 2}
+_DISPATCHES = tuple(f"tensor_parallel_{phase}_s" for phase in ("forward", "backward", "update"))
 
 
 class Outline:
@@ -77,19 +79,15 @@ class Outline:
         self, times: DeviceTimes, platform: Platform, collectives: CollectiveCost | None = None
     ) -> None:
         self.traces = [without_communication(trace) for trace in times.traces]
+        self.recipe: PrecisionRecipe = self.traces[0].facts.recipe
         self.model, self.platform = times.model, platform
         self.messages = MessageTimes(platform, collectives)
         self.units = max(len(pipeline_units(self.traces[0])), 1)
         self._kept: dict[tuple[Any, ...], Any] = {}
 
-    @property
-    def keeps_main_gradients(self) -> bool:
-        """Whether gradients lie in buffers that are always there."""
-        return self.traces[0].facts.recipe.keeps_main_gradients
-
     def lies_in_buckets(self, plan: Plan) -> bool:
         """Whether a plan's gradients are added up where they are exchanged, and never copied."""
-        return plan.sharding == "distributed" or self.keeps_main_gradients
+        return plan.sharding == "distributed" or self.recipe.keeps_main_gradients
 
     def keep(self, key: tuple[Any, ...], make: Callable[..., Made], *arguments: Any) -> Made:
         """Return what was made for a key, made now if it is new."""
@@ -155,13 +153,20 @@ class Outline:
         spent_s = done.spent_s.copy()
         spent_s[:, 1] += _sum(unit_of[again], done.alone_s[again], self.units)
         repeated = set(again.tolist())
-        phase = self._phases_of(done.trace)
+        phase, host_s = self._phases_of(done.trace), done.host_s.copy()
+        host = self.platform.host_of(plan, self.recipe.framework)
         for found in (split.before, split.after):
             for op_id, exchanges in found.items():
+                each_s = host.get(_DISPATCHES[phase[op_id]], 0.0)
+                host_s[unit_of[op_id], phase[op_id]] += each_s * sum(
+                    one.group == TENSOR for one in exchanges
+                )
                 time_s = sum(self.messages.exchange_s(plan, one, done.factor) for one in exchanges)
                 spent_s[unit_of[op_id], phase[op_id]] += time_s
                 if op_id in repeated:
                     spent_s[unit_of[op_id], 1] += time_s
+        if done.beside:
+            spent_s = np.maximum(spent_s, host_s)
         return UnitWork(
             spent_s[:, 0], spent_s[:, 1], spent_s[:, 2],
             self._sum_activations(done.trace, plan, split, done.factor, again),
@@ -207,7 +212,8 @@ class Outline:
         # A GPU's host runs ahead of it, and the slower of the two decides; a CPU does both itself.
         beside = trace.facts.device == "cuda"
         spent_s = np.maximum(device, host) if beside else device + host
-        return OperatorWork(trace, factor, device_s if beside else device_s + host_s, spent_s)
+        alone_s = device_s if beside else device_s + host_s
+        return OperatorWork(trace, factor, alone_s, spent_s, host, beside)
 
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
         """Predict the operators of many plans together.

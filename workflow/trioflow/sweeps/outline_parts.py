@@ -36,12 +36,16 @@ class OperatorWork:
     ``factor``: samples over the traced ones.
     ``alone_s``: time of each operator by itself [operators] [s].
     ``spent_s``: time of each unit's phases [units, phases] [s].
+    ``host_s``: the host's part of that [units, phases] [s].
+    ``beside``: whether the host runs ahead of the device.
     """
 
     trace: Trace
     factor: float
     alone_s: Floats
     spent_s: Floats
+    host_s: Floats
+    beside: bool
 
 
 @dataclass(frozen=True)

@@ -117,15 +117,22 @@ def _time_stages(
     return end_s
 
 
-def _list_buckets(plan: Plan, gradient_bytes: float) -> list[int]:
+def _list_buckets(outline: Outline, plan: Plan, gradient_bytes: float) -> list[int]:
     """Return the sizes of a stage's buckets [bytes]: one of the first limit, others of theirs."""
     sizes, left = [], round(gradient_bytes)
-    limit = plan.first_bucket_bytes
+    if _reduces_whole(outline, plan):
+        return [left]
+    width = outline.recipe.bucket_width
+    limit = round(plan.first_bucket_bytes * width)
     while left > 0:
         sizes.append(min(limit, left))
         left -= sizes[-1]
-        limit = plan.bucket_bytes
+        limit = round(plan.bucket_bytes * width)
     return sizes
+
+
+def _reduces_whole(outline: Outline, plan: Plan) -> bool:
+    return plan.sharding == "distributed" and outline.recipe.reduces_whole
 
 
 def _send_buckets(
@@ -134,32 +141,35 @@ def _send_buckets(
     """Return when a stage's last bucket has been summed, gradients made evenly over a backward [s]."""
     if plan.data == 1:
         return sent_s
-    sizes = _list_buckets(plan, gradient_bytes)
+    sizes = _list_buckets(outline, plan, gradient_bytes)
     made, total = 0, sum(sizes)
     for size in sizes:
         made += size
         ready_s = begin_s + (done_s - begin_s) * made / total
-        sent_s = max(sent_s, ready_s) + outline.messages.data_s(plan, _exchange_of(plan), size)
+        sent_s = max(sent_s, ready_s) + outline.messages.data_s(
+            plan, _exchange_of(outline, plan), size
+        )
     return sent_s
 
 
-def _exchange_of(plan: Plan) -> str:
-    return "reduce_scatter" if plan.sharding == "distributed" else "all_reduce"
+def _exchange_of(outline: Outline, plan: Plan) -> str:
+    scatters = plan.sharding == "distributed" and not _reduces_whole(outline, plan)
+    return "reduce_scatter" if scatters else "all_reduce"
 
 
 def _gather_weights(outline: Outline, plan: Plan, parameter_bytes: float) -> float:
     """Return the time in which replicas that updated slices gather a stage's weights [s]."""
     if plan.sharding != "distributed":
         return 0.0
-    sizes = _list_buckets(plan, parameter_bytes)
+    sizes = _list_buckets(outline, plan, parameter_bytes)
     return sum(outline.messages.data_s(plan, "all_gather", size) for size in sizes)
 
 
 def _sum_buckets(outline: Outline, plan: Plan, gradients_bytes: Sequence[float]) -> float:
     return sum(
-        outline.messages.data_s(plan, _exchange_of(plan), size)
+        outline.messages.data_s(plan, _exchange_of(outline, plan), size)
         for gradient_bytes in gradients_bytes
-        for size in _list_buckets(plan, gradient_bytes)
+        for size in _list_buckets(outline, plan, gradient_bytes)
     )
 
 
@@ -272,7 +282,7 @@ def _count_least_bytes(
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)
     counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
-    main = outline.keeps_main_gradients
+    main = outline.recipe.keeps_main_gradients
     buckets = plan.data > 1 and not (plan.shards_units or outline.lies_in_buckets(plan))
     most = 0.0
     for rank, count in enumerate(counts):

@@ -258,7 +258,8 @@ class Workshop:
             self._graphs.move_to_end(digest)
             return digest, self._graphs[digest]
         with remembering(self.memory):
-            graph = build_graph(times, plan, batch=batch, host=platform.host)
+            host = platform.host_of(plan, times.traces[0].facts.recipe.framework)
+            graph = build_graph(times, plan, batch=batch, host=host)
         self.graphs += 1
         self._graphs[digest] = graph
         if len(self._graphs) > _MOST_GRAPHS:

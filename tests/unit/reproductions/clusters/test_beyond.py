@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
 
-BLOCK_S, NEIGHBOUR_S = 0.05, 0.4
+BLOCK_S, NEIGHBOUR_S, STEP_S = 0.05, 0.4, 0.7
 MODELS = {1.34: 18, 3.57: 30, 8.86: 34}
 
 
@@ -21,10 +21,11 @@ def make_runs() -> pd.DataFrame:
     ):
         held = blocks // stages
         more_s = BLOCK_S * held * (tensor > 8) + NEIGHBOUR_S * min(stages - 1, 2)
+        flat = stages == 1 and tensor <= 8
         simulated_s = 0.01 * held * pieces
         rows.append({
             "parameters": size, "nodes": nodes, "tensor": tensor, "stages": stages, "blocks": held,
-            "accumulate": pieces, "predicted_s": simulated_s, "measured_s": simulated_s + pieces * more_s,
+            "accumulate": pieces, "predicted_s": simulated_s, "measured_s": simulated_s + pieces * more_s + STEP_S * flat,
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -32,10 +33,18 @@ def make_runs() -> pd.DataFrame:
 def test_what_a_block_and_a_neighbour_add_is_found_again() -> None:
     found = fit_node_residuals(make_runs())
     assert {one.left_out for one in found} == {"", *(f"nanotron-{size:g}b" for size in MODELS)}
-    assert {(one.tensor_nodes, one.chained) for one in found} == {(1, True), (2, False), (2, True)}
+    assert {(one.tensor_nodes, one.chained) for one in found} == {
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    }
     for one in found:
         assert one.block_s == pytest.approx(BLOCK_S * (one.tensor_nodes > 1), rel=0.02)
         assert one.neighbour_s == pytest.approx(NEIGHBOUR_S * one.chained, rel=0.02)
+        assert one.step_s == pytest.approx(
+            STEP_S * (one.tensor_nodes == 1 and not one.chained), rel=0.02
+        )
         assert -0.05 < one.low_log <= 0 <= one.high_log < 0.05
 
 

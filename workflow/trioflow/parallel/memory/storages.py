@@ -14,8 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from trioflow.base.precision_recipes import NANOTRON
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.pipeline import loss_operators
+from trioflow.parallel.splits.tensor_split import ATTENTION
 from trioflow.tables import records
 from trioflow.trace.store import Trace, tensor_bytes
 
@@ -73,17 +75,19 @@ def build_storage_table(
     operator does not return it grows if a dimension is a multiple of the
     batch.
     """
-    whole, producer = _list_storages(trace)
+    whole, producer, copies = _list_storages(trace)
     share = _shares(
         trace, operators, whole.category, producer, whole.uses, whole.storage_id.tolist(), share_of,
         whole.bytes,
     )  # fmt: skip
-    return replace(whole, bytes=whole.bytes * share)
+    return replace(whole, bytes=whole.bytes * share * copies)
 
 
 @remembered
-def _list_storages(trace: Trace) -> tuple[StorageTable, NDArray[np.int64]]:
-    """Return the storages of a trace, uncut, and the operator that makes each, -1 for none [storages]."""
+def _list_storages(
+    trace: Trace,
+) -> tuple[StorageTable, NDArray[np.int64], NDArray[np.int64]]:
+    """Return a trace's storages, uncut, who makes each, -1 for none, and how often each is there [storages]."""
     tensors = trace.tensors
     storages = _join_loss(trace)
     frame = pd.DataFrame({
@@ -98,12 +102,17 @@ def _list_storages(trace: Trace) -> tuple[StorageTable, NDArray[np.int64]]:
     producer = table["producer"].fillna(-1).to_numpy(dtype=np.int64)
     phase = np.append(trace.operators["phase"].to_numpy(dtype=str), "")[producer]
     category = _name_categories(table["category"].to_numpy(dtype=str), phase, producer >= 0)
+    growth = _growth(trace, table["tensor"].to_numpy(), category, producer)
+    same, later, copied = (
+        np.isin(table.index, list(found)) for found in _find_half_gradients(trace)
+    )
+    copies = np.where(np.isin(table.index, list(_find_queries(trace))), 3, 1) * ~(same | copied)
     whole = StorageTable(
         table.index.to_numpy(dtype=np.int64), category, table["bytes"].to_numpy(dtype=float),
-        _growth(trace, table["tensor"].to_numpy(), category, producer),
+        np.where(later, 0.0, growth),
         producer >= 0, _list_uses(trace, storages, table.index.to_numpy(), producer),
     )  # fmt: skip
-    return whole, producer
+    return whole, producer, copies
 
 
 def _name_categories(
@@ -137,6 +146,51 @@ def _join_loss(trace: Trace) -> NDArray[np.int64]:
     return np.where(np.isin(storage, found), found[0] if found else -1, storage)
 
 
+@remembered
+def _find_queries(trace: Trace) -> set[int]:
+    """Return the storages of queries in which keys and values lie as well.
+
+    In nanotron's ``CausalSelfAttention``, where each head has keys of its own, all three are one result, which
+    stays with the queries, and attention reads copies of its keys and values.
+    """
+    if trace.facts.recipe.framework != NANOTRON:
+        return set()
+    storage, size = trace.tensors["storage_id"].tolist(), tensor_bytes(trace)
+    found = set()
+    for row in records(trace.operators, "name", "phase", "input_ids"):
+        if row["phase"] == "forward" and ATTENTION in row["name"]:
+            query, key = row["input_ids"][:2]
+            if size[query] == size[key]:
+                found.add(storage[query])
+    return found
+
+
+@remembered
+def _find_half_gradients(trace: Trace) -> tuple[set[int], set[int], set[int]]:
+    """Return what backward makes in half precision where that is the gradient (``PrecisionRecipe.made_bytes``).
+
+    The trace casts it to the main gradient's format: the storages that become a gradient so, those that
+    are added to one, as a shared weight's second, and the second ones' casts, which no framework makes.
+    """
+    same, later, copied = set[int](), set[int](), set[int]()
+    if not trace.facts.recipe.made_bytes:
+        return same, later, copied
+    casts: dict[int, int] = {}
+    storage, category = trace.tensors["storage_id"].tolist(), trace.tensors["category"].tolist()
+    for row in records(trace.operators, "name", "phase", "input_ids", "output_ids"):
+        if row["phase"] != "backward":
+            continue
+        read, made = row["input_ids"], row["output_ids"]
+        if row["name"] == "aten::to" and category[made[0]] == "gradient":
+            same.add(storage[read[0]])
+        elif row["name"] == "aten::to":
+            casts[storage[made[0]]] = storage[read[0]]
+        elif row["name"] == "aten::add_" and category[read[0]] == "gradient":
+            copied.add(storage[read[1]])
+    return same, {casts[made] for made in copied if made in casts}, copied & set(casts)
+
+
+@remembered
 def _list_uses(
     trace: Trace,
     storage_of: NDArray[np.int64],

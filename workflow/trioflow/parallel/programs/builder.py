@@ -172,6 +172,8 @@ class StageWork:
     # Gradients that are reduced, or go to the host, together; empty without data parallelism and
     # offload
     buckets: list[Bucket] = field(default_factory=list)
+    # Whether all gradients are one bucket, whole on every replica (``PrecisionRecipe.reduces_whole``)
+    reduces_whole: bool = False
     # Storages of the gradients of each bucket, where they are dropped
     bucket_storages: list[frozenset[int]] = field(default_factory=list)
     # Time to copy each bucket's gradients in and back [s]; empty where gradients lie in it
@@ -179,6 +181,8 @@ class StageWork:
     bucket_return_s: list[float] = field(default_factory=list)
     # Weights of each bucket, which replicas that updated a slice of it gather [bytes]
     gathered_bytes: list[int] = field(default_factory=list)
+    # Time to copy weights into what is gathered, and the gathered ones back, slice by slice [s]
+    gather_copies_s: tuple[float, float] = (0.0, 0.0)
     # Broadcasts of buffers before forward [bytes], empty without data parallelism
     buffer_bytes: list[int] = field(default_factory=list)
     # Time to add a further micro-batch's gradients, and to divide them by the number of micro-

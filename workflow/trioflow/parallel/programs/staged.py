@@ -76,7 +76,7 @@ class StagedRank(StageActions):
     def reduce_bucket(self, index: int, bucket: Bucket) -> None:
         """Copy a bucket's gradients in and start its all-reduce; send them to the host if asked to."""
         ready, size = self.last, bucket.size_bytes
-        scatters = self.program.plan.sharding == "distributed"
+        scatters = self.program.plan.sharding == "distributed" and not self.work.reduces_whole
         if self.program.plan.replicas > 1:
             if self.work.bucket_copy_s:
                 copy_s = self.work.bucket_copy_s[index]
@@ -127,11 +127,21 @@ class StagedRank(StageActions):
         """Hand every replica the slices of each bucket's weights that the others have updated."""
         for stage in self.stages:
             self.stage = stage
+            into_s, back_s = self.work.gather_copies_s
+            memory, graph = self.program.memory_of(self.rank), self.program.graph
+            # The slices of all replicas one behind another, and what PyTorch gathers for them.
+            copies_bytes = 2 * sum(self.work.gathered_bytes) * self.work.reduces_whole
+            memory.add(graph.next_task, "gathered", copies_bytes)
+            if into_s:
+                self.compute("copy into gathered weights", into_s, "memcpy", phase="optimizer")
             for index, size in enumerate(self.work.gathered_bytes):
                 group = self._replicas_of(self.work.buckets[index])
                 key = ("weights", stage, group[0], index)
                 if len(group) > 1:
                     self.waits.append(self.collective("all_gather", key, size, group, "optimizer"))
+            if back_s:
+                self.compute("copy from gathered weights", back_s, "memcpy", phase="optimizer")
+            memory.add(graph.next_task, "gathered", -copies_bytes)
 
     def _replicas_of(self, bucket: Bucket) -> list[int]:
         """Return the ranks that hold the same parameters as a bucket's."""

@@ -37,7 +37,7 @@ from trioflow.parallel.splits.parameters import (
     find_gradients,
     list_added_gradients,
     list_buffers,
-    list_parameters,
+    size_weights,
 )
 from trioflow.parallel.splits.pipeline import (
     TiedParameter,
@@ -242,12 +242,24 @@ class StageWorks:
             return
         gradients = self._gradients_of(in_stage, stage)
         if plan.replicas > 1 and plan.replication == "ddp":
+            work.reduces_whole = (
+                plan.sharding == "distributed" and self.trace.facts.recipe.reduces_whole
+            )
             work.buckets = self._group_gradients(work, gradients)
             if plan.sharding == "distributed":
-                work.gathered_bytes = self._size_weights(work.buckets)
+                work.gathered_bytes = size_weights(self.trace, work.buckets)
             elif not self.trace.facts.recipe.keeps_main_gradients:
                 work.bucket_copy_s = [self._copy_s(b, "aten::mul") for b in work.buckets]
                 work.bucket_return_s = [self._copy_s(b, "aten::copy_") for b in work.buckets]
+            if work.reduces_whole:
+                # All weights are laid one behind another, filled by PyTorch's ``all_gather``, and copied back,
+                # each replica's slice of each weight by itself (nanotron's ``all_gather_coalesced``).
+                whole, n = sum(work.gathered_bytes), plan.replicas
+                part = whole / max(sum(int(g["size_bytes"]) for g in gradients), 1) / n
+                slices = [round(int(g["size_bytes"]) * part) for g in gradients]
+                copy_s = self._elementwise_s("aten::copy_", [whole], 2, times=2)
+                slices_s = n * self._elementwise_s("aten::copy_", slices, 2, times=n)
+                work.gather_copies_s = (copy_s, copy_s + slices_s)
             work.buffer_bytes = list_buffers(self.trace, sorted(in_stage))
         elif plan.offload == "optimizer":
             work.buckets = self._group_gradients(work, gradients)
@@ -260,21 +272,6 @@ class StageWorks:
             if self.schedule.name not in _SUMS_LOSS and plan.pipeline > 1:
                 sizes = [int(g["size_bytes"]) for g in gradients]
                 work.scale_s = self._elementwise_s("aten::div_", sizes, 1)
-
-    def _size_weights(self, buckets: Sequence[Bucket]) -> list[int]:
-        """Return the weights of each bucket as ranks gather them [bytes]."""
-        width = self.trace.facts.reduced_width
-        made = {str(g["name"]): g["size_bytes"] * width for g in self.trace.facts.gradients}
-        held = {p.name: p.size_bytes for p in list_parameters(self.trace)}
-        return [
-            round(
-                sum(
-                    size * held.get(name, made[name]) / made[name]
-                    for name, size in zip(bucket.names, bucket.sizes_bytes, strict=True)
-                )
-            )
-            for bucket in buckets
-        ]
 
     def _group_gradients(
         self, work: StageWork, gradients: Sequence[Mapping[str, Any]]
@@ -293,10 +290,14 @@ class StageWorks:
                 [g for g in gradients if (g["module"] in of_experts) == experts]
                 for experts in (False, True)
             ]
+        width = self.trace.facts.recipe.bucket_width
+        limits = [round(limit * width) for limit in (plan.first_bucket_bytes, plan.bucket_bytes)]
+        if work.reduces_whole:
+            limits = [sum(int(g["size_bytes"]) for g in gradients)] * 2
         buckets = [
             replace(bucket, experts=bool(experts))
             for experts, part in enumerate(parts)
-            for bucket in build_buckets(part, plan.first_bucket_bytes, plan.bucket_bytes)
+            for bucket in build_buckets(part, *limits)
         ]
         buckets.sort(key=lambda bucket: bucket.ready_after_op_id)
         if plan.offload == "optimizer":

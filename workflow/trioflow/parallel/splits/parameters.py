@@ -224,6 +224,22 @@ def build_buckets(
     return buckets
 
 
+def size_weights(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
+    """Return the weights of each bucket as ranks gather them [bytes]."""
+    width = trace.facts.reduced_width
+    made = {str(g["name"]): g["size_bytes"] * width for g in trace.facts.gradients}
+    held = {p.name: p.size_bytes for p in list_parameters(trace)}
+    return [
+        round(
+            sum(
+                size * held.get(name, made[name]) / made[name]
+                for name, size in zip(bucket.names, bucket.sizes_bytes, strict=True)
+            )
+        )
+        for bucket in buckets
+    ]
+
+
 BUFFER_BYTES = 10 * BYTES_PER_MIB
 """Limit of a buffer: ``comm.broadcast_coalesced`` and ``comm.reduce_add_coalesced``."""
 _Sized = Sequence[tuple[int, int]]

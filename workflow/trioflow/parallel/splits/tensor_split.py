@@ -25,7 +25,7 @@ EXPERT_NODES, EXPERT_DOMAIN = "experts across domains", "experts in a domain"
 EXPERT_SLICES = "slices of experts"
 """Groups of ranks that exchange something beside an operator: where tokens are handed on, where experts are cut by
 another degree than the tensor degree."""
-_ATTENTION = "scaled_dot_product"
+ATTENTION = "scaled_dot_product"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def count_heads(trace: Trace) -> list[int]:
     for name, phase, shapes in zip(
         *(trace.operators[c] for c in ("name", "phase", "input_shapes")), strict=True
     ):
-        if phase == "forward" and _ATTENTION in str(name):
+        if phase == "forward" and ATTENTION in str(name):
             found |= {int(shape[1]) for shape in list(shapes)[:3] if len(shape) == 4}
     return sorted(found)
 

@@ -38,15 +38,16 @@ def fit_node_residuals(cases: pd.DataFrame) -> list[NodeResidual]:
 
 
 def _count(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that reach beyond a node with their blocks and neighbours, times micro-batches."""
+    """Return the runs on several nodes with their blocks and neighbours, times micro-batches, and plain steps."""
     tensor_nodes = np.ceil(cases["tensor"] / GPUS_OF_A_NODE).astype(int)
     chained = cases["stages"] > 1
     counted = cases.assign(
         tensor_nodes=tensor_nodes, chained=chained,
         all_blocks=np.where(tensor_nodes > 1, cases["blocks"] * cases["accumulate"], 0),
         neighbours=np.where(chained, np.minimum(cases["stages"] - 1, 2) * cases["accumulate"], 0),
+        steps=np.where(chained | (tensor_nodes > 1), 0, 1),
     )  # fmt: skip
-    beyond: pd.DataFrame = counted[(cases["nodes"] > 1) & (chained | (tensor_nodes > 1))]
+    beyond: pd.DataFrame = counted[cases["nodes"] > 1]
     return beyond
 
 
@@ -85,32 +86,37 @@ def _hold_out(runs: pd.DataFrame) -> NDArray[np.float64]:
     return np.concatenate(found)
 
 
-def expect(runs: pd.DataFrame, block_s: float, neighbour_s: float) -> NDArray[np.float64]:
-    """Return the expected steps [s]: what was simulated, and so much for each block and neighbour."""
-    more_s = block_s * runs["all_blocks"] + neighbour_s * runs["neighbours"]
-    return (runs["predicted_s"] + more_s).to_numpy(np.float64)
+_COUNTED = ("all_blocks", "neighbours", "steps")
 
 
-def _fit(runs: pd.DataFrame) -> tuple[float, float]:
-    """Return what a block and a neighbour add [s]: least sum of the errors' absolute logarithms.
+def expect(runs: pd.DataFrame, *each_s: float) -> NDArray[np.float64]:
+    """Return the expected steps [s]: what was simulated, and so much for each block, neighbour and step."""
+    found = runs["predicted_s"].to_numpy(np.float64).copy()
+    for name, one_s in zip(_COUNTED, each_s, strict=True):
+        found += one_s * runs[name].to_numpy(np.float64)
+    return found
+
+
+def _fit(runs: pd.DataFrame) -> tuple[float, float, float]:
+    """Return what a block, a neighbour and a step add [s]: least sum of the errors' absolute logarithms.
 
     So half of the runs lie above, as a median's; some runs of a class take many times as long as
     others, which a mean would follow. Where the class has both, each is found in turn with the
     other held, from where the other explains all.
     """
-    counts = [runs[name].to_numpy(np.float64) for name in ("all_blocks", "neighbours")]
+    counts = [runs[name].to_numpy(np.float64) for name in _COUNTED]
     used = [place for place, count in enumerate(counts) if count.any()]
     found: list[tuple[float, list[float]]] = []
     for first in used:
-        each_s = [0.0, 0.0]
+        each_s = [0.0] * len(counts)
         for _ in range(_ROUNDS if len(used) > 1 else 1):
             for place in sorted(used, key=lambda one: one != first):
-                rest_s = runs["predicted_s"].to_numpy() + each_s[1 - place] * counts[1 - place]
+                rest_s = expect(runs, *[one * (i != place) for i, one in enumerate(each_s)])
                 each_s[place] = _fit_one(runs["measured_s"].to_numpy(), rest_s, counts[place])
         missed = np.log(runs["measured_s"].to_numpy() / expect(runs, *each_s))
         found.append((float(np.abs(missed).sum()), each_s))
-    block_s, neighbour_s = min(found)[1]
-    return block_s, neighbour_s
+    block_s, neighbour_s, step_s = min(found)[1]
+    return block_s, neighbour_s, step_s
 
 
 def _fit_one(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from trioflow.base.precision_recipes import NANOTRON
 from trioflow.costmodel.operators.methods import ProportionalModel
-from trioflow.parallel.memory.peak import PASSING
+from trioflow.hardware.platform import load_platform
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import build_graph, time_operators
 from trioflow.prediction.options import Options
@@ -27,6 +28,8 @@ from trioflow.reproductions.clusters.scores import (
 from trioflow.reproductions.tables import CLUSTER_MEMORY
 
 DEVICE = "NVIDIA H100 80GB HBM3"
+PLATFORM = "p5-h100"
+"""Nodes of eight H100 with EFA: what the runs had."""
 
 
 def judge_memory(runs: Sequence[Run]) -> pd.DataFrame:
@@ -61,6 +64,7 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
     known: dict[tuple[int, ...], dict[str, Any]] = {}
     rows = []
     trace = times = None
+    platform = load_platform(PLATFORM, 8)
     for run in runs:
         if trace is None:
             trace = trace_run(run)
@@ -69,16 +73,21 @@ def _judge_model(runs: Iterable[Run]) -> list[dict[str, Any]]:
         stages = keep_depth(cut_stages(trace, run), run.pipeline)
         pieces = min(run.accumulate, len(stages) + 1 if len(stages) > 1 else 2)
         data = run.data if run.zero else min(run.data, 2)
-        key = (len(stages), run.pipeline, run.tensor, run.micro_batch, pieces, data, run.zero)
+        cut = (len(stages), run.pipeline, run.tensor, run.micro_batch, pieces)
+        key = (*cut, data, run.zero, run.nodes > 1)
         if key not in known:
             plan = plan_run(run, len(stages), pieces, data)
             options = Options(stages=stages if len(stages) > 1 else None)
-            graph = build_graph(times, plan, batch=data * pieces * run.micro_batch, options=options)
+            costs = platform.host_of(replace(plan, data=run.data), NANOTRON)
+            # Launches change no peak.
+            host = {key: cost for key, cost in costs.items() if key.startswith("tensor_parallel")}
+            batch = data * pieces * run.micro_batch
+            graph = build_graph(times, plan, batch=batch, host=host, options=options)
             memory = graph.metadata.memory
             mine = next(entry for entry in memory if 0 in entry["ranks"])
             known[key] = {
                 "allocated_bytes": mine["peak_bytes"],
-                "passing_bytes": sum(mine["categories"].get(name, 0) for name in PASSING),
+                **mine["beside"],
                 "reserved_bytes": mine["reserved_bytes"],
                 "fullest_bytes": max(entry["peak_bytes"] for entry in memory),
                 "fullest_reserved_bytes": max(entry["reserved_bytes"] for entry in memory),

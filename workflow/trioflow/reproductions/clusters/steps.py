@@ -19,13 +19,10 @@ from trioflow.hardware.platform import load_platform
 from trioflow.parallel.remembered import Memory, remembering
 from trioflow.prediction.assembly import predict, time_operators
 from trioflow.prediction.options import Options
-from trioflow.reproductions.clusters.memory import DEVICE
+from trioflow.reproductions.clusters.memory import DEVICE, PLATFORM
 from trioflow.reproductions.clusters.nanotron import Run, cut_stages, plan_run, trace_run
 from trioflow.reproductions.clusters.scores import FITTED, RAN, is_fitted_on
 from trioflow.reproductions.tables import CLUSTER_STEPS
-
-PLATFORM = "p5-h100"
-"""Nodes of eight H100 with EFA: what the runs had."""
 
 
 def judge_steps(runs: Iterable[Run]) -> pd.DataFrame:
