@@ -146,10 +146,8 @@ def fold_plans(
     bundles: dict[tuple[int, object], _Bundle] = {}
     ways_of: dict[tuple[int, object], _Ways] = {}
     numbers: dict[tuple[float, float], int] = {}
-    kinds = [
-        numbers.setdefault((link.latency_s, link.bandwidth_bytes_per_s), len(numbers))
-        for link in links
-    ]
+    speeds = [(link.latency_s, link.bandwidth_bytes_per_s) for link in links]
+    kinds = [numbers.setdefault(speed, len(numbers)) for speed in speeds]
     chosen: list[tuple[list[Planned], _Bundle | None]] = []
     warnings: dict[str, None] = {}
     differences = _Differences()

@@ -76,11 +76,12 @@ def build_nccl_file(
         links += join(one, other, count * nvlink_bandwidth_bytes_per_s, nvlink_latency_s)
     if _joins_all(links, ranks):
         return links
-    sockets = []
-    for number, cpu in enumerate(root.iter("cpu")):
-        found = list(_hang(cpu, f"cpu{number}", gpus, pcie_latency_s, topology_file))
-        sockets += [f"cpu{number}"] if found else []
-        links += found
+    below = {
+        f"cpu{number}": list(_hang(cpu, f"cpu{number}", gpus, pcie_latency_s, topology_file))
+        for number, cpu in enumerate(root.iter("cpu"))
+    }
+    sockets = [cpu for cpu, found in below.items() if found]
+    links += [link for found in below.values() for link in found]
     if len(sockets) > 1:
         if socket_bandwidth_bytes_per_s is None:
             raise PlatformError(f"has GPUs on {len(sockets)} processors and the platform no socket_bandwidth_bytes_per_s",

@@ -90,13 +90,8 @@ def estimate_memory(
             beside = _list_beside(rows, program, rank, peak)
             more = sum(size * HELD_BESIDE[name] for name, size in beside.items())
             peak_entry |= {"reserved_bytes": peak.peak_bytes + round(more), "beside": beside}
-        found.append(
-            {
-                **peak_entry,
-                "when": _describe_place(rows, peak, modules),
-                "curve": peak.list_changes(),
-            }
-        )
+        when = _describe_place(rows, peak, modules)
+        found.append({**peak_entry, "when": when, "curve": peak.list_changes()})
     return found
 
 

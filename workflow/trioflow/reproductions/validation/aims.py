@@ -18,7 +18,7 @@ from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.validation.collectives import QUANTITY, SET, parse_case
 from trioflow.reproductions.validation.operators import MOST_TRAINED
 
-SOURCE = "issue 4 of the project, point 6"
+SOURCE = "the project, set before the first case was judged"
 
 
 @dataclass(frozen=True)

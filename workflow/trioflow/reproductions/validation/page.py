@@ -20,12 +20,7 @@ from trioflow.costmodel.judging import SCORES, score_cases
 from trioflow.hardware.device_sheet import find_device
 from trioflow.report import style
 from trioflow.report.html import render_figure, render_paragraph
-from trioflow.report.pages import (
-    Page,
-    Section,
-    count_reached,
-    write_page,
-)
+from trioflow.report.pages import Page, Section, count_reached, write_page
 from trioflow.reproductions.tables import read_validation_table, write_validation_table
 from trioflow.reproductions.validation import sections
 from trioflow.reproductions.validation.aims import AIMS, KNOWS_THE_ANSWER, SETS, reach_aims
@@ -53,10 +48,10 @@ def _read_validation(files: Iterable[str | Path]) -> pd.DataFrame:
 
     Raises InputError when there is none, or a set is unknown.
     """
-    frames = [tables.read_table(file, "validation") for file in files]
-    if not frames or all(frame.empty for frame in frames):
+    filled = [frame for file in files if len(frame := tables.read_table(file, "validation"))]
+    if not filled:
         raise InputError("no validation case to report", fix="run `snakemake validation`")
-    cases = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    cases = pd.concat(filled, ignore_index=True)
     unknown = sorted(set(cases["set"]) - set(SETS))
     if unknown:
         raise InputError(f"no set of cases is called {unknown[0]!r}", fix=f"use {', '.join(SETS)}")

@@ -47,7 +47,7 @@ from trioflow.reproductions.vtrain.judge import NOTHING, WHOLE
 from trioflow.reproductions.vtrain.work import VOCABULARY
 
 _ORDER_AIM = 0.97
-"""Share of pairs of plans in the right order: issue 7 of the project, point 2."""
+"""Aim of the project: share of pairs of plans in the right order."""
 SETS = {
     GROUPS: "whole (hidden size, layers) left out",
     PLANS: "whole plans (tensor, data, pipeline) left out",
