@@ -61,34 +61,36 @@ def build_nccl_file(
     Source: NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``.
     """
     root = _parse(topology_file)
-    gpus = _find_gpus(root, topology_file)
-    if len(gpus) != ranks:
-        raise PlatformError(
-            f"{len(gpus)} GPUs in the file and {ranks} ranks", file=topology_file,
-            fix=f"write ranks (or ranks_per_node): {len(gpus)}",
-        )  # fmt: skip
+    gpus = _find_gpus(root, ranks, topology_file)
     links = []
     for (one, other), count in sorted(_count_nvlinks(gpus).items()):
-        if nvlink_bandwidth_bytes_per_s is None:
-            raise PlatformError("has NVLinks and the platform no nvlink_bandwidth_bytes_per_s",
-                                file=topology_file, fix="add it: one link, one direction")  # fmt: skip
-        check_positive("nvlink_bandwidth_bytes_per_s", nvlink_bandwidth_bytes_per_s)
-        links += join(one, other, count * nvlink_bandwidth_bytes_per_s, nvlink_latency_s)
+        given, what = nvlink_bandwidth_bytes_per_s, "one link, one direction"
+        rate = _ask_rate(given, "nvlink", "NVLinks", what, topology_file)
+        links += join(one, other, count * rate, nvlink_latency_s)
     if _joins_all(links, ranks):
         return links
-    below = {
-        f"cpu{number}": list(_hang(cpu, f"cpu{number}", gpus, pcie_latency_s, topology_file))
-        for number, cpu in enumerate(root.iter("cpu"))
-    }
+    below = {}
+    for number, cpu in enumerate(root.iter("cpu")):
+        name = f"cpu{number}"
+        below[name] = list(_hang(cpu, name, gpus, pcie_latency_s, topology_file))
+        links += below[name]
     sockets = [cpu for cpu, found in below.items() if found]
-    links += [link for found in below.values() for link in found]
     if len(sockets) > 1:
-        if socket_bandwidth_bytes_per_s is None:
-            raise PlatformError(f"has GPUs on {len(sockets)} processors and the platform no socket_bandwidth_bytes_per_s",
-                                file=topology_file, fix="add it: between two, one direction")  # fmt: skip
-        check_positive("socket_bandwidth_bytes_per_s", socket_bandwidth_bytes_per_s)
-        links += join_all(sockets, socket_bandwidth_bytes_per_s, pcie_latency_s)
+        given, has = socket_bandwidth_bytes_per_s, f"GPUs on {len(sockets)} processors"
+        rate = _ask_rate(given, "socket", has, "between two, one direction", topology_file)
+        links += join_all(sockets, rate, pcie_latency_s)
     return links
+
+
+def _ask_rate(value: float | None, kind: str, has: str, what: str, path: Path) -> float:
+    """Return a rate that the file does not hold [bytes/s], from the platform's parameter."""
+    name = f"{kind}_bandwidth_bytes_per_s"
+    if value is None:
+        raise PlatformError(
+            f"has {has} and the platform no {name}", file=path, fix=f"add it: {what}"
+        )
+    check_positive(name, value)
+    return value
 
 
 def _parse(path: Path) -> Element:
@@ -115,13 +117,18 @@ def _parse(path: Path) -> Element:
     return root
 
 
-def _find_gpus(root: Element, path: Path) -> dict[str, tuple[str, Element]]:
+def _find_gpus(root: Element, ranks: int, path: Path) -> dict[str, tuple[str, Element]]:
     """Return the node and the element of each GPU, by its address on the bus, in order of ``dev``."""
     found = [(pci, gpu) for pci in root.iter("pci") if (gpu := pci.find("gpu")) is not None]
     if not found:
         raise PlatformError(
             "no GPU stands in it", file=path, fix="give the file of a run with GPUs"
         )
+    if len(found) != ranks:
+        raise PlatformError(
+            f"{len(found)} GPUs in the file and {ranks} ranks", file=path,
+            fix=f"write ranks (or ranks_per_node): {len(found)}",
+        )  # fmt: skip
     try:
         found.sort(key=lambda pair: int(pair[1].get("dev", "")))
     except ValueError:

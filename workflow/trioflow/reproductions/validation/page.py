@@ -397,5 +397,4 @@ def _set_residuals(axes: Any, rows: pd.DataFrame, driver: str) -> None:
 
 def _describe_class(row: dict[Any, Any]) -> str:
     fit_text = "" if pd.isna(row["r_squared"]) else f", R\u00b2 {row['r_squared']:.3f}"
-    name = f"{row['operator_class']}, {row['phase']}"
-    return f"{name}\nn {row['operators']}{fit_text}"
+    return f"{row['operator_class']}, {row['phase']}\nn {row['operators']}{fit_text}"
