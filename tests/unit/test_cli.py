@@ -217,7 +217,7 @@ def test_timelines_are_written_in_the_asked_form(capsys):
         (["simulate", TRACE, "--platform", "/"], "cannot be read"),
         (["simulate", TRACE, "--platform", PLATFORM, "--cost-model", "/"], "cannot be read"),
         (["collective", "all_gossip", "--bytes", "9", "--ranks", "2", "--platform", PLATFORM], "all_gossip"),
-        (["show", "nowhere"], "trace.json is missing"),
+        (["show", "nowhere"], "no language model is known by this name"),
         (["import", "nowhere", "-o", "out"], "no such file"),
         (["capture", "gpt9", "--batch", "1", "-o", "out"], "no workload 'gpt9'"),
         (["capture", "resnet18", "--batch", "1", "--sequence", "8", "-o", "out"], "has none"),

@@ -51,7 +51,9 @@ def test_gpus_come_from_sheets_and_no_link_is_called_measured(name: str) -> None
     assert set(content["device"]) == {"sheet"}
     platform = load_platform(name, 2)
     built = [key for key in platform.sources if key.startswith(("topology.", "host."))]
-    assert sorted(built) == list(platform.unmeasured), "nobody measured these machines here"
+    measured = set(built) - set(platform.unmeasured)
+    assert set(platform.unmeasured) <= set(built)
+    assert all(key.startswith("host.launch_") for key in measured), "only hosts show in profiles"
     assert all(len(source) > 20 for source in platform.sources.values())
 
 

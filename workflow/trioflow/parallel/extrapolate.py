@@ -69,8 +69,10 @@ from trioflow.tables import PHASES
 from trioflow.trace.facts import Facts
 from trioflow.trace.store import Trace
 
-_SYNCHRONISED = ("1f1b",)
-"""Schedules in which Megatron's host waits for its device behind each message (Megatron Core, ``batch_p2p_sync``)."""
+
+def holds_host(plan: Plan, framework: str) -> bool:
+    """Return whether the host waits for its device behind each message (Megatron Core, ``batch_p2p_sync``)."""
+    return framework == MEGATRON and plan.schedule == "1f1b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +220,7 @@ def _set_up_builder(
     return ProgramBuilder(
         plan=plan, kind=_kind_of_rank(plan), operators=trace.operators, times=times, schedule=works.schedule, stages=stages,
         split=split, tail_s=float(trace.facts.tail_s or 0.0) * (works.mode == TRAIN), host=host,
-        messages_hold_host=trace.facts.recipe.framework == MEGATRON and plan.schedule in _SYNCHRONISED,
+        messages_hold_host=holds_host(plan, trace.facts.recipe.framework),
         mode=works.mode, factors=works.factors, tied=works.tied, placed=works.placed,
         partition=partition, update_s=partition_s,
         replicas=build_replicas(trace, replicas, works.copies_s) if replicas else None,

@@ -113,8 +113,8 @@ class Outline:
         key = ("update", *style_of(plan), plan.shards)
         return self.keep(key, self._time_sharded_update, plan)
 
-    def partitioned_update_s(self, plan: Plan, samples: int) -> float:
-        """Return the longest update of a rank's own parameters, and the broadcasts of all of them [s]."""
+    def partitioned_update_s(self, plan: Plan, samples: int) -> tuple[float, float]:
+        """Return the longest update of a rank's own parameters with the broadcasts of all, and its host's time [s]."""
         key = ("partition", *style_of(plan), plan.data)
         return self.keep(key, self._time_partitioned_update, plan, samples)
 
@@ -154,21 +154,19 @@ class Outline:
         spent_s[:, 1] += _sum(unit_of[again], done.alone_s[again], self.units)
         repeated = set(again.tolist())
         phase, host_s = self._phases_of(done.trace), done.host_s.copy()
+        host_s[:, 1] += _sum(unit_of[again], done.launch_s[again], self.units)
         host = self.platform.host_of(plan, self.recipe.framework)
         for found in (split.before, split.after):
             for op_id, exchanges in found.items():
                 each_s = host.get(_DISPATCHES[phase[op_id]], 0.0)
-                host_s[unit_of[op_id], phase[op_id]] += each_s * sum(
-                    one.group == TENSOR for one in exchanges
-                )
+                many = sum(one.group == TENSOR for one in exchanges)
+                host_s[unit_of[op_id], phase[op_id]] += each_s * many * done.beside
                 time_s = sum(self.messages.exchange_s(plan, one, done.factor) for one in exchanges)
                 spent_s[unit_of[op_id], phase[op_id]] += time_s
                 if op_id in repeated:
                     spent_s[unit_of[op_id], 1] += time_s
-        if done.beside:
-            spent_s = np.maximum(spent_s, host_s)
         return UnitWork(
-            spent_s[:, 0], spent_s[:, 1], spent_s[:, 2],
+            spent_s[:, 0], spent_s[:, 1], spent_s[:, 2], host_s,
             self._sum_activations(done.trace, plan, split, done.factor, again),
             self._list_sends(done.trace) * done.factor,
         )  # fmt: skip
@@ -209,11 +207,11 @@ class Outline:
             _sum(place, values[operator] * share, self.units * 3).reshape(-1, 3)
             for values in (device_s, host_s)
         )
-        # A GPU's host runs ahead of it, and the slower of the two decides; a CPU does both itself.
-        beside = trace.facts.device == "cuda"
-        spent_s = np.maximum(device, host) if beside else device + host
-        alone_s = device_s if beside else device_s + host_s
-        return OperatorWork(trace, factor, alone_s, spent_s, host, beside)
+        # A GPU's host runs ahead of it; a CPU does both itself.
+        if trace.facts.device == "cuda":
+            return OperatorWork(trace, factor, device_s, device, host, host_s, True)
+        none, every = np.zeros_like(host), np.zeros_like(host_s)
+        return OperatorWork(trace, factor, device_s + host_s, device + host, none, every, False)
 
     def prepare(self, plans: Iterable[Plan], batch: int) -> None:
         """Predict the operators of many plans together.
@@ -359,9 +357,9 @@ class Outline:
         host_s = host_times(trace, recorded, find_launch_s(self.platform.host, trace.facts)).sum()
         total_s = float(device_s.sum())
         beside = trace.facts.device == "cuda"
-        return float(max(total_s, host_s) if beside else total_s + host_s)
+        return float(total_s if beside else total_s + host_s)
 
-    def _time_partitioned_update(self, plan: Plan, samples: int) -> float:
+    def _time_partitioned_update(self, plan: Plan, samples: int) -> tuple[float, float]:
         done = self._work_of_operators(plan, samples)
         partition = partition_optimizer(done.trace, plan.data)
         updates_s = [
@@ -369,7 +367,9 @@ class Outline:
             for mine, shares in zip(partition.operators, partition.shares, strict=True)
         ]
         sizes = [p.size_bytes for parameters in partition.parameters for p in parameters]
-        return max(updates_s) + sum(self.messages.data_s(plan, "broadcast", size) for size in sizes)
+        sent_s = sum(self.messages.data_s(plan, "broadcast", size) for size in sizes)
+        hosts_s = [float(done.launch_s[list(mine)].sum()) for mine in partition.operators]
+        return max(updates_s) + sent_s, max(hosts_s)
 
     @property
     def _asked_model(self) -> OperatorModel:

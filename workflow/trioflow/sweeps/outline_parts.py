@@ -36,7 +36,8 @@ class OperatorWork:
     ``factor``: samples over the traced ones.
     ``alone_s``: time of each operator by itself [operators] [s].
     ``spent_s``: time of each unit's phases [units, phases] [s].
-    ``host_s``: the host's part of that [units, phases] [s].
+    ``host_s``: what a host that runs ahead of its device takes beside it [units, phases] [s].
+    ``launch_s``: that of each operator [operators] [s].
     ``beside``: whether the host runs ahead of the device.
     """
 
@@ -45,6 +46,7 @@ class OperatorWork:
     alone_s: Floats
     spent_s: Floats
     host_s: Floats
+    launch_s: Floats
     beside: bool
 
 
@@ -57,6 +59,7 @@ class UnitWork:
     forward_s: Floats
     backward_s: Floats
     update_s: Floats
+    host_s: Floats  # of a host that runs ahead of its device, forward, backward, optimizer [units, 3] [s]
     activation_bytes: Floats  # what forward keeps for backward [units] [bytes]
     send_bytes: Floats  # what goes from each unit to the next one [units] [bytes]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from trioflow.base.experiments import Plan
+from trioflow.parallel.extrapolate import holds_host
 from trioflow.parallel.plan import micro_batch_sizes
 from trioflow.parallel.schedules.build import plan_schedule
 from trioflow.parallel.schedules.table import (
@@ -58,13 +60,34 @@ def outline_step(outline: Outline, plan: Plan, batch: int) -> Step:
     work = outline.work_of(plan, samples)
     begins = outline.cut(plan.stages)
     schedule = plan_schedule(plan)
+    if holds_host(plan, outline.recipe.framework):
+        slower_s = np.maximum(np.stack([work.forward_s, work.backward_s], 1), work.host_s[:, :2])
+        work = replace(work, forward_s=slower_s[:, 0], backward_s=slower_s[:, 1])
+    update_host_s = None
     if plan.shards_units and plan.pipeline == 1:
         time_s = time_accumulated(outline, plan, work) + outline.sharded_update_s(plan)
     else:
         time_s = _time_stages(outline, plan, work, begins, schedule)
         if plan.sharding == "zero1":
-            time_s += outline.partitioned_update_s(plan, samples)
+            update_s, update_host_s = outline.partitioned_update_s(plan, samples)
+            time_s += update_s
+    time_s = max(time_s, _time_host(plan, work, begins, schedule, update_host_s))
     return Step(time_s, _count_least_bytes(outline, plan, work, begins, schedule))
+
+
+def _time_host(
+    plan: Plan, work: UnitWork, begins: Sequence[int], schedule: Schedule, update_s: float | None
+) -> float:
+    """Return what the busiest rank's host takes to launch a step [s]; it waits for no message.
+
+    ``update_s``: the optimizer's part, where replicas share it by parameters [s].
+    """
+    each = np.array([plan.pieces, plan.pieces, float(update_s is None)])
+    stages = sum_stages(work.host_s @ each, begins)
+    return (update_s or 0.0) + max(
+        sum(stages[stage] for stage in schedule.stages_of_rank(rank))
+        for rank in range(schedule.ranks)
+    )
 
 
 def _time_stages(

@@ -92,7 +92,7 @@ def load_trace(folder: str | Path, **step: Any) -> Trace:
         raise TraceError(
             "no trace here: trace.json is missing"
             if path.exists()
-            else "no trace, and no language model known by this name",
+            else "no trace here, and no language model is known by this name",
             file=path,
             fix=f"{suggest(str(folder), [*shipped, *models])}give a folder that `trioflow capture` or "
             f"`trioflow import` wrote, a file of `trioflow pack`, one of the shipped traces ({', '.join(shipped)}), "
