@@ -76,7 +76,7 @@ def test_a_name_is_known_with_the_marks_of_a_repository(given, name):
 
 
 def test_a_misspelt_name_is_asked_back_whatever_else_is_asked():
-    with pytest.raises(TraceError, match=r"no language model known.*did you mean llama-3.1-8b"):
+    with pytest.raises(TraceError, match=r"no language model is known.*did you mean llama-3.1-8b"):
         load_trace("llama-3.1-9b", sequence=64, precision="bf16")
 
 
