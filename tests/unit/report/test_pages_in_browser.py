@@ -42,8 +42,8 @@ NOT_OURS = ("snakemake.html",)
 WIDTHS = (1280, 420)
 SCHEMES = ("light", "dark")
 HEIGHT = 900
-TALLEST_REPORT = 6000
-"""Of the report as it opens at the greater width [pixels]: a page that is read to its end."""
+TALLEST_REPORT = 6500
+"""Of the report as it opens at the greater width [pixels]: some 5,700, and room for the notes of a busy run."""
 TALLEST = 12_000
 """Of a picture [pixels]; what is below is cut off."""
 
