@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from trioflow.hardware.platform import load_platform
-from trioflow.reproductions.clusters.launches import (
+from oracles.launches import (
     fit_launch_s,
     judge_launches,
     measure_launch_s,
     name_step,
 )
+from trioflow.hardware.platform import load_platform
 from trioflow.reproductions.clusters.megatron import FOLDER
 
 PROFILES = {

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from trioflow.base.errors import TrioflowError
 from trioflow.hardware.platform import load_platform
 from trioflow.prediction.assembly import predict, time_operators
