@@ -97,7 +97,11 @@ def test_residuals_over_nodes_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "nodes.tsv"
     write_node_residuals(load_node_residuals(), path)
     assert load_node_residuals(path) == load_node_residuals()
-    for wrong in ("x\t2\t1\t4\t9\t-1\t0\t0\t0\t0", "x\t2\t1\t4\t9\t1\t0\t0\t1\t0", "x\t2\t1\t4"):
+    way, logs = "x\t2\t1\t4\t9", "-1,0,1"
+    for wrong in (
+        f"{way}\t-1\t0\t0\t0\t0\t{logs}", f"{way}\t1\t0\t0\t1\t0\t{logs}", "x\t2\t1\t4",
+        f"{way}\t1\t0\t0\t-1\t1\t0,-1", f"{way}\t1\t0\t0\t-1\t1\tnone", f"{way}\t1\t0\t0\t-1\t1",
+    ):  # fmt: skip
         other = tmp_path / "wrong.tsv"
         other.write_text(f"{path.read_text()}{wrong}\n")
         with pytest.raises(TableError, match="is not a residual"):
@@ -127,6 +131,11 @@ def test_every_way_to_lie_on_nodes_ships_with_each_model_left_out() -> None:
     for one in load_node_residuals():
         ways.setdefault(one.left_out, set()).add((one.tensor_nodes, one.chained))
         assert one.runs >= 8 and one.low_log <= 0 <= one.high_log
+        assert (
+            len(one.logs) == 10
+            and one.logs[0] <= one.low_log
+            and one.high_log <= one.logs[-1] + 1e-9
+        )
         assert (one.block_s == 0 or one.tensor_nodes > 1) and (one.neighbour_s == 0 or one.chained)
     assert len(ways) == 5 and "" in ways
     assert all(found == ways[""] for found in ways.values())

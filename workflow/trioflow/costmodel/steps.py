@@ -293,6 +293,8 @@ class NodeResidual:
     step_s: float  # More for each step, of replicas inside nodes that lie on several [s]
     low_log: float  # 80 % interval of the logarithm of measured over expected step
     high_log: float
+    # The logarithm's quantiles at 5, 15, ..., 95 %: some runs take many times as long, which no interval tells
+    logs: tuple[float, ...] = (0.0,)
 
 
 @cache
@@ -307,11 +309,13 @@ def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
         try:
             kind = (row["left_out"], int(row["tensor_nodes"]), row["chained"] == "1", int(row["nodes"]), int(row["runs"]))  # fmt: skip
             numbers = [float(row[name]) for name in _RESIDUAL_NUMBERS]
-        except (KeyError, TypeError, ValueError):
+            logs = tuple(float(log) for log in row["logs"].split(","))
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise TableError(f"{row} is not a residual", file=path) from None
-        if not all(map(math.isfinite, numbers)) or min(numbers[:3]) < 0 or numbers[3] > numbers[4]:
+        finite = all(map(math.isfinite, (*numbers, *logs)))
+        if not finite or min(numbers[:3]) < 0 or numbers[3] > numbers[4] or sorted(logs) != [*logs]:
             raise TableError(f"{row} is not a residual", file=path)
-        found.append(NodeResidual(*kind, *numbers))
+        found.append(NodeResidual(*kind, *numbers, logs))
     return tuple(found)
 
 
@@ -324,14 +328,17 @@ def write_node_residuals(residuals: Iterable[NodeResidual], path: Path = BEYOND_
         "# What nanotron's runs on several p5-h100 nodes (docs/clusters.md) took beyond their simulated steps, by how they",
         "# lay there: for each block and micro-batch of tensor groups beyond a node, for each micro-batch and",
         "# neighbouring stage of a rank, and for each step of other replicas [s]; 80 % interval of the logarithm of",
-        "# measured over expected step, each model's from the others. left_out: without that model's runs, for a",
-        "# prediction of it (rebuilt by make publish).",
-        "\t".join(("left_out", "tensor_nodes", "chained", "nodes", "runs", *_RESIDUAL_NUMBERS)),
+        "# measured over expected step, each model's from the others, and its quantiles at 5, 15, ..., 95 % (logs).",
+        "# left_out: without that model's runs, for a prediction of it (rebuilt by make publish).",
+        "\t".join(
+            ("left_out", "tensor_nodes", "chained", "nodes", "runs", *_RESIDUAL_NUMBERS, "logs")
+        ),
     ]
     for one in residuals:
         numbers = "\t".join(f"{getattr(one, name):.5g}" for name in _RESIDUAL_NUMBERS)
         lines.append(
             f"{one.left_out}\t{one.tensor_nodes}\t{one.chained:d}\t{one.nodes}\t{one.runs}\t{numbers}"
+            f"\t{','.join(f'{log:.5g}' for log in one.logs)}"
         )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -16,7 +16,7 @@ from trioflow.engine.result import CONFIDENCES
 from trioflow.hardware.machine import Platform
 from trioflow.parallel.remembered import remembering
 from trioflow.prediction.assembly import Traces, load_traces
-from trioflow.prediction.beyond_nodes import doubt_nodes
+from trioflow.prediction.beyond_nodes import NodeDoubt, doubt_nodes
 from trioflow.prediction.drawn import Draws
 from trioflow.prediction.language_answer import describe_rates, describe_run
 from trioflow.sweeps.outline import Outline
@@ -270,18 +270,25 @@ class _Search:
             if step.least_bytes > self.machine.device.memory_bytes:
                 self._drop(plan, step.least_bytes, "at least ")
             else:
-                candidates.append(
-                    Candidate(step.time_s + self._doubt_s(plan), plan, step.least_bytes)
-                )
+                doubt = self._doubt(plan)
+                time_s = step.time_s + (0.0 if doubt is None else doubt.excess_s)
+                candidates.append(Candidate(time_s, plan, step.least_bytes))
         return sorted(candidates, key=lambda c: c.time_s)
 
-    def _doubt_s(self, plan: Plan) -> float:
-        """Return what real runs that lay on nodes alike took beyond what is simulated, and so outlined [s]."""
+    def _doubt(self, plan: Plan) -> NodeDoubt | None:
+        """Return what real runs that lay on nodes alike took beyond what is simulated, and so outlined."""
         blocks = (
             math.ceil(self.units / (plan.pipeline * plan.stages_per_rank)) * plan.stages_per_rank
         )
-        doubt = doubt_nodes(plan, self.machine, blocks, self.times.traces[0].facts)
-        return 0.0 if doubt is None else doubt.excess_s
+        return doubt_nodes(plan, self.machine, blocks, self.times.traces[0].facts)
+
+    def _weigh(self, plan: Plan, time_s: float, compute_log: float, rest_log: float) -> Prediction:
+        """Return what a plan is compared by; errors of models are in what real runs of its kind took."""
+        doubt = self._doubt(plan)
+        if doubt is None or doubt.residual is None:
+            return Prediction(time_s, compute_log, rest_log)
+        shared = (0.0, 0.0) if doubt.own else (compute_log, rest_log)
+        return Prediction(time_s, *shared, doubt.residual.logs)
 
     def simulate(self, variants: Variants) -> _Simulated | None:
         """Simulate the best of some variants in full; None where it does not fit the memory."""
@@ -314,7 +321,7 @@ class _Search:
             "ranks": self.machine.ranks, **_compare_buckets(variants),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
-        found_s = Prediction(ranked_s, compute_log, rest_log)
+        found_s = self._weigh(plan, ranked_s, compute_log, rest_log)
         return _Simulated(row, found_s, variants.best, time_s, draws)
 
     def _drop(self, plan: Plan, needed_bytes: int, how: str) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import html
 import math
+from typing import Any
 
 import pandas as pd
 import pytest
 
 pytest.importorskip("sklearn")
-from trioflow.reproductions.clusters.aims import Line, describe_causes, judge_aims, score_intervals
+from trioflow.costmodel.steps import NodeResidual
+from trioflow.reproductions.clusters import aims
+from trioflow.reproductions.clusters.aims import (
+    Line,
+    describe_causes,
+    judge_aims,
+    score_chances,
+    score_intervals,
+)
 from trioflow.reproductions.clusters.page import render_aims
 from trioflow.reproductions.clusters.scores import (
     FAILED,
@@ -117,6 +126,32 @@ def test_intervals_are_judged_beside_one_for_all() -> None:
     missed = score_intervals(cases.assign(low_s=cases["measured_s"] * 2, high_s=cases["measured_s"] * 4))  # fmt: skip
     assert missed["ours_covered"].eq(0).all()
     assert missed.iloc[0]["ours_score"] == pytest.approx(math.log(2.0) * (1 + 10))
+
+
+def test_probabilities_are_judged_by_what_runs_over_nodes_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kind of run that is three times as slow one time in four says so; on one node nothing is known of it."""
+    logs = (0.0, 0.0, 0.0, math.log(3.0))
+    asked: list[Any] = []
+
+    def find(*of: Any) -> NodeResidual:
+        asked.append(of)
+        return NodeResidual("", 1, False, 4, 9, 0.0, 0.0, 0.0, 0.0, 1.1, logs)
+
+    monkeypatch.setattr(aims, "find_node_residual", find)
+    few = make_steps().dropna()
+    found = score_chances(few)
+    assert found["pairs"].sum() == 3 + 1 and (found["low"] >= 0.5).all()
+    assert {one[2:] for one in asked} == {(4, "nanotron-1.34b")}
+    groups = {row["low"]: row for row in found.to_dict("records")}
+    assert groups[0.99]["won"] == 1.0 and groups[0.99]["pairs"] == 2
+    assert groups[0.9]["won"] == 0.0, "2.0 s was expected before 2.4 s, on one node, and was not"
+    nodes = groups[0.8]
+    assert nodes["won"] == 1.0 and nodes["alone"] > 0.99
+    assert nodes["stated"] == pytest.approx(1 - 3 / 16, abs=0.02), (
+        "1.8 s before 4.4 s: three pairs of sixteen are not"
+    )
 
 
 def test_fitted_runs_stand_apart() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
 from trioflow.costmodel.intervals import COVERAGE
+from trioflow.costmodel.steps import find_node_residual
 from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.clusters.scores import (
     FAILED,
@@ -24,9 +27,11 @@ from trioflow.reproductions.clusters.scores import (
     TOO_FEW,
     TOO_MUCH,
     find_slow,
+    name_model,
     score_group,
     score_memory,
 )
+from trioflow.sweeps.search_space import Prediction, probability_faster
 
 OURS, EXPECTED = "trioflow", "trioflow, expected"
 """The simulated step, and the one that is expected where other models' runs over nodes took more."""
@@ -144,6 +149,56 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
             row[f"{way}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+_CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+"""Ends of the groups in which a probability is judged."""
+
+
+def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return how often the run that ``search`` expects to be faster was, by the probability it states.
+
+    Every pair of runs of one model on as many nodes; nothing of the judged model is in what the
+    probability rests on. Returns ``low`` and ``high``, ends of a group's probability, ``pairs``;
+    ``stated``, its mean, and ``won``, the share of pairs in which the run was faster; ``alone``, the
+    mean probability without what real runs over nodes took more.
+    """
+    found: list[tuple[float, float, bool]] = []
+    for (parameters, nodes), cell in cases.dropna(subset="expected_s").groupby(
+        ["parameters", "nodes"]
+    ):
+        model = name_model(parameters)
+        runs = []
+        for row in cell.sort_values("expected_s").to_dict("records"):
+            tensor_nodes = math.ceil(row["tensor"] / GPUS_OF_A_NODE)
+            known = (
+                find_node_residual(tensor_nodes, row["stages"] > 1, int(nodes), model)
+                if nodes > 1
+                else None
+            )
+            logs = (0.0,) if known is None else known.logs
+            runs.append((Prediction(row["expected_s"], 0.0, 0.0, logs), row["measured_s"]))
+        for (one, one_s), (other, other_s) in itertools.combinations(runs, 2):
+            chance = probability_faster(one, other)
+            alone = probability_faster(replace(one, beyond=(0.0,)), replace(other, beyond=(0.0,)))
+            # Of a kind that is often slower the run with the shorter expected step may be the less likely one.
+            found.append(
+                (chance, alone, one_s < other_s)
+                if chance >= 0.5
+                else (1 - chance, 1 - alone, other_s < one_s)
+            )
+    pairs = pd.DataFrame(found, columns=["stated", "alone", "won"])
+    group = pd.cut(pairs["stated"], list(_CHANCES), include_lowest=True)
+    rows = [
+        {
+            "low": max(ends.left, 0.5),
+            "high": ends.right,
+            "pairs": len(mine),
+            **mine.mean().to_dict(),
+        }
+        for ends, mine in pairs.groupby(group, observed=True)
+    ]
+    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
 
 
 def _group_by_nodes(cases: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
@@ -287,6 +342,7 @@ def _judge_steps(cases: pd.DataFrame) -> list[Line]:
         line("pairs of a model's runs on as many nodes in the measured order", "in_order", 0.85, more=True,
              way=EXPECTED),
         *_judge_intervals(cases),
+        *_judge_chances(cases),
         Line("throughput lost by the plan expected to be fastest, mean of cells", len(cells),
              float(cells[EXPECTED].mean()), 0.05, others=losses, headline="throughput lost by the plan chosen"),
     ]  # fmt: skip
@@ -306,6 +362,22 @@ def _judge_intervals(cases: pd.DataFrame) -> list[Line]:
             Line(f"measured step inside the 80 % interval{what}", runs, row["ours_covered"], 0.8, more=True, others=covered),
             Line(f"median width of the interval, high over low end{what}", runs, row["ours_width"], factor=True, others=wide),
         ]  # fmt: skip
+    return lines
+
+
+def _judge_chances(cases: pd.DataFrame) -> list[Line]:
+    """Return how far stated probabilities are from shares of pairs, over all pairs and of the sure ones."""
+    groups = score_chances(cases)
+    lines = []
+    for what, rows in (("", groups), (", pairs above 90 %", groups[groups["low"] >= 0.9])):
+        if len(rows):
+            off, alone = (
+                float(np.average((rows[name] - rows["won"]).abs(), weights=rows["pairs"])) for name in ("stated", "alone")
+            )  # fmt: skip
+            lines.append(
+                Line(f"probability that a plan is the faster one, stated beside the share of pairs where it was{what}",
+                     int(rows["pairs"].sum()), off, 0.05, others={"without runs over nodes": alone})
+            )  # fmt: skip
     return lines
 
 

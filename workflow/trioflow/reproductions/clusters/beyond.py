@@ -19,6 +19,7 @@ from trioflow.reproductions.clusters.scores import GPUS_OF_A_NODE, name_model
 
 _ROUNDS = 20
 """Turns in which what blocks and what neighbours add settle."""
+_DECILES = np.arange(5, 100, 10) / 100
 _FARTHEST = 9
 """Doublings of the nodes that a class may borrow runs over: all."""
 
@@ -58,10 +59,11 @@ def _fit_without(runs: pd.DataFrame, left_out: float | None) -> Iterator[NodeRes
     for tensor_nodes, chained, nodes in kinds:
         alike = runs[(runs["tensor_nodes"] == tensor_nodes) & (runs["chained"] == chained)]
         near = _take_near(alike, nodes)
-        low, high = np.quantile(_hold_out(near), COVERAGE)
+        missed = _hold_out(near)
+        low, high = np.quantile(missed, COVERAGE)
         yield NodeResidual(
             name, int(tensor_nodes), bool(chained), int(nodes), len(near), *_fit(near),
-            min(float(low), 0.0), max(float(high), 0.0),
+            min(float(low), 0.0), max(float(high), 0.0), tuple(np.quantile(missed, _DECILES).tolist()),
         )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from trioflow.reproductions.clusters.aims import (
     describe_causes,
     judge_aims,
     predict_steps,
+    score_chances,
     score_intervals,
     score_ways,
 )
@@ -108,7 +109,7 @@ def build_clusters_page(
             render_aims(lines), render_paragraph(describe_causes(timed)),
         ]),
         Section("steps", "Steps", [
-            render_paragraph(_STEPS), _render_steps(score_steps(timed)), _render_intervals(timed),
+            render_paragraph(_STEPS), _render_steps(score_steps(timed)), _render_intervals(timed), _render_chances(timed),
             render_slow(timed), _render_repeated(timed),
         ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
@@ -172,6 +173,19 @@ def _render_intervals(cases: pd.DataFrame) -> str:
         ),
     ]  # fmt: skip
     return render_records(score_intervals(cases), fields, "80 % intervals")
+
+
+def _render_chances(cases: pd.DataFrame) -> str:
+    """Return the probability that search states of two plans beside how often it was right."""
+    fields = [
+        numbers("probability", "from", "of pairs of one model's runs on as many nodes", percent_cell, "low"),
+        numbers("probability", "to", "", percent_cell, "high"),
+        numbers("pairs", "", "how many", count_cell, "pairs"),
+        numbers("stated", "", "mean probability that the plan is the faster one", percent_cell, "stated"),
+        numbers("measured", "", "share of the pairs in which its run was", percent_cell, "won"),
+        numbers("stated", "without runs over nodes", "from the models' errors alone", percent_cell, "alone"),
+    ]  # fmt: skip
+    return render_records(score_chances(cases), fields, "Which of two plans is faster")
 
 
 def _short_cell(value: float) -> Cell:
