@@ -12,12 +12,15 @@ from trioflow import predict
 from trioflow.base.errors import TraceError
 from trioflow.datasets.catalogue import load_catalogue
 from trioflow.parallel.plan import make_plan, named_plan
+from trioflow.trace.importers.detect import find_rank_files
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.ranks import import_ranks
 from trioflow.trace.profile.kineto import read_profile
 from trioflow.trace.profile.messages import describe_program
 from trioflow.trace.profile.observe import observe_step
 from trioflow.trace.profile.steps import find_spans, load_step
+from trioflow.trace.store import load_trace
 
 SAID = ImportOptions(batch=32, precision="fp32")
 
@@ -167,3 +170,22 @@ def test_rank_0_of_a_recommendation_model_stands_for_eight(dlrm):
     assert found.low_s < 13.0e-3 < 14.455e-3 < found.high_s  # ranks 2 and 0 as measured
     assert found.fits_memory is None
     assert found.to_dict()["folded"]
+
+
+def test_a_folder_of_eight_ranks_becomes_eight_programs(tmp_path):
+    """DLRM on 8 V100: all ranks compute alike, and differ by how long they wait."""
+    for ending in ("dlrm_kineto.tar.gz", "dlrm_pytorch_et.tar.gz"):
+        with tarfile.open(find("kineto/dlrm-8-v100", ending)) as archive:
+            archive.extractall(tmp_path, filter="data")
+    sources = [tmp_path / name for name in ("dlrm_kineto", "dlrm_pytorch_et")]
+    times = import_ranks(find_rank_files(sources), SAID, tmp_path / "dlrm")
+    assert [one.rank for one in times] == list(range(8))
+    assert {one.message_bytes for one in times} == {2_549_700}
+    steps_ms = sorted(round(one.step_s * 1e3, 1) for one in times)
+    assert steps_ms == [12.5, 13.0, 13.1, 14.5, 17.8, 18.0, 19.3, 19.9]
+    assert all(1.0e-3 < one.compute_s < 1.2e-3 < one.communication_s for one in times)
+    traces = [load_trace(tmp_path / "dlrm" / f"rank-{rank}") for rank in range(8)]
+    found = predict(
+        traces, replace(make_plan(data=8), plan="as-traced"), "dgx1-v100", as_traced=True
+    )
+    assert found.step_time_s == pytest.approx(13.5e-3, rel=0.02)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
-from trioflow.base.units import format_bytes
+from trioflow.base.units import format_bytes, format_time
 from trioflow.cli.output import print_warnings
-from trioflow.trace.importers.detect import FORMATS, import_trace
+from trioflow.cli.text import format_facts, format_table
+from trioflow.trace.importers.detect import FORMATS, find_rank_files, import_trace
 from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.importers.ranks import RankFile, RankTimes, import_ranks
 from trioflow.trace.store import pack_trace, save_trace
 from trioflow.trace.summary import describe_step, summarise_trace
 
@@ -18,6 +21,7 @@ SOURCES = """sources:
   a Kineto trace (export_chrome_trace), best with the execution trace of the same run
   (ExecutionTraceObserver); a folder that `trioflow capture` filled; TrioSim's folder with trace.csv
   and tensor.csv; a NeuSight table; one rank's Chakra .et file; Nsight Systems' .sqlite. Plain or gzipped.
+  Kineto traces of all ranks of a parallel run, by name, in a folder or in TensorBoard's: a trace a rank.
 
 example:
   trioflow import kineto.json.gz execution_trace.json --gpu "NVIDIA A40" --batch 32 --precision tf32 -o trace
@@ -52,7 +56,11 @@ def _run_import(options: argparse.Namespace) -> None:
         gpu=options.gpu, batch=options.batch, precision=options.precision,
         optimizer=options.optimizer, repeat_layers=options.repeat_layers, workload=options.workload,
     )  # fmt: skip
-    trace = import_trace(options.sources, given, options.format)
+    ranks = find_rank_files(options.sources, options.format)
+    if len(ranks) > 1:
+        _import_ranks(ranks, given, options.output)
+        return
+    trace = import_trace(_only(ranks) or options.sources, given, options.format)
     save_trace(trace, options.output)
     row = summarise_trace(trace, Path(options.output).name)
     print(
@@ -61,6 +69,48 @@ def _run_import(options: argparse.Namespace) -> None:
     print(f"step: {describe_step(row)}")
     print_warnings(trace.facts.warnings)
     print(f"written: {options.output}\nnext: trioflow show {options.output}")
+
+
+def _only(ranks: dict[int, RankFile]) -> list[Path]:
+    """Return the files of the only rank that several cycles of a profiler are of."""
+    return [f for one in ranks.values() for f in (one.kineto, one.execution_trace) if f is not None]
+
+
+def _import_ranks(ranks: dict[int, RankFile], given: ImportOptions, folder: str) -> None:
+    """Write a trace a rank and say how the ranks differ."""
+    found = import_ranks(ranks, given, folder)
+    head = ("rank", "step", "compute", "communication", "messages", "bytes")
+    print(format_table(head, map(_format_rank, found)))
+    print()
+    print(format_facts([(name, _format_spread(times)) for name, times in _list_spreads(found)]))
+    print_warnings([f"rank {one.rank}: {warning}" for one in found for warning in one.warnings])
+    traced = all(one.messages is not None for one in found)
+    following = (
+        f"simulate {folder}/rank-* --as-traced --platform ..."
+        if traced
+        else f"show {folder}/rank-0"
+    )
+    print(f"written: {folder}/rank-0 to rank-{found[-1].rank}\nnext: trioflow {following}")
+
+
+def _format_rank(one: RankTimes) -> tuple[str, ...]:
+    times = map(format_time, (one.step_s, one.compute_s, one.communication_s))
+    unknown = one.messages is None
+    sent = ("not said", "-") if unknown else (str(one.messages), format_bytes(one.message_bytes))
+    return (str(one.rank), *times, *sent)
+
+
+def _list_spreads(found: list[RankTimes]) -> list[tuple[str, list[float]]]:
+    return [
+        ("step", [one.step_s for one in found]), ("compute", [one.compute_s for one in found]),
+        ("communication, waiting included", [one.communication_s for one in found]),
+    ]  # fmt: skip
+
+
+def _format_spread(times: list[float]) -> str:
+    middle = statistics.median(times)
+    wide = f" ({(max(times) - min(times)) / middle:.0%} of it apart)" if middle else ""
+    return f"{format_time(min(times))} to {format_time(max(times))}, median {format_time(middle)}{wide}"
 
 
 def add_pack(parser: argparse.ArgumentParser) -> None:

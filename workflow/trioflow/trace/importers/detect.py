@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,19 @@ from trioflow.base.input_files import check_file
 from trioflow.base.settings import NOTHING
 from trioflow.trace.importers.kineto import import_kineto
 from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.importers.ranks import (
+    EXECUTION_TRACE,
+    KINETO,
+    RankFile,
+    find_ranks,
+    list_files,
+    recognise_json,
+)
 from trioflow.trace.profile.merge import RAW_FILES, merge_trace
 from trioflow.trace.repeat import repeat_layers
 from trioflow.trace.store import Trace
 
 FORMATS = ("capture", *IMPORT_FORMATS)
-_HEAD_BYTES = 1 << 16
-_KINETO, _EXECUTION_TRACE = "Kineto trace", "execution trace"
-_KEYS = {b'"traceEvents"': _KINETO, b'"nodes"': _EXECUTION_TRACE}
 
 
 def import_trace(
@@ -34,12 +38,7 @@ def import_trace(
     source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
     the source is not one of these, is broken, or leaves open what no option says.
     """
-    paths = [Path(source) for source in sources]
-    for path in paths:
-        if not path.exists():
-            raise TraceError("no such file or folder", file=path)
-        if not path.is_dir():
-            check_file(path, TraceError)
+    paths = _check_sources(sources)
     form = form or detect_format(paths)
     first = paths[0]
     if form != "kineto" and len(paths) > 1:
@@ -62,6 +61,25 @@ def import_trace(
         if error.file is not None:
             raise
         raise TraceError(error.problem, file=first, place=error.place, fix=error.fix) from None
+
+
+def find_rank_files(sources: Sequence[str | Path], form: str | None = None) -> dict[int, RankFile]:
+    """Return the files of each rank where sources are profiles of several; empty for one trace's.
+
+    Raises TraceError as `import_trace` and `ranks.find_ranks`.
+    """
+    paths = _check_sources(sources)
+    return find_ranks(paths) if (form or detect_format(paths)) == "kineto" else {}
+
+
+def _check_sources(sources: Sequence[str | Path]) -> list[Path]:
+    paths = [Path(source) for source in sources]
+    for path in paths:
+        if not path.exists():
+            raise TraceError("no such file or folder", file=path)
+        if not path.is_dir():
+            check_file(path, TraceError)
+    return paths
 
 
 def _list_readers() -> Mapping[str, Reader]:
@@ -103,7 +121,7 @@ def detect_format(paths: Sequence[Path]) -> str:
     for name, reader in readers.items():
         if reader.recognise(first):
             return name
-    if any(_recognise_json(path) for path in _files(paths)):
+    if any(recognise_json(path) for path in list_files(paths)):
         return "kineto"
     *others, last = (reader.what for reader in readers.values())
     raise TraceError(
@@ -119,11 +137,11 @@ def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
     Raises TraceError when there is no Kineto trace, or two of one sort.
     """
     found: dict[str, Path] = {}
-    for path in _files(paths):
-        kind = _recognise_json(path)
+    for path in list_files(paths):
+        kind = recognise_json(path)
         if kind is None and path in paths:
             raise TraceError(
-                f"neither a {_KINETO} nor an {_EXECUTION_TRACE}", file=path,
+                f"neither a {KINETO} nor an {EXECUTION_TRACE}", file=path,
                 fix="give what export_chrome_trace and ExecutionTraceObserver wrote",
             )  # fmt: skip
         if kind is not None and kind in found:
@@ -132,35 +150,9 @@ def _pair(paths: Sequence[Path]) -> tuple[Path, Path | None]:
             )
         if kind is not None:
             found[kind] = path
-    if _KINETO not in found:
+    if KINETO not in found:
         raise TraceError(
-            f"an {_EXECUTION_TRACE} holds no times", file=paths[0],
+            f"an {EXECUTION_TRACE} holds no times", file=paths[0],
             fix="give the Kineto trace of the same run too",
         )  # fmt: skip
-    return found[_KINETO], found.get(_EXECUTION_TRACE)
-
-
-def _files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files themselves, or the JSON files of a folder."""
-    if len(paths) == 1 and paths[0].is_dir():
-        inside = sorted(p for p in paths[0].iterdir() if p.name.endswith((".json", ".json.gz")))
-        return [path for path in inside if path.is_file()]
-    return list(paths)
-
-
-def _recognise_json(path: Path) -> str | None:
-    """Distinguish a Kineto trace from an execution trace by the first key that decides."""
-    try:
-        with path.open("rb") as raw:
-            head = raw.read(_HEAD_BYTES)
-        if head[:2] == b"\x1f\x8b":
-            head = zlib.decompressobj(_GZIP_WINDOW).decompress(head, _HEAD_BYTES)
-    except (OSError, zlib.error):
-        return None
-    places = {head.find(key): kind for key, kind in _KEYS.items() if key in head}
-    if places:
-        return places[min(places)]
-    return _KINETO if head.lstrip().startswith(b"[") and b'"ph"' in head else None
-
-
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+    return found[KINETO], found.get(EXECUTION_TRACE)

@@ -52,12 +52,19 @@ def import_kineto(
     written, activations' memory and tensor splits are too. ``options``: what the files do not say.
     Raises TraceError when a file is broken, the two do not belong together, or a fact is neither in
     them nor among the options.
+    """
+    return import_profile(read_profile(kineto), execution_trace, options)
+
+
+def import_profile(
+    profile: Profile, execution_trace: str | Path | None, options: ImportOptions
+) -> Trace:
+    """Build a trace from a profile that was read, as `import_kineto`.
 
     Of several steps the one that the execution trace covers best describes the operators, the last
     of equals; times are medians over at most `_MOST_STEPS` steps that ran the same operators. A
     step's duration includes the profiler's own time.
     """
-    profile = read_profile(kineto)
     nodes = read_nodes(execution_trace) if execution_trace is not None else None
     spans = find_spans(profile)
     step, links = _choose_step(profile, spans, nodes)
@@ -79,7 +86,9 @@ def import_kineto(
         "profiled_steps": times.steps,
         "tail_s": ns_to_s(times.tail_ns),
         "inputs": {
-            Path(p).name: digest_file(p)[:16] for p in (kineto, execution_trace) if p is not None
+            Path(p).name: digest_file(p)[:16]
+            for p in (profile.path, execution_trace)
+            if p is not None
         },
         "warnings": warnings,
         **describe_program(profile.header, step, seen.operators),

@@ -1,0 +1,286 @@
+"""The profiles of all ranks of a parallel run: which file is which rank's, and one trace of each.
+
+Ranks' files lie in one folder, as Holistic Trace Analysis wants them (``rank-3.json.gz``), or as PyTorch's
+handler for TensorBoard writes them: ``WORKER.TIME.pt.trace.json`` in a run's folder, or below its
+``plugins/profile/RUN``.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trioflow.base.errors import TraceError
+from trioflow.base.units import ns_to_s
+from trioflow.trace.importers.kineto import import_profile
+from trioflow.trace.importers.options import ImportOptions
+from trioflow.trace.profile.kineto import Profile, read_profile
+from trioflow.trace.profile.steps import find_spans
+from trioflow.trace.store import Trace, save_trace
+
+KINETO, EXECUTION_TRACE = "Kineto trace", "execution trace"
+_KEYS = {b'"traceEvents"': KINETO, b'"nodes"': EXECUTION_TRACE}
+_HEAD_BYTES = 1 << 16
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_TENSORBOARD = ("plugins", "profile")
+_RUN = re.compile(rb'"distributedInfo"\s*:\s*\{')
+_NUMBERS = {word: re.compile(rb'"%s"\s*:\s*"?(\d+)' % word) for word in (b"rank", b"world_size")}
+_NAMED = re.compile(r"(?:rank|worker)[-_ .]?(\d+)", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+_CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(\.gz)?$")
+"""A file of TensorBoard's handler: the profiler's schedule writes one a cycle."""
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """What was recorded of one rank; ``replaced``: files of earlier cycles of its profiler."""
+
+    kineto: Path
+    execution_trace: Path | None = None
+    replaced: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What a rank's profile says of its step; times [s], collectives' with their waiting."""
+
+    rank: int
+    step_s: float
+    compute_s: float
+    communication_s: float
+    messages: int | None  # None where the profile does not say their sizes or groups
+    message_bytes: int
+    warnings: tuple[str, ...]
+
+
+def list_files(paths: Sequence[Path]) -> list[Path]:
+    """Return some files themselves, and of each folder its JSON files, or those of TensorBoard's run in it.
+
+    Raises TraceError when a folder of TensorBoard holds several runs.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = _list_json(path) if path.is_dir() else [path]
+        runs = path.joinpath(*_TENSORBOARD)
+        if path.is_dir() and not inside and runs.is_dir():
+            held = [(run, _list_json(run)) for run in sorted(runs.iterdir()) if run.is_dir()]
+            held = [(run, files) for run, files in held if files]
+            if len(held) > 1:
+                names = ", ".join(run.name for run, _ in held)
+                raise TraceError(
+                    f"TensorBoard's folder holds {len(held)} runs: {names}", file=path,
+                    fix=f"give one of them, such as {held[-1][0]}",
+                )  # fmt: skip
+            inside = held[0][1] if held else []
+        found += inside
+    return found
+
+
+def _list_json(folder: Path) -> list[Path]:
+    inside = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")))
+    return [path for path in inside if path.is_file()]
+
+
+def recognise_json(path: Path) -> str | None:
+    """Distinguish a Kineto trace from an execution trace by the first key that decides."""
+    head = read_head(path)
+    places = {head.find(key): kind for key, kind in _KEYS.items() if key in head}
+    if places:
+        return places[min(places)]
+    return KINETO if head.lstrip().startswith(b"[") and b'"ph"' in head else None
+
+
+def read_head(path: Path) -> bytes:
+    """Return how a file begins, unpacked; empty where it cannot be read."""
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(_HEAD_BYTES)
+        if head[:2] == b"\x1f\x8b":
+            head = zlib.decompressobj(_GZIP_WINDOW).decompress(head, _HEAD_BYTES)
+    except (OSError, zlib.error):
+        return b""
+    return head
+
+
+def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
+    """Return each rank's files among some files and folders; empty where no two are Kineto traces.
+
+    A rank is the one that the profile says (``distributedInfo``), or else that its name says (``rank-3``,
+    ``worker3``); an execution trace belongs to the rank whose number its name ends in. Where the
+    profiler wrote several cycles of a worker, the last is taken. Raises TraceError, which names the
+    file, when a rank is not said, occurs twice or is missing, or files are of different runs.
+    """
+    kinds = {path: recognise_json(path) for path in list_files(paths)}
+    profiles = [path for path, kind in kinds.items() if kind == KINETO]
+    if len(profiles) < 2 or len(set(profiles)) < 2:
+        return {}
+    found: dict[int, RankFile] = {}
+    worlds: dict[int, Path] = {}
+    for path in profiles:
+        rank, world = _read_run(path)
+        if world is not None:
+            worlds.setdefault(world, path)
+        if len(worlds) > 1:
+            (one, first), (other, second) = worlds.items()
+            raise TraceError(
+                f"it is of a run of {other} ranks, {first.name} of one of {one}", file=second,
+                fix="give the files of one run",
+            )  # fmt: skip
+        found[rank] = _choose(found[rank], path, rank) if rank in found else RankFile(path)
+    if len(found) > 1:
+        _check_ranks(found, next(iter(worlds), None), paths[0])
+    return _add_execution_traces(
+        found, [path for path, kind in kinds.items() if kind == EXECUTION_TRACE]
+    )
+
+
+def _read_run(path: Path) -> tuple[int, int | None]:
+    """Return rank and number of ranks of a profile, by its head or its name."""
+    head = read_head(path)
+    begins = _RUN.search(head)
+    said = {w: begins and p.search(head, begins.end()) for w, p in _NUMBERS.items()}
+    rank = said[b"rank"] or _NAMED.search(path.name)
+    if rank is None:
+        raise TraceError(
+            "neither the profile (distributedInfo) nor its name says which rank it is of", file=path,
+            fix=f"name it rank-N{''.join(path.suffixes[-2:])}, or give one profile alone",
+        )  # fmt: skip
+    world = said[b"world_size"]
+    return int(rank[1]), int(world[1]) if world else None
+
+
+def _choose(one: RankFile, path: Path, rank: int) -> RankFile:
+    """Return the later of two cycles of one worker; refuse two files of a rank that are none."""
+    first, second = _CYCLE.match(one.kineto.name), _CYCLE.match(path.name)
+    if not first or not second or first["worker"] != second["worker"]:
+        raise TraceError(
+            f"a second profile of rank {rank} beside {one.kineto.name}", file=path,
+            fix="give one file a rank: move the others elsewhere, or name the files instead of their folder",
+        )  # fmt: skip
+    old, new = sorted((one.kineto, path), key=lambda p: int(_CYCLE.match(p.name)["time"]))  # type: ignore[index]
+    return RankFile(new, replaced=(*one.replaced, old))
+
+
+def _check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) -> None:
+    """Refuse ranks that are missing: the trace of another would stand for them unasked."""
+    expected = range(world if world is not None else max(found) + 1)
+    missing = [rank for rank in expected if rank not in found]
+    above = [rank for rank in found if rank not in expected]
+    if above:
+        raise TraceError(
+            f"rank {above[0]} of a run of {world} ranks", file=found[above[0]].kineto,
+            fix="correct the file's name, or record it again",
+        )  # fmt: skip
+    if missing:
+        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise TraceError(
+            f"no profile of rank{'s' * (len(missing) > 1)} {named} of {len(expected)}", file=source,
+            fix="add what is missing, or import one rank's file alone, which --as-traced then takes for all",
+        )  # fmt: skip
+
+
+def _add_execution_traces(
+    found: dict[int, RankFile], traces: Sequence[Path]
+) -> dict[int, RankFile]:
+    """Return the ranks' files with the execution traces that their names give to them."""
+    if not traces:
+        return found
+    joined = dict(found)
+    for path in traces:
+        match = _NAMED.search(path.name) or _LAST_NUMBER.search(path.name.partition(".")[0])
+        rank = int(match[1]) if match else None
+        if rank is None or rank not in joined:
+            raise TraceError(
+                f"an {EXECUTION_TRACE} whose name names no rank that has a profile", file=path,
+                fix="name it by its rank, such as execution-trace-3.json, or leave it out",
+            )  # fmt: skip
+        if joined[rank].execution_trace is not None:
+            raise TraceError(
+                f"a second {EXECUTION_TRACE} of rank {rank} beside {joined[rank].execution_trace}",
+                file=path, fix="give one of them",
+            )  # fmt: skip
+        joined[rank] = replace(joined[rank], execution_trace=path)
+    without = [one.kineto for one in joined.values() if one.execution_trace is None]
+    if without:
+        raise TraceError(
+            f"it has no {EXECUTION_TRACE}, other ranks have one", file=without[0],
+            fix="give that of every rank or of none",
+        )  # fmt: skip
+    return joined
+
+
+def import_ranks(
+    ranks: Mapping[int, RankFile], options: ImportOptions, folder: str | Path
+) -> list[RankTimes]:
+    """Write a trace of every rank, ``FOLDER/rank-N``; all of them or none.
+
+    One rank is in memory at a time. Raises TraceError when a file is broken, the ranks recorded
+    different steps, or the folder holds something already.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TraceError(
+            "it is not an empty folder, and the ranks of two runs would mix", file=folder,
+            fix="name another one, or empty it first",
+        )  # fmt: skip
+    if options.repeat_layers:
+        raise TraceError(
+            "blocks of a rank of a parallel run cannot be repeated", file=ranks[min(ranks)].kineto,
+            fix="leave --repeat-layers out",
+        )  # fmt: skip
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
+        draft, found = Path(name), []
+        for rank, trace in _read_ranks(ranks, options):
+            save_trace(trace, draft / f"rank-{rank}")
+            found.append(_summarise(rank, trace))
+        folder.mkdir(exist_ok=True)
+        for rank in ranks:
+            (draft / f"rank-{rank}").replace(folder / f"rank-{rank}")
+    return found
+
+
+def _read_ranks(
+    ranks: Mapping[int, RankFile], options: ImportOptions
+) -> Iterator[tuple[int, Trace]]:
+    """Yield the ranks' traces; refuse a rank that recorded other steps than the first."""
+    first: tuple[int, list[str]] | None = None
+    for rank, files in sorted(ranks.items()):
+        profile = read_profile(files.kineto)
+        steps = _name_steps(profile)
+        first = first or (rank, steps)
+        if steps != first[1]:
+            raise TraceError(
+                f"rank {rank} recorded {_say_steps(steps)}, rank {first[0]} {_say_steps(first[1])}", file=files.kineto,
+                fix="profile all ranks with the same schedule, and give the files of one cycle",
+            )  # fmt: skip
+        trace = import_profile(profile, files.execution_trace, options)
+        if files.replaced:
+            said = f"{len(files.replaced)} earlier files of this worker are left out, such as {files.replaced[0].name}"
+            trace = replace(trace, facts=replace(trace.facts, warnings=trace.facts.warn(said)))
+        yield rank, trace
+
+
+def _name_steps(profile: Profile) -> list[str]:
+    return [span.name for span in find_spans(profile)]
+
+
+def _say_steps(steps: Sequence[str]) -> str:
+    return f"{len(steps)} step{'s' * (len(steps) > 1)} ({steps[0]}{' ...' * (len(steps) > 1)})"
+
+
+def _summarise(rank: int, trace: Trace) -> RankTimes:
+    operators, facts = trace.operators, trace.facts
+    communicates = operators["kind"] == "collective"
+    sent: Sequence[Mapping[str, Any]] = facts.communication or []
+    return RankTimes(
+        rank, float(facts.step_time_s), ns_to_s(int(operators["device_ns"][~communicates].sum())),
+        ns_to_s(int(operators["device_ns"][communicates].sum())),
+        len(sent) if facts.program is not None or not communicates.any() else None,
+        sum(int(one["message_bytes"]) for one in sent), tuple(facts.warnings),
+    )  # fmt: skip
