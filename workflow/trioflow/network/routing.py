@@ -226,8 +226,10 @@ class Router:
         if not found:
             raise SimulationError(self._explain(source, target))
         (head, tail), *others = found
-        if not others and head[1] == tail[1]:
-            return (*head[2], *tail[2])
+        alike = (head[2] or tail[2]) and self._routing.ties == "first"
+        if not others and (alike or head[1] == tail[1]):
+            # What lies between is the same for all who set off and arrive there.
+            return (*head[2], *self.route(head[1], tail[1]), *tail[2])
         return self._walk(source, target, found)
 
     def _walk(

@@ -38,6 +38,7 @@ class WaySearch:
         self._from: dict[str, _Ball] = {}
         self._to: dict[str, _Ball] = {}
         self._costs: dict[tuple[str, str], float] = {}
+        self._above: dict[tuple[str, str], float] = {}  # what no way between two nodes is within
         self._onward: dict[tuple[str, str], dict[str, list[int]]] = {}
         self._asked: dict[str, int] = {}
         self._trees: dict[str, _Tree] = {}
@@ -47,6 +48,8 @@ class WaySearch:
         known = self._costs.get((start, end))
         if known is not None:
             return known
+        if limit <= self._above.get((start, end), -1):
+            return math.inf
         if limit == math.inf:
             self._asked[end] = self._asked.get(end, 0) + 1
             if self._asked[end] > _FEW:
@@ -55,8 +58,8 @@ class WaySearch:
                     _settle(tree, self._back)
                 return tree.costs.get(start, math.inf)
         best = self._measure(start, end, limit)
-        if best <= limit:
-            self._costs[start, end] = best
+        known_costs = self._costs if best <= limit else self._above
+        known_costs[start, end] = min(best, limit)
         return best
 
     def onward(self, start: str, end: str) -> Mapping[str, Sequence[int]]:
@@ -69,10 +72,12 @@ class WaySearch:
         return self._onward[start, end]
 
     def _measure(self, start: str, end: str, limit: float) -> float:
-        here = self._from.setdefault(start, _Ball(start))
-        there = self._to.setdefault(end, _Ball(end))
-        small, large = sorted((here.costs, there.costs), key=len)
-        best = min((small[node] + large[node] for node in small if node in large), default=math.inf)
+        here = self._from.get(start) or self._from.setdefault(start, _Ball(start))
+        there = self._to.get(end) or self._to.setdefault(end, _Ball(end))
+        small, large = here.costs, there.costs
+        if len(large) < len(small):
+            small, large = large, small
+        best = min([small[node] + large[node] for node in small if node in large], default=math.inf)
         while (reached := here.radius + there.radius) < best and reached <= limit:
             # The side with less around it: beyond a spine lie all leaves.
             if (len(here.heap), here.radius) <= (len(there.heap), there.radius):
