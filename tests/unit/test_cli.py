@@ -335,3 +335,18 @@ def test_plans_of_every_kind_are_reached_by_name_and_by_degrees(capsys):
         capsys, *words, "--data-parallel", 4, "--sharding", "hsdp", "--shard", 3
     )
     assert "both given" in refuse(capsys, *words, "--plan", "ddp", "--ranks", 2, "--accumulate", 2)
+
+
+@pytest.mark.parametrize(("words", "status"), [("show gpt2-tiny-b8", 0), ("show nowhere", 2)])
+def test_program_leaves_at_once_with_its_status_and_all_that_it_said(words, status):
+    program = (
+        "import atexit, sys\nfrom trioflow.cli import run\n"
+        "class Kept:\n    def __del__(self): print('taken apart')\n"
+        f"kept = Kept()\natexit.register(print, 'asked at exit')\nsys.argv[1:] = {words.split()}\nrun()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert done.stdout.endswith("asked at exit\n")
+    assert len(done.stdout) > 500 if status == 0 else "nowhere" in done.stderr

@@ -1,6 +1,6 @@
 """``python -m trioflow`` is the ``trioflow`` command."""
 
-from trioflow.cli import main
+from trioflow.cli import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run()

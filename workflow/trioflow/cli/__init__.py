@@ -1,5 +1,5 @@
 """The ``trioflow`` command: the library's answers without a workflow."""
 
-from trioflow.cli.main import main
+from trioflow.cli.main import main, run
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
