@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from trioflow.base.errors import InputError
 from trioflow.cli.main import main
@@ -62,8 +63,26 @@ def test_waits_are_told_apart_by_the_degree_that_communicates(prediction):
     assert max(told["exposed_by_group_s"].values()) <= prediction.exposed_communication_s * 1.5
     by_rank = prediction.breakdown("rank")
     idle = (by_rank["idle_s"] * by_rank["ranks"]).sum() / by_rank["ranks"].sum()
-    assert told["bubble_share"] == pytest.approx(idle / prediction.step_time_s)
+    assert told["bubble_share"] + told["host_share"] == pytest.approx(idle / prediction.step_time_s)
     assert told["bubble_share"] > 0
+
+
+def test_a_device_that_waits_for_launches_is_no_bubble(prediction):
+    """A small model's hosts decide: what a rank idles while its own host launches is the host's."""
+    told, timeline = prediction.to_dict(), prediction.timeline
+    mine = timeline[timeline["rank"] == 0]
+    launches_s = mine.loc[mine["kind"] == "host", ["start_s", "end_s"]].to_numpy()
+    work_s = mine.loc[mine["kind"] != "host", ["start_s", "end_s"]].to_numpy()
+    moments = np.linspace(0, prediction.step_time_s, 20_001)[:-1]
+
+    def inside(spans):
+        return ((spans[:, :1] <= moments) & (moments < spans[:, 1:])).any(axis=0)
+
+    host = (inside(launches_s) & ~inside(work_s)).mean()
+    assert host > 0.3
+    assert told["host_share"] == pytest.approx(host, abs=0.1), (
+        "the mean over ranks; this one's beside it"
+    )
 
 
 def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
@@ -82,7 +101,7 @@ def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
     monkeypatch.setattr(Fold, "expand", expand)
     told = once.to_dict()
     assert told["folded"]
-    for key in ("bubble_share", "exposed_by_group_s"):
+    for key in ("bubble_share", "host_share", "exposed_by_group_s"):
         assert told[key] == every.to_dict()[key]
 
 

@@ -100,6 +100,8 @@ def _run_simulate(options: argparse.Namespace) -> None:
              f"of which {format_time(answer['exposed_communication_s'])} exposed{describe_waits(answer)}"),
             *_describe_draws(answer.get("draws")),
             ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
+            ("host", f"devices wait {answer['host_share']:.1%} of the step for launches, on average"
+             if answer.get("host_share", 0.0) >= _NAMED_SHARE else ""),
             ("run", _describe_cost(answer)),
             ("simulated", f"{answer['events']} events in {format_time(answer['simulator_wall_s'])}"
              f"{' (identical ranks simulated once)' if answer['folded'] else ''}"),
@@ -181,6 +183,8 @@ def _describe_cost(answer: Mapping[str, Any]) -> str:
 
 
 _LATEST = 3
+_NAMED_SHARE = 0.01
+"""Of a step that its hosts decide; less is not worth a line."""
 """Ranks that are named as late."""
 
 

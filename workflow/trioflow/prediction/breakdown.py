@@ -72,18 +72,20 @@ def build_breakdown(
 
 def measure_exposed(
     timeline: pd.DataFrame, labels: NDArray[np.str_], like: NDArray[np.int64]
-) -> tuple[dict[str, float], float]:
-    """Return the communication of each label that no compute hides, and the time that a rank idles.
+) -> tuple[dict[str, float], float, float]:
+    """Return the communication of each label that no compute hides, and the time that a rank idles and why.
 
     ``labels`` are of each task [tasks], empty for what is not communication; ``like`` is the rank
     of the timeline that each rank does the same as [ranks]. Returns by label, means over the ranks
-    [s]; neither compute nor communication, mean over the ranks [s].
+    [s]; neither compute nor communication, mean over the ranks [s], without and with what its host
+    was launching meanwhile.
     """
     step_s = float(timeline["end_s"].max()) if len(timeline) else 0.0
     found, rank = np.unique(timeline["rank"].to_numpy(dtype=np.int64), return_inverse=True)
     place, work = np.searchsorted(found, like), _read_work(timeline)
+    hosts = (timeline["kind"] == "host").to_numpy(dtype=bool)
 
-    def measure(chosen: NDArray[np.bool_], name: str) -> float:
+    def measure(chosen: NDArray[np.bool_], name: str, work: _Work = work) -> float:
         present = np.bincount(rank[chosen], minlength=len(found)) > 0
         lanes = _measure_lanes(_choose(work, chosen), rank[chosen], present[None, :], step_s)
         values = dict(lanes)[name][place[present[place]]]
@@ -93,7 +95,12 @@ def measure_exposed(
         name: measure((labels == name) | (labels == ""), "exposed_communication_s")
         for name in sorted({*labels.tolist()} - {""})
     }
-    return exposed, measure(np.ones(len(timeline), dtype=bool), "idle_s")
+    everything = np.ones(len(timeline), dtype=bool)
+    idle_s = measure(everything, "idle_s")
+    if not hosts.any():
+        return exposed, idle_s, idle_s
+    launching = work._replace(computes=work.computes | hosts)
+    return exposed, measure(everything, "idle_s", launching), idle_s
 
 
 def cut_path(path: str, depth: int) -> str:

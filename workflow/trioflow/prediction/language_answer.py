@@ -132,7 +132,8 @@ def _describe_faults(faults: Faults, ranks: int) -> dict[str, float]:
 def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     """Return how much of a step the ranks wait: for the pipeline, and for each group's communication.
 
-    Returns ``bubble_share`` (means over ranks, of the step; only of a pipeline) and
+    Returns ``bubble_share`` (means over ranks, of the step; only of a pipeline), ``host_share``
+    (the same, of devices that wait for their host's launches; only where launches take time) and
     ``exposed_by_group_s`` [s], by the degree whose ranks communicate: tensor, context, expert,
     data, pipeline; where groups wait at once, each counts.
     """
@@ -145,11 +146,13 @@ def describe_waits(executed: Executed, plan: Plan) -> dict[str, Any]:
     if plan.expert > 1:  # all-to-alls of ranks that share sequences are named alike
         labels = np.where(graph.tasks["name"].to_numpy(dtype=str) == EXCHANGE, "expert", labels)
     labels = np.where(select_communication(timeline), labels, "")
-    exposed, idle_s = measure_exposed(timeline, labels, executed.like)
+    exposed, waiting_s, idle_s = measure_exposed(timeline, labels, executed.like)
     step_s = float(timeline["end_s"].max())
     found: dict[str, Any] = {"exposed_by_group_s": exposed}
     if plan.pipeline > 1:
-        found["bubble_share"] = idle_s / step_s if step_s else 0.0
+        found["bubble_share"] = waiting_s / step_s if step_s else 0.0
+    if idle_s > waiting_s:
+        found["host_share"] = (idle_s - waiting_s) / step_s
     return found
 
 
