@@ -108,7 +108,7 @@ class Experiment:
     batch: int = declare_cell("samples of the whole step, all ranks together", minimum=1)
 
 
-IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight")
+IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight", "simai")
 """Formats of traces that others wrote; ``trace.importers.detect`` reads them."""
 
 

@@ -27,6 +27,7 @@ from trioflow.trace.facts import NAMES, UNTIMED, Facts
 from trioflow.trace.store import Trace
 
 KIND, FORMAT = "new_gpu_model", 2
+_WORK = ("flop", "read_bytes", "write_bytes")
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"
 
 
@@ -231,7 +232,7 @@ def retime_trace(
     one by one is carried over as ``measured_end_to_end_s`` (:func:`carry_step`), to anchor them
     there. Host times stay: another machine's processor is not known. The step's time changes as
     much as the device's time in operators does. Raises TraceError when the trace holds no times, is
-    itself predicted, or does not say its precision. Raises PlatformError when a device has no
+    itself predicted, or does not say its precision or any work. Raises PlatformError when a device has no
     sheet.
     """
     source = find_device(trace.facts.device_name)
@@ -308,6 +309,12 @@ def _check(trace: Trace) -> None:
             f"the trace's times are themselves predicted ({trace.facts.new_gpu['label']})",
             fix="start from the trace that was captured",
         )
+    timed = trace.operators["device_ns"].to_numpy() * (trace.operators["kind"] == "compute") > 0
+    if timed.any() and not trace.operators.loc[timed, list(_WORK)].to_numpy().any():
+        raise TraceError(
+            f"no operator says its FLOPs or bytes, so its times on {trace.facts.device_name} say nothing of another GPU",
+            fix="choose a platform of the GPU that was timed",
+        )  # fmt: skip
 
 
 def _retime_operators(operators: pd.DataFrame, time_s: pd.Series[float]) -> pd.DataFrame:

@@ -1,0 +1,293 @@
+"""A trace from a workload file of SimAI, as AICB generates it: one rank's layers, their times and their messages.
+
+The first line names the loop and the degrees (``HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 8 ep: 1
+pp: 1 vpp: 1 ga: 2 all_gpus: 16 ...``), the second counts the layers, each further one is a layer in 12 words: name,
+dependency, then time [ns], message and its bytes of forward, of the gradient of the input and of that of the weights,
+and what follows a message [ns]. The layers of all micro-batches stand one after the other. SimAI runs forward over
+all of them, then backward from the last to the first: it waits for the messages of forward and of the inputs'
+gradients, and for those of the weights' at the end. A size is that of the whole buffer.
+
+Source: aliyun/SimAI, ``Workload.cc`` (order, columns, whose group a message is of) and ``MockNcclGroup.cc`` (groups);
+aliyun/aicb, ``SimAI_training_workload_generator.py`` (sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trioflow.base.errors import TraceError
+from trioflow.base.input_files import read_text
+from trioflow.base.provenance import digest_file, stamp
+from trioflow.base.units import ns_to_s
+from trioflow.trace.assemble import ObservedOperator, assemble_trace
+from trioflow.trace.consistency import check_trace
+from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.store import Trace
+
+_LOOP = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
+_LOOPS = ("HYBRID_", "DATA", "MODEL", "MICRO", "DISTRIBUTED_INFERENCE")
+"""How the first line of a file of ASTRA-sim 1 may begin, whose format it is."""
+_TENSOR, _DEGREES = "model_parallel_NPU_group", ("ep", "pp", "vpp", "ga")
+_RANKS, _AGAIN = "all_gpus", ("checkpoints", "checkpoint_initiates")
+_COLLECTIVES = {
+    "ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "REDUCESCATTER": "reduce_scatter",
+    "ALLTOALL": "all_to_all",
+}  # fmt: skip
+_PARTS = ("forward", "input gradient", "weight gradient")
+_WORDS = 12
+_HEAD_BYTES = 4096
+_MOST_RANKS = 1 << 17
+_LONGEST_NS = 10**15
+_MOST_BYTES = 1 << 50
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Forward or one of the gradients of a layer: what it computes [ns] and then sends."""
+
+    compute_ns: int
+    message: str  # as the file spells it; "" for none
+    size: int
+
+
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    forward: _Work
+    input_gradient: _Work
+    weight_gradient: _Work
+    after_ns: int
+
+
+@dataclass
+class _Program:
+    """Operators and messages of rank 0, in the order in which it runs them."""
+
+    groups: dict[str, list[int]]
+    operators: list[ObservedOperator] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    waits: list[list[int]] = field(default_factory=list)
+
+    def compute(self, name: str, phase: str, time_ns: int) -> None:
+        if time_ns:
+            self.operators.append(ObservedOperator(name, phase, device_ns=time_ns))
+
+    def send(self, work: _Work, phase: str, inner: str, asynchronous: bool) -> int | None:
+        """Add a layer's message; None where it is empty or its group has one rank."""
+        kind, _, suffix = work.message.partition("_")
+        group = suffix or inner
+        if not work.size or not kind or len(self.groups[group]) < 2:
+            return None
+        place = len(self.operators)
+        self.operators.append(ObservedOperator(_COLLECTIVES[kind], phase, kind="collective"))
+        self.messages.append({
+            "op_id": place, "name": _COLLECTIVES[kind], "message_bytes": work.size, "group": group,
+            "ranks": self.groups[group], "asynchronous": asynchronous,
+        })  # fmt: skip
+        return place
+
+
+def recognise(path: str | Path) -> bool:
+    """Return whether a file begins as a workload of ASTRA-sim 1 or SimAI does."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            first, _, second = file.read(_HEAD_BYTES).partition(b"\n")
+    except OSError:
+        return False
+    count = second.split(b"\n", 1)[0].strip()
+    return first.decode("utf-8", "replace").lstrip("\ufeff").startswith(_LOOPS) and count.isdigit()
+
+
+def import_simai(path: str | Path, options: ImportOptions) -> Trace:
+    """Read a workload file: the program of rank 0, which ``simulate --as-traced`` runs on all ranks.
+
+    ``options``: GPU, batch (samples of a rank) and precision, which the file does not say. Raises TraceError, which
+    names the line, when the file is cut or not of this loop, or an option is missing.
+    """
+    path = Path(path)
+    lines = [
+        (number, line.split())
+        for number, line in enumerate(read_text(path, TraceError).splitlines(), 1)
+        if line.strip()
+    ]
+    degrees = _read_degrees(lines[0][1], path)
+    layers = _read_layers(lines, path)
+    program = _write_program(layers, _list_groups(degrees, path))
+    total_ns = sum(one.device_ns for one in program.operators)
+    if not total_ns:
+        raise TraceError(
+            "no layer has a time",
+            file=path,
+            fix="generate it with times: AICB measures them with aiob",
+        )
+    trace = assemble_trace(
+        program.operators,
+        {
+            "source": "SimAI",
+            **stamp([path]),
+            "workload": options.workload or path.name.partition(".")[0],
+            "batch": int(options.need("batch", path)),
+            "device": "cuda",
+            "device_name": str(options.need("gpu", path)),
+            "precision": str(options.need("precision", path)),
+            "optimizer": options.optimizer or "unknown",
+            "step_time_s": ns_to_s(total_ns),
+            "step_time_source": "busy",
+            "tail_s": 0.0,
+            "inputs": {path.name: digest_file(path)[:16]},
+            "communication": program.messages,
+            "program": {
+                "rank": 0, "world_size": degrees[_RANKS], "streams": {}, "waits": program.waits,
+            },
+            "operators_without_tensors": len(program.operators),
+            "warnings": _list_warnings(degrees, layers),
+        },
+        ready=[],
+    )  # fmt: skip
+    check_trace(trace, path)
+    return trace
+
+
+def _read_degrees(words: Sequence[str], path: Path) -> dict[str, int]:
+    """Return what the first line says, 1 for degrees that it leaves out."""
+    if words[0].lstrip("\ufeff") != _LOOP:
+        raise TraceError(
+            f"the loop is {words[0]:.60}", file=path, place="line 1",
+            fix=f"give a file of {_LOOP}, which AICB writes; of others the groups and the order are not read",
+        )  # fmt: skip
+    said = {
+        word.rstrip(":"): _read_number(value, path, 1, word, 1 << 40)
+        for word, value in pairwise(words)
+        if word.rstrip(":") in (_TENSOR, *_DEGREES, _RANKS, *_AGAIN, "pp_comm")
+    }
+    found = {**dict.fromkeys(_DEGREES, 1), **said}
+    for name in (_TENSOR, _RANKS):
+        if name not in said:
+            raise TraceError(
+                f"{name} is missing", file=path, place="line 1", fix="generate the file again"
+            )
+    if any(said.get(name) for name in _AGAIN):
+        raise TraceError(
+            "it recomputes layers (checkpoints), which is not read", file=path, place="line 1",
+            fix="generate it without, as AICB does: it doubles the forward times instead",
+        )  # fmt: skip
+    return found
+
+
+def _list_groups(degrees: dict[str, int], path: Path) -> dict[str, list[int]]:
+    """Return the ranks of each group that rank 0 is in; raise TraceError where degrees do not fit."""
+    ranks, tensor, expert, pipeline = (degrees[name] for name in (_RANKS, _TENSOR, "ep", "pp"))
+    copies = ranks // max(tensor * pipeline, 1)
+    if (
+        not 1 <= ranks <= _MOST_RANKS
+        or copies * tensor * pipeline != ranks
+        or copies % max(expert, 1)
+    ):
+        raise TraceError(
+            f"{ranks} ranks are no whole number of {tensor} tensor x {pipeline} pipeline x {expert} expert ranks, "
+            f"or more than {_MOST_RANKS}", file=path, place="line 1", fix="correct the degrees",
+        )  # fmt: skip
+    return {
+        "TP": list(range(tensor)),
+        "DP": list(range(0, ranks, tensor * pipeline)),
+        "EP": list(range(0, expert * tensor, tensor)),
+        "DP_EP": list(range(0, copies * tensor, expert * tensor)),
+    }
+
+
+def _read_layers(lines: Sequence[tuple[int, list[str]]], path: Path) -> list[_Layer]:
+    """Return the layers; raise TraceError where one is cut or their number is not what line 2 says."""
+    if len(lines) < 2 or len(lines[1][1]) != 1:
+        raise TraceError(
+            "the number of layers is missing", file=path, place="line 2", fix="generate it again"
+        )
+    count = _read_number(lines[1][1][0], path, 2, "layers", 1 << 40)
+    if count != len(lines) - 2:
+        raise TraceError(
+            f"{len(lines) - 2} layers follow, line 2 says {count}", file=path,
+            fix="copy or generate the file again: it is cut or was edited",
+        )  # fmt: skip
+    return [_read_layer(words, path, number) for number, words in lines[2:]]
+
+
+def _read_layer(words: list[str], path: Path, line: int) -> _Layer:
+    if len(words) != _WORDS:
+        raise TraceError(
+            f"{len(words)} words, a layer has {_WORDS}", file=path, place=f"line {line}",
+            fix="generate the file again",
+        )  # fmt: skip
+    works = []
+    for number, part in enumerate(_PARTS):
+        time, message, size = words[2 + 3 * number : 5 + 3 * number]
+        kind, _, group = message.partition("_")
+        if message != "NONE" and (kind not in _COLLECTIVES or group not in ("", "EP", "DP_EP")):
+            raise TraceError(
+                f"{message!r:.40} is no message that is read", file=path, place=f"line {line}, {part}",
+                fix=f"use NONE or one of {', '.join(_COLLECTIVES)}, with _EP, _DP_EP or nothing",
+            )  # fmt: skip
+        works.append(_Work(
+            _read_number(time, path, line, f"{part}'s time", _LONGEST_NS), "" if message == "NONE" else message,
+            _read_number(size, path, line, f"{part}'s bytes", _MOST_BYTES),
+        ))  # fmt: skip
+    after_ns = _read_number(words[-1], path, line, "what follows a message", _LONGEST_NS)
+    forward, inputs, weights = works
+    return _Layer(words[0], forward, inputs, weights, after_ns)
+
+
+def _read_number(word: str, path: Path, line: int, what: str, highest: int) -> int:
+    if not (word.isascii() and word.isdigit() and len(word) < 19 and int(word) <= highest):
+        raise TraceError(
+            f"{what.rstrip(':')}: {word!r:.40} is not a whole number from 0 to {highest}", file=path,
+            place=f"line {line}", fix="generate the file again",
+        )  # fmt: skip
+    return int(word)
+
+
+def _write_program(layers: Sequence[_Layer], groups: dict[str, list[int]]) -> _Program:
+    """Return what rank 0 runs: forward over all layers, backward from the last, the weights' messages' ends."""
+    program = _Program(groups)
+    late: list[tuple[int, int]] = []
+    for layer in layers:
+        _run_awaited(program, layer, layer.forward, "forward")
+    for layer in reversed(layers):
+        _run_awaited(program, layer, layer.input_gradient, "backward")
+        program.compute(layer.name, "backward", layer.weight_gradient.compute_ns)
+        sent = program.send(layer.weight_gradient, "backward", "DP", asynchronous=True)
+        if sent is not None:
+            late.append((sent, layer.after_ns))
+    for sent, after_ns in late:
+        if after_ns:
+            program.waits.append([len(program.operators), sent])
+            program.compute("after a message", "optimizer", after_ns)
+    return program
+
+
+def _run_awaited(program: _Program, layer: _Layer, work: _Work, phase: str) -> None:
+    program.compute(layer.name, phase, work.compute_ns)
+    if program.send(work, phase, "TP", asynchronous=False) is not None:
+        program.compute("after a message", phase, layer.after_ns)
+
+
+def _list_warnings(degrees: dict[str, int], layers: Sequence[_Layer]) -> list[str]:
+    found = []
+    if degrees["pp"] > 1:
+        found.append(
+            f"the file holds the layers of one of {degrees['pp']} pipeline stages: its sends and the time in which "
+            "stages wait for one another are not in the step, which is a lower bound"
+        )
+    works = [w for one in layers for w in (one.forward, one.input_gradient, one.weight_gradient)]
+    if all(work.compute_ns <= 1 for work in works):
+        found.append(
+            "every compute time is 1 ns or less: AICB was run without measuring any (aiob)"
+        )
+    return found
+
+
+READER = Reader(recognise, import_simai, "a workload file of SimAI", repeats=False)
