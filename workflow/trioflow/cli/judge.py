@@ -6,7 +6,8 @@ import argparse
 import math
 import shlex
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trioflow.base.errors import InputError, TableError, TrioflowError
@@ -14,6 +15,7 @@ from trioflow.base.settings import read_cells
 from trioflow.base.units import format_time, ms_to_s
 from trioflow.cli.answer import add_simulate, predict_options
 from trioflow.cli.choices import apply_configuration
+from trioflow.cli.mlperf_log import LoggedSteps, read_logged_steps
 from trioflow.cli.output import add_output_argument, write_output
 from trioflow.cli.text import format_facts, format_table
 
@@ -29,6 +31,7 @@ class _Case:
     options: argparse.Namespace
     measured_s: float
     source: str
+    logged: LoggedSteps | None = None  # where the time comes from a log
 
 
 def add_judge(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +40,8 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "cases", metavar="CASES",
         help=f"tab-separated file with the columns {', '.join(_COLUMNS)}: simulate holds what is typed after "
-        "`trioflow simulate`, measured_ms the median of the measured steps, source who measured it, how and on what",
+        "`trioflow simulate`, measured_ms the median of the measured steps, or a log of MLPerf (:::MLLOG) by its name beside the file, "
+        "source who measured it, how and on what",
     )  # fmt: skip
     add_output_argument(parser, "the cases")
 
@@ -53,6 +57,8 @@ def _run_judge(options: argparse.Namespace) -> None:
     print()
     print(format_facts(_format_summary(summary)))
     for row in rows:
+        if "measured_steps" in row:
+            print(f"measured {row['case']}: {_format_logged(row['measured_steps'])}")
         if "refused" in row:
             print(f"refused {row['case']}: {row['refused']}")
 
@@ -79,18 +85,31 @@ def _read_cases(path: str) -> list[_Case]:
         except (InputError, ValueError) as error:
             refuse("simulate", str(error), "write what is typed after `trioflow simulate`")
         try:
-            measured_s = ms_to_s(float(cells["measured_ms"]))
+            measured_s, logged = _read_measured(cells["measured_ms"], Path(path).parent)
         except ValueError:
-            measured_s = math.nan
-        if not 0 < measured_s < math.inf:
             why = f"{cells['measured_ms']!r} is not a time"
-            refuse("measured_ms", why, "give the median of the measured steps in ms")
+            fix = "give the median of the measured steps in ms, or the name of a log of MLPerf"
+            refuse("measured_ms", why, fix)
         if cells["source"] in ("", "-"):
             refuse("source", "it is empty", "say who measured it, how, and on what")
-        cases.append(_Case(cells["case"], place, asked, measured_s, cells["source"]))
+        cases.append(_Case(cells["case"], place, asked, measured_s, cells["source"], logged))
     if not cases:
         raise TableError("no case stands in it", file=path, fix="give a row for each measured step")
     return cases
+
+
+def _read_measured(cell: str, folder: Path) -> tuple[float, LoggedSteps | None]:
+    """Return the measured step [s] that a cell holds, or that the log it names does; ValueError for neither."""
+    try:
+        measured_s, logged = ms_to_s(float(cell)), None
+    except ValueError:
+        if not (folder / cell).is_file():
+            raise
+        logged = read_logged_steps(folder / cell)
+        measured_s = logged.median_s
+    if not 0 < measured_s < math.inf:
+        raise ValueError(cell)
+    return measured_s, logged
 
 
 def _judge(case: _Case) -> dict[str, Any]:
@@ -98,9 +117,18 @@ def _judge(case: _Case) -> dict[str, Any]:
     row: dict[str, Any] = {
         "case": case.name, "measured_s": case.measured_s, "source": case.source,
     }  # fmt: skip
+    if case.logged is not None:
+        row |= {"measured_steps": asdict(case.logged)}
     try:
         apply_configuration(case.options)
         found = predict_options(case.options)
+        batch = found.task_graph.metadata.batch
+        logged = case.logged.batch if case.logged and not case.options.as_traced else None
+        if logged not in (None, batch):
+            raise InputError(
+                f"the log's steps have {logged} samples, the predicted one {batch}",
+                fix=f"write --batch {logged} behind it",
+            )
     except TrioflowError as error:
         return row | {"refused": str(error)}
     low_s, high_s = found.low_s, found.high_s
@@ -137,6 +165,11 @@ def _format_row(row: dict[str, Any]) -> tuple[str, ...]:
         row["case"], measured, format_time(row["predicted_s"]), f"{row['error']:+.1%}", interval,
         "yes" if row["covered"] else "no", row["confidence"],
     )  # fmt: skip
+
+
+def _format_logged(logged: dict[str, Any]) -> str:
+    quartiles = f"{format_time(logged['low_s'])} to {format_time(logged['high_s'])}"
+    return f"median of {logged['values']} by {logged['way']}, quartiles {quartiles}"
 
 
 def _format_summary(summary: dict[str, Any]) -> list[tuple[str, str]]:
