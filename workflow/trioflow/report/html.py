@@ -36,6 +36,10 @@ class Cell:
     html: str = ""  # ready HTML that replaces the text
 
 
+_LONG = 36
+"""Characters of a cell that wraps; it never gets narrower than it can be read."""
+
+
 def render_table(
     columns: Sequence[Column], rows: Iterable[Sequence[Cell]], caption: str = ""
 ) -> str:
@@ -55,7 +59,7 @@ def render_table(
             content = cell.html or escape_text(cell.text)
             content += f"<small>{escape_text(cell.detail)}</small>" if cell.detail else ""
             cells.append(
-                f'<{tag}{_class(column)} data-sort="{escape(_sort_key(sort))}">'
+                f'<{tag}{_class(column, cell)} data-sort="{escape(_sort_key(sort))}">'
                 f"{content}</{tag.split(maxsplit=1)[0]}>"
             )
         lines.append(f"<tr>{''.join(cells)}</tr>")
@@ -131,8 +135,10 @@ def render_details(title: str, body: str) -> str:
     return f"<details><summary>{escape_text(title)}</summary>{body}</details>" if body else ""
 
 
-def _class(column: Column) -> str:
-    return ' class="number"' if column.number else ""
+def _class(column: Column, cell: Cell | None = None) -> str:
+    if column.number:
+        return ' class="number"'
+    return ' class="long"' if cell is not None and len(cell.text) > _LONG else ""
 
 
 def _title(meaning: str) -> str:

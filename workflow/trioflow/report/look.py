@@ -60,6 +60,8 @@ caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid var(--strong); vertical-align: bottom; font-weight: 600; line-height: 1.25; }
 tbody th { font-weight: 500; white-space: nowrap; }
+td { white-space: nowrap; }
+tbody th.long, td.long { white-space: normal; min-width: 15rem; max-width: 30rem; }
 th.number, td.number { text-align: right; white-space: nowrap; }
 td small { display: block; color: var(--soft); font-size: .92em; }
 th small { font-weight: 400; color: var(--soft); display: block; }
@@ -91,11 +93,10 @@ footer { margin: 3rem auto 2rem; color: var(--soft); font-size: .9rem; }
   .headline { font-size: 1rem; }
   main, header, footer, .side { padding-left: .9rem; padding-right: .9rem; }
   figure img { max-width: none; width: 680px; }
-  td:not(.number) { white-space: nowrap; }
   dl.facts { display: block; }
   dl.facts dt { margin-top: .5rem; }
   dl.facts dd { margin-left: 1rem; }
-  tbody th { white-space: normal; min-width: 6.5rem; overflow-wrap: anywhere; }
+  tbody th, tbody th.long { white-space: normal; min-width: 6.5rem; overflow-wrap: anywhere; }
 }
 @media print {
   @page { size: A4; margin: 12mm; }

@@ -128,7 +128,7 @@ def build_clusters_page(
     )
     reached = count_reached(None if line.aim is None else line.reached for line in lines)
     made_from, files = " from nanotron's own table of runs", [memory, steps, peaks]
-    verdict = f"{reached} {found}."
+    verdict = f"{reached} {found[:1].upper()}{found[1:]}."
     write_page(page, Page(TITLE, content, _LEAD, made_from, verdict, _WORDS, schemas, files))
 
 
