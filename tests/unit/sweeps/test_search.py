@@ -122,11 +122,29 @@ def test_plans_that_do_not_fit_are_dropped_with_the_reason(
     assert nothing.ranking == [] and len(nothing.dropped) == 3
 
 
+def test_a_plan_whose_allocator_runs_out_stands_behind_the_others(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """It fits, but beside what it hands out the allocator keeps more free than the device has."""
+    plans = [make_plan(4), make_plan(4, recompute="full")]
+    whole = search_plans(workshop, TRACE, "dgx-a100", 4, 64, plans=plans)
+    fast, slow = whole.ranking
+    assert fast["peak_memory_bytes"] > slow["peak_memory_bytes"] and not fast["crowded"]
+    tight = str(small_machine(tmp_path, fast["peak_memory_bytes"] + 1e6))
+    found = search_plans(workshop, TRACE, tight, 4, 64, plans=plans)
+    assert [row["crowded"] for row in found.ranking] == [False, True]
+    assert found.ranking[1]["expected_s"] < found.ranking[0]["expected_s"]
+    told = predict(TRACE, plans[0], tight, batch=64)
+    assert told.fits_memory and told.step.crowded_bytes > fast["peak_memory_bytes"]
+    assert "gives memory back and asks for it again" in told.warnings[0]
+    assert predict(TRACE, plans[0], "dgx-a100", batch=64).step.crowded_bytes == 0
+
+
 def test_simulating_goes_on_while_the_outline_leaves_the_order_open() -> None:
     class One:
         def __init__(self, candidate: Candidate, time_s: float) -> None:
             self.candidate, self.prediction = candidate, self
-            self.time_s = time_s
+            self.time_s, self.row = time_s, {"crowded": False}
 
     plan = make_plan()
     groups = [Variants(Candidate(time_s, plan, 0)) for time_s in (1.0, 1.1, 1.2, 1.3, 5.0, 6.0)]

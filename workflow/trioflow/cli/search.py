@@ -110,6 +110,11 @@ def _run_search(options: argparse.Namespace) -> None:
     if answer["ranking"]:
         print(_format_ranking(answer))
         words = _words(answer["compared_by"])
+        if any(row["crowded"] for row in answer["ranking"]):
+            print(
+                "\n(!) fits, but the allocator is expected to hold more than the device has: behind the others, "
+                "since such runs took much longer than predicted (docs/clusters.md)"
+            )
         print(f"\n* every other plan shown is worse in {', '.join(words[:-1])} or {words[-1]}")
     if answer["first_beats_second"] is not None:
         print(
@@ -152,7 +157,7 @@ def _format_ranking(answer: dict[str, Any]) -> str:
             f"{place}{'*' if row['pareto'] else ''}", row["plan_text"] + describe_rest(row),
             format_time(row["step_time_s"]), *([format_time(row["expected_s"])] if doubted else []),
             f"{format_time(row['low_s'])} to {format_time(row['high_s'])}",
-            format_bytes(row["peak_memory_bytes"]),
+            format_bytes(row["peak_memory_bytes"]) + (" (!)" if row["crowded"] else ""),
         ]  # fmt: skip
         cells += [f"{row[name]:.3g}" for name in extra]
         if tokens:

@@ -125,6 +125,12 @@ class Prediction:
         warnings += doubt_rate(self._rates)
         if self.fits_memory is False:
             warnings.insert(0, "out of memory: the step does not fit a rank's device")
+        if held := self.step.crowded_bytes:
+            warnings.insert(0, (
+                f"the step fits, but with what it keeps free the allocator is expected to hold {format_bytes(held)}, more than "
+                "the device has: it gives memory back and asks for it again in every step, and real runs of which that was "
+                "predicted took much longer than predicted (docs/clusters.md); take a smaller micro-batch or recompute"
+            ))  # fmt: skip
         return list(dict.fromkeys(warnings))
 
     @cached_property

@@ -94,6 +94,16 @@ class Step:
             return None
         return self.peak_memory_bytes <= self.platform.device.memory_bytes
 
+    @property
+    def crowded_bytes(self) -> int:
+        """What the allocator of the fullest rank would hold where that is more than its device has, else 0 [bytes].
+
+        Then it gives memory back and asks for it again in every step.
+        """
+        held = [int(entry.get("reserved_bytes", 0)) for entry in self.graph.metadata.memory]
+        most = max(held, default=0)
+        return most if self.fits_memory and most > self.platform.device.memory_bytes else 0
+
     def settle(self, anchor: SessionAnchor) -> list[Factors]:
         """Return a session's factors on each rank's phases."""
         unrecorded = replace(self.options, record_links=False)

@@ -65,7 +65,8 @@ class Found:
     """What a search found.
 
     ``ranking``: simulated plans, the fastest first by what they are expected to take
-        (``expected_s`` [s]), each with its best bucket size; ``other_buckets`` lists the others
+        (``expected_s`` [s]), behind them those whose allocator is expected to run out of memory
+        (``crowded``), each with its best bucket size; ``other_buckets`` lists the others
         (``bucket_bytes`` [bytes], ``outlined_s`` [s]), ``alike_buckets`` counts those of them
         within ``_ALIKE_SHARE``.
     ``dropped``: plans that do not fit the device's memory, with the reason.
@@ -136,7 +137,7 @@ def search(
         for count in counts
     ]  # fmt: skip
     rows = [row for found in all_found for row in found.ranking]
-    ranking = sorted(rows, key=lambda row: float(row["expected_s"]))
+    ranking = sorted(rows, key=lambda row: (row["crowded"], float(row["expected_s"])))
     columns = add_costs(ranking, price_per_gpu_hour, power_w)
     for row in ranking:
         device = workshop.load_platform(platform, row["ranks"]).device
@@ -317,7 +318,7 @@ class _Search:
             "expected_s": ranked_s, "low_s": result.low_s, "high_s": result.high_s,
             "exposed_communication_s": result.exposed_communication_s,
             "micro_batch_samples": self.batch / plan.data / plan.pieces,
-            "peak_memory_bytes": step.peak_memory_bytes, "outlined_s": variants.best.time_s,
+            "peak_memory_bytes": step.peak_memory_bytes, "crowded": bool(step.crowded_bytes), "outlined_s": variants.best.time_s,
             "ranks": self.machine.ranks, **_compare_buckets(variants),
             **{name: getattr(plan, name) for name in PLAN_COLUMNS},
         }  # fmt: skip
@@ -363,11 +364,14 @@ def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simu
     """Simulate plans in order until no other one promises to be among the best."""
     done: list[_Simulated] = []
     for variants in groups:
-        if len(done) >= top:
-            kept_s = sorted(one.prediction.time_s for one in done)[top - 1]
+        roomy_s = sorted(one.prediction.time_s for one in done if not one.row["crowded"])
+        if len(roomy_s) >= top:
+            kept_s = roomy_s[top - 1]
             highest = max(one.candidate.time_s / one.prediction.time_s for one in done)
-            if variants.best.time_s / highest > kept_s or len(done) >= FURTHER * top:
+            if variants.best.time_s / highest > kept_s:
                 break
+        if len(done) >= FURTHER * top:
+            break
         one = run(variants)
         if one is not None:
             done.append(one)
@@ -376,7 +380,7 @@ def _simulate_best(groups: Sequence[Variants], top: int, run: Any) -> list[_Simu
 
 def _rank(found: Found, simulated: list[_Simulated]) -> None:
     """Put the simulated plans in order, each with the probability that the first one beats it."""
-    simulated.sort(key=lambda one: one.prediction.time_s)
+    simulated.sort(key=lambda one: (one.row["crowded"], one.prediction.time_s))
     for one in simulated:
         beaten = probability_faster(simulated[0].prediction, one.prediction)
         row = {**one.row, "first_faster_probability": beaten}

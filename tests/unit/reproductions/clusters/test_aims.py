@@ -11,12 +11,11 @@ import pytest
 
 pytest.importorskip("sklearn")
 from trioflow.costmodel.steps import NodeResidual
-from trioflow.reproductions.clusters import aims
+from trioflow.reproductions.clusters import scores
 from trioflow.reproductions.clusters.aims import (
     Line,
     describe_causes,
     judge_aims,
-    score_chances,
     score_intervals,
 )
 from trioflow.reproductions.clusters.page import render_aims
@@ -27,6 +26,8 @@ from trioflow.reproductions.clusters.scores import (
     RAN,
     TOO_FEW,
     TOO_MUCH,
+    mark_crowded,
+    score_chances,
     score_steps,
 )
 from trioflow.reproductions.readme import describe_clusters
@@ -67,8 +68,9 @@ def make_memory() -> pd.DataFrame:
     cases = pd.DataFrame(rows, columns=names)
     for name in names[1:4]:
         cases[name] = cases[name] * GIB
+    degrees = {"nodes": 1, "tensor": [1, 2, 4, 1, 2, 4, 8], "data": 1, "pipeline": 1, "zero": 0}
     return cases.assign(
-        parameters=1.34, allocated_bytes=cases["reserved_bytes"],
+        parameters=1.34, **degrees, micro_batch=1, accumulate=4, allocated_bytes=cases["reserved_bytes"],
         fullest_reserved_bytes=cases["fullest_bytes"],
     )  # fmt: skip
 
@@ -128,6 +130,19 @@ def test_intervals_are_judged_beside_one_for_all() -> None:
     assert missed.iloc[0]["ours_score"] == pytest.approx(math.log(2.0) * (1 + 10))
 
 
+def test_a_plan_whose_allocator_runs_out_is_not_chosen() -> None:
+    """The second run's allocator is predicted to hold 90 GB: it is known by its degrees, and passed over."""
+    cases = make_steps().assign(expected_s=[1.5, 1.0, 2.0, 1.0, 2.0, 4.0])
+    assert mark_crowded(make_memory(), cases)["crowded"].tolist() == [False, True, *[False] * 4]
+    losses = [
+        {line.what: line for line in judge_aims(memory, cases)}[
+            "throughput lost by the plan expected to be fastest, mean of cells"
+        ].value
+        for memory in (None, make_memory())
+    ]
+    assert losses == [pytest.approx(0.5 / 2), 0.0]
+
+
 def test_probabilities_are_judged_by_what_runs_over_nodes_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,7 +154,7 @@ def test_probabilities_are_judged_by_what_runs_over_nodes_took(
         asked.append(of)
         return NodeResidual("", 1, False, 4, 9, 0.0, 0.0, 0.0, 0.0, 1.1, logs)
 
-    monkeypatch.setattr(aims, "find_node_residual", find)
+    monkeypatch.setattr(scores, "find_node_residual", find)
     few = make_steps().dropna()
     found = score_chances(few)
     assert found["pairs"].sum() == 3 + 1 and (found["low"] >= 0.5).all()

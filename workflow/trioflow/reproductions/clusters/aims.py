@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import KFold
 
 from trioflow.costmodel.intervals import COVERAGE
-from trioflow.costmodel.steps import find_node_residual
 from trioflow.report.wording import NOTHING, write_percent
 from trioflow.reproductions.clusters.scores import (
     FAILED,
@@ -27,11 +24,11 @@ from trioflow.reproductions.clusters.scores import (
     TOO_FEW,
     TOO_MUCH,
     find_slow,
-    name_model,
+    mark_crowded,
+    score_chances,
     score_group,
     score_memory,
 )
-from trioflow.sweeps.search_space import Prediction, probability_faster
 
 OURS, EXPECTED = "trioflow", "trioflow, expected"
 """The simulated step, and the one that is expected where other models' runs over nodes took more."""
@@ -107,6 +104,8 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         row |= _describe_plan("best", best)
         for way in (way for way in (OURS, EXPECTED, TREES) if way in steps):
             known = cell.dropna(subset=way)
+            if way == EXPECTED and not known.get("crowded", pd.Series([True])).all():
+                known = known[~known["crowded"]]
             chosen = known.iloc[int(known[way].argmin())] if len(known) else None
             row[way] = 1.0 if chosen is None else 1 - best["measured_s"] / chosen["measured_s"]
             if way == EXPECTED:
@@ -149,56 +148,6 @@ def score_intervals(cases: pd.DataFrame) -> pd.DataFrame:
             row[f"{way}_score"] = float(np.nanmean(high - low + 2 / _LEFT * outside))
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-_CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
-"""Ends of the groups in which a probability is judged."""
-
-
-def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return how often the run that ``search`` expects to be faster was, by the probability it states.
-
-    Every pair of runs of one model on as many nodes; nothing of the judged model is in what the
-    probability rests on. Returns ``low`` and ``high``, ends of a group's probability, ``pairs``;
-    ``stated``, its mean, and ``won``, the share of pairs in which the run was faster; ``alone``, the
-    mean probability without what real runs over nodes took more.
-    """
-    found: list[tuple[float, float, bool]] = []
-    for (parameters, nodes), cell in cases.dropna(subset="expected_s").groupby(
-        ["parameters", "nodes"]
-    ):
-        model = name_model(parameters)
-        runs = []
-        for row in cell.sort_values("expected_s").to_dict("records"):
-            tensor_nodes = math.ceil(row["tensor"] / GPUS_OF_A_NODE)
-            known = (
-                find_node_residual(tensor_nodes, row["stages"] > 1, int(nodes), model)
-                if nodes > 1
-                else None
-            )
-            logs = (0.0,) if known is None else known.logs
-            runs.append((Prediction(row["expected_s"], 0.0, 0.0, logs), row["measured_s"]))
-        for (one, one_s), (other, other_s) in itertools.combinations(runs, 2):
-            chance = probability_faster(one, other)
-            alone = probability_faster(replace(one, beyond=(0.0,)), replace(other, beyond=(0.0,)))
-            # Of a kind that is often slower the run with the shorter expected step may be the less likely one.
-            found.append(
-                (chance, alone, one_s < other_s)
-                if chance >= 0.5
-                else (1 - chance, 1 - alone, other_s < one_s)
-            )
-    pairs = pd.DataFrame(found, columns=["stated", "alone", "won"])
-    group = pd.cut(pairs["stated"], list(_CHANCES), include_lowest=True)
-    rows = [
-        {
-            "low": max(ends.left, 0.5),
-            "high": ends.right,
-            "pairs": len(mine),
-            **mine.mean().to_dict(),
-        }
-        for ends, mine in pairs.groupby(group, observed=True)
-    ]
-    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
 
 
 def _group_by_nodes(cases: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
@@ -288,7 +237,9 @@ def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
     ``memory``, ``steps``: of ``reproductions.tables.CLUSTER_MEMORY``, None where only steps were
         judged, and ``CLUSTER_STEPS``.
     """
-    return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
+    if memory is None:
+        return _judge_steps(steps)
+    return [*_judge_steps(mark_crowded(memory, steps)), *_judge_memory(memory)]
 
 
 def describe_causes(steps: pd.DataFrame) -> str:

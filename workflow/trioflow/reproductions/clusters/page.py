@@ -40,7 +40,6 @@ from trioflow.reproductions.clusters.aims import (
     describe_causes,
     judge_aims,
     predict_steps,
-    score_chances,
     score_intervals,
     score_ways,
 )
@@ -54,6 +53,8 @@ from trioflow.reproductions.clusters.scores import (
     TOO_MUCH,
     find_repeated,
     find_slow,
+    mark_crowded,
+    score_chances,
     score_memory,
     score_steps,
 )
@@ -100,7 +101,7 @@ def build_clusters_page(
     ``page``: HTML page to write.
     """
     cases = tables.read_table(memory, "cluster_memory", CLUSTER_MEMORY)
-    timed = tables.read_table(steps, "cluster_steps", CLUSTER_STEPS)
+    timed = mark_crowded(cases, tables.read_table(steps, "cluster_steps", CLUSTER_STEPS))
     tests = tables.read_table(peaks, "cluster_peaks", CLUSTER_PEAKS)
     scores = score_memory(cases)
     lines = judge_aims(cases, timed)
@@ -110,7 +111,7 @@ def build_clusters_page(
         ]),
         Section("steps", "Steps", [
             render_paragraph(_STEPS), _render_steps(score_steps(timed)), _render_intervals(timed), _render_chances(timed),
-            render_slow(timed), _render_repeated(timed),
+            render_slow(timed), _render_crowded(timed), _render_repeated(timed),
         ]),
         Section("choice", "Which plan to take", [_render_choice(timed)]),
         Section("memory", "Memory of the runs", [render_summary(scores), render_scores(scores)]),
@@ -322,6 +323,20 @@ def render_degrees(cases: pd.DataFrame) -> str:
     ]  # fmt: skip
     rows = found.reset_index().to_dict("records")
     return render_records(rows, fields, "Median signed error of what is held")
+
+
+def _render_crowded(cases: pd.DataFrame) -> str:
+    """Return what runs took whose predicted allocator holds more than the card has."""
+    rows = cases[cases["crowded"]].dropna(subset="expected_s")
+    if rows.empty:
+        return ""
+    factor = (rows["measured_s"] / rows["expected_s"]).quantile([0.1, 0.5, 0.9])
+    text = (
+        f"{len(rows)} runs ran although the predicted allocator holds more than the card has: it gives memory back and asks for it again in every "
+        f"step. They took {factor[0.5]:.1f} times the expected step (median; {factor[0.1]:.1f} to {factor[0.9]:.1f} in eight of ten). search puts "
+        "such plans behind the others."
+    )  # fmt: skip
+    return render_paragraph(text)
 
 
 def _render_failed(cases: pd.DataFrame) -> str:

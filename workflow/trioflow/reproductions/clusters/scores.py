@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,11 @@ import pandas as pd
 
 from trioflow import tables
 from trioflow.base.provenance import stamp
+from trioflow.costmodel.steps import find_node_residual
 from trioflow.report.scores import count_ordered
 from trioflow.report.wording import write_percent
 from trioflow.reproductions.tables import CLUSTER_MEMORY, CLUSTER_STEPS
+from trioflow.sweeps.search_space import Prediction, probability_faster
 
 ROOM_BYTES = 80e9
 """Of an H100's memory what a data sheet promises [bytes]."""
@@ -141,6 +146,66 @@ def _count_order(rows: pd.DataFrame) -> float:
     ]
     right, pairs = np.sum(counted, axis=0) if counted else (0, 0)
     return float(right / pairs) if pairs else float("nan")
+
+
+def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps of runs with ``crowded``: whether the predicted allocator holds more than an H100 has."""
+    key = [*_PLAN, "micro_batch", "accumulate"]
+    held = memory.loc[memory["set"] != FAILED, [*key, "fullest_reserved_bytes"]].drop_duplicates(
+        key
+    )
+    crowded = steps[key].merge(held, how="left", on=key)["fullest_reserved_bytes"] > ROOM_BYTES
+    return steps.assign(crowded=crowded.to_numpy())
+
+
+_CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+"""Ends of the groups in which a probability is judged."""
+
+
+def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return how often the run that ``search`` expects to be faster was, by the probability it states.
+
+    Every pair of runs of one model on as many nodes; nothing of the judged model is in what the
+    probability rests on. Returns ``low`` and ``high``, ends of a group's probability, ``pairs``;
+    ``stated``, its mean, and ``won``, the share of pairs in which the run was faster; ``alone``, the
+    mean probability without what real runs over nodes took more.
+    """
+    found: list[tuple[float, float, bool]] = []
+    for (parameters, nodes), cell in cases.dropna(subset="expected_s").groupby(
+        ["parameters", "nodes"]
+    ):
+        model = name_model(parameters)
+        runs = []
+        for row in cell.sort_values("expected_s").to_dict("records"):
+            tensor_nodes = math.ceil(row["tensor"] / GPUS_OF_A_NODE)
+            known = (
+                find_node_residual(tensor_nodes, row["stages"] > 1, int(nodes), model)
+                if nodes > 1
+                else None
+            )
+            logs = (0.0,) if known is None else known.logs
+            runs.append((Prediction(row["expected_s"], 0.0, 0.0, logs), row["measured_s"]))
+        for (one, one_s), (other, other_s) in itertools.combinations(runs, 2):
+            chance = probability_faster(one, other)
+            alone = probability_faster(replace(one, beyond=(0.0,)), replace(other, beyond=(0.0,)))
+            # Of a kind that is often slower the run with the shorter expected step may be the less likely one.
+            found.append(
+                (chance, alone, one_s < other_s)
+                if chance >= 0.5
+                else (1 - chance, 1 - alone, other_s < one_s)
+            )
+    pairs = pd.DataFrame(found, columns=["stated", "alone", "won"])
+    group = pd.cut(pairs["stated"], list(_CHANCES), include_lowest=True)
+    rows = [
+        {
+            "low": max(ends.left, 0.5),
+            "high": ends.right,
+            "pairs": len(mine),
+            **mine.mean().to_dict(),
+        }
+        for ends, mine in pairs.groupby(group, observed=True)
+    ]
+    return pd.DataFrame(rows, columns=["low", "high", "pairs", "stated", "alone", "won"])
 
 
 SLOW_S = 0.5
