@@ -43,10 +43,8 @@ from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.experts import split_experts
 from trioflow.parallel.splits.gathered_layers import split_gathered
+from trioflow.parallel.splits.tensor_messages import Messages
 from trioflow.parallel.splits.tensor_split import (
-    AFTER,
-    BEFORE,
-    Exchange,
     TensorSplit,
     is_lookup,
     is_sharded,
@@ -72,11 +70,9 @@ _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "
 
 _WHOLE_SUMS = ("elementwise", "view", "reshape")
 """Classes of operators on embeddings that come before these are cut by tokens."""
-_STATISTIC_BYTES = 4
-"""Loss statistics are single-precision numbers, one a token, in any precision of the step."""
 
 
-class _Splitter:
+class Splitter:
     """Walks the operators in order and follows which storages are shards, and which hold a rank's tokens."""
 
     def __init__(
@@ -210,90 +206,6 @@ class _Splitter:
         return next((i for i in row["input_ids"] if self.storage[i] in self.tokens), None)
 
 
-class _Messages:
-    """Places the exchanges of one split while its operators are visited in order."""
-
-    def __init__(self, splitter: _Splitter, split: TensorSplit) -> None:
-        self.splitter, self.split = splitter, split
-        self.gathered: dict[tuple[int, str], int] = {}
-        self.group_of: dict[int, Any] = {}
-        self.outputs: dict[int, int] = {}
-        self.sums: dict[Any, tuple[int, list[int]]] = {}
-        self.begun: set[int] = set()
-
-    def place(self, row: dict[str, Any], kind: str) -> None:
-        """Add what goes before and after one operator."""
-        if row["phase"] == "forward":
-            self._place_forward(row, kind)
-        elif row["phase"] == "backward":
-            self._place_backward(row, kind)
-
-    def _place_forward(self, row: dict[str, Any], kind: str) -> None:
-        op_id, splitter = int(row["op_id"]), self.splitter
-        outputs = row["output_ids"][:1]
-        for index in outputs:
-            self.outputs[op_id] = splitter.size[index]
-        if kind in ("row", "vocabulary"):
-            scatters = kind == "row" and splitter.sequence
-            name = "reduce_scatter" if scatters else "all_reduce"
-            for index in outputs:
-                self.split.add(AFTER, op_id, Exchange(name, splitter.size[index]))
-        elif kind in ("column", "exit"):
-            self._gather(row, kind)
-        found = splitter.vocabulary
-        if found is not None and op_id in found.statistics:
-            for _ in range(found.statistics[op_id]):
-                size = _STATISTIC_BYTES * found.tokens
-                self.split.add(AFTER, op_id, Exchange("all_reduce", size))
-
-    def _gather(self, row: dict[str, Any], kind: str) -> None:
-        """Gather what a layer needs whole, once for all layers of a module that read it."""
-        index, op_id = self.splitter.find_gathered(row), int(row["op_id"])
-        if index is None:
-            return
-        key = (self.splitter.storage[index], str(row["module"]).rpartition(".")[0])
-        if key not in self.gathered:
-            self.gathered[key] = op_id
-            self.split.add(BEFORE, op_id, Exchange("all_gather", self.splitter.size[index]))
-        if kind == "column":
-            self.group_of[op_id] = key
-
-    def _place_backward(self, row: dict[str, Any], kind: str) -> None:
-        op_id, forward = int(row["op_id"]), row["forward_op_id"]
-        if forward is None:
-            return
-        entered = forward in self.splitter.entered.values()
-        if (entered or (kind == "row" and self.splitter.sequence)) and forward not in self.begun:
-            self.begun.add(forward)
-            self.split.add(BEFORE, op_id, Exchange("all_gather", self.outputs[forward]))
-        if kind == "column":
-            self._sum_later(row)
-
-    def _sum_later(self, row: dict[str, Any]) -> None:
-        """Remember the last operator of a column split's backward, and the gradient to be added up."""
-        splitter, forward = self.splitter, int(row["forward_op_id"])
-        whole = [
-            i for i in row["output_ids"]
-            if splitter.category[i] == "activation" and splitter.storage[i] not in splitter.shards
-            and row["write_bytes"] > 0
-        ]  # fmt: skip
-        key = self.group_of.get(forward, forward)
-        known = self.sums.get(key, (0, []))[1]
-        self.sums[key] = (int(row["op_id"]), known or whole[:1])
-
-    def finish(self) -> None:
-        """Place the sums of backward, and scatter embeddings that are cut right away."""
-        for key, (last, tensors) in self.sums.items():
-            name = "all_reduce" if isinstance(key, int) else "reduce_scatter"
-            for index in tensors:
-                self.split.add(AFTER, last, Exchange(name, self.splitter.size[index]))
-        for op_id in self.splitter.entered.values():
-            if self.splitter.kinds[op_id] == "vocabulary":
-                self.split.after[op_id] = [
-                    Exchange("reduce_scatter", e.size_bytes) for e in self.split.after[op_id]
-                ]
-
-
 @remembered
 def split_operators(
     trace: Trace, degree: int, *, style: str = "megatron", sequence: bool = False,
@@ -313,9 +225,9 @@ def split_operators(
     if sequence:
         check_tokens(trace, degree)
     found = find_vocabulary(trace, degree) if vocabulary else None
-    splitter = _Splitter(trace, degree, sequence, found)
+    splitter = Splitter(trace, degree, sequence, found)
     split = TensorSplit(trace.operators.copy())
-    messages = _Messages(splitter, split)
+    messages = Messages(splitter, split)
     # Cells of a frame are slow to write one by one.
     cells = {name: split.operators[name].tolist() for name in _CUT}
     for row in records(trace.operators):
@@ -360,7 +272,7 @@ def _cut_updates(split: TensorSplit, trace: Trace, degree: int) -> None:
     split.sharded_updates |= of_layers | set(shares)
 
 
-def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: _Splitter) -> None:
+def _cut(cells: dict[str, list[int]], row: dict[str, Any], kind: str, splitter: Splitter) -> None:
     """Write the shard's work into one row of the columns."""
     op_id, degree = row["op_id"], splitter.degree
     if kind == "inside":
