@@ -31,6 +31,8 @@ UNIT_SHARDINGS = ("zero2", "zero3", "fsdp", "hsdp")
 
 TENSOR_STYLES = ("megatron", "gather")
 """How tensor-parallel ranks share layers; see ``parallel.splits.tensor_parallel``."""
+TENSOR_OVERLAPS = ("none", "backward", "products")
+"""What of tensor-parallel ranks' messages goes beside products; see ``parallel.splits.tensor_messages``."""
 _REPLICATIONS = ("ddp", "dp")
 """How replicas keep alike: DistributedDataParallel, or DataParallel of one process."""
 RECOMPUTATIONS = ("none", "full", "selective")
@@ -156,6 +158,13 @@ class Plan:
         "ranks of an NVLink domain inside which tokens for experts are handed on, so that each crosses nodes once a"
         " node and reaches each rank once (DeepEP, HybridEP); 0 for one all-to-all with a copy an expert",
         minimum=0, default=0,
+    )  # fmt: skip
+
+    tensor_overlap: str = declare_cell(
+        "messages of tensor-parallel ranks beside products: none, backward (what a column-split layer's backward gathers"
+        " and sums, beside the product that needs neither; Megatron-LM always), or products (those too, and a layer's"
+        " other products are computed piece by piece while the message travels; Megatron-LM's --tp-comm-overlap)",
+        enum=list(TENSOR_OVERLAPS), default=TENSOR_OVERLAPS[0],
     )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -309,6 +318,7 @@ def find_plan_problem(plan: Plan) -> tuple[str, str, str] | None:
 def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
     """Return what goes wrong with replication and tensor styles: whether it does, column, problem, fix."""
     copies, gathers = plan.replication == "dp", plan.tensor_style == "gather"
+    overlaps = plan.tensor_overlap != "none"
     other = [
         name for name, held in (
             ("tensor parallelism", plan.tensor > 1), ("a pipeline", plan.pipeline > 1),
@@ -340,6 +350,13 @@ def _list_style_rules(plan: Plan) -> list[tuple[bool, str, str, str]]:
          "gather with recompute or offload is not simulated", "use megatron"),
         (bool(part) and plan.tensor == 1, part, f"{part} without tensor parallelism",
          "give a tensor degree above 1"),
+        (overlaps and plan.tensor == 1, "tensor_overlap",
+         f"{plan.tensor_overlap} without tensor parallelism", "give a tensor degree above 1"),
+        (overlaps and gathers, "tensor_overlap",
+         f"{plan.tensor_overlap} with gather, whose layers all wait", "use megatron"),
+        (plan.tensor_overlap == "products" and not plan.sequence_parallel, "tensor_overlap",
+         "products without sequence parallelism, whose messages alone travel piece by piece",
+         "give sequence_parallel too, or use backward"),
     ]  # fmt: skip
 
 

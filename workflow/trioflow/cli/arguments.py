@@ -9,6 +9,7 @@ from trioflow.base.plan_row import (
     OFFLOADS,
     RECOMPUTATIONS,
     SHARDINGS,
+    TENSOR_OVERLAPS,
     TENSOR_STYLES,
 )
 from trioflow.base.precision_recipes import RECIPE_NAMES
@@ -198,6 +199,15 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         "--accumulate", type=int, metavar="N",
         help="micro-steps whose gradients are added up before replicas exchange them",
     )  # fmt: skip
+    _add_styles(degrees)
+    degrees.add_argument(
+        "--schedule", metavar="NAME",
+        help=f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
+    )  # fmt: skip
+
+
+def _add_styles(degrees: argparse._ArgumentGroup) -> None:
+    """Add how tensor-parallel ranks share layers, and where activations and the optimizer's state are."""
     degrees.add_argument(
         "--tensor-style", choices=TENSOR_STYLES[1:],
         help="how ranks share layers, instead of Megatron's way: gather splits every layer's outputs",
@@ -211,15 +221,16 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel ranks share embedding, head and loss by vocabulary",
     )  # fmt: skip
     degrees.add_argument(
+        "--tensor-overlap", choices=TENSOR_OVERLAPS[1:],
+        help="messages of tensor parallelism beside products: those of column-split layers' backward, as Megatron-LM "
+        "always does, or all of a layer's, piece by piece (--tp-comm-overlap)",
+    )  # fmt: skip
+    degrees.add_argument(
         "--recompute", metavar="WHAT",
         help=f"activations that backward computes again: {', '.join(RECOMPUTATIONS[1:])}, uniform:N (all blocks, N at a "
         "time) or block:N (the first N blocks of each stage)",
     )  # fmt: skip
     degrees.add_argument("--offload", choices=OFFLOADS[1:], help="what lies in the host's memory")
-    degrees.add_argument(
-        "--schedule", metavar="NAME",
-        help=f"pipeline schedule: {', '.join(SCHEDULES)}, or one that a package registers (default: gpipe)",
-    )  # fmt: skip
 
 
 def _add_pipeline(parser: argparse.ArgumentParser) -> None:

@@ -62,7 +62,7 @@ def make_plan(
     ``shard``: ranks of one group of ``hsdp``.
     ``accumulate``: micro-steps whose gradients are added up before ranks exchange them.
     ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain,
-        context, context_method, sequence_parallel, vocabulary_parallel, recompute, offload.
+        context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload.
     """
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
@@ -271,6 +271,9 @@ def _describe_styles(plan: Plan) -> list[str]:
         f"sequences shared by {plan.context_method}": plan.context > 1,
         "sequence parallel": plan.sequence_parallel,
         "vocabulary parallel": plan.vocabulary_parallel,
+        "messages of tensor parallelism beside backward's products": plan.tensor_overlap
+        == "backward",
+        "messages of tensor parallelism beside products": plan.tensor_overlap == "products",
         "embedding and head whole on each rank": plan.plan == "tp-layers",
         "units recomputed": plan.recompute == "full",
         "attentions recomputed": plan.recompute == "selective",

@@ -244,6 +244,7 @@ def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):
     assert found.degrees == {
         "tensor": 2, "pipeline": 2, "sequence_parallel": True, "vocabulary_parallel": True,
         "schedule": "interleaved", "stages_per_rank": 2, "sharding": "distributed", "recompute": "selective",
+        "tensor_overlap": "backward",
     }  # fmt: skip
     assert "fp8-format" in found.notes[0]
 

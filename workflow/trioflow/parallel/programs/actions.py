@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from trioflow.parallel.memory.profile import AGAIN
-from trioflow.parallel.programs.attention import attend
+from trioflow.parallel.programs.blocks import attend, multiply
 from trioflow.parallel.programs.builder import ProgramBuilder, RankProgram, StageWork
 from trioflow.parallel.programs.offload import make_movers
 from trioflow.parallel.schedules.table import (
@@ -62,6 +62,7 @@ class StageActions(RankProgram):
         self.received: dict[Action, int] = {}
         self.unawaited: list[int] = []
         self.read_by_host: list[int] = []  # what its next launch waits for
+        self.beside: dict[int, list[int]] = {}  # exchanges that are waited for behind an operator
         self.kind_before = ""
         self.forwards: set[Action] = set()
         self.backwards: Counter[int] = Counter()
@@ -69,6 +70,8 @@ class StageActions(RankProgram):
         self.mover, self.host_optimizer = make_movers(self)
         self.repetition = _Repetition(self)
         plan = program.plan
+        # Beside a product runs what buckets of gradients, of another communicator, do not hold up.
+        self.tensor_stream = "communication" if plan.tensor_overlap == "none" else TENSOR
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
         self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
         first = data - data % plan.context
@@ -245,11 +248,16 @@ class StageActions(RankProgram):
         key = (op_id, micro_batch, again)
         for index, exchange in enumerate(before):
             self._exchange(exchange, (*key, "before", index), micro_batch, when)
-        count = sum(exchange.group == TENSOR for exchange in (*before, *after))
-        if op_id in self.work.attentions:
-            attend(self, op_id, micro_batch, again, dispatch_s * count, part, name, when)
+        extra_s = dispatch_s * sum(exchange.group == TENSOR for exchange in (*before, *after))
+        inside = next((one for one in (*before, *after) if one.blocks > 1), None)
+        if inside:
+            place, of = (TENSOR, self.data, *key, "block"), (extra_s, part, name, when)
+            multiply(self, inside, inside in before, place, op_id, micro_batch, *of)
+        elif op_id in self.work.attentions:
+            attend(self, op_id, micro_batch, again, extra_s, part, name, when)
         else:
-            self.operator(op_id, micro_batch, dispatch_s * count, part, name, when)
+            self.operator(op_id, micro_batch, extra_s, part, name, when)
+        self.waits += self.beside.pop(op_id, [])
         for index, exchange in enumerate(after):
             self._exchange(exchange, (*key, "after", index), micro_batch, when)
 
@@ -257,6 +265,8 @@ class StageActions(RankProgram):
         self, exchange: StageExchange, key: tuple[Any, ...], micro_batch: int, phase: str
     ) -> None:
         """Run a collective beside an operator, and the copy that brings its buffer into order."""
+        if exchange.blocks > 1:  # goes with the operator itself
+            return
         of_tensor = exchange.group == TENSOR
         copy_s = exchange.copies_s[micro_batch] if exchange.copies_s else 0.0
         of = {"phase": phase, "micro_batch": micro_batch}
@@ -268,8 +278,10 @@ class StageActions(RankProgram):
             self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
         group = self.exchange_groups[exchange.group]
         place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
-        task = self.collective(exchange.collective, (*place, *key), size, group, phase)
-        self.waits.append(task)
+        stream = self.tensor_stream if of_tensor else "communication"
+        task = self.collective(exchange.collective, (*place, *key), size, group, phase, stream)
+        beside = exchange.beside
+        (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
         if exchange.awaited and phase == "forward":
             self.read_by_host.append(task)
         if copy_s and exchange.copied == AFTER:
@@ -289,8 +301,10 @@ class StageActions(RankProgram):
         done = self.backwards[self.stage]
         last = makes_gradients and done == self.schedule.micro_batches - 1
         buckets = list(enumerate(work.buckets)) if last else []
+        swapped = self.program.split.swapped
 
-        def run(op_id: int) -> None:
+        def run(place: int) -> None:
+            op_id = swapped.get(place, place)
             self._prepare_backward(op_id, micro_batch)
             share = None if kind == BACKWARD else work.input_share.get(op_id)
             if share is None:
@@ -301,7 +315,7 @@ class StageActions(RankProgram):
                 self._run(
                     op_id, micro_batch, "backward", part, name=f"{name} ({kind})", reduces=of_input
                 )
-            while buckets and buckets[0][1].ready_after_op_id <= op_id:
+            while buckets and swapped.get(at := buckets[0][1].ready_after_op_id, at) <= place:
                 self.reduce_bucket(*buckets.pop(0))
 
         repeats = self.repeats and not buckets and not work.regions

@@ -19,7 +19,7 @@ from trioflow.parallel.backward import (
     plan_recomputation,
     split_backward,
 )
-from trioflow.parallel.programs.attention import size_attentions
+from trioflow.parallel.programs.blocks import size_attentions
 from trioflow.parallel.programs.builder import ShardedWork, StageWork
 from trioflow.parallel.programs.sharded import cost_units
 from trioflow.parallel.schedules.table import (
@@ -188,6 +188,9 @@ class StageWorks:
         work.update_shares = {op: share for op, share in shares.items() if share < 1}
 
     def _split_backward(self, work: StageWork, stage_of: NDArray[np.int64], stage: int) -> None:
+        if (overlap := self.plan.tensor_overlap) != "none":
+            why = "a schedule that runs gradients of inputs and of weights apart is not simulated"
+            raise PlanError(f"tensor_overlap {overlap} with {why}", fix="use none, or 1f1b")
         left_out = frozenset(op for tied in self.tied for op in tied.sums)
         parts = split_backward(self.trace, stage_of, stage, left_out)
         work.backward_input, work.backward_weight = parts.for_input, parts.for_weight
@@ -313,14 +316,14 @@ class StageWorks:
         """Return a stage's collectives beside operators with sizes and copies of each micro-batch."""
         mine = {op: exchanges for op, exchanges in found.items() if op in in_stage}
         copied = [e for held in mine.values() for e in held if e.copied]
-        sizes = [exchange.scale(factor) for exchange in copied for factor in self.factors]
+        sizes = [exchange.copy_bytes(factor) for exchange in copied for factor in self.factors]
         copies = dict(zip(sizes, self.copies_s(sizes), strict=True))
         placed: dict[int, list[StageExchange]] = {}
         for op, exchanges in mine.items():
             for exchange in exchanges:
                 each = tuple(exchange.scale(factor) for factor in self.factors)
-                times = tuple(copies[size] for size in each) if exchange.copied else ()
-                placed.setdefault(op, []).append(exchange.of_stage(each, times))
+                copied_s = (copies[exchange.copy_bytes(f)] for f in self.factors if exchange.copied)
+                placed.setdefault(op, []).append(exchange.of_stage(each, tuple(copied_s)))
         return placed
 
     def _add_partial(self, work: StageWork, in_stage: set[int], names: frozenset[str]) -> None:

@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from trioflow.base.errors import PlanError
-from trioflow.costmodel.features import class_of_name
+from trioflow.costmodel.features import class_of_name, plain_name
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.context import split_context
 from trioflow.parallel.splits.expert_layers import find_expert_modules
 from trioflow.parallel.splits.experts import split_experts
 from trioflow.parallel.splits.gathered_layers import split_gathered
-from trioflow.parallel.splits.tensor_messages import Messages
+from trioflow.parallel.splits.tensor_messages import Messages, overlap_products
 from trioflow.parallel.splits.tensor_split import (
     TensorSplit,
     is_lookup,
@@ -68,6 +68,8 @@ _WHOLE = ("parameter", "gradient", "buffer")
 _CUT = ("flop", "read_bytes", "write_bytes", "batch_flop", "batch_read_bytes", "batch_write_bytes")
 """Columns of operators that are less on a shard."""
 
+_CASTS, _SCALED = ("amax", "quantize"), ("scaled_linear", "block_scaled_linear")
+"""Operators that cast to FP8, and linear layers that compute in it."""
 _WHOLE_SUMS = ("elementwise", "view", "reshape")
 """Classes of operators on embeddings that come before these are cut by tokens."""
 
@@ -99,13 +101,16 @@ class Splitter:
         self.partial: set[int] = set()
         self.whole: set[int] = set()  # forward operators of layers that every rank holds whole
         self.exit = find_head(trace) if sequence else None
+        self.scaled: set[int] = set()  # forward operators of layers that compute in FP8
 
     def visit(self, row: dict[str, Any]) -> str:
         """Return how one operator is affected: column, row, vocabulary, inside, token, exit or nothing."""
         if row["phase"] == "optimizer":
             return ""
         inputs = [self.storage[i] for i in row["input_ids"]]
-        kind = kind_of_module(row["module"], self.rules)
+        kind, name = kind_of_module(row["module"], self.rules), plain_name(str(row["name"]))[0]
+        if name in _SCALED and row["phase"] == "forward":
+            self.scaled.add(int(row["op_id"]))
         if row["phase"] == "backward":
             forward = row["forward_op_id"]
             kind = "" if forward is None else self.kinds[forward]
@@ -118,6 +123,8 @@ class Splitter:
             kind = "vocabulary"
         if not kind and row["forward_op_id"] not in self.whole:
             kind = "inside" if any(s in self.shards for s in inputs) else ""
+            if not kind and name in _CASTS and any(s in self.tokens for s in inputs):
+                kind = "token"  # a rank casts its own tokens' gradients, and gathers them in FP8
         if self.sequence and row["phase"] == "forward":
             kind = kind or self._follow_tokens(row, inputs)
             self._follow_lookups(row, kind, inputs)
@@ -304,5 +311,6 @@ def split_for_plan(trace: Trace, plan: Plan) -> TensorSplit:
         trace, plan.tensor, style=plan.tensor_style, sequence=plan.sequence_parallel,
         vocabulary=plan.vocabulary_parallel and not trace.facts.tensor_split_by_name,
     )  # fmt: skip
+    split = overlap_products(split, trace, plan)
     split = split_context(split, trace, plan.context, plan.context_method)
     return split_experts(trace, plan, split)

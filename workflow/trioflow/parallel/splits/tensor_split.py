@@ -19,7 +19,7 @@ from trioflow.parallel.reference import WORK
 from trioflow.parallel.remembered import remembered
 from trioflow.trace.store import Trace
 
-BEFORE, AFTER = "before", "after"
+BEFORE, AFTER, SUMMED = "before", "after", "summed"
 TENSOR, EXPERTS = "tensor", "experts"
 EXPERT_NODES, EXPERT_DOMAIN = "experts across domains", "experts in a domain"
 EXPERT_SLICES = "slices of experts"
@@ -34,20 +34,29 @@ class Exchange:
 
     collective: str  # all_reduce, all_gather, reduce_scatter or all_to_all
     size_bytes: int  # the whole buffer, as in ``tables.TASKS``, for the traced batch [bytes]
-    # Whether the buffer is copied into another order: `BEFORE` it leaves, `AFTER` it arrived, or not
+    # Whether the buffer is copied into another order: `BEFORE` it leaves, `AFTER` it arrived, or not; or `SUMMED`
+    # where each rank adds up the pieces that all handed on
     copied: str = ""
     # Part of the buffer that grows with the batch; a table of positions does not
     growing: float = 1.0
     group: str = TENSOR  # or one of those of experts: who takes part
     awaited: bool = False  # whether the host reads what arrives in forward before it launches more
+    beside: int = -1  # operator that runs meanwhile, and behind which it is waited for
+    blocks: int = 1  # that the operator is computed in while the buffer goes round piece by piece
 
     def scale(self, factor: float) -> int:
         """Return the buffer at so many times the traced batch [bytes]."""
         return round(self.size_bytes * (1 - self.growing + self.growing * factor))
 
+    def copy_bytes(self, factor: float) -> int:
+        """Return the buffer whose copy takes as long as what brings it into order, at so many times the batch [bytes]."""
+        size, pieces = self.scale(factor), self.blocks
+        # Every rank reads all pieces, and writes one.
+        return size * (pieces + 1) // (2 * pieces) if self.copied == SUMMED else size
+
     def of_stage(self, sizes_bytes: tuple[int, ...], copies_s: tuple[float, ...]) -> StageExchange:
         """Return the exchange as a stage runs it, with sizes and copies of each micro-batch."""
-        kind = (self.copied, self.group, self.awaited)
+        kind = (self.copied, self.group, self.awaited, self.beside, self.blocks)
         return StageExchange(self.collective, sizes_bytes, copies_s, *kind)
 
 
@@ -80,6 +89,8 @@ class StageExchange:
     copied: str = ""
     group: str = TENSOR
     awaited: bool = False
+    beside: int = -1
+    blocks: int = 1
 
 
 @dataclass
@@ -103,6 +114,8 @@ class TensorSplit:
     attentions: dict[int, SharedAttention] = field(default_factory=dict)
     first_blocks: dict[int, float] = field(default_factory=dict)
     gathered_bytes: int = 0  # parameters that no layer splits, gathered in each step [bytes]
+    # Backward products that run in each other's place: the input's gradient, and then the weight's
+    swapped: dict[int, int] = field(default_factory=dict)
 
     @property
     def exchanges(self) -> list[Exchange]:

@@ -248,6 +248,9 @@ def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, A
     }  # fmt: skip
     degrees["sequence_parallel"] = degrees["tensor"] > 1 and found.flag("sequence-parallel")
     degrees["vocabulary_parallel"] = degrees["tensor"] > 1
+    if degrees["tensor"] > 1:
+        overlaps = found.flag("tp-comm-overlap") and degrees["sequence_parallel"]
+        degrees["tensor_overlap"] = "products" if overlaps else "backward"
     expert = found.size("expert-model-parallel-size", 1)
     cut = found.size("expert-tensor-parallel-size", degrees["tensor"])
     if model.experts:

@@ -1,4 +1,12 @@
-"""Attention of ranks that share a sequence: its blocks, and the messages around and between them."""
+"""Operators in blocks: attention of ranks that share a sequence, products of tensor-parallel ranks.
+
+The blocks of a product are computed while its input, or its result, travels piece by piece.
+
+References
+----------
+Transformer Engine, ``common/comm_gemm_overlap/comm_gemm_overlap.cpp``, ``CommOverlapP2PBase::split_overlap_ag`` and
+``split_overlap_rs``: as many pieces as ranks; a rank multiplies its own first, or last.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.parallel.memory.profile import BLOCK
 from trioflow.parallel.programs.builder import AttentionWork
 from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
-from trioflow.parallel.splits.tensor_split import SharedAttention
+from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange
 
 if TYPE_CHECKING:
     from trioflow.parallel.programs.actions import StageActions
@@ -160,3 +168,39 @@ class _Ring:
         """Hand a buffer on to the next rank; return the task."""
         rank, key = self.rank, (*self.key, what, block)
         return rank.collective(SHIFT, key, size, rank.context_group, self.phase, "context")
+
+
+def multiply(
+    rank: StageActions, exchange: StageExchange, gathers: bool, key: tuple[Any, ...], op_id: int, micro_batch: int,
+    extra_s: float, part: float, name: str, phase: str,
+) -> None:  # fmt: skip
+    """Write a product whose input is gathered, or whose result is summed and scattered, as it goes.
+
+    Every block takes an equal share of the product's time, and one launch of the host starts them all. Ranks hand a
+    piece on while they multiply the next; what they have of all others' sums is added up at the end.
+    """
+    blocks, size = exchange.blocks, exchange.sizes_bytes[micro_batch] // exchange.blocks
+    name = name or rank.program.names[op_id]
+    share_s = float(rank.program.times[rank.times_of(micro_batch)].device_s[op_id]) * part / blocks
+    fields: dict[str, Any] = {"phase": phase, "op_id": op_id, "micro_batch": micro_batch}
+    moving: list[int] = []
+    for block in range(blocks):
+        last = block == blocks - 1
+        if gathers:
+            rank.waits += moving
+            moving = [] if last else [_hand_on(rank, (*key, block), size, phase)]
+        called = name if last else f"{BLOCK}{name}"
+        if block:
+            rank.compute(called, share_s, **fields)
+        else:
+            rank.operator(op_id, micro_batch, extra_s, 1.0, called, phase, share_s)
+        if not gathers and not last:
+            moving = [_hand_on(rank, (*key, block), size, phase)]
+    if not gathers:
+        rank.waits += moving
+        sum_s = exchange.copies_s[micro_batch]
+        rank.compute("sum of blocks", sum_s, phase=phase, micro_batch=micro_batch)
+
+
+def _hand_on(rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str) -> int:
+    return rank.collective(SHIFT, key, size_bytes, rank.tensor_group, phase, rank.tensor_stream)
