@@ -76,7 +76,7 @@ def test_every_script_has_its_rule_and_stays_small() -> None:
 
 
 def test_the_snakefile_stays_small_and_rules_hold_no_code() -> None:
-    assert len((ROOT / "Snakefile").read_text().splitlines()) <= 60
+    assert len((ROOT / "Snakefile").read_text().splitlines()) <= 70
     for file in [ROOT / "Snakefile", *RULE_FILES]:
         text = file.read_text()
         assert "lambda" not in text
@@ -313,3 +313,9 @@ def test_the_rooms_that_design_draws_exist() -> None:
         home = ROOT / "workflow/trioflow" / room.strip("`")
         for name in re.findall(r"`(\w+)/?`", files):
             assert (home / f"{name}.py").exists() or (home / name).is_dir(), f"{room}: {name}"
+        # A command's modules are named as the command is.
+        missing = {file.stem for file in home.glob("[a-z]*")} - set(re.findall(r"\w+", files))
+        assert not missing or room == "`cli`", f"{room} has no place for {missing}"
+    drawn = {row.split("|")[1].strip(" `") for row in rows}
+    rooms = {file.parent.name for file in (ROOT / "workflow/trioflow").glob("*/__init__.py")}
+    assert rooms - {"reproductions"} == drawn, "its own page draws what judges on others' data"

@@ -136,3 +136,16 @@ def test_the_group_says_who_the_members_are_and_a_group_of_one_is_silent() -> No
     }
     for algorithm in SUPPORTED:
         assert len(build_schedule("all_reduce", [4], 9, algorithm=algorithm)) == 0
+
+
+def test_hierarchical_takes_no_inner_level_that_cannot_give_back(monkeypatch):
+    """An all_reduce inside a node would be added twice: it has to reduce and hand out again."""
+    monkeypatch.setitem(SUPPORTED, "whole", ("all_reduce",))
+    with pytest.raises(
+        InputError, match="whole inside a node does neither reduce_scatter nor both"
+    ):
+        choose_algorithm("all_reduce", "hierarchical:whole+ring", 8, 4)
+    for able in (("all_reduce", "reduce_scatter"), ("all_reduce", "reduce", "broadcast")):
+        monkeypatch.setitem(SUPPORTED, "whole", able)
+        name = "hierarchical:whole+ring"
+        assert choose_algorithm("all_reduce", name, 8, 4) == name

@@ -17,6 +17,8 @@ from trioflow.base.experiments import (
     load_plans,
     row_schema,
 )
+from trioflow.base.plan_row import SCHEDULES
+from trioflow.parallel import plan as plans_module
 from trioflow.parallel.plan import (
     check_plan,
     make_plan,
@@ -24,7 +26,6 @@ from trioflow.parallel.plan import (
     named_plan,
     vary_plan,
 )
-from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.splits.tensor_split import count_heads
 
 OLD = "plan data tensor pipeline schedule micro_batches first_bucket_bytes bucket_bytes"
@@ -146,3 +147,16 @@ def test_heads_that_do_not_divide_are_refused_with_degrees_that_do(
 def test_a_trace_alone_says_how_many_heads_there_are(transformer_trace):
     facts = replace(transformer_trace.facts, row=None, attention_heads=None)
     assert count_heads(replace(transformer_trace, facts=facts)) == [4]
+
+
+def test_a_named_plan_of_other_ranks_than_asked_for_is_refused(monkeypatch):
+    """A branch of our own is checked as a package's function is: else 3 ranks are answered for 2."""
+    make = plans_module._make_named
+
+    def make_pairs(name, ranks, *rest):
+        return make_plan(data=ranks // 2, tensor=2) if name == "pairs" else make(name, ranks, *rest)
+
+    monkeypatch.setattr(plans_module, "_make_named", make_pairs)
+    assert named_plan("pairs", 4).plan == "pairs"
+    with pytest.raises(PlanError, match="the plan 'pairs' returned a plan of 2 ranks"):
+        named_plan("pairs", 3)

@@ -10,12 +10,12 @@ from captured import BATCH
 from few_facts import few_facts
 from same_model import ProportionalModel
 from trioflow.base.errors import PlanError
+from trioflow.base.plan_row import SCHEDULES
 from trioflow.engine.simulate import simulate
 from trioflow.hardware.platform import load_platform
 from trioflow.parallel.backward import plan_recomputation
 from trioflow.parallel.extrapolate import extrapolate
 from trioflow.parallel.plan import make_plan, named_plan
-from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.trace.store import Trace, load_trace, pipeline_units
 
 MODEL = ProportionalModel()

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from trioflow.base.errors import PlanError
+from trioflow.base.plan_row import SCHEDULES, ScheduleSizes
+from trioflow.parallel.schedules import orders
 from trioflow.parallel.schedules.build import (
-    SCHEDULES,
     add_communication,
     build_schedule,
     check_schedule,
@@ -93,7 +94,7 @@ def test_the_old_pipe_computes_all_but_one_forward_twice():
 
 
 @given(
-    st.sampled_from(SCHEDULES), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4),
+    st.sampled_from(list(SCHEDULES)), st.integers(1, 6), st.integers(1, 12), st.integers(1, 4),
 )  # fmt: skip
 def test_every_schedule_that_is_built_is_complete_and_ends(name, p, m, v):
     try:
@@ -116,7 +117,7 @@ def test_every_schedule_that_is_built_is_complete_and_ends(name, p, m, v):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_survives_its_file(name, tmp_path):
-    schedule = build_schedule(name, 2, 4, 2 if name in ("zbv", "dualpipev") else 1)
+    schedule = build_schedule(name, 2, 4, SCHEDULES[name].stages)
     for table in (schedule, lower_schedule(schedule)):
         write_schedule(table, tmp_path / "a.csv")
         assert read_schedule(tmp_path / "a.csv", name) == table
@@ -149,8 +150,8 @@ def test_1f1b_of_fewer_micro_batches_than_stages_is_megatron_s():
     [
         (("interleaved", 4, 9, 2), "9 micro-batches do not divide into 2 rounds on 4 ranks"),
         (("zero-bubble", 2, 5, 1), "5 micro-batches do not divide into 2 rounds on 2 ranks"),
-        (("zbv", 4, 8, 3), "3 stages a rank, but the V has 2 arms"),
-        (("gpipe", 4, 8, 2), "2 stages a rank, but this schedule has one"),
+        (("zbv", 4, 8, 3), "3 stages a rank, but this schedule has 2"),
+        (("gpipe", 4, 8, 2), "2 stages a rank, but this schedule has 1"),
         (("gpipe", 0, 8, 1), "0 ranks are too few"),
         (("gpipe", 2, 0, 1), "0 micro-batches are too few"),
         (("fifo", 2, 2, 1), "no schedule is called 'fifo'"),
@@ -159,6 +160,19 @@ def test_1f1b_of_fewer_micro_batches_than_stages_is_megatron_s():
 def test_shapes_that_a_schedule_does_not_allow_are_refused(call, words):
     with pytest.raises(PlanError, match=words):
         build_schedule(*call)
+
+
+def test_a_schedule_that_leaves_out_stages_is_refused(monkeypatch):
+    """One that never looks at its stages a rank, and is not declared as ``fixed``, runs half the model."""
+    monkeypatch.setitem(SCHEDULES, "half", ScheduleSizes())
+    monkeypatch.setitem(orders.ORDERS, "half", orders.ORDERS["gpipe"])
+    assert build_schedule("half", 2, 4, 1).stages == 2
+    words = "'half' made 2 ranks, 2 stages and 4 micro-batches where 2, 4 and 4 were asked for"
+    with pytest.raises(PlanError, match=words):
+        build_schedule("half", 2, 4, 2)
+    monkeypatch.setitem(SCHEDULES, "half", ScheduleSizes(fixed=True))
+    with pytest.raises(PlanError, match="this schedule has 1"):
+        build_schedule("half", 2, 4, 2)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, get_type_hints
 from trioflow.base.errors import TableError
 from trioflow.base.plan_row import (
     MEASURED_SCHEDULES,
-    SCHEDULES,
     SHARDINGS,
     UNIT_SHARDINGS,
     Plan,
@@ -32,7 +31,7 @@ from trioflow.base.settings import (
 from trioflow.base.units import BYTES_PER_MIB
 
 __all__ = [
-    "MEASURED_SCHEDULES", "SCHEDULES", "SHARDINGS", "TABLES", "UNIT_SHARDINGS", "Experiment", "Import", "Plan", "Workload",
+    "MEASURED_SCHEDULES", "SHARDINGS", "TABLES", "UNIT_SHARDINGS", "Experiment", "Import", "Plan", "Workload",
     "as_rows", "find_plan_problem", "load_experiments", "load_imports", "load_plans", "load_workloads",
     "row_schema",
 ]  # fmt: skip

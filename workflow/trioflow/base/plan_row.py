@@ -6,17 +6,36 @@ import re
 from dataclasses import dataclass, field, fields
 from math import prod
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from trioflow.base.plugins import list_plugins
 from trioflow.base.settings import NAME
 from trioflow.base.units import BYTES_PER_MIB
 
-SCHEDULES = (
-    "gpipe", "gpipe-recompute", "1f1b", "interleaved", "looped-bfs", "zero-bubble", "zbv",
-    "dualpipev",
-)  # fmt: skip
-"""Pipeline schedules: ``parallel.schedules.build`` builds them, its tests keep the two alike."""
+
+class ScheduleSizes(NamedTuple):
+    """The numbers that a pipeline schedule is made for."""
+
+    stages: int = 1  # of a rank, unless the plan says otherwise
+    fixed: bool = False  # whether a rank takes no other number of stages
+    micro_batches: int = 1  # for each rank, unless the plan says otherwise
+
+    @property
+    def one_stage(self) -> bool:
+        """Whether each rank has one stage, whatever the plan."""
+        return self.fixed and self.stages == 1
+
+
+SCHEDULES = {
+    "gpipe": ScheduleSizes(fixed=True), "gpipe-recompute": ScheduleSizes(fixed=True),
+    "1f1b": ScheduleSizes(fixed=True), "interleaved": ScheduleSizes(stages=2),
+    "looped-bfs": ScheduleSizes(stages=2), "zero-bubble": ScheduleSizes(),
+    "zbv": ScheduleSizes(stages=2, fixed=True),
+    "dualpipev": ScheduleSizes(stages=2, fixed=True, micro_batches=2),
+}  # fmt: skip
+"""Pipeline schedules; ``ORDERS`` of ``parallel.schedules.orders`` has the function that makes each."""
+SEVERAL_STAGES = ", ".join(name for name, sizes in SCHEDULES.items() if not sizes.one_stage)
+"""Names of those whose ranks may have several stages."""
 SCHEDULE_GROUP = "trioflow.schedules"
 """Entry points of other packages' schedules; see ``parallel.schedules.build``."""
 MEASURED_SCHEDULES = ("none", "gpipe", "1f1b")
@@ -77,7 +96,7 @@ class Plan:
         "limit of DDP's other gradient buckets [bytes]; PyTorch's own is 25 MiB", minimum=1
     )
     stages_per_rank: int = declare_cell(
-        "pipeline stages of each rank; more than one for interleaved, looped-bfs, zero-bubble, zbv, dualpipev",
+        f"pipeline stages of each rank; more than one for {SEVERAL_STAGES}",
         minimum=1, default=1,
     )  # fmt: skip
     sharding: str = declare_cell(

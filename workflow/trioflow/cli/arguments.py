@@ -8,6 +8,8 @@ from trioflow.base.plan_row import (
     CONTEXT_METHODS,
     OFFLOADS,
     RECOMPUTATIONS,
+    SCHEDULES,
+    SEVERAL_STAGES,
     SHARDINGS,
     TENSOR_OVERLAPS,
     TENSOR_STYLES,
@@ -16,7 +18,6 @@ from trioflow.base.precision_recipes import RECIPE_NAMES
 from trioflow.costmodel.operators.methods import UNFITTED
 from trioflow.costmodel.steps import TIMER
 from trioflow.parallel.plan import NAMED
-from trioflow.parallel.schedules.build import SCHEDULES
 from trioflow.parallel.schedules.table import MODES
 from trioflow.parallel.splits.pipeline import BALANCES
 from trioflow.parallel.splits.routing import BALANCED
@@ -239,7 +240,7 @@ def _add_pipeline(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stages-per-rank", type=int, metavar="V",
-        help="pipeline stages of each rank, for interleaved, looped-bfs, zero-bubble and zbv",
+        help=f"pipeline stages of each rank, for {SEVERAL_STAGES}",
     )  # fmt: skip
     parser.add_argument(
         "--stages", metavar="HOW|FILE",

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from trioflow.base.errors import InputError, PlanError
+from trioflow.base.plan_row import SCHEDULES
 from trioflow.cli.arguments import add_collectives_argument, add_plan_arguments
 from trioflow.cli.output import print_warnings
 from trioflow.parallel.plan import make_plan
-from trioflow.parallel.schedules.build import SCHEDULES
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import find_count_problem
+from trioflow.base.plan_row import SCHEDULES, ScheduleSizes, find_count_problem
 from trioflow.base.plugins import load_plugin
 from trioflow.base.units import BYTES_PER_MIB
-from trioflow.parallel.schedules.build import SCHEDULES, build_schedule, is_schedule, read_schedule
+from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
 from trioflow.parallel.splits.context import check_context
 from trioflow.parallel.splits.expert_layers import check_experts
@@ -26,10 +26,6 @@ FIRST_BUCKET_BYTES = BYTES_PER_MIB
 BUCKET_BYTES = 25 * BYTES_PER_MIB
 """PyTorch's own limits (``kDefaultFirstBucketBytes`` and ``bucket_cap_mb``)."""
 
-_SEVERAL_STAGES = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
-"""Stages a rank of the schedules that are made for several, unless the plan gives another number."""
-_MICRO_BATCHES_PER_RANK = {"dualpipev": 2}
-"""Micro-batches, times the ranks, of schedules that need more than one a rank."""
 _CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
 SHARDED = ("fsdp", "zero1", "distributed", "zero2", "zero3")
@@ -72,10 +68,11 @@ def make_plan(
         schedule = "none"
     elif schedule in ("", "none"):
         schedule = "gpipe"
+    sizes = SCHEDULES.get(schedule, ScheduleSizes())
     if micro_batches is None:
-        micro_batches = pipeline * _MICRO_BATCHES_PER_RANK.get(schedule, 1)
+        micro_batches = pipeline * sizes.micro_batches
     if stages_per_rank is None:
-        stages_per_rank = _SEVERAL_STAGES.get(schedule, 1)
+        stages_per_rank = sizes.stages
     if sharding not in SHARDINGS:
         raise PlanError(f"unknown sharding {sharding!r}", fix=f"use one of {', '.join(SHARDINGS)}")
     named = {**degrees, "expert": int(other.get("expert", 1))}
@@ -116,26 +113,9 @@ def named_plan(
 ) -> Plan:
     """Return one of the named plans on a number of ranks.
 
-    Raises PlanError when the name is unknown, or ``single`` is asked for on several ranks.
+    Raises PlanError when the name is unknown, or the plan does not run on so many ranks.
     """
-    if name == "single":
-        if ranks != 1:
-            raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
-        return make_plan()
-    if name in ("dp", "ddp"):
-        return replace(make_plan(data=ranks, replication=name), plan=name)
-    if name in TENSOR:
-        style = "gather" if name == "tp-gather" else "megatron"
-        shared = name == MEGATRON and ranks > 1
-        made = make_plan(tensor=ranks, tensor_style=style, vocabulary_parallel=shared)
-        return replace(made, plan=name)
-    if name in SHARDED:
-        return replace(make_plan(data=ranks, sharding=name), plan=name)
-    if is_schedule(name):
-        plan = make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
-        return replace(plan, plan=name)
-    make = load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)
-    made = make(ranks)
+    made = _make_named(name, ranks, micro_batches, stages_per_rank)
     if not isinstance(made, Plan) or made.ranks != ranks:
         found = f"a plan of {made.ranks} ranks" if isinstance(made, Plan) else repr(made)
         raise PlanError(
@@ -143,6 +123,27 @@ def named_plan(
             fix=f"return trioflow.parallel.plan.make_plan(...) of {ranks} ranks",
         )
     return replace(made, plan=name)
+
+
+def _make_named(
+    name: str, ranks: int, micro_batches: int | None, stages_per_rank: int | None
+) -> Any:
+    """Return what makes a named plan, ours or a package's, before its ranks are checked."""
+    if name == "single":
+        if ranks != 1:
+            raise PlanError(f"plan single runs on 1 rank, not {ranks}", fix="leave out --ranks")
+        return make_plan()
+    if name in ("dp", "ddp"):
+        return make_plan(data=ranks, replication=name)
+    if name in TENSOR:
+        style = "gather" if name == "tp-gather" else "megatron"
+        shared = name == MEGATRON and ranks > 1
+        return make_plan(tensor=ranks, tensor_style=style, vocabulary_parallel=shared)
+    if name in SHARDED:
+        return make_plan(data=ranks, sharding=name)
+    if is_schedule(name):
+        return make_plan(1, 1, ranks, name, micro_batches, stages_per_rank)
+    return load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)(ranks)
 
 
 def fit_vocabulary(plan: Plan, trace: Trace) -> Plan:

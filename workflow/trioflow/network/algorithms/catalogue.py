@@ -175,6 +175,16 @@ def _parse_levels(name: str, collective: str) -> Levels:
         raise InputError("hierarchical does not do send", fix=_suggest(collective))
     for level in levels:
         _check_supported(level, collective)
+    known = SUPPORTED[levels[0]]
+    if (
+        collective == "all_reduce"
+        and "reduce_scatter" not in known
+        and not {"reduce", "broadcast"} <= set(known)
+    ):
+        raise InputError(
+            f"hierarchical: {levels[0]} inside a node does neither reduce_scatter nor both reduce and broadcast",
+            fix="put an algorithm inside that does, such as ring or tree",
+        )
     return Levels(*levels)
 
 

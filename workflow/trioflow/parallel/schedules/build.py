@@ -20,11 +20,11 @@ from pathlib import Path
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
 from trioflow.base.input_files import parse_cells, read_text
-from trioflow.base.plan_row import SCHEDULE_GROUP
+from trioflow.base.plan_row import SCHEDULE_GROUP, SCHEDULES
 from trioflow.base.plugins import list_plugins, load_plugin
 from trioflow.base.provenance import atomic_path
 from trioflow.parallel.schedules.checks import check_schedule, count_in_flight, run_ideally
-from trioflow.parallel.schedules.orders import ONE_STAGE, ORDERS
+from trioflow.parallel.schedules.orders import ORDERS
 from trioflow.parallel.schedules.table import (
     COMPUTE_KINDS,
     FORWARD_ONLY,
@@ -44,13 +44,9 @@ from trioflow.parallel.schedules.table import (
 )
 
 __all__ = [
-    "SCHEDULES", "Action", "Schedule", "add_communication", "build_schedule", "check_schedule",
-    "count_in_flight", "is_schedule", "lower_schedule", "read_schedule", "run_ideally",
-    "write_schedule",
+    "Action", "Schedule", "add_communication", "build_schedule", "check_schedule", "count_in_flight",
+    "is_schedule", "lower_schedule", "read_schedule", "run_ideally", "write_schedule",
 ]  # fmt: skip
-
-SCHEDULES = tuple(ORDERS)
-"""Names of the schedules that trioflow builds."""
 
 
 def is_schedule(name: str) -> bool:
@@ -59,7 +55,7 @@ def is_schedule(name: str) -> bool:
     Packages register functions of ranks, micro-batches and stages a rank that
     return a ``Schedule`` of compute actions, under ``trioflow.schedules``.
     """
-    return name in ORDERS or name in list_plugins(SCHEDULE_GROUP)
+    return name in SCHEDULES or name in list_plugins(SCHEDULE_GROUP)
 
 
 def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Schedule:
@@ -69,20 +65,21 @@ def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: i
     PlanError when the name is unknown, PyTorch's schedule does not allow these numbers, or a
     package's table cannot run.
 
-    ``name``: one of ``SCHEDULES``, or one that a package registers.
-    ``stages_per_rank``: stages of each rank; gpipe, gpipe-recompute and 1f1b have one, zbv has
-        two.
+    ``name``: one of ``SCHEDULES``, which says how many stages a rank may have, or one that a
+        package registers.
     """
-    sizes = {"ranks": ranks, "micro-batches": micro_batches, "stages a rank": stages_per_rank}
-    for what, number in sizes.items():
+    numbers = {"ranks": ranks, "micro-batches": micro_batches, "stages a rank": stages_per_rank}
+    for what, number in numbers.items():
         if number < 1:
             raise PlanError(f"{name}: {number} {what} are too few")
-    if name not in ORDERS:
+    if name not in SCHEDULES:
         return _build_registered(name, ranks, micro_batches, stages_per_rank)
-    if name in ONE_STAGE and stages_per_rank > 1:
+    sizes = SCHEDULES[name]
+    if sizes.fixed and stages_per_rank != sizes.stages:
+        free = ", ".join(other for other, its in SCHEDULES.items() if not its.fixed)
         raise PlanError(
-            f"{name}: {stages_per_rank} stages a rank, but this schedule has one",
-            fix="use 1, or interleaved, looped-bfs or zero-bubble",
+            f"{name}: {stages_per_rank} stages a rank, but this schedule has {sizes.stages}",
+            fix=f"use {sizes.stages}, or a schedule of any number: {free}",
         )
     return _order(name, ranks, micro_batches, stages_per_rank)
 
@@ -91,7 +88,9 @@ def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: i
 def _order(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> Schedule:
     """Return a table of trioflow's own, the same one for all plans of these numbers."""
     rows = ORDERS[name](ranks, micro_batches, stages_per_rank)
-    return Schedule(name, micro_batches, tuple(rows))
+    made = Schedule(name, micro_batches, tuple(rows))
+    _check_numbers(name, made, ranks, micro_batches, stages_per_rank)
+    return made
 
 
 def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank: int) -> Schedule:
@@ -103,14 +102,24 @@ def _build_registered(name: str, ranks: int, micro_batches: int, stages_per_rank
             f"the schedule {name!r} returned {type(made).__name__}",
             fix="return a trioflow.parallel.schedules.build.Schedule",
         )
+    _check_numbers(name, made, ranks, micro_batches, stages_per_rank)
+    check_schedule(made)
+    return made
+
+
+def _check_numbers(
+    name: str, made: Schedule, ranks: int, micro_batches: int, stages_per_rank: int
+) -> None:
+    """Refuse, with PlanError, a table that is not as large as it was asked for.
+
+    One stage a rank where two were asked for would be a step of half the model.
+    """
     found = (made.ranks, made.stages, made.micro_batches)
     if found != (ranks, ranks * stages_per_rank, micro_batches):
         raise PlanError(
             f"the schedule {name!r} made {found[0]} ranks, {found[1]} stages and {found[2]} micro-batches"
             f" where {ranks}, {ranks * stages_per_rank} and {micro_batches} were asked for"
         )
-    check_schedule(made)
-    return made
 
 
 _ON_STAGE = re.compile(rf"(\d+)({'|'.join(STAGE_KINDS)})", re.ASCII)
@@ -199,7 +208,8 @@ def lower_for_execution(schedule: Schedule) -> Schedule:
         for action in leaves(row)
     ):
         return schedule
-    return lower_directly(schedule) if schedule.name in ONE_STAGE else lower_schedule(schedule)
+    sizes = SCHEDULES.get(schedule.name)
+    return lower_directly(schedule) if sizes and sizes.one_stage else lower_schedule(schedule)
 
 
 def plan_schedule(

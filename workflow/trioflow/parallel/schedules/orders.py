@@ -176,8 +176,6 @@ def _order_zbv(p: int, m: int, v: int) -> list[Row]:
     The order is made for enough micro-batches to fill the pipeline; slots of
     those that are not there idle.
     """
-    if v != 2:
-        raise PlanError(f"zbv: {v} stages a rank, but the V has 2 arms", fix="use 2 stages a rank")
     enough = max(2 * p - 1, m)
     rows: list[Row] = []
     for rank in range(p):
@@ -243,10 +241,6 @@ class _Folded:
 
 def _order_dualpipev(p: int, m: int, v: int) -> list[Row]:
     """Overlap a forward with a backward of the other arm of the V (DeepSeek's DualPipe, folded)."""
-    if v != 2:
-        raise PlanError(
-            f"dualpipev: {v} stages a rank, but the V has 2 arms", fix="use 2 stages a rank"
-        )
     if m < 2 * p:
         raise PlanError(
             f"dualpipev: {m} micro-batches are fewer than the {2 * p} stages",
@@ -294,5 +288,3 @@ ORDERS = {
     "interleaved": _order_interleaved, "looped-bfs": _order_looped_bfs,
     "zero-bubble": _order_zero_bubble, "zbv": _order_zbv, "dualpipev": _order_dualpipev,
 }  # fmt: skip
-ONE_STAGE = ("gpipe", "gpipe-recompute", "1f1b")
-"""Schedules of one stage a rank."""
