@@ -315,7 +315,9 @@ def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
         finite = all(map(math.isfinite, (*numbers, *logs)))
         if not finite or min(numbers[:3]) < 0 or numbers[3] > numbers[4] or sorted(logs) != [*logs]:
             raise TableError(f"{row} is not a residual", file=path)
-        found.append(NodeResidual(*kind, *numbers, logs))
+        found.append(
+            NodeResidual(*kind, **dict(zip(_RESIDUAL_NUMBERS, numbers, strict=True)), logs=logs)
+        )
     return tuple(found)
 
 

@@ -171,15 +171,13 @@ def score_chances(cases: pd.DataFrame) -> pd.DataFrame:
     mean probability without what real runs over nodes took more.
     """
     found: list[tuple[float, float, bool]] = []
-    for (parameters, nodes), cell in cases.dropna(subset="expected_s").groupby(
-        ["parameters", "nodes"]
-    ):
-        model = name_model(parameters)
+    for _, cell in cases.dropna(subset="expected_s").groupby(["parameters", "nodes"]):
+        model, nodes = name_model(float(cell["parameters"].iloc[0])), int(cell["nodes"].iloc[0])
         runs = []
         for row in cell.sort_values("expected_s").to_dict("records"):
             tensor_nodes = math.ceil(row["tensor"] / GPUS_OF_A_NODE)
             known = (
-                find_node_residual(tensor_nodes, row["stages"] > 1, int(nodes), model)
+                find_node_residual(tensor_nodes, row["stages"] > 1, nodes, model)
                 if nodes > 1
                 else None
             )
