@@ -308,16 +308,16 @@ def load_node_residuals(path: Path = BEYOND_NODES) -> tuple[NodeResidual, ...]:
     for row in csv.DictReader(lines, delimiter="\t"):
         try:
             kind = (row["left_out"], int(row["tensor_nodes"]), row["chained"] == "1", int(row["nodes"]), int(row["runs"]))  # fmt: skip
-            numbers = [float(row[name]) for name in _RESIDUAL_NUMBERS]
+            block_s, neighbour_s, step_s, low, high = numbers = [
+                float(row[name]) for name in _RESIDUAL_NUMBERS
+            ]
             logs = tuple(float(log) for log in row["logs"].split(","))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise TableError(f"{row} is not a residual", file=path) from None
         finite = all(map(math.isfinite, (*numbers, *logs)))
         if not finite or min(numbers[:3]) < 0 or numbers[3] > numbers[4] or sorted(logs) != [*logs]:
             raise TableError(f"{row} is not a residual", file=path)
-        found.append(
-            NodeResidual(*kind, **dict(zip(_RESIDUAL_NUMBERS, numbers, strict=True)), logs=logs)
-        )
+        found.append(NodeResidual(*kind, block_s, neighbour_s, step_s, low, high, logs))
     return tuple(found)
 
 
