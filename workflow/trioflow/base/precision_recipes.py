@@ -10,7 +10,8 @@ PyTorch ``torch.autocast``; ``torch.distributed.fsdp.MixedPrecisionPolicy`` (``f
 Transformer Engine's recipes, as Megatron Core runs them, for ``fp8`` and ``fp8-block``;
 Megatron Core, "Distributed Optimizer" (bf16 weights with fp32 gradients: 18
 bytes a parameter, 6 + 12/d distributed; fp16 with fp16 gradients: 20, 4 + 16/d, for which 18 stand here: gradients
-lie in fp32, instead of in fp16 with a copy in fp32 that only the update has).
+lie in fp32, instead of in fp16 with a copy in fp32 that only the update has; so they do under the ``-bf16-reduce``
+recipes, which are Megatron Core with ``grad_reduce_in_fp32`` false).
 """
 
 from __future__ import annotations
@@ -115,11 +116,13 @@ RECIPES = {
         PrecisionRecipe("fsdp2-mixed", "bf16", shards_main=True, **_MAIN),
         PrecisionRecipe("fsdp2-bf16-reduce", "bf16", reduce_bytes=2, shards_main=True, **_MAIN),
         PrecisionRecipe("megatron-bf16", "bf16", **_MEGATRON),
+        PrecisionRecipe("megatron-bf16-reduce", "bf16", reduce_bytes=2, **_MEGATRON),
         PrecisionRecipe(
             "megatron-fp16", "fp16", reduce_bytes=2, **_MEGATRON
         ),
         PrecisionRecipe("megatron-fp16-fp32-reduce", "fp16", **_MEGATRON),
         PrecisionRecipe("fp8", "bf16", products="fp8", **_MEGATRON),
+        PrecisionRecipe("fp8-bf16-reduce", "bf16", products="fp8", reduce_bytes=2, **_MEGATRON),
         PrecisionRecipe("fp8-block", "bf16", products="fp8-block", **_MEGATRON),
         PrecisionRecipe(
             "nanotron-bf16", "bf16", made_bytes=2, loss_copies=2, gather_buffers=2, framework=NANOTRON, **_MAIN

@@ -112,6 +112,7 @@ def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
         "pure-bf16",
         "megatron-fp16",
         "megatron-fp16-fp32-reduce",
+        "megatron-bf16-reduce",
     ],
 )
 def test_a_recipe_decides_the_formats_of_what_is_held(name):
@@ -308,6 +309,9 @@ def test_products_add_to_main_gradients_in_megatron(model):
     held = find_gradients(added)
     size = dict(zip(added.tensors["storage_id"], tensor_bytes(added), strict=True))
     assert {name: size[held[name]] for name in own} == {name: sizes[name] * 2 for name in own}
+    ready = [g["ready_after_op_id"] for g in added.facts.gradients if g["name"] in own]
+    made = added.operators.iloc[ready]
+    assert (made["write_bytes"] > 0).all() and not made["batch_write_bytes"].any()
 
 
 def test_gradients_are_added_by_products_only_where_they_are_kept_in_fp32():

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from trioflow.base.errors import InputError, TraceError
+from trioflow.trace.language.megatron import parse_arguments, read_megatron
 from trioflow.trace.language.read import find_configuration, published_models, read_table
 from trioflow.trace.store import load_trace
 
@@ -229,6 +230,21 @@ def test_fields_that_may_change_the_work_are_named(tmp_path):
     notes = " ".join(find_configuration(write(tmp_path, "config.json", LLAMA | changes)).notes)
     assert "logit_softcapping" in notes
     assert "sliding_window of 4096" in notes
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        ("--bf16", "megatron-bf16"), ("--bf16 --grad-reduce-in-bf16", "megatron-bf16-reduce"),
+        ("--fp16", "megatron-fp16"), ("", "fp32"),
+    ],
+)  # fmt: skip
+def test_megatron_arguments_say_in_what_gradients_are_reduced(words, recipe):
+    sizes = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 99"
+    )
+    text = f"{sizes} --max-position-embeddings 32 {words}"
+    assert read_megatron(parse_arguments(text, "x"), "x", "x").step["precision"] == recipe
 
 
 def test_megatron_arguments_give_the_model_its_step_and_the_plan(tmp_path):

@@ -237,7 +237,8 @@ def _find_precision(found: Fields) -> str:
     if found.flag("fp16"):
         in_fp32 = found.flag("accumulate-allreduce-grads-in-fp32")
         return "megatron-fp16-fp32-reduce" if in_fp32 else "megatron-fp16"
-    return "megatron-bf16" if found.flag("bf16") else "fp32"
+    in_half = found.flag("grad-reduce-in-bf16")
+    return "megatron-bf16" + "-reduce" * in_half if found.flag("bf16") else "fp32"
 
 
 def _read_degrees(found: Fields, model: LanguageModel, file: str) -> dict[str, Any]:

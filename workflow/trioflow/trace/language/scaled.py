@@ -77,6 +77,7 @@ def add_to_main_gradients(trace: Trace) -> Trace:
             if tensor["storage_id"] == main["storage_id"]:
                 tensor["producer_op_id"] = int(made)
         rows[int(made)]["write_bytes"] = main["elem_bytes"] * prod(main["shape"])
+        rows[int(made)]["batch_write_bytes"] = 0  # as large as the weight, whatever the tokens
     gradients = [
         {**g, "ready_after_op_id": ready.get(g["ready_after_op_id"], g["ready_after_op_id"])}
         for g in trace.facts.gradients
