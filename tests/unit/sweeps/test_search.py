@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from trioflow.base.errors import InputError
-from trioflow.base.plan_row import find_plan_problem
+from trioflow.base.plan_rules import find_plan_problem
 from trioflow.cli import main
 from trioflow.cli.search import describe_rest, read_ranks
 from trioflow.hardware.platform import SHIPPED

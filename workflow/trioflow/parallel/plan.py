@@ -10,7 +10,8 @@ from typing import Any
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import SHARDINGS, Plan, find_plan_problem
 from trioflow.base.input_files import read_text
-from trioflow.base.plan_row import SCHEDULES, ScheduleSizes, find_count_problem
+from trioflow.base.plan_row import SCHEDULES, ScheduleSizes
+from trioflow.base.plan_rules import find_count_problem
 from trioflow.base.plugins import load_plugin
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
