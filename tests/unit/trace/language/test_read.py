@@ -81,6 +81,11 @@ def test_a_misspelt_name_is_asked_back_whatever_else_is_asked():
         load_trace("llama-3.1-9b", sequence=64, precision="bf16")
 
 
+def test_what_of_a_model_by_name_is_not_built_is_said():
+    assert "multi-token prediction" in find_configuration("deepseek-ai/DeepSeek-V3").notes[0]
+    assert not find_configuration("deepseek-v2").notes
+
+
 def test_a_norm_without_biases_has_a_parameter_a_channel():
     mpt = published_models()["mpt-7b"]
     assert mpt.parameters - replace(mpt, norm="rms").parameters == 0

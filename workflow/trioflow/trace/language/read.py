@@ -48,7 +48,14 @@ def find_configuration(name: str | Path) -> Configuration | None:
     if path.is_file() and path.suffix in (".json", *YAML, *TEXT):
         return read_configuration(path)
     model = None if path.exists() else published_models().get(_plain_name(str(name)))
-    return None if model is None else Configuration(model)
+    return None if model is None else Configuration(model, notes=_note_left_out(model.name))
+
+
+@cache
+def _note_left_out(name: str) -> tuple[str, ...]:
+    """Return what a model known by name has and this one has not."""
+    said = next(row["left_out"] for row in read_table() if row["name"] == name)
+    return (f"{said} is not built, and left out",) if said else ()
 
 
 def _plain_name(name: str) -> str:
@@ -200,7 +207,7 @@ def trace_of(found: Configuration, asked: Mapping[str, Any]) -> Trace:
 
 TABLE = Path(__file__).parent.parent.parent / "data" / "language_models.tsv"
 """A row a model: the fields of `LanguageModel`, the published number of parameters, how far ours may
-be from it, and where the sizes stand."""
+be from it, where the sizes stand, and what of the model is not built."""
 
 
 @cache
