@@ -17,6 +17,7 @@ scale of each tensor, its own largest value's, and no block is left in bf16;
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -43,17 +44,12 @@ from trioflow.trace.language.sizes import LanguageStep
 from trioflow.trace.store import pipeline_units
 
 DATASET, PLATFORM, SYSTEM = "megatron/rates", "dgx-h100", "DGX-H100"
-MODELS = {
-    "LLAMA3_8B": "llama-3.1-8b", "LLAMA3_70B": "llama-3.1-70b", "LLAMA3.1_405B": "llama-3.1-405b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3": "deepseek-v3", "Nemotron_3_Nano": "nemotron-3-nano",
+RECIPES = Path(__file__).parent.parent.parent / "data" / "bridge_recipes.tsv"
+"""What the pages do not say of a row, by the pages' name of its model: from the benchmark's own recipes."""
+_PRECISIONS = {
+    "FP8": "fp8-bf16-reduce", "FP8-CS": "fp8-bf16-reduce", "": "fp8-bf16-reduce", "BF16": "megatron-bf16-reduce",
 }  # fmt: skip
-"""The pages' names to trioflow's; Llama 3 differs from 3.1 in the length of what it was trained on."""
-_PRECISIONS = {"FP8": "fp8", "FP8-CS": "fp8", "": "fp8", "BF16": "megatron-bf16"}
-"""The first release names none, and says of its H100 rows that they run in FP8."""
-_HANDS_ON = {"Qwen3_30B_a3B": 8, "DeepSeekV3": 8}
-"""GPUs of an NVLink domain for models whose recipe on H100 sends experts' tokens by DeepEP or HybridEP
-(``moe_token_dispatcher_type`` flex); the others run one all-to-all."""
+"""The first release names none, and says of its H100 rows that they run in FP8. All recipes reduce gradients in bf16."""
 _NUMBERS = {
     "gpus": "#-GPUs", "batch": "GBS", "micro_batch": "MBS", "sequence": "Sequence Length",
     "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP", "context": "CP", "stages_per_rank": "VP", "expert": "EP",
@@ -80,6 +76,37 @@ class Rate:
     stages_per_rank: int
     expert: int
     measured_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How Megatron-Bridge's benchmark trains a model on H100, beside what a row says.
+
+    ``network``: trioflow's name; ``tensor_overlap``: of a plan, where tensors are cut; ``expert_domain``: of a plan, 8
+    where tokens are sent by DeepEP or HybridEP (``moe_token_dispatcher_type`` flex), 0 for one all-to-all.
+    """
+
+    network: str
+    tensor_overlap: str
+    expert_domain: int
+
+
+@cache
+def load_recipes(path: Path = RECIPES) -> dict[str, Recipe]:
+    """Return the recipes, by the pages' name of a model.
+
+    Raises TableError when a row is incomplete.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    found = {}
+    for row in csv.DictReader(lines, delimiter="\t"):
+        try:
+            found[row["model"]] = Recipe(
+                row["network"], row["tensor_overlap"], int(row["expert_domain"])
+            )
+        except (KeyError, TypeError, ValueError):
+            raise TableError(f"{row} is not a recipe", file=path) from None
+    return found
 
 
 def read_rates(files: Iterable[str | Path]) -> list[Rate]:
@@ -177,7 +204,8 @@ def predict_step_s(rate: Rate) -> NDArray[np.float64]:
         When the model is not built, or the plan is refused.
     """
     model = plain_model(rate.model)
-    if MODELS.get(model, "") not in published_models():
+    recipe = load_recipes().get(model)
+    if recipe is None or recipe.network not in published_models():
         raise InputError(f"{model}: no such network is built")
     if rate.training == "LoRA":
         raise InputError("low-rank adapters are trained, and here all weights are")
@@ -195,7 +223,7 @@ def predict_step_s(rate: Rate) -> NDArray[np.float64]:
 @cache
 def _simulate(rate: Rate, replicas: int, pieces: int) -> NDArray[np.float64]:
     """Return the step of so many micro-batches, and the ends of its interval [s]; ``batch`` is not read."""
-    name = MODELS[plain_model(rate.model)]
+    name = load_recipes()[plain_model(rate.model)].network
     step = LanguageStep(rate.sequence, rate.micro_batch, rate.precision)
     times = time_operators(make_trace(published_models()[name], step), DEVICES["h100"])
     stages = cut_stages(list(pipeline_units(times.traces[0])), rate.pipeline * rate.stages_per_rank)
@@ -218,10 +246,13 @@ def plan_rate(rate: Rate, replicas: int, pieces: int) -> Plan:
         columns["sharding"] = "fsdp" if rate.fsdp else "distributed"
     if rate.context > 1:
         columns |= {"context": rate.context, "context_method": "ring"}
-    split = rate.tensor > 1
+    split, recipe = rate.tensor > 1, load_recipes().get(plain_model(rate.model))
+    if split and recipe:
+        columns["tensor_overlap"] = recipe.tensor_overlap
+    if rate.expert > 1 and recipe:
+        columns["expert_domain"] = recipe.expert_domain
     return make_plan(
         replicas, rate.tensor, expert=rate.expert, expert_tensor=int(rate.expert > 1),
-        expert_domain=_HANDS_ON.get(plain_model(rate.model), 0) if rate.expert > 1 else 0,
         sequence_parallel=split, vocabulary_parallel=split, **columns,
     )  # fmt: skip
 
