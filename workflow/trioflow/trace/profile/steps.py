@@ -366,7 +366,7 @@ def _check_device(
         raise TraceError(
             f"CUDA graphs are replayed ({len(replayed)} launches): operators inside one are not recorded",
             file=profile.path, place=(replayed or graphs)[0].name,
-            fix="capture without CUDA graphs (torch.compile: not in mode reduce-overhead)",
+            fix="capture without CUDA graphs (torch.compile: not in mode reduce-overhead; Megatron: --cuda-graph-impl none)",
         )  # fmt: skip
     devices = sorted({str(e.details.get("device")) for e in (*kernels, *unjoined)})
     if len(devices) > 1:
