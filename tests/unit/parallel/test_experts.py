@@ -343,6 +343,17 @@ def test_the_time_of_exchanges_is_the_experts(trace):
     assert found.to_dict()["exposed_by_group_s"]["expert"] > 0
 
 
+def test_exchanges_do_not_queue_behind_what_replicas_gather(trace):
+    """Each group has a communicator: what is exposed of its exchanges is what they take."""
+    found = predict(trace, make_plan(data=8, expert=8, sharding="fsdp"), "dgx-h100")
+    tasks = found.timeline[lambda frame: (frame["rank"] == 0) & (frame["kind"] == "collective")]
+    moved, gathered = (tasks[tasks["stream"] == stream] for stream in (EXPERTS, "communication"))
+    assert set(moved["name"]) == {"all_to_all"} and "all_to_all" not in set(gathered["name"])
+    assert len(gathered) > 0
+    exposed = found.to_dict()["exposed_by_group_s"]
+    assert exposed["expert"] == pytest.approx((moved["end_s"] - moved["start_s"]).sum(), rel=0.2)
+
+
 def test_the_deepest_search_finds_expert_degrees(trace):
     from trioflow.sweeps.search_space import Refusals, choose_space, enumerate_plans
 

@@ -67,7 +67,7 @@ def test_backward_sums_beside_the_product_that_needs_no_sum(trace):
         assert (flops > 0).sum() == 1  # the weight's gradient alone
         assert trace.operators["flop"].iloc[int(product["op_id"])] > 0
     # The input is gathered again for the weight's gradient, beside that of the input.
-    gathers = [tasks_of(g, s) for g, s in ((graph, "tensor"), (waiting, "communication"))]
+    gathers = [tasks_of(g, s) for g, s in ((graph, "tensor"), (waiting, "tensor"))]
     counts = [(frame["name"] == "all_gather").sum() for frame in gathers]
     assert counts[0] - counts[1] == 2 * LAYERS
     assert set(ours["message_bytes"].astype(int)) >= {ACTIVATION}

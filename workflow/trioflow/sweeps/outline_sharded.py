@@ -88,7 +88,7 @@ class _Clocks:
 def time_accumulated(outline: Outline, plan: Plan, work: UnitWork) -> float:
     """Return the forwards, backwards and exchanges of a plan without a pipeline [s]."""
     parts, root = _list_parts(outline, plan, work, 0, outline.units)
-    clocks = _Clocks(beside=_runs_beside(outline, plan))
+    clocks = _Clocks(beside=outline.traces[0].facts.device != "cpu")
     for number in range(plan.accumulate):
         last = number == plan.accumulate - 1
         asked_s = _play_forward(clocks, parts, root)
@@ -109,7 +109,7 @@ def time_stages(
     for begin, end in itertools.pairwise(begins):
         parts, root = _list_parts(outline, plan, work, begin, end)
         plain_s = [sum(part.forward_s for part in parts), sum(part.backward_s for part in parts)]
-        clocks = _Clocks(beside=_runs_beside(outline, plan))
+        clocks = _Clocks(beside=outline.traces[0].facts.device != "cpu")
         _play_forward(clocks, parts, root)
         first_s = first_s or clocks.compute_s - plain_s[0]
         if plan.sharding != "zero2":
@@ -127,15 +127,6 @@ def time_stages(
         found.backward_s.append(plain_s[1])
         found.behind_s.append(behind.reduced_s)
     return found._replace(first_s=first_s)
-
-
-def _runs_beside(outline: Outline, plan: Plan) -> bool:
-    """Return whether a unit arrives while another computes.
-
-    Not on a CPU, and not where tensor parallelism has collectives in every unit: these queue behind
-    the gather of the next one, in the one stream of communication that the task graph has.
-    """
-    return outline.traces[0].facts.device != "cpu" and plan.tensor == 1
 
 
 def _play_forward(clocks: _Clocks, parts: Sequence[Part], root: Shard) -> float:

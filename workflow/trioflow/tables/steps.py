@@ -9,7 +9,7 @@ from trioflow.tables.columns import FLOAT, INT, SHAPES, TEXT, column
 TASKS = pa.schema([
     column("task_id", INT, "row number, from 0; tasks of one stream run in this order"),
     column("rank", INT, "process that runs the task"),
-    column("stream", TEXT, "queue of the rank: compute, communication, send, receive, copy, offload, fetch or host"),
+    column("stream", TEXT, "queue of the rank: compute, communication (of replicas), tensor, context, experts (and their parts), send, receive, copy, offload, fetch or host"),
     column("kind", TEXT, "compute, collective, send, recv, memcpy or host"),
     column("name", TEXT, "operator or collective"),
     column("phase", TEXT, "forward, backward or optimizer; empty for none"),

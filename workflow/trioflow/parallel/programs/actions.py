@@ -70,8 +70,6 @@ class StageActions(RankProgram):
         self.mover, self.host_optimizer = make_movers(self)
         self.repetition = _Repetition(self)
         plan = program.plan
-        # Beside a product runs what buckets of gradients, of another communicator, do not hold up.
-        self.tensor_stream = "communication" if plan.tensor_overlap == "none" else TENSOR
         self.tensor_group = [program.rank_of(data, pipeline, t) for t in range(plan.tensor)]
         self.data_group = [program.rank_of(d, pipeline, tensor) for d in range(plan.replicas)]
         first = data - data % plan.context
@@ -278,8 +276,10 @@ class StageActions(RankProgram):
             self.compute(f"copy into {exchange.collective}", copy_s, "memcpy", **of)
         group = self.exchange_groups[exchange.group]
         place = (TENSOR, self.data) if of_tensor else (exchange.group, group[0])
-        stream = self.tensor_stream if of_tensor else "communication"
-        task = self.collective(exchange.collective, (*place, *key), size, group, phase, stream)
+        # NCCL has a stream for each communicator: what replicas gather and reduce holds up none of these.
+        task = self.collective(
+            exchange.collective, (*place, *key), size, group, phase, exchange.group
+        )
         beside = exchange.beside
         (self.waits if beside < 0 else self.beside.setdefault(beside, [])).append(task)
         if exchange.awaited and phase == "forward":

@@ -18,7 +18,7 @@ from trioflow.costmodel.collectives.model import SHIFT
 from trioflow.parallel.memory.profile import BLOCK
 from trioflow.parallel.programs.builder import AttentionWork
 from trioflow.parallel.splits.context import ALL_GATHER, ALL_TO_ALL, RING
-from trioflow.parallel.splits.tensor_split import SharedAttention, StageExchange
+from trioflow.parallel.splits.tensor_split import TENSOR, SharedAttention, StageExchange
 
 if TYPE_CHECKING:
     from trioflow.parallel.programs.actions import StageActions
@@ -203,4 +203,4 @@ def multiply(
 
 
 def _hand_on(rank: StageActions, key: tuple[Any, ...], size_bytes: int, phase: str) -> int:
-    return rank.collective(SHIFT, key, size_bytes, rank.tensor_group, phase, rank.tensor_stream)
+    return rank.collective(SHIFT, key, size_bytes, rank.tensor_group, phase, TENSOR)
