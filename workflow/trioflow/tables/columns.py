@@ -5,7 +5,19 @@ from __future__ import annotations
 import pyarrow as pa
 
 PHASES = ("forward", "backward", "optimizer")
-STREAMS = ("compute", "communication", "send", "receive", "copy", "offload", "fetch", "host")
+STREAMS = (
+    "compute",
+    "communication",
+    "tensor",
+    "context",
+    "experts",
+    "send",
+    "receive",
+    "copy",
+    "offload",
+    "fetch",
+    "host",
+)
 """Queues of a rank, in the order in which they are shown."""
 CATEGORIES = (
     "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",
