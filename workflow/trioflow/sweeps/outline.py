@@ -344,7 +344,7 @@ class Outline:
             if not sizes:
                 return np.zeros(self.units)
             found = predict_elementwise(self.model, name, sizes, 2, upkeep_phase(trace))
-            return _sum(self.units_of(trace)[ready], found["time_s"].to_numpy(), self.units)
+            return _sum(self.units_of(trace)[ready], found["time_s"], self.units)
 
         return UnitUpkeep(make("aten::mul"), make("aten::copy_"), make("aten::add_"))
 

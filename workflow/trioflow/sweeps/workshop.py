@@ -67,7 +67,7 @@ class MemoModel:
     def __init__(self, model: OperatorModel) -> None:
         self.model = model
         self.asked = self.answered = 0
-        self._by_row = looks_at_rows(model)
+        self.by_row = looks_at_rows(model)
         self._predicted: dict[bytes, pd.DataFrame] = {}
         self._rows: dict[Hashable, tuple[Any, ...]] = {}
         self._answer = pd.DataFrame()
@@ -78,7 +78,7 @@ class MemoModel:
         key = digest_frame(operators)
         self.asked += 1
         if key not in self._predicted:
-            predict = self._predict_rows if self._by_row and len(operators) else self._predict
+            predict = self._predict_rows if self.by_row and len(operators) else self._predict
             self._predicted[key] = predict(operators)
         return self._predicted[key]
 
@@ -89,7 +89,7 @@ class MemoModel:
         self.asked += 1
         if key not in self._predicted:
             self.answered += 1
-            if self._by_row and len(operators):
+            if self.by_row and len(operators):
                 pairs = np.column_stack([rows, number_rows(target)])
                 _, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
                 found = self.model.rescale(operators.iloc[first], target.iloc[first])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
 from trioflow.base.experiments import Plan
-from trioflow.costmodel.interface import OperatorModel
+from trioflow.costmodel.interface import OperatorModel, looks_at_rows
 from trioflow.parallel.reference import WORK, predict_operator_times
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.parameters import Parameter, list_parameters
@@ -301,23 +302,41 @@ def upkeep_phase(trace: Trace) -> str:
     return "forward" if trace.facts.device == "cuda" else "optimizer"
 
 
-@remembered
+_PREDICTED = ("time_s", "low_s", "high_s", "extrapolated")
+
+
 def predict_elementwise(
     model: OperatorModel, name: str, sizes: Sequence[int], reads: int, phase: str = "optimizer"
-) -> pd.DataFrame:
-    """Predict one element-wise operator over tensors of some sizes [bytes]; see `OperatorModel`.
+) -> dict[str, NDArray[Any]]:
+    """Predict one element-wise operator over tensors of some sizes [bytes]: columns of `OperatorModel`.
 
     Gradients are as large as parameters, and what happens to them on a CPU is
     what the optimizer's own element-wise operators do: its class predicts
     them. On a GPU that class holds calls over lists of tensors, some 30 us
     each, which no copy is: there the phase is forward.
+
+    A model that looks at each row by itself is asked once for each size.
     """
-    rows = pd.DataFrame(
-        {
-            "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
-            "read_bytes": [reads * size for size in sizes], "write_bytes": sizes,
-            "input_shapes": [[[size // 4]] * reads for size in sizes],
-            "output_shapes": [[[size // 4]] for size in sizes], "dtype": "float",
-        }
-    )  # fmt: skip
-    return model.predict(rows)
+    by_row = looks_at_rows(model)
+    known = _known_sizes(model, name, reads, phase, None if by_row else tuple(sizes))
+    new = [size for size in (dict.fromkeys(sizes) if by_row else sizes) if size not in known]
+    if new:
+        rows = pd.DataFrame(
+            {
+                "name": name, "phase": phase, "module": "", "flop": 0, "kernels": 0,
+                "read_bytes": [reads * size for size in new], "write_bytes": new,
+                "input_shapes": [[[size // 4]] * reads for size in new],
+                "output_shapes": [[[size // 4]] for size in new], "dtype": "float",
+            }
+        )  # fmt: skip
+        found = model.predict(rows)
+        known.update(
+            zip(new, zip(*(found[c].tolist() for c in _PREDICTED), strict=True), strict=True)
+        )
+    return {c: np.array([known[size][i] for size in sizes]) for i, c in enumerate(_PREDICTED)}
+
+
+@remembered
+def _known_sizes(*asked: Any) -> dict[int, tuple[float, float, float, bool]]:
+    """Return what a model has predicted of some operator so far, by size: it grows."""
+    return {}
