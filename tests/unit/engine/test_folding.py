@@ -12,6 +12,8 @@ from trioflow.costmodel.collectives.model import load_collective_model
 from trioflow.costmodel.interface import OperatorModel
 from trioflow.costmodel.operators.model import load_operator_model
 from trioflow.costmodel.operators.model_file import SHIPPED_MODELS
+from trioflow.engine import planning
+from trioflow.engine.folding.fold import fold_program
 from trioflow.engine.folding.links import divide
 from trioflow.engine.simulate import SimulationOptions, _simulate, simulate, simulate_interval
 from trioflow.hardware.machine import Device, Platform
@@ -269,3 +271,26 @@ def test_a_link_that_flows_of_a_class_share_counts_them_all() -> None:
     apart = divide(flow, link, np.zeros(4, dtype=np.int64), widths)
     assert apart is not None
     assert apart.flow_class[0] == apart.flow_class[1] == apart.flow_class[2] != apart.flow_class[3]
+
+
+def test_one_graph_is_folded_once_however_fast_its_links_are_said_to_be(
+    trace: Trace, model: OperatorModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, platform = build(trace, model, data=16), load_platform("dgx-a100", 16)
+    made = []
+    monkeypatch.setattr(
+        planning,
+        "fold_program",
+        lambda *given, **named: made.append(1) or fold_program(*given, **named),
+    )
+    asked: list[dict[str, Any]] = [
+        {"network": network, "communication_scale": scale}
+        for network in ("fair_share", "contention_free") for scale in (1.0, 3.0, 0.5)
+    ]  # fmt: skip
+    told = [simulate(graph, platform, COLLECTIVES, **one) for one in asked]
+    assert all(one.summary.folded for one in told) and len(made) == 2, "once on each network"
+    simulate(graph, platform, COLLECTIVES, compute_scale=2.0)
+    simulate(graph, load_platform("dgx-a100", 16), COLLECTIVES)
+    assert len(made) == 4, "other times and another platform are other questions"
+    for one, options in zip(told, asked, strict=True):
+        assert_same(one, simulate(graph, platform, COLLECTIVES, **options, fold=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,6 +170,14 @@ class Exchanges:
         """Flows of each exchange [exchanges]."""
         counts = [plan.flow_count for plan in self.plans]
         return np.array([*counts, 0], dtype=np.int64)[self.plan_of]
+
+    def stretch(self, factor: float) -> Exchanges:
+        """Return them slower by a factor; the links are made narrower by it elsewhere."""
+        plans: list[Plan] = [
+            plan if isinstance(plan, CollectiveRounds) else plan.stretch(factor)
+            for plan in self.plans
+        ]
+        return replace(self, plans=plans, durations_s=self.durations_s * factor)
 
 
 def make_exchanges(tasks: pd.DataFrame, planner: Planner, scale: float) -> Exchanges:

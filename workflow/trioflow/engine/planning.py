@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,17 @@ import pandas as pd
 from trioflow.base.experiments import Plan
 from trioflow.engine.compiled.run import is_repaid, run_compiled
 from trioflow.engine.exchanges import Exchanges, Planner
-from trioflow.engine.program import Program
+from trioflow.engine.folding.fold import FoldedProgram, fold_program
+from trioflow.engine.program import Case, Program
 from trioflow.engine.reference import run_reference
 from trioflow.hardware.machine import Platform, is_rank_node
 from trioflow.network.algorithms.catalogue import Algorithms, read_algorithms, spell_algorithm
 from trioflow.network.collectives import Bound, CollectiveCost, CollectivePlanner
 from trioflow.network.fair_share import FairShareNetwork, find_slack
+from trioflow.network.interface import Network
 from trioflow.network.message_planner import Chunks, MessagePlanner, RunAlone
 from trioflow.network.messages import CollectiveMessages
+from trioflow.parallel.folded import Fold
 
 
 def choose_algorithms(
@@ -84,6 +87,9 @@ MOST_KEPT_MESSAGES = 3
 """The same of those that plan messages, whose tables are large: the three ends of an interval."""
 _kept_names: _Shelf = OrderedDict()
 _kept_slack: _Shelf = OrderedDict()
+_kept_folds: _Shelf = OrderedDict()
+MOST_KEPT_FOLDS = 2
+"""The same of folded programs: of one graph on two networks, as scenarios of a sweep follow one another."""
 MOST_USES = 256
 """A planner is made anew after so many simulations, so that what it remembers has an end."""
 
@@ -119,6 +125,28 @@ def name_links(platform: Platform) -> list[tuple[tuple[str, str], str]]:
         _kept_names, MOST_KEPT_MESSAGES, (id(platform),), (platform,), make
     )
     return names
+
+
+def keep_folded(
+    fold: Fold, cases: Sequence[Case], network: Network, platform: Platform
+) -> FoldedProgram:
+    """Return the quotient of a graph on a platform: the same one however fast its links are said to be.
+
+    Raises CannotFoldError, SimulationError and TooLargeError as ``fold_program``.
+    """
+    scales = [case.compute_scale for case in cases]
+    said = [one if isinstance(one, int | float) else tuple(one) for one in scales]
+    planners = [case.planner for case in cases]
+    slack = getattr(network, "slack", None)
+    key = (id(fold), id(platform), type(network), slack, *map(id, planners), *said)
+    folded: FoldedProgram = _keep(
+        _kept_folds, MOST_KEPT_FOLDS, key, (fold, platform, *planners),
+        lambda: fold_program(
+            fold, cases, network, platform.links, ranks=platform.ranks,
+            communication_on_compute_stream=platform.communication_on_compute_stream,
+        ),
+    )  # fmt: skip
+    return folded
 
 
 def keep_slack(platform: Platform) -> frozenset[int]:

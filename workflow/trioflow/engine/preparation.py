@@ -16,8 +16,9 @@ from trioflow.base.errors import InputError, SimulationError
 from trioflow.engine.compiled.run import is_repaid, run_compiled, supports
 from trioflow.engine.exchanges import Plan, make_exchanges
 from trioflow.engine.folding.classes import find_fold
-from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion, fold_program
+from trioflow.engine.folding.fold import FoldedProgram, TooLargeError, check_expansion
 from trioflow.engine.folding.traffic import CannotFoldError
+from trioflow.engine.planning import keep_folded
 from trioflow.engine.program import (
     COMPUTE_STREAM,
     Case,
@@ -288,7 +289,6 @@ def prepare(
     graph: TaskGraph,
     cases: Sequence[Case],
     make_network: Callable[[], Network],
-    links: Sequence[Link],
     platform: Platform,
     *,
     fold: str | bool = "auto",
@@ -317,7 +317,7 @@ def prepare(
     if fold:
         try:
             known, whole = _find_fold(graph, fold is True), make_network()
-            folded = fold_program(known, cases, whole, links, **options)
+            folded = keep_folded(known, cases, whole, platform).stretch(communication_scale)
             kind = type(whole)
             return Prepared(
                 folded.programs, lambda: folded.make_network(kind, make_network), folded

@@ -209,7 +209,7 @@ def build_program(
             "ranks; choose a larger platform or fewer ranks in the plan"
         )
     scales = _spread_scale(compute_scale, ranks)
-    _check_scale(communication_scale, "communication_scale")
+    check_scale(communication_scale, "communication_scale")
     streams, stream_names = _place_tasks(tasks, communication_on_compute_stream)
     if isinstance(planner, Exchanges):
         exchanges = planner
@@ -240,7 +240,8 @@ def change_case(
     return program.change_times(durations_s, exchanges)
 
 
-def _check_scale(scale: float, name: str) -> None:
+def check_scale(scale: float, name: str) -> None:
+    """Raise SimulationError when a factor is not positive."""
     if not 0 < scale < math.inf:
         raise SimulationError(f"{name} is {scale!r}; give a positive factor")
 
@@ -255,7 +256,7 @@ def _spread_scale(scale: float | Sequence[float], ranks: int) -> Floats:
             f"compute_scale has {len(scales)} values for {ranks} ranks; give one for each rank"
         )
     for value in dict.fromkeys(scales):
-        _check_scale(value, "compute_scale")
+        check_scale(value, "compute_scale")
     return np.array(scales, dtype=np.float64)
 
 

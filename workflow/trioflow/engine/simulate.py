@@ -24,7 +24,7 @@ from trioflow.engine.planning import choose_algorithms, keep_slack, make_planner
 from trioflow.engine.preparation import Prepared, Ran, prepare, run_prepared
 from trioflow.engine.program import Case
 from trioflow.engine.result import Result, Summary, find_confidence, measure_shares, warn_of_parts
-from trioflow.hardware.machine import Link, Platform
+from trioflow.hardware.machine import Platform, narrow_links
 from trioflow.network.algorithms.catalogue import Algorithms
 from trioflow.network.collectives import Bound, CollectiveCost
 from trioflow.network.fair_share import FairShareNetwork
@@ -222,7 +222,7 @@ def _simulate_once(
         raise InputError(
             f"no engine is called {engine!r}", fix=f"choose one of {', '.join(ENGINES)}"
         )
-    ready, links = _make_ready(graph, platform, collectives, options, bound, ends)
+    ready = _make_ready(graph, platform, collectives, options, bound, ends)
     try:
         ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
     except SimulationError as error:
@@ -230,29 +230,21 @@ def _simulate_once(
             raise
         # Errors name all ranks.
         unfolded = replace(options, fold=False)
-        ready, links = _make_ready(
-            graph, platform, collectives, unfolded, bound, ends, reason=str(error)
-        )
+        ready = _make_ready(graph, platform, collectives, unfolded, bound, ends, reason=str(error))
         ran = [run_prepared(ready, engine, options.aggregate, n) for n in range(1 + len(ends))]
-    result = _read_result(graph, platform, options, ready, ran[0], links)
+    result = _read_result(graph, platform, options, ready, ran[0])
     return result, [(float(one.execution.end_s.max(initial=0.0)), one.wall_s) for one in ran[1:]]
 
 
 def _make_ready(
     graph: TaskGraph, platform: Platform, collectives: CollectiveCost | None,
     options: SimulationOptions, bound: Bound, ends: Sequence[_End], reason: str = "not asked for",
-) -> tuple[Prepared, Sequence[Link]]:  # fmt: skip
-    """Return what an engine is given, and the links of its network."""
+) -> Prepared:  # fmt: skip
+    """Return what an engine is given."""
     algorithms, chunks = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)
-    links: Sequence[Link] = platform.links
-    scale = options.communication_scale
-    if scale != 1:
-        links = [
-            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / scale)
-            for link in links
-        ]
 
     def make_mover() -> Network:
+        links = narrow_links(platform.links, options.communication_scale)
         mover = make_network(options.network, links, platform.routing)
         if isinstance(mover, FairShareNetwork) and algorithms is None:
             # Algorithms may let flows start at switches.
@@ -267,22 +259,20 @@ def _make_ready(
         cases.append(Case(planner, options.scale_compute(end.compute_factor).compute_scale))
     if options.record_links and options.fold:
         reason = "what crossed the links was asked for"
-    ready = prepare(
-        graph, cases, make_mover, links, platform,
+    return prepare(
+        graph, cases, make_mover, platform,
         fold=False if options.record_links else options.fold, unfolded_reason=reason,
-        communication_scale=scale,
+        communication_scale=options.communication_scale,
     )  # fmt: skip
-    return ready, links
 
 
 def _read_result(
     graph: TaskGraph, platform: Platform, options: SimulationOptions, ready: Prepared, ran: Ran,
-    links: Sequence[Link],
 ) -> Result:  # fmt: skip
     """Return what a run says of all ranks."""
     execution = ran.execution
     traffic = gather_traffic(ran.program, execution, ran.network) if options.record_links else None
-    moved = ready.list_link_bytes(execution, links)
+    moved = ready.list_link_bytes(execution, platform.links)
     shares = measure_shares(ran.program, execution)
     found = [*ran.program.exchanges.warnings, *warn_of_parts(shares)]
     algorithms, _ = choose_algorithms(graph.metadata.plan, options.algorithms, options.chunks)

@@ -7,8 +7,8 @@ and what the host costs; where each number comes from travels with it in ``sourc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from trioflow.base.plan_row import Plan
 from trioflow.base.precision_recipes import NANOTRON
@@ -50,6 +50,13 @@ class Link:
     target: str
     bandwidth_bytes_per_s: float
     latency_s: float
+
+
+def narrow_links(links: Sequence[Link], factor: float) -> Sequence[Link]:
+    """Return links of which each moves a ``factor``th of the bytes."""
+    if factor == 1:
+        return links
+    return [replace(one, bandwidth_bytes_per_s=one.bandwidth_bytes_per_s / factor) for one in links]
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ from trioflow.engine.folding.traffic import (
     GroupsDifferError,
     fold_plans,
 )
-from trioflow.engine.program import Case, Ints, Program, build_program, change_case
+from trioflow.engine.program import Case, Ints, Program, build_program, change_case, check_scale
 from trioflow.hardware.machine import Link
 from trioflow.network.fair_share import FairShareNetwork
 from trioflow.network.interface import Network
@@ -102,6 +102,19 @@ class FoldedProgram:
     # Tasks of the representatives, with one exchange for each class; with the times of each case
     programs: list[Program]
     traffic: FoldedTraffic  # classes of flows and links
+
+    def stretch(self, factor: float) -> FoldedProgram:
+        """Return it with communication that takes a factor as long: what is alike stays so.
+
+        Raises SimulationError when the factor is not positive.
+        """
+        check_scale(factor, "communication_scale")
+        if factor == 1:
+            return self
+        programs = [
+            p.change_times(p.durations_s, p.exchanges.stretch(factor)) for p in self.programs
+        ]
+        return FoldedProgram(self.fold, programs, self.traffic.narrow(factor))
 
     def make_network(self, kind: type[Network], make_whole: Callable[[], Network]) -> Network:
         """Return an unused network of the classes of links, of the kind of the whole one."""
@@ -138,7 +151,6 @@ def fold_program(
     *,
     ranks: int,
     communication_on_compute_stream: bool = False,
-    communication_scale: float = 1.0,
 ) -> FoldedProgram:
     """Return the quotient of a task graph on a platform: the same for all cases, so alike in each.
 
@@ -160,7 +172,7 @@ def fold_program(
         if len(fold.representatives) == fold.ranks:
             raise CannotFoldError(reason)
         try:
-            exchanges, traffic = _fold_exchanges(fold, planners, links, communication_scale, slack)
+            exchanges, traffic = _fold_exchanges(fold, planners, links, slack)
         except GroupsDifferError as difference:
             reason = str(difference)
             check_division(fold, difference.of_group, reason)
@@ -170,7 +182,6 @@ def fold_program(
         program = build_program(
             fold.graph, exchanges[0], ranks=ranks, compute_scale=cases[0].compute_scale,
             communication_on_compute_stream=communication_on_compute_stream,
-            communication_scale=communication_scale,
         )  # fmt: skip
         others = zip(exchanges[1:], cases[1:], strict=True)
         changed = [change_case(program, fold.graph, *other, ranks) for other in others]
@@ -182,7 +193,6 @@ def _fold_exchanges(
     fold: Fold,
     planners: Sequence[Planner],
     links: Sequence[Link],
-    scale: float,
     slack: frozenset[int],
 ) -> tuple[list[Exchanges], FoldedTraffic]:
     """Return, by each planner, one exchange of each class; and what they put on the links."""
@@ -196,7 +206,7 @@ def _fold_exchanges(
         (rows.read_collective(match), rows.read_size(match), int(family_of[match]))
         for match in firsts.tolist()
     ]
-    traffic = fold_plans(asked, fold.families, planners, links, scale, slack)
+    traffic = fold_plans(asked, fold.families, planners, links, slack)
     exchanges = []
     for plans in traffic.plans:
         confidences = [
@@ -204,7 +214,7 @@ def _fold_exchanges(
             for (collective, _, family), plan in zip(asked, plans, strict=True)
         ]
         made: list[Plan] = list(plans)
-        exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings, scale))
+        exchanges.append(rows.assemble(made, plan_of, confidences, traffic.warnings, 1.0))
     return exchanges, traffic
 
 

@@ -144,6 +144,10 @@ class GivenRoutes(Router):
         super().__init__(links)
         self._given = dict(routes)
 
+    def over(self, links: Sequence[Link]) -> GivenRoutes:
+        """Return the same routes over links of other widths."""
+        return GivenRoutes(links, self._given)
+
     def route(self, source: str, target: str) -> tuple[int, ...]:
         """Return the links of a flow."""
         return self._given[source, target]

@@ -17,7 +17,7 @@ from trioflow.engine.folding.links import (
     name_ends,
 )
 from trioflow.engine.program import Floats, Ints, count_up
-from trioflow.hardware.machine import Link
+from trioflow.hardware.machine import Link, narrow_links
 from trioflow.network.collectives import CollectiveFlows
 from trioflow.network.fair_share import FlowShape
 from trioflow.network.messages import CollectiveMessages
@@ -67,6 +67,13 @@ class FoldedTraffic:
     crossings: Crossings | None  # which flows and links are alike; None there too
     warnings: list[str]  # what the planner warns of, without repeats
     slack: SlackCrossings | None = None  # flows over links that take no part in sharing
+
+    def narrow(self, factor: float) -> FoldedTraffic:
+        """Return the same over links that are narrower by a factor; plans are stretched elsewhere."""
+        if self.routes is None:
+            return self
+        links = narrow_links(self.links, factor)
+        return replace(self, links=list(links), routes=self.routes.over(links))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +138,7 @@ class _Bundle:
 
 def fold_plans(
     asked: Sequence[Asked], families: Sequence[Family], planners: Sequence[Planner],
-    links: Sequence[Link], scale: float, slack: frozenset[int] = frozenset(),
+    links: Sequence[Link], slack: frozenset[int] = frozenset(),
 ) -> FoldedTraffic:  # fmt: skip
     """Plan the exchanges of all groups, and keep one flow of each class.
 
@@ -162,7 +169,7 @@ def fold_plans(
         warnings.update((plan.warning, None) for plan in built if plan.warning)
         said = [tuple(map(_summarize_plan, plans)) for plans in zip(*by_planner, strict=True)]
         differences.add(number, said, ways.code, collective, groups)
-        plan, *_ = plans = [one[0].stretch(scale) for one in by_planner]
+        plan, *_ = plans = [one[0] for one in by_planner]
         if not plan.flow_count:
             chosen.append((plans, None))
             continue
