@@ -188,7 +188,9 @@ class TimelineSummary:
     ``step_time_s``: end of the last task of all: the makespan [s].
     ``busy_s``: time in which any rank computes or moves data [s].
     ``compute_s``, ``communication_s``, ``exposed_communication_s``: of the busiest rank: the one
-        with the largest ``busy_s``, the lowest among equals [s].
+        with the largest ``busy_s``, the lowest among equals [s]. In a pipeline that is one that
+        sends much, or one that computes much: with smaller micro-batches it may be another rank,
+        and these then jump although no rank's own do (``per_rank``).
     ``per_rank``: each rank, in order.
     ``ranks``: how many.
     """
