@@ -107,7 +107,7 @@ class Experiment:
     batch: int = declare_cell("samples of the whole step, all ranks together", minimum=1)
 
 
-IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight", "simai")
+IMPORT_FORMATS = ("kineto", "triosim", "neusight", "chakra", "nsight", "simai", "xla")
 """Formats of traces that others wrote; ``trace.importers.detect`` reads them."""
 
 

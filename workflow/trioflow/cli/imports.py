@@ -21,7 +21,7 @@ SOURCES = """sources:
   a Kineto trace (export_chrome_trace), best with the execution trace of the same run
   (ExecutionTraceObserver); a folder that `trioflow capture` filled; TrioSim's folder with trace.csv
   and tensor.csv; a NeuSight table; one rank's Chakra .et file; Nsight Systems' .sqlite; a
-  workload file of SimAI. Plain or gzipped.
+  workload file of SimAI; a profile of XLA (JAX). Plain or gzipped.
   Kineto traces of all ranks of a parallel run, by name, in a folder or in TensorBoard's: a trace a rank.
 
 example:

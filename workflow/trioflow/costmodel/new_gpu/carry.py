@@ -28,6 +28,8 @@ from trioflow.trace.store import Trace
 
 KIND, FORMAT = "new_gpu_model", 2
 _WORK = ("flop", "read_bytes", "write_bytes")
+_MOST_UNKNOWN = 0.5
+"""Share of the time in operators without work that stays as it was traced; more is refused."""
 SHIPPED_FILE = PACKAGE / "data" / "cost_models" / "new-gpu" / "model.json"
 
 
@@ -309,11 +311,13 @@ def _check(trace: Trace) -> None:
             f"the trace's times are themselves predicted ({trace.facts.new_gpu['label']})",
             fix="start from the trace that was captured",
         )
-    timed = trace.operators["device_ns"].to_numpy() * (trace.operators["kind"] == "compute") > 0
-    if timed.any() and not trace.operators.loc[timed, list(_WORK)].to_numpy().any():
+    times_ns = trace.operators["device_ns"].where(trace.operators["kind"] == "compute", 0)
+    unknown = (trace.operators[list(_WORK)] == 0).all(axis=1)
+    share = float(times_ns[unknown].sum()) / max(float(times_ns.sum()), 1.0)
+    if share > _MOST_UNKNOWN:
         raise TraceError(
-            f"no operator says its FLOPs or bytes, so its times on {trace.facts.device_name} say nothing of another GPU",
-            fix="choose a platform of the GPU that was timed",
+            f"operators of {share:.0%} of the time say neither FLOPs nor bytes, so that their times on "
+            f"{trace.facts.device_name} say nothing of another GPU", fix="choose a platform of the GPU that was timed",
         )  # fmt: skip
 
 

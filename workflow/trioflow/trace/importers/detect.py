@@ -33,7 +33,7 @@ def import_trace(
     """Build a trace from one of the known sources.
 
     ``sources``: a folder that ``trioflow capture`` filled, TrioSim's folder with ``trace.csv`` and
-    ``tensor.csv``, a NeuSight table, one rank's Chakra file, Nsight Systems' database, a workload file of SimAI, or a Kineto trace with or without the
+    ``tensor.csv``, a NeuSight table, one rank's Chakra file, Nsight Systems' database, a workload file of SimAI, a profile of XLA, or a Kineto trace with or without the
     execution trace of the same run (two files in any order, or their folder). ``options``: what the
     source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
     the source is not one of these, is broken, or leaves open what no option says.
@@ -84,11 +84,11 @@ def _check_sources(sources: Sequence[str | Path]) -> list[Path]:
 
 def _list_readers() -> Mapping[str, Reader]:
     """Return what reads each format of one file or folder, in the order in which sources are tried."""
-    from trioflow.trace.importers import chakra, neusight, nsight, simai, triosim
+    from trioflow.trace.importers import chakra, neusight, nsight, simai, triosim, xla
 
     return {
         "triosim": triosim.READER, "nsight": nsight.READER, "neusight": neusight.READER,
-        "simai": simai.READER, "chakra": chakra.READER,
+        "simai": simai.READER, "xla": xla.READER, "chakra": chakra.READER,
     }  # fmt: skip
 
 
