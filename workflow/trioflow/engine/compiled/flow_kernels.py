@@ -1,6 +1,6 @@
 """Flows on shared links, compiled: how they start, move, share and end.
 
-Line by line what ``network.fair_share`` and ``network.contention_free`` do, on
+Line by line what ``network.fair_share`` and ``network.networks`` do, on
 arrays, with the same floating-point operations in the same order.
 """
 
