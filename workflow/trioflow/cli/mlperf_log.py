@@ -7,7 +7,6 @@ seconds). Other lines of the log are skipped, and so is what a launcher writes b
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ _SAMPLES = "samples_count"
 _FIX = "give a log of mlperf_logging with tracked_stats, or with blocks and their samples_count"
 _APART = 2.0
 """Two ways to the step that differ by more count different things, such as tokens and samples."""
+_LARGEST = 1e18
+"""No count, time or rate is above it, none but 0 as small as its inverse."""
 _LEAST = 3
 """Of so many values the first is left out: it holds the warm-up."""
 
@@ -110,7 +111,9 @@ def _read_lines(path: str | Path) -> Iterator[_Line]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether it is a number from which a step can be computed; not NaN."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (value == 0 or 1 / _LARGEST < abs(value) < _LARGEST)
 
 
 def _read_whole(lines: Sequence[_Line], key: str, path: str | Path) -> int | None:

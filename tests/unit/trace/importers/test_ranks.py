@@ -161,6 +161,37 @@ def cut_a_file(folder):
     return r"rank-1\.json, character \d+: not a complete JSON file"
 
 
+def hold_an_empty_rank(folder):
+    write(folder / "rank-0.json", 0)
+    (folder / "rank-1.json.gz").write_bytes(b"")
+    return r"rank-1\.json\.gz: neither a Kineto trace nor an execution trace: it is empty, cut"
+
+
+def cut_the_head_of_a_cycle(folder):
+    write(folder / "host_1.1700000000000.pt.trace.json.gz", 0)
+    path = write(folder / "host_2.1700000000000.pt.trace.json.gz", 1)
+    path.write_bytes(path.read_bytes()[:60])
+    return r"host_2\.1700000000000\.pt\.trace\.json\.gz: neither a Kineto trace"
+
+
+def claim_a_billion_ranks(folder):
+    for rank in (0, 1):
+        write(folder / f"rank-{rank}.json", rank, world=10**12)
+    return r"rank-0\.json: world_size is '1000000000000', no whole number from 0 to 131072"
+
+
+def number_a_rank_beyond_any(folder):
+    for rank in (0, 10**12):
+        write(folder / f"rank-{rank}.json")
+    return r"rank-1000000000000\.json: rank is '1000000000000', no whole number"
+
+
+def say_a_rank_in_words(folder):
+    for rank in (0, "one"):
+        write(folder / f"rank-{int(rank != 0)}.json", rank)
+    return r"rank-1\.json: rank is 'one', no whole number"
+
+
 def join_a_strange_execution_trace(folder):
     for rank in (0, 1):
         write(folder / f"rank-{rank}.json", rank)
@@ -182,6 +213,7 @@ def hold_several_runs(folder):
 
 @pytest.mark.parametrize("make", [
     say_no_rank, miss_ranks, give_a_rank_twice, mix_runs, record_other_steps, exceed_the_run, cut_a_file,
+    hold_an_empty_rank, cut_the_head_of_a_cycle, claim_a_billion_ranks, number_a_rank_beyond_any, say_a_rank_in_words,
     join_a_strange_execution_trace, join_one_execution_trace, hold_several_runs,
 ], ids=lambda make: make.__name__)  # fmt: skip
 def test_what_does_not_go_together_is_refused_and_nothing_is_left(tmp_path, capsys, make):
@@ -191,6 +223,30 @@ def test_what_does_not_go_together_is_refused_and_nothing_is_left(tmp_path, caps
     assert re.search(words, error), error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_files_of_other_tools_in_the_folder_are_left_out(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path / "run" / f"rank-{rank}.json", rank)
+    for name in ("settings.json", "rank-1-losses.json"):
+        (tmp_path / "run" / name).write_text("{}")
+    assert import_folder(tmp_path / "run", out=tmp_path / "theirs") == 0
+
+
+@pytest.mark.parametrize("run", [{"rank": "x"}, {"world_size": 10**12}, {"world_size": None}])
+def test_a_profile_alone_that_says_no_run_holds_no_program(tmp_path, run):
+    path = write(tmp_path / "one.json", 0)
+    content = json.loads(path.read_text())
+    content["distributedInfo"] |= run
+    path.write_text(json.dumps(content))
+    assert import_trace([path], ImportOptions(batch=8, precision="fp32")).facts.program is None
+
+
+def test_a_number_of_more_digits_than_python_reads_is_placed(tmp_path):
+    path = write(tmp_path / "one.json", 0)
+    path.write_text(path.read_text().replace('"ts": 10,', f'"ts": {"9" * 5000},'))
+    with pytest.raises(TraceError, match=r"one\.json, character \d+: not a complete JSON file"):
+        import_trace([path], ImportOptions(batch=8, precision="fp32"))
 
 
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path, capsys):

@@ -106,6 +106,17 @@ def test_a_broken_file_is_refused_by_line(tmp_path, head, layers, count, words):
     assert str(caught.value).startswith(str(path))
 
 
+def test_no_expert_ranks_and_an_empty_file_are_named(tmp_path):
+    path = write(tmp_path, head=HEAD.replace(" ep: 2", " ep: 0"))
+    with pytest.raises(
+        TraceError, match=r"line 1: 8 ranks are no whole number of .* 0 expert ranks"
+    ):
+        import_trace([path], SAID)
+    path.write_text("")
+    with pytest.raises(TraceError, match="line 1: the loop is nothing; give a file of HYBRID"):
+        import_trace([path], SAID, "simai")
+
+
 @pytest.mark.parametrize("name", ["gpu", "batch", "precision"])
 def test_what_the_file_does_not_say_is_asked_for(tmp_path, name):
     said = {"gpu": SAID.gpu, "batch": 4, "precision": "bf16"} | {name: None}

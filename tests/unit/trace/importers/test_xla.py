@@ -123,6 +123,14 @@ def test_tensorboard_s_folder_of_a_processor_s_run(tmp_path, capsys):
     assert any("all count as forward" in said for said in trace.facts.warnings)
 
 
+def test_perfetto_s_copy_is_read_where_it_is_alone_and_a_folder_without_a_profile_refused(tmp_path):
+    write(tmp_path, *on_cpu(0, 0), name="r/perfetto_trace.json.gz", lanes=LANES[1:2])
+    assert import_trace([tmp_path / "r"], CPU).facts.profiled_steps == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TraceError, match=r"empty: no file of XLA's profiler; give the \.trace"):
+        import_trace([tmp_path / "empty"], CPU, "xla")
+
+
 def test_a_step_that_ran_other_operations_is_left_out(tmp_path):
     more = [kernel("copy", "copy.1", 60, 5, process=HOST, lane=PYTHON + 1)]
     path = write(
@@ -138,6 +146,7 @@ def test_a_step_that_ran_other_operations_is_left_out(tmp_path):
     ([*on_cpu(0, 0)[1:], event(HOST, PYTHON, "train", 500, 9, step_num="1")], LANES[1:2], "no step holds an operation"),
     ([*on_cpu(0, 0), *on_cpu(200, 1)[:3]], LANES[1:2], "1 of 2 steps ran other operations than the last"),
     ([kernel("x", "x", "soon", 1)], LANES, "traceEvents[7]: the event cannot be read: could not convert"),
+    ([kernel("x", "x", 10**400, 1)], LANES, "traceEvents[7]: the event cannot be read: int too large"),
     ([kernel("x", "x", 0, -1.5)], LANES, "no call begins at 0 and takes -1.5"),
     ([{"ph": "M", "name": "process_name"}], LANES, "traceEvents[7]: the event cannot be read: 'args'"),
     ([3], LANES, "traceEvents[7]: the event cannot be read"),

@@ -33,9 +33,9 @@ def import_trace(
     """Build a trace from one of the known sources.
 
     ``sources``: a folder that ``trioflow capture`` filled, TrioSim's folder with ``trace.csv`` and
-    ``tensor.csv``, a NeuSight table, one rank's Chakra file, Nsight Systems' database, a workload file of SimAI, a profile of XLA, or a Kineto trace with or without the
-    execution trace of the same run (two files in any order, or their folder). ``options``: what the
-    source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
+    ``tensor.csv``, a NeuSight table, one rank's Chakra file, Nsight Systems' database, a workload file of SimAI,
+    a profile of XLA, or a Kineto trace with or without the execution trace of the same run (two files
+    in any order, or their folder). ``options``: what the source does not say. ``form``: one of ``FORMATS``; found out by default. Raises TraceError when
     the source is not one of these, is broken, or leaves open what no option says.
     """
     paths = _check_sources(sources)

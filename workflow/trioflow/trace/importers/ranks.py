@@ -12,6 +12,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trioflow.base.units import ns_to_s
 from trioflow.trace.importers.kineto import import_profile
 from trioflow.trace.importers.options import ImportOptions
 from trioflow.trace.profile.kineto import Profile, read_profile
+from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.profile.steps import find_spans
 from trioflow.trace.store import Trace, save_trace
 
@@ -29,9 +31,12 @@ _HEAD_BYTES = 1 << 16
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _TENSORBOARD = ("plugins", "profile")
 _RUN = re.compile(rb'"distributedInfo"\s*:\s*\{')
-_NUMBERS = {word: re.compile(rb'"%s"\s*:\s*"?(\d+)' % word) for word in (b"rank", b"world_size")}
+_NUMBERS = {
+    word: re.compile(rb'"%s"\s*:\s*"?([^",}\s]*)' % word) for word in (b"rank", b"world_size")
+}
 _NAMED = re.compile(r"(?:rank|worker)[-_ .]?(\d+)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
+_NAMED_MISSING = 8
 _CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(\.gz)?$")
 """A file of TensorBoard's handler: the profiler's schedule writes one a cycle."""
 
@@ -117,6 +122,8 @@ def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
     """
     kinds = {path: recognise_json(path) for path in list_files(paths)}
     profiles = [path for path, kind in kinds.items() if kind == KINETO]
+    if profiles:
+        _refuse_unread([path for path, kind in kinds.items() if kind is None], profiles)
     if len(profiles) < 2 or len(set(profiles)) < 2:
         return {}
     found: dict[int, RankFile] = {}
@@ -139,19 +146,43 @@ def find_ranks(paths: Sequence[Path]) -> dict[int, RankFile]:
     )
 
 
+def _refuse_unread(unread: Sequence[Path], profiles: Sequence[Path]) -> None:
+    """Refuse a file that by its name is the profile of a rank of which there is no other, and cannot be read as one."""
+    named = [_NAMED.search(path.name) for path in profiles]
+    known = {int(match[1]) for match in named if match}
+    for path in unread:
+        match = _NAMED.search(path.name)
+        if _CYCLE.match(path.name) or (match and int(match[1]) not in known):
+            raise TraceError(
+                f"neither a {KINETO} nor an {EXECUTION_TRACE}: it is empty, cut, or something else", file=path,
+                fix="record or copy it again, or move it elsewhere if it is no profile",
+            )  # fmt: skip
+
+
 def _read_run(path: Path) -> tuple[int, int | None]:
     """Return rank and number of ranks of a profile, by its head or its name."""
     head = read_head(path)
     begins = _RUN.search(head)
     said = {w: begins and p.search(head, begins.end()) for w, p in _NUMBERS.items()}
-    rank = said[b"rank"] or _NAMED.search(path.name)
-    if rank is None:
+    numbers = {w: _read_number(match[1], path, w) for w, match in said.items() if match}
+    name = _NAMED.search(path.name)
+    if b"rank" not in numbers and name:
+        numbers[b"rank"] = _read_number(name[1].encode(), path, b"rank")
+    if b"rank" not in numbers:
         raise TraceError(
             "neither the profile (distributedInfo) nor its name says which rank it is of", file=path,
             fix=f"name it rank-N{''.join(path.suffixes[-2:])}, or give one profile alone",
         )  # fmt: skip
-    world = said[b"world_size"]
-    return int(rank[1]), int(world[1]) if world else None
+    return numbers[b"rank"], numbers.get(b"world_size")
+
+
+def _read_number(text: bytes, path: Path, word: bytes) -> int:
+    if not text.isdigit() or len(text) > len(str(MOST_RANKS)) or int(text) > MOST_RANKS:
+        raise TraceError(
+            f"{word.decode()} is {text.decode('utf-8', 'replace')!r:.40}, no whole number from 0 to {MOST_RANKS}", file=path,
+            fix="correct it in distributedInfo or in the file's name, or record it again",
+        )  # fmt: skip
+    return int(text)
 
 
 def _choose(one: RankFile, path: Path, rank: int) -> RankFile:
@@ -169,7 +200,7 @@ def _choose(one: RankFile, path: Path, rank: int) -> RankFile:
 def _check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path) -> None:
     """Refuse ranks that are missing: the trace of another would stand for them unasked."""
     expected = range(world if world is not None else max(found) + 1)
-    missing = [rank for rank in expected if rank not in found]
+    missing = list(islice((rank for rank in expected if rank not in found), _NAMED_MISSING + 1))
     above = [rank for rank in found if rank not in expected]
     if above:
         raise TraceError(
@@ -177,7 +208,8 @@ def _check_ranks(found: Mapping[int, RankFile], world: int | None, source: Path)
             fix="correct the file's name, or record it again",
         )  # fmt: skip
     if missing:
-        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        named = ", ".join(map(str, missing[:_NAMED_MISSING]))
+        named += ", ..." if len(missing) > _NAMED_MISSING else ""
         raise TraceError(
             f"no profile of rank{'s' * (len(missing) > 1)} {named} of {len(expected)}", file=source,
             fix="add what is missing, or import one rank's file alone, which --as-traced then takes for all",

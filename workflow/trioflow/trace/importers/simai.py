@@ -26,6 +26,7 @@ from trioflow.base.units import ns_to_s
 from trioflow.trace.assemble import ObservedOperator, assemble_trace
 from trioflow.trace.consistency import check_trace
 from trioflow.trace.importers.options import ImportOptions, Reader
+from trioflow.trace.profile.messages import MOST_RANKS
 from trioflow.trace.store import Trace
 
 _LOOP = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
@@ -40,7 +41,6 @@ _COLLECTIVES = {
 _PARTS = ("forward", "input gradient", "weight gradient")
 _WORDS = 12
 _HEAD_BYTES = 4096
-_MOST_RANKS = 1 << 17
 _LONGEST_NS = 10**15
 _MOST_BYTES = 1 << 50
 
@@ -117,7 +117,7 @@ def import_simai(path: str | Path, options: ImportOptions) -> Trace:
         for number, line in enumerate(read_text(path, TraceError).splitlines(), 1)
         if line.strip()
     ]
-    degrees = _read_degrees(lines[0][1], path)
+    degrees = _read_degrees(lines[0][1] if lines else ["nothing"], path)
     layers = _read_layers(lines, path)
     program = _write_program(layers, _list_groups(degrees, path))
     total_ns = sum(one.device_ns for one in program.operators)
@@ -186,13 +186,14 @@ def _list_groups(degrees: dict[str, int], path: Path) -> dict[str, list[int]]:
     ranks, tensor, expert, pipeline = (degrees[name] for name in (_RANKS, _TENSOR, "ep", "pp"))
     copies = ranks // max(tensor * pipeline, 1)
     if (
-        not 1 <= ranks <= _MOST_RANKS
+        not 1 <= ranks <= MOST_RANKS
         or copies * tensor * pipeline != ranks
-        or copies % max(expert, 1)
+        or expert < 1
+        or copies % expert
     ):
         raise TraceError(
             f"{ranks} ranks are no whole number of {tensor} tensor x {pipeline} pipeline x {expert} expert ranks, "
-            f"or more than {_MOST_RANKS}", file=path, place="line 1", fix="correct the degrees",
+            f"or more than {MOST_RANKS}", file=path, place="line 1", fix="correct the degrees",
         )  # fmt: skip
     return {
         "TP": list(range(tensor)),

@@ -38,7 +38,7 @@ _MARK = b'"highres-ticks"'
 """Stands in the head of every file of XLA's profiler, and in no other tool's."""
 _REPEATED = "perfetto_trace.json.gz"
 """The same events once more, where ``create_perfetto_trace`` asked for them."""
-_GPU, _STREAM, _STEPS = re.compile(r"/device:GPU:(\d+)"), "Stream", "Steps"
+_GPU, _STREAM, _STEPS = re.compile(r"/device:GPU:([0-9]{1,9})\b"), "Stream", "Steps"
 _MOST_EVENTS = 1_000_000
 """The profiler writes no more of them and drops the rest."""
 _COLLECTIVES = (
@@ -92,7 +92,7 @@ def recognise(path: str | Path) -> bool:
 
 def _list_files(path: Path) -> list[Path]:
     found = list_files([path])
-    return [one for one in found if not path.is_dir() or one.name != _REPEATED]
+    return [one for one in found if one.name != _REPEATED] or found
 
 
 def import_xla(path: str | Path, options: ImportOptions) -> Trace:
@@ -103,6 +103,12 @@ def import_xla(path: str | Path, options: ImportOptions) -> Trace:
     steps or steps that differ, or an option is missing.
     """
     files = [file for file in _list_files(Path(path)) if _MARK in read_head(file)]
+    if not files:
+        raise TraceError(
+            "no file of XLA's profiler",
+            file=path,
+            fix="give the .trace.json.gz of plugins/profile/RUN",
+        )
     if len(files) > 1:
         raise TraceError(
             f"it holds the profiles of {len(files)} hosts: {', '.join(file.name for file in files)}", file=path,
@@ -123,7 +129,7 @@ def _read_file(path: Path) -> _File:
             elif raw.get("ph") == "X":
                 seen += 1
                 _take_event(found, raw)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(
                 f"the event cannot be read: {error}", file=path, place=f"traceEvents[{place}]",
                 fix="record it again",

@@ -146,6 +146,8 @@ class ListStream:
                 longest = len(self._text) - self._at > LONGEST
                 if not cut or longest or not self._more():
                     raise self._incomplete(error.msg, error.pos) from None
+            except ValueError as error:  # a number of more digits than Python reads
+                raise self._incomplete(str(error).partition(";")[0]) from None
             except RecursionError:
                 raise self._incomplete("nested too deeply") from None
             else:

@@ -24,6 +24,8 @@ _WHOLE_IS_RESULT = ("all_gather",)
 _WRITTEN = 0
 """The argument that every call of ``c10d`` writes into."""
 _OPTIMIZER = "optimizer"
+MOST_RANKS = 1 << 17
+"""A number of ranks above this is a broken file's."""
 
 
 def describe_program(
@@ -38,7 +40,9 @@ def describe_program(
     run = header.get("distributedInfo")
     if not isinstance(run, dict) or not {"rank", "world_size"} <= set(run):
         return {}
-    world = int(run["world_size"])
+    rank, world = (_read_whole(run[word]) for word in ("rank", "world_size"))
+    if rank is None or world is None:
+        return {}
     messages: list[dict[str, Any]] = []
     noted: list[int] = []
     for op_id, (event, one) in enumerate(zip(step.operators, operators, strict=True)):
@@ -49,14 +53,21 @@ def describe_program(
             noted.append(op_id)
             continue
         found = _describe_noted(said, world) if said else _describe_call(event, one, world)
-        if found is None or int(run["rank"]) not in found["ranks"]:
+        if found is None or rank not in found["ranks"]:
             return {}
         messages.append({"op_id": op_id, **found, "asynchronous": True})
     if not messages:
         return {}
     waits = _find_waits(messages, noted, operators)
-    program = {"rank": int(run["rank"]), "world_size": world, "streams": {}, "waits": waits}
+    program = {"rank": rank, "world_size": world, "streams": {}, "waits": waits}
     return {"communication": messages, "program": program}
+
+
+def _read_whole(value: Any) -> int | None:
+    """Return a rank or a number of ranks; None where it is neither."""
+    text = str(value)
+    whole = text.isascii() and text.isdigit() and len(text) <= len(str(MOST_RANKS))
+    return int(text) if whole and int(text) <= MOST_RANKS else None
 
 
 def _describe_noted(said: dict[str, Any], world: int) -> dict[str, Any] | None:
