@@ -100,8 +100,9 @@ def test_equal_cases_give_equal_pages(built, tmp_path):
     files, diagnoses = write_files(tmp_path)
     page = tmp_path / "report/cost_models.html"
     build_validation_page(files, diagnoses, page, tmp_path / "report/validation.parquet")
-    told = page.read_text().replace(tmp_path.name, "X")
-    assert told == built[2].replace(built[0].name, "X")
+    # A longer folder's name may wrap.
+    told, before = (text.replace(' class="long"', "") for text in (page.read_text(), built[2]))
+    assert told.replace(tmp_path.name, "X") == before.replace(built[0].name, "X")
 
 
 def test_unknown_sets_no_cases_and_foreign_tables_leave_nothing(tmp_path):

@@ -154,8 +154,8 @@ def mark_crowded(memory: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     held = memory.loc[memory["set"] != FAILED, [*key, "fullest_reserved_bytes"]].drop_duplicates(
         key
     )
-    crowded = steps[key].merge(held, how="left", on=key)["fullest_reserved_bytes"] > ROOM_BYTES
-    return steps.assign(crowded=crowded.to_numpy())
+    found = steps[key].merge(held, how="left", on=key)["fullest_reserved_bytes"]
+    return steps.assign(crowded=found.to_numpy(np.float64, na_value=0.0) > ROOM_BYTES)
 
 
 _CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
