@@ -354,6 +354,19 @@ def test_exchanges_do_not_queue_behind_what_replicas_gather(trace):
     assert exposed["expert"] == pytest.approx((moved["end_s"] - moved["start_s"]).sum(), rel=0.2)
 
 
+@pytest.mark.parametrize("degrees", [
+    {"data": 2, "tensor": 2, "expert": 4, "expert_tensor": 1, "sequence_parallel": True},
+    {"tensor": 4, "expert": 4, "expert_tensor": 1, "sequence_parallel": True},
+    {"data": 8, "expert": 8}, {"data": 4, "tensor": 2, "expert": 4, "sequence_parallel": True},
+])  # fmt: skip
+def test_what_grows_with_the_batch_is_part_of_what_is_moved(trace, degrees):
+    """A search rescales micro-batches from the traced one: less than nothing would be read by a larger one."""
+    operators = split_of(trace, **degrees).operators
+    for name in ("flop", "read_bytes", "write_bytes"):
+        growing = operators[f"batch_{name}"]
+        assert (growing >= 0).all() and (growing <= operators[name]).all(), name
+
+
 def test_the_deepest_search_finds_expert_degrees(trace):
     from trioflow.sweeps.search_space import Refusals, choose_space, enumerate_plans
 
