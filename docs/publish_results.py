@@ -25,6 +25,7 @@ from trioflow.costmodel.steps import (
 from trioflow.hardware.platform import load_platform, save_platform
 from trioflow.reproductions.clusters.aims import describe_causes, judge_aims
 from trioflow.reproductions.clusters.beyond import fit_node_residuals
+from trioflow.reproductions.clusters.scores import mark_crowded
 from trioflow.reproductions.drift.jobs import JOBS_FOLDER, fit_jobs
 from trioflow.reproductions.published.judge import ANCHORS, list_residuals, way_of_plan
 from trioflow.reproductions.readme import (
@@ -73,6 +74,7 @@ def list_results() -> Iterator[tuple[str, Result]]:
         timed = read_table(steps, "cluster_steps", CLUSTER_STEPS)
         memory = clusters / "memory.parquet"
         held = read_table(memory, "cluster_memory", CLUSTER_MEMORY) if memory.is_file() else None
+        timed = timed if held is None else mark_crowded(held, timed)
         yield "clusters", describe_clusters(judge_aims(held, timed), describe_causes(timed))
     if (rates := clusters / "rates.parquet").is_file():
         yield "bridge", describe_bridge(read_table(rates, "cluster_rates", CLUSTER_RATES))

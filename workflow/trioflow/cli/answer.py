@@ -183,9 +183,9 @@ def _describe_cost(answer: Mapping[str, Any]) -> str:
 
 
 _LATEST = 3
+"""Ranks that are named as late."""
 _NAMED_SHARE = 0.01
 """Of a step that its hosts decide; less is not worth a line."""
-"""Ranks that are named as late."""
 
 
 def _describe_draws(draws: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -6,18 +6,8 @@ import pyarrow as pa
 
 PHASES = ("forward", "backward", "optimizer")
 STREAMS = (
-    "compute",
-    "communication",
-    "tensor",
-    "context",
-    "experts",
-    "send",
-    "receive",
-    "copy",
-    "offload",
-    "fetch",
-    "host",
-)
+    "compute", "communication", "tensor", "context", "experts", "send", "receive", "copy", "offload", "fetch", "host",
+)  # fmt: skip
 """Queues of a rank, in the order in which they are shown."""
 CATEGORIES = (
     "input", "parameter", "buffer", "activation", "gradient", "optimizer_state", "output",

@@ -133,12 +133,13 @@ def test_intervals_are_judged_beside_one_for_all() -> None:
 def test_a_plan_whose_allocator_runs_out_is_not_chosen() -> None:
     """The second run's allocator is predicted to hold 90 GB: it is known by its degrees, and passed over."""
     cases = make_steps().assign(expected_s=[1.5, 1.0, 2.0, 1.0, 2.0, 4.0])
-    assert mark_crowded(make_memory(), cases)["crowded"].tolist() == [False, True, *[False] * 4]
+    marked = mark_crowded(make_memory(), cases)
+    assert marked["crowded"].tolist() == [False, True, *[False] * 4]
     losses = [
-        {line.what: line for line in judge_aims(memory, cases)}[
+        {line.what: line for line in judge_aims(None, runs)}[
             "throughput lost by the plan expected to be fastest, mean of cells"
         ].value
-        for memory in (None, make_memory())
+        for runs in (cases, marked)
     ]
     assert losses == [pytest.approx(0.5 / 2), 0.0]
 

@@ -24,7 +24,6 @@ from trioflow.reproductions.clusters.scores import (
     TOO_FEW,
     TOO_MUCH,
     find_slow,
-    mark_crowded,
     score_chances,
     score_group,
     score_memory,
@@ -104,7 +103,7 @@ def choose_plans(cases: pd.DataFrame, steps: Mapping[str, NDArray[np.float64]]) 
         row |= _describe_plan("best", best)
         for way in (way for way in (OURS, EXPECTED, TREES) if way in steps):
             known = cell.dropna(subset=way)
-            if way == EXPECTED and not known.get("crowded", pd.Series([True])).all():
+            if way == EXPECTED and "crowded" in known and not known["crowded"].all():
                 known = known[~known["crowded"]]
             chosen = known.iloc[int(known[way].argmin())] if len(known) else None
             row[way] = 1.0 if chosen is None else 1 - best["measured_s"] / chosen["measured_s"]
@@ -235,11 +234,9 @@ def judge_aims(memory: pd.DataFrame | None, steps: pd.DataFrame) -> list[Line]:
     """Return what was judged, steps first, then the choice of a plan, then memory.
 
     ``memory``, ``steps``: of ``reproductions.tables.CLUSTER_MEMORY``, None where only steps were
-        judged, and ``CLUSTER_STEPS``.
+        judged, and ``CLUSTER_STEPS``, marked by ``scores.mark_crowded`` where memory is known.
     """
-    if memory is None:
-        return _judge_steps(steps)
-    return [*_judge_steps(mark_crowded(memory, steps)), *_judge_memory(memory)]
+    return [*_judge_steps(steps), *([] if memory is None else _judge_memory(memory))]
 
 
 def describe_causes(steps: pd.DataFrame) -> str:
