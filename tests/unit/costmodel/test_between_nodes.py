@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from functools import cache
@@ -158,6 +159,37 @@ def test_a_message_between_nodes_takes_a_step_more_than_the_links():
     time = groups.plan("send", 10**8, (0, 8)).time
     assert 10**8 / 50e9 + 20e-6 < time.time_s < 10**8 / 50e9 + 100e-6
     assert "as was measured on p5-h100" in groups.plan("send", 10**8, (0, 8)).warning
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_more_nodes_than_were_measured_are_extrapolated_and_wider_than_held_out_ones(collective):
+    """Each measured count is told from half as many nodes; the worst miss of those is what a doubling may cost."""
+    measured = find_between_nodes(NODES_PLATFORM)
+    curve, missed = measured.curves[collective], []
+    for last in range(2, len(curve.nodes)):
+        kept = NodeCurve(
+            *(v[:last] for v in (curve.nodes, curve.time_s, curve.low_s, curve.high_s))
+        )
+        cut = replace(measured, curves={**measured.curves, collective: kept})
+        found = plan(collective, SIZE, curve.nodes[last], measured=cut)
+        assert found.confidence == "extrapolated"
+        missed.append(abs(math.log(curve.time_s[last] / found.time_s)))
+    most = curve.nodes[-1]
+    inside = plan(collective, SIZE, most)
+    assert inside.confidence == "interpolated" and max(missed) > 0.3
+    for nodes in (most + 1, 2 * most, 4 * most):
+        group = tuple(range(8 * nodes))
+        platform = load_platform(NODES_PLATFORM, 8 * nodes)
+        beyond = NodeGroups(platform, load_cluster()[1], Router(platform.links)).plan(
+            collective, SIZE, group
+        )
+        assert (
+            beyond.time.confidence == "extrapolated"
+            and f"over up to {most} nodes" in beyond.warning
+        )
+        doublings = max(math.log2(nodes / most), 1)
+        assert math.log(beyond.time.high_s / beyond.time.time_s) >= 0.99 * doublings * max(missed)
+        assert beyond.time.high_s / beyond.time.time_s > inside.high_s / inside.time_s
 
 
 def test_clusters_that_nobody_measured_stay_with_their_links():

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from trioflow.base.provenance import PACKAGE
 from trioflow.costmodel.collectives.platform import load_platform_collectives
+from trioflow.costmodel.collectives.published import Limits, find_limits
 from trioflow.engine.link_traffic import measure_links
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Device, Link, Platform
 from trioflow.hardware.platform import load_platform
 from trioflow.network.across_nodes import (
-    Limits,
     Spread,
     estimate_across,
-    find_limits,
     pair_across,
     size_across,
+    split_group,
     spread_group,
 )
 from trioflow.network.collectives import CollectivePlanner
@@ -76,18 +76,18 @@ def run(collective: str, group: list[int], size: int, platform: Platform, **opti
 @pytest.mark.parametrize(
     ("group", "spread"),
     [
-        (range(8), Spread(2, 4)),
-        ([0, 4, 8, 12], Spread(4, 1)),
-        ([1, 3, 9, 11], Spread(2, 2)),
-        ([0, 1, 2], Spread(1, 3)),
-        ([8, 9, 0, 1], Spread(2, 2)),
-        ([0, 1, 2, 4], None),
-        ([0, 4, 1, 5], None),
-        ([0, 1, 4, 5, 2, 3], None),
+        (range(8), Spread(2, 4, 4, 8)),
+        ([0, 4, 8, 12], Spread(4, 1, 1, 4)),
+        ([1, 3, 9, 11], Spread(2, 2, 2, 4)),
+        ([0, 1, 2], Spread(1, 3, 3, 3)),
+        ([8, 9, 0, 1], Spread(2, 2, 2, 4)),
+        ([0, 1, 2, 4], Spread(2, 1, 3, 4)),
+        ([0, 4, 1, 5], Spread(2, 2, 2, 4)),
+        ([0, 1, 4, 5, 2, 3], Spread(2, 2, 4, 6)),
     ],
 )
-def test_how_groups_lie_on_nodes_of_four(group: list[int], spread: Spread | None) -> None:
-    assert spread_group(group, 4) == spread
+def test_how_groups_lie_on_nodes_of_four(group: list[int], spread: Spread) -> None:
+    assert spread_group(split_group(group, 4)) == spread
 
 
 def test_every_rank_sends_its_counterpart_in_the_next_node_a_part() -> None:
@@ -96,18 +96,18 @@ def test_every_rank_sends_its_counterpart_in_the_next_node_a_part() -> None:
     A ring over four ranks makes each send 2 S 3 / 4 bytes in all; with as many
     rings as NICs, half of it to the other node and half inside.
     """
-    spread = Spread(2, 2)
-    pairs = pair_across("all_reduce", [0, 1, 4, 5], spread)
+    pairs = pair_across("all_reduce", ((0, 1), (4, 5)))
     assert pairs == [(0, 1), (1, 0), (4, 5), (5, 4), (0, 4), (4, 0), (1, 5), (5, 1)]
-    assert size_across("all_reduce", 800.0, spread).tolist() == [600.0] * 8
-    down = pair_across("broadcast", [0, 1, 4, 5, 8, 9], Spread(3, 2))
+    assert size_across("all_reduce", 800.0, ((0, 1), (4, 5))).tolist() == [600.0] * 8
+    three = ((0, 1), (4, 5), (8, 9))
+    down = pair_across("broadcast", three)
     assert down[6:] == [(0, 4), (4, 8), (1, 5), (5, 9)], "no way back to the root"
-    assert size_across("broadcast", 800.0, Spread(3, 2)).tolist() == [400.0] * 10
-    up = pair_across("reduce", [0, 1, 4, 5, 8, 9], Spread(3, 2))
+    assert size_across("broadcast", 800.0, three).tolist() == [400.0] * 10
+    up = pair_across("reduce", three)
     assert up[6:] == [(4, 8), (8, 0), (5, 9), (9, 1)]
-    alone = pair_across("all_gather", [0, 4, 8], Spread(3, 1))
+    alone = pair_across("all_gather", ((0,), (4,), (8,)))
     assert alone == [(0, 4), (4, 8), (8, 0)]
-    assert size_across("all_gather", 300.0, Spread(3, 1)).tolist() == [200.0] * 3
+    assert size_across("all_gather", 300.0, ((0,), (4,), (8,))).tolist() == [200.0] * 3
 
 
 def test_all_reduce_is_the_longer_part_and_the_hops_of_a_tree() -> None:
@@ -178,11 +178,25 @@ def test_groups_that_lie_alike_are_asked_about_once() -> None:
         assert plan.max_rates_bytes_per_s.tolist() == plans[0].max_rates_bytes_per_s.tolist()
 
 
-def test_uneven_groups_follow_the_ring_and_are_told() -> None:
-    result = run("all_reduce", [0, 1, 2, 3, 4, 5], 10**8, make_cluster(2)).summary
-    assert any("lie unevenly on nodes" in text for text in result.warnings)
+def test_nodes_with_unlike_shares_have_as_many_rings_as_the_smallest() -> None:
+    """Four ranks and two: two rings, so 100 MB x 5 / 6 / 2 go over each NIC between the nodes.
+
+    Low: two thirds of the data have to enter the node of two, over its two NICs. High: no overlap.
+    """
+    shares = ((0, 1, 2, 3), (4, 5))
+    assert pair_across("all_gather", shares)[6:] == [(0, 4), (4, 0), (1, 5), (5, 1)]
+    wire = 600.0 * 5 / 6
+    sizes = [wire * 3 / 4] * 4 + [wire / 2] * 2 + [wire / 2] * 4
+    assert size_across("all_gather", 600.0, shares).tolist() == pytest.approx(sizes)
+    result = run("all_gather", [0, 1, 2, 3, 4, 5], 10**8, make_cluster(2)).summary
+    between_s = 1e8 * 5 / 6 / 2 / NIC
+    assert result.step_time_s == pytest.approx(HOP_S + between_s, rel=1e-12)
+    assert result.low_s == pytest.approx(HOP_S + 1e8 * 4 / 6 / 2 / NIC, rel=1e-12)
+    assert result.high_s == pytest.approx(HOP_S + 1.2e-3 + between_s, rel=1e-12)
     assert result.confidence == "uncalibrated"
-    assert result.low_s == result.step_time_s == result.high_s
+    assert any("2 to 4 in each and a ring for each of 2" in text for text in result.warnings)
+    alone = run("broadcast", [0, 1, 2, 3, 4], 10**8, make_cluster(2)).summary
+    assert alone.step_time_s == pytest.approx(HOP_S + 1e8 / NIC, rel=1e-12), "one card enters"
 
 
 def test_contention_between_nodes_slows_it() -> None:
@@ -218,10 +232,25 @@ def test_limits_are_nccl_s_own_for_its_version() -> None:
     assert found == pytest.approx((6.6e-6, 14e-6, 14e-6, 0.5))
     assert find_limits(NodeCost()) == Limits()
     told = estimate_across(
-        "all_reduce", 8, Spread(4, 1), NodeCost().time_s, 3e-6, 1e-6, limits
+        "all_reduce", 8, Spread(4, 1, 1, 4), NodeCost().time_s, 3e-6, 1e-6, limits
     )  # fmt: skip
     assert told.time_s == pytest.approx(4 * 3e-6 + 6.6e-6), "a collective needs to get going"
     assert told.high_s == pytest.approx(4 * 14e-6 + 14e-6 + 2e-6)
+
+
+def test_more_ranks_of_a_second_node_never_take_longer() -> None:
+    """From 9 ranks (one of the second node, one card) to 16 the data move over more cards."""
+    path = PACKAGE / "data" / "cost_models" / "h100x8-nvlink" / "collectives.json"
+    cost = load_platform_collectives(path)
+    times = {}
+    for ranks in (8, 9, 10, 12, 15, 16):
+        planner = CollectivePlanner(load_platform("dgx-h100", ranks), cost)
+        asked = planner.find_time("all_gather", 10**9, tuple(range(ranks)))
+        assert asked is not None
+        times[ranks] = asked[1]
+        assert asked[0].low_s <= asked[1] < asked[0].high_s or ranks == 8
+    assert times[9] > times[10] > times[12] > times[15] > times[16] >= times[8]
+    assert times[12] == pytest.approx(1e9 * 11 / 12 / 4 / 50e9, rel=2e-2), "four cards"
 
 
 def test_dgx_clusters_take_what_was_measured_in_a_node() -> None:

@@ -27,7 +27,6 @@ from trioflow.costmodel.collectives.model import wire_factor
 from trioflow.costmodel.collectives.nccl import NcclMachine, load_constants, recognise_device
 from trioflow.costmodel.collectives.platform import PlatformCollectives, fit_platform_collectives
 from trioflow.costmodel.collectives.tests_log import PROGRAMS, import_nccl_tests
-from trioflow.engine.planning import keep_planner
 from trioflow.engine.result import Result
 from trioflow.engine.simulate import simulate, simulate_interval
 from trioflow.hardware.machine import Platform
@@ -118,10 +117,6 @@ def _predict_from_measurements(
         algorithm = f"{algorithm}, and links between nodes"
     warnings = doubt_collectives(cost, platform, assumed)
     low_s, high_s = result.summary.low_s, result.summary.high_s
-    planner = keep_planner(platform, cost, "time_s")
-    if planner.find_time(options.collective, size, tuple(range(options.ranks))) is None:
-        # The cost says nothing of ranks that lie unevenly on nodes.
-        return _summarize(options, platform, size, result, "ring", warnings)
     answer = _summarize(options, platform, size, result, algorithm, warnings)
     return {**answer, "low_s": low_s, "high_s": high_s}
 

@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 
 from trioflow.costmodel.collectives.model import SHIFT, wire_factor
-from trioflow.costmodel.collectives.nccl import load_constants
-from trioflow.costmodel.collectives.published import BetweenNodes, find_between_nodes
+from trioflow.costmodel.collectives.published import (
+    BetweenNodes,
+    Limits,
+    find_between_nodes,
+    find_limits,
+)
 from trioflow.hardware.machine import Platform, name_rank_node
 from trioflow.network.fair_share import Floats, FlowShape, Pairs, pair_group
 from trioflow.network.routing import Router
@@ -21,17 +25,18 @@ Ask = Callable[[str, int, int], Any]
 
 _STRIPED = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 """Collectives whose data all ranks of a node share out when it leaves the node."""
-_US = 1e-6
 _MOST_ALIKE, _LEAST_ALIKE = 0.25, 0.75
 """Powers of the size between which what a larger all-reduce loses lies; none was measured."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a group lies on nodes: so many, with as many of its ranks in each."""
+    """How a group lies on nodes: so many, with at least ``fewest`` of its ranks in each."""
 
     nodes: int
-    per_node: int
+    fewest: int  # ranks in the node that has fewest: as many rings leave each node
+    fullest: int  # ranks in the node that has most
+    ranks: int  # of the group
 
 
 @dataclass(frozen=True)
@@ -57,17 +62,6 @@ class AcrossTime:
         )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a communication library reckons with between nodes; nothing where it is unknown."""
-
-    # Least and most that a collective takes to get going [s]
-    base_s: float = 0.0
-    slowest_base_s: float = 0.0
-    slowest_hop_s: float = 0.0  # most that a hop takes [s]
-    least_share: float = 1.0  # least share of a link's bandwidth that bytes get
-
-
 @dataclass(frozen=True, eq=False)
 class AcrossPlan:
     """One collective over nodes: its flows, their bytes [flows], and what is known of its time."""
@@ -89,7 +83,7 @@ def measures_a_node(cost: object, platform: Platform) -> bool:
 
 
 class NodeGroups:
-    """Plans collectives of groups that lie evenly on several nodes."""
+    """Plans collectives of groups that lie on several nodes."""
 
     def __init__(self, platform: Platform, cost: Any, router: Router) -> None:
         assert platform.ranks_per_node is not None
@@ -97,23 +91,21 @@ class NodeGroups:
         self._cost, self._router = cost, router
         self._limits = find_limits(cost)
         self._measured = find_between_nodes(platform.between_nodes or "")
-        self._spreads: dict[tuple[int, ...], Spread | None] = {}
+        self._shares: dict[tuple[int, ...], Shares] = {}
         self._shapes: dict[tuple[object, ...], FlowShape] = {}
         self._plans: dict[tuple[object, ...], AcrossPlan] = {}
         # Of groups that lie alike: what they take, and how far they are behind the links.
         self._times: dict[tuple[object, ...], AcrossTime] = {}
-        self._behind: dict[tuple[object, ...], float] = {}
-
-    def is_inside(self, group: tuple[int, ...]) -> bool:
-        """Return whether all ranks are in one node."""
-        return len({rank // self._per_node for rank in group}) <= 1
+        self._behind: dict[tuple[object, ...], tuple[list[float], float]] = {}
 
     def holds(self, group: tuple[int, ...]) -> bool:
-        """Return whether a group lies evenly on several nodes."""
-        if group not in self._spreads:
-            self._spreads[group] = spread_group(group, self._per_node)
-        spread = self._spreads[group]
-        return spread is not None and spread.nodes > 1
+        """Return whether a group lies on several nodes."""
+        return len(self._split(group)) > 1
+
+    def _split(self, group: tuple[int, ...]) -> Shares:
+        if group not in self._shares:
+            self._shares[group] = split_group(group, self._per_node)
+        return self._shares[group]
 
     def shape(self, collective: str, group: tuple[int, ...]) -> FlowShape:
         """Return who sends to whom in a group that it holds, and over which links."""
@@ -125,10 +117,8 @@ class NodeGroups:
         return self._shapes[key]
 
     def _pair(self, collective: str, group: tuple[int, ...]) -> Pairs:
-        spread = self._spreads[group]
-        assert spread is not None
         if collective in _STRIPED:
-            return pair_across(collective, group, spread)
+            return pair_across(collective, self._split(group))
         return pair_group(collective, group)
 
     def plan(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
@@ -139,11 +129,10 @@ class NodeGroups:
         return self._plans[key]
 
     def _make(self, collective: str, message_bytes: int, group: tuple[int, ...]) -> AcrossPlan:
-        spread = self._spreads[group]
-        assert spread is not None
+        spread = spread_group(self._split(group))
         shape, pairs = self.shape(collective, group), self._pair(collective, group)
         if collective in _STRIPED:
-            sizes_bytes = size_across(collective, message_bytes, spread)
+            sizes_bytes = size_across(collective, message_bytes, self._split(group))
         else:
             share = 1.0 if collective in ("send", SHIFT) else 1 / len(group)
             sizes_bytes = np.full(len(pairs), message_bytes * share)
@@ -159,8 +148,13 @@ class NodeGroups:
             "which no measurement backs" if self._measured is None else
             f"and as far behind them as was measured on {self._measured.platform}"
         )  # fmt: skip
+        if self._measured is not None and spread.nodes > self._measured.most_nodes:
+            note += f" over up to {self._measured.most_nodes} nodes"
+        unlike = "" if spread.fewest == spread.fullest else (
+            f", {spread.fewest} to {spread.fullest} in each and a ring for each of {spread.fewest}"
+        )  # fmt: skip
         warning = (
-            f"{collective} on {len(group)} ranks of {spread.nodes} nodes: inside a node as measured "
+            f"{collective} on {len(group)} ranks of {spread.nodes} nodes{unlike}: inside a node as measured "
             f"on {self._platform.node_collectives}, between nodes over the links of "
             f"{self._platform.name}, {note}"
         )
@@ -188,53 +182,59 @@ class NodeGroups:
         return time.at_most(*parts)
 
 
-def spread_group(group: Sequence[int], ranks_per_node: int) -> Spread | None:
-    """Return how a group lies on nodes, None where nodes have unequal shares or alternate."""
-    nodes = [rank // ranks_per_node for rank in group]
-    count = len(set(nodes))
-    per_node = len(group) // count
-    runs = [node for place, node in enumerate(nodes) if place % per_node == 0]
-    even = per_node * count == len(group) and len(set(runs)) == count
-    even = even and all(node == runs[place // per_node] for place, node in enumerate(nodes))
-    return Spread(count, per_node) if even else None
+Shares = tuple[tuple[int, ...], ...]
+"""Ranks of a group by node, nodes and ranks in the group's order."""
 
 
-def pair_across(collective: str, group: Sequence[int], spread: Spread) -> Pairs:
+def split_group(group: Sequence[int], ranks_per_node: int) -> Shares:
+    """Return a group's ranks by node; the first node has the first rank, the root."""
+    nodes: dict[int, list[int]] = {}
+    for rank in group:
+        nodes.setdefault(rank // ranks_per_node, []).append(rank)
+    return tuple(map(tuple, nodes.values()))
+
+
+def spread_group(shares: Shares) -> Spread:
+    """Return how a group lies on nodes."""
+    counts = [len(members) for members in shares]
+    return Spread(len(counts), min(counts), max(counts), sum(counts))
+
+
+def pair_across(collective: str, shares: Shares) -> Pairs:
     """Return who sends to whom: neighbours in each node, then equal places of neighbouring nodes.
 
-    The group lists its ranks node by node; the first is the root.
+    As many places as the node with fewest ranks has: NCCL takes the least number of channels that
+    it found in any node (``initTransportsRank`` in src/init.cc), and in a node one for each rank
+    that has a card near it.
     """
-    nodes, per_node = spread.nodes, spread.per_node
     pairs: Pairs = []
-    if per_node > 1:
-        for first in range(0, len(group), per_node):
-            members = group[first : first + per_node]
+    for members in shares:
+        if len(members) > 1:
             pairs += zip(members, (*members[1:], members[0]), strict=True)
-    ends = [(node, (node + 1) % nodes) for node in range(nodes)]
+    ends = list(zip(shares, (*shares[1:], shares[0]), strict=True))
     if collective == "broadcast":
         ends = ends[:-1]
     elif collective == "reduce":
         ends = ends[1:]
-    for place in range(per_node):
-        pairs += [(group[a * per_node + place], group[b * per_node + place]) for a, b in ends]
+    for place in range(min(map(len, shares))):
+        pairs += [(one[place], other[place]) for one, other in ends]
     return pairs
 
 
-def size_across(collective: str, message_bytes: float, spread: Spread) -> Floats:
+def size_across(collective: str, message_bytes: float, shares: Shares) -> Floats:
     """Return the bytes of each pair of ``pair_across`` [pairs].
 
-    As NCCL's rings, as many as NICs: each passes all ranks of a node and then
-    leaves it from another one, with equal parts of the data. A rank sends W
-    bytes in all, 1 / m of them to its counterpart in the next node.
+    As NCCL's rings, as many as the node with fewest ranks has NICs: each passes all ranks of a node
+    and then leaves it from another one, with equal parts of the data. A rank sends W bytes in all,
+    1 / m of them to its counterpart in the next node where each node has m ranks.
     """
-    nodes, per_node = spread.nodes, spread.per_node
-    wire_bytes = message_bytes * wire_factor(collective, nodes * per_node)
-    inside = nodes * per_node if per_node > 1 else 0
-    ends = nodes - (collective in ("broadcast", "reduce"))
-    return np.concatenate([
-        np.full(inside, wire_bytes * (per_node - 1) / per_node),
-        np.full(ends * per_node, wire_bytes / per_node),
-    ])  # fmt: skip
+    spread = spread_group(shares)
+    wire_bytes = message_bytes * wire_factor(collective, spread.ranks)
+    counts = np.array([len(members) for members in shares if len(members) > 1], np.int64)
+    inside = np.repeat(wire_bytes * (counts - 1) / np.maximum(counts, 1), counts)
+    ends = spread.nodes - (collective in ("broadcast", "reduce"))
+    between = np.full(ends * spread.fewest, wire_bytes / spread.fewest)
+    return np.concatenate([inside, between])
 
 
 def estimate_across(
@@ -263,25 +263,24 @@ def estimate_across(
     the slowest hops and the least share of the bandwidth that the library
     itself reckons with.
     """
-    nodes, per_node = spread.nodes, spread.per_node
+    fullest = spread.fullest
     striped = collective in _STRIPED
-    inside_bytes = message_bytes if striped else round(message_bytes / nodes)
-    steps = nodes - 1 if striped else 1
+    inside_bytes = message_bytes if striped else round(message_bytes * fullest / spread.ranks)
+    steps = spread.nodes - 1 if striped else 1
     if collective == "all_reduce":
-        steps = 2 * math.ceil(math.log2(nodes))
+        steps = 2 * math.ceil(math.log2(spread.nodes))
     inside_s, low_s, high_s = limits.base_s, limits.base_s, limits.slowest_base_s
-    if per_node > 1 and collective != "send":
+    if fullest > 1 and collective != "send":
         asked = (
             ("send", 2, message_bytes)
             if collective == SHIFT
-            else (collective, per_node, inside_bytes)
+            else (collective, fullest, inside_bytes)
         )
         inside = ask(*asked)
         inside_s, low_s, high_s = float(inside.time_s), float(inside.low_s), float(inside.high_s)
     least = 1.0
     if collective in ("all_reduce", "reduce_scatter", "all_gather"):
-        ranks = nodes * per_node
-        least = (nodes - 1) / nodes * ranks / (ranks - 1)
+        least = (spread.ranks - spread.fewest) / (spread.ranks - 1)
     latency_s = steps * hop_s
     return AcrossTime(
         latency_s + max(inside_s, wire_s),
@@ -300,31 +299,49 @@ class _Steps:
     hop_s: float
     rate_bytes_per_s: float
     limits: Limits
-    known: dict[tuple[object, ...], float]  # what `behind` has found
+    known: dict[tuple[object, ...], tuple[list[float], float]]  # what `_compare` has found
 
     def behind(self, collective: str, nodes: int) -> float:
         """Return what a ring's step takes beyond the links' time, over so many nodes [s].
 
-        On straight lines between the logarithms of the nodes that were measured.
+        On straight lines between the logarithms of the nodes that were measured; beyond the most
+        nodes as over those.
         """
-        key = (collective, nodes, self.hop_s, self.rate_bytes_per_s)
-        if key not in self.known:
-            self.known[key] = self._find_behind(collective, nodes)
-        return self.known[key]
+        lost_s, _ = self._compare(collective)
+        return float(np.interp(np.log2(nodes), np.log2(self._counts(collective)), lost_s))
 
-    def _find_behind(self, collective: str, nodes: int) -> float:
-        curve, per_node = self.measured.curves[collective], self.measured.ranks_per_node
-        found = []
-        for count, time_s in zip(curve.nodes[1:], curve.time_s[1:], strict=True):
-            whole = Spread(count, per_node)
-            size = round(self.measured.message_bytes)
-            sent_bytes = size * wire_factor(collective, count * per_node) / per_node
-            alone = estimate_across(
-                collective, size, whole, self.ask, self.hop_s, sent_bytes / self.rate_bytes_per_s,
-                self.limits,
-            )  # fmt: skip
-            found.append(max(time_s - alone.time_s, 0.0) / (count * per_node - 1))
-        return float(np.interp(np.log2(nodes), np.log2(curve.nodes[1:]), found))
+    def doubt(self, collective: str, nodes: int) -> float:
+        """Return how far off a time beyond the measured nodes may be [log]; 0.0 within them.
+
+        Every measured count is predicted from half as many nodes, as beyond the last one; the
+        worst of these is what a doubling of the nodes may miss.
+        """
+        beyond = math.log2(nodes / self._counts(collective)[-1])
+        return max(beyond, 1.0) * self._compare(collective)[1] if beyond > 0 else 0.0
+
+    def _counts(self, collective: str) -> tuple[int, ...]:
+        return self.measured.curves[collective].nodes[1:]
+
+    def _compare(self, collective: str) -> tuple[list[float], float]:
+        """Return the loss of a step over each count of nodes [s], and the worst miss [log]."""
+        key = (collective, self.hop_s, self.rate_bytes_per_s)
+        if key not in self.known:
+            curve, per_node = self.measured.curves[collective], self.measured.ranks_per_node
+            lost_s: list[float] = []
+            worst_log = 0.0
+            for count, time_s in zip(curve.nodes[1:], curve.time_s[1:], strict=True):
+                ranks, size = count * per_node, round(self.measured.message_bytes)
+                sent_bytes = size * wire_factor(collective, ranks) / per_node
+                alone_s = estimate_across(
+                    collective, size, Spread(count, per_node, per_node, ranks), self.ask, self.hop_s,
+                    sent_bytes / self.rate_bytes_per_s, self.limits,
+                ).time_s  # fmt: skip
+                if lost_s:
+                    guess_s = alone_s + lost_s[-1] * (ranks - 1)
+                    worst_log = max(worst_log, abs(math.log(time_s / guess_s)))
+                lost_s.append(max(time_s - alone_s, 0.0) / (ranks - 1))
+            self.known[key] = lost_s, worst_log
+        return self.known[key]
 
     def lengthen(
         self, time: AcrossTime, collective: str, message_bytes: int, spread: Spread
@@ -343,13 +360,13 @@ class _Steps:
         interval. A larger one loses by the root, but takes no longer than a
         reduce-scatter and an all-gather (``_estimate``), of which its ring is made:
         NCCL takes the faster.
-        The interval has the band of the runs besides.
+        The interval has the band of the runs besides, and beyond the measured nodes ``doubt``.
         """
         kind = collective if collective in self.measured.curves else "all_gather"
-        steps = spread.nodes * spread.per_node - 1 if collective in _STRIPED else 1
+        steps = spread.ranks - 1 if collective in _STRIPED else 1
         loss_s = self.behind(kind, spread.nodes) * steps
         per_node = self.measured.ranks_per_node
-        size = message_bytes * per_node / spread.per_node / self.measured.message_bytes
+        size = message_bytes * per_node / spread.fewest / self.measured.message_bytes
         larger = smaller = 1.0
         if collective == "all_reduce":
             loss_s *= (spread.nodes * per_node - 1) / max(steps, 1)
@@ -359,28 +376,11 @@ class _Steps:
         ends = [time.time_s + loss_s * share for share in (least, larger**_LEAST_ALIKE)]
         time_s = time.time_s + loss_s * smaller * math.sqrt(larger)
         low, high = self.measured.spread(kind, spread.nodes)
-        known = collective == kind and spread.per_node == self.measured.ranks_per_node
+        wider = math.exp(self.doubt(kind, spread.nodes))
+        low, high = low / wider, high * wider
+        known = collective == kind and spread.ranks == spread.nodes * per_node
+        known = known and spread.nodes <= self._counts(kind)[-1]
         return AcrossTime(
             time_s, min(max(time.low_s, ends[0] * low), time_s), max(ends[1] * high, time_s),
             time.latency_s, "interpolated" if known else "extrapolated",
         )  # fmt: skip
-
-
-def find_limits(cost: object) -> Limits:
-    """Return what NCCL of a cost's version reckons with between nodes.
-
-    Its protocols trade latency for bandwidth: a hop takes 2.7 to 14 us, and
-    the fastest protocol, LL, moves half of a link's bandwidth, since every
-    word carries a flag. Of other libraries nothing is known.
-    """
-    library = str(getattr(cost, "library", ""))
-    if not library.startswith("NCCL"):
-        return Limits()
-    constants = load_constants(library)
-    base, hops = constants["base_latency_us"], constants["hop_latency_us"]["network"]
-    return Limits(
-        min(map(float, base["ring"])) * _US,
-        max(map(float, base["ring"])) * _US,
-        max(float(hop) for name in ("ring", "tree") for hop in hops[name]) * _US,
-        float(constants["ring_ll_share"]),
-    )

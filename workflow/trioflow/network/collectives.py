@@ -197,10 +197,7 @@ class CollectivePlanner:
         if found is None:
             sizes_bytes, latencies_s = np.full(flows, wire_bytes), np.full(flows, steps_s)
             unlimited = np.full(flows, math.inf)
-            uneven = "" if self._cost is None else (
-                f"{collective} on {ranks} ranks that lie unevenly on nodes: the ring's closed form"
-            )  # fmt: skip
-            return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED, uneven)
+            return CollectiveFlows(shape, sizes_bytes, latencies_s, unlimited, UNCALIBRATED)
         measured, time_s = found
         sizes_bytes = np.full(flows, wire_bytes)
         fitted = _fit(shape.rates_bytes_per_s, sizes_bytes, min(steps_s, time_s), time_s)
@@ -223,14 +220,11 @@ class CollectivePlanner:
     ) -> tuple[CollectiveTime, float] | None:
         """Return what the cost says of a group, and the requested bound of it [s].
 
-        None where there is no cost, or it is of a node and the group lies unevenly on several.
-        Raises SimulationError when the cost gives no valid time.
+        None where there is no cost. Raises SimulationError when the cost gives no valid time.
         """
         if self._cost is None:
             return None
-        if self._across is not None and not self._across.is_inside(group):
-            if not self._across.holds(group):
-                return None
+        if self._across is not None and self._across.holds(group):
             across = self._across.plan(collective, message_bytes, group).time
             return across, float(getattr(across, self._bound))
         return _read_measured_time(self._cost, self._bound, collective, message_bytes, len(group))

@@ -190,7 +190,7 @@ _DRAWN_NAMES = {
     "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter",
 }
-_GIGA = 1e9
+_GIGA, _US = 1e9, 1e-6
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,11 @@ class BetweenNodes:
     ranks_per_node: int  # Of the nodes
     message_bytes: float  # As in ``tables.TASKS`` [bytes]
     curves: Mapping[str, NodeCurve]  # By collective
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes beyond which no collective was measured."""
+        return max(curve.nodes[-1] for curve in self.curves.values())
 
     def spread(self, collective: str, nodes: int) -> tuple[float, float]:
         """Return the band over the median, on lines between the logarithms of the nodes measured."""
@@ -290,3 +295,34 @@ def find_between_nodes(name: str) -> BetweenNodes | None:
         str(content["platform"]), int(content["ranks_per_node"]), float(content["message_bytes"]),
         curves,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a communication library reckons with between nodes; nothing where it is unknown."""
+
+    # Least and most that a collective takes to get going [s]
+    base_s: float = 0.0
+    slowest_base_s: float = 0.0
+    slowest_hop_s: float = 0.0  # most that a hop takes [s]
+    least_share: float = 1.0  # least share of a link's bandwidth that bytes get
+
+
+def find_limits(cost: object) -> Limits:
+    """Return what NCCL of a cost's version reckons with between nodes.
+
+    Its protocols trade latency for bandwidth: a hop takes 2.7 to 14 us, and
+    the fastest protocol, LL, moves half of a link's bandwidth, since every
+    word carries a flag. Of other libraries nothing is known.
+    """
+    library = str(getattr(cost, "library", ""))
+    if not library.startswith("NCCL"):
+        return Limits()
+    constants = load_constants(library)
+    base, hops = constants["base_latency_us"], constants["hop_latency_us"]["network"]
+    return Limits(
+        min(map(float, base["ring"])) * _US,
+        max(map(float, base["ring"])) * _US,
+        max(float(hop) for name in ("ring", "tree") for hop in hops[name]) * _US,
+        float(constants["ring_ll_share"]),
+    )
