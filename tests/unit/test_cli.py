@@ -313,6 +313,26 @@ def test_a_node_of_a_cluster_takes_what_was_measured_inside_one(capsys):
     assert any("4 to 8 in each" in warning for warning in uneven["warnings"])
 
 
+def test_communication_of_the_busiest_rank_and_of_all_are_told_apart(capsys):
+    """A late rank hides its messages behind its work; the others wait for them, which is no part of its time."""
+    words = (
+        "simulate",
+        "llama-3.2-1b",
+        "--sequence",
+        512,
+        "--plan",
+        "zero1",
+        "--ranks",
+        4,
+        "--platform",
+        "dgx-h100",
+    )
+    main([str(word) for word in (*words, "--slow-rank", 3, 2)])
+    printed = capsys.readouterr().out
+    assert " exposed, on that rank\n" in printed and ", on average over the ranks\n" in printed
+    assert set(answer(capsys, *words)["exposed_by_group_s"]) == {"data"}, "broadcasts too"
+
+
 def test_the_network_is_chosen_by_name(capsys):
     words = ("simulate", TRACE, "--platform", PLATFORM, "--plan", "ddp", "--ranks", 2)
     free = answer(capsys, *words, "--network", "contention_free")

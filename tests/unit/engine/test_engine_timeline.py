@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from trioflow.base.errors import SimulationError
@@ -115,3 +117,18 @@ def test_summary_is_of_the_busiest_rank() -> None:
     assert (one.step_time_s, summary.step_time_s) == (4.5, 6.0)
     assert (summary.compute_s, summary.communication_s) == (4.0, 1.0)
     assert summary.busy_s == 6.0
+
+
+def test_the_busiest_rank_computes_most_however_slow_the_network() -> None:
+    """Rank 0 gets 1 GB from rank 1 while it computes for a second, rank 1 computes for three."""
+    builder = TaskGraphBuilder()
+    for rank, work_s in ((0, 1.0), (1, 3.0)):
+        builder.add(rank, "compute", "compute", "work", duration_s=work_s)
+    sent = builder.add(1, "copy", "send", "send", peer=0, message_bytes=10**9, match_id=0)
+    builder.add(0, "copy", "recv", "recv", peer=1, message_bytes=10**9, match_id=0)
+    builder.add(0, "copy", "memcpy", "on", duration_s=0.5, after=[sent + 1])
+    graph = builder.build()
+    for rate in (1e8, 1e9, 1e10):
+        platform = replace(PLATFORM, links=tuple(build_ring(2, rate, 0.0)))
+        summary = summarize_timeline(simulate(graph, platform).timeline)
+        assert (summary.compute_s, summary.communication_s) == (3.0, 1e9 / rate)

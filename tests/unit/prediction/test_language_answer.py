@@ -107,7 +107,15 @@ def test_waits_need_no_table_of_all_ranks(folder, prediction, monkeypatch):
 
 @pytest.mark.parametrize(
     ("group", "degree"),
-    [("0,1", "tensor"), ("0,2", "data"), ("1,3", "data"), ("0,4", "pipeline")],
+    [
+        ("0,1", "tensor"),
+        ("0,2", "data"),
+        ("1,3", "data"),
+        ("0,4", "pipeline"),
+        ("1,0", "tensor"),
+        ("3,1", "data"),
+        ("4,0", "pipeline"),
+    ],
 )
 def test_groups_are_named_by_their_stride(group, degree):
     assert name_group(group, PLAN) == degree

@@ -97,7 +97,8 @@ def _run_simulate(options: argparse.Namespace) -> None:
             ("MFU counts", answer.get("mfu_formula", "")),
             ("compute", f"{format_time(answer['compute_s'])} on the busiest rank"),
             ("communication", f"{format_time(answer['communication_s'])}, "
-             f"of which {format_time(answer['exposed_communication_s'])} exposed{describe_waits(answer)}"),
+             f"of which {format_time(answer['exposed_communication_s'])} exposed, on that rank"),
+            ("exposed", _describe_waits(answer)),
             *_describe_draws(answer.get("draws")),
             ("bubble", f"{answer['bubble_share']:.1%} of the step, on average" if "bubble_share" in answer else ""),
             ("host", f"devices wait {answer['host_share']:.1%} of the step for launches, on average"
@@ -155,13 +156,13 @@ def _describe_utilisation(answer: Mapping[str, Any]) -> str:
     )
 
 
-def describe_waits(answer: Mapping[str, Any]) -> str:
-    """Return the exposed communication of each degree's groups."""
+def _describe_waits(answer: Mapping[str, Any]) -> str:
+    """Return the exposed communication of each degree's groups, which late ranks have less of."""
     parts = [
         f"{name} {format_time(time_s)}"
         for name, time_s in answer.get("exposed_by_group_s", {}).items()
     ]
-    return f" ({', '.join(parts)})" if parts else ""
+    return f"{', '.join(parts)}, on average over the ranks" if parts else ""
 
 
 def _describe_cost(answer: Mapping[str, Any]) -> str:

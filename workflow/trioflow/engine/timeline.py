@@ -188,9 +188,8 @@ class TimelineSummary:
     ``step_time_s``: end of the last task of all: the makespan [s].
     ``busy_s``: time in which any rank computes or moves data [s].
     ``compute_s``, ``communication_s``, ``exposed_communication_s``: of the busiest rank: the one
-        with the largest ``busy_s``, the lowest among equals [s]. In a pipeline that is one that
-        sends much, or one that computes much: with smaller micro-batches it may be another rank,
-        and these then jump although no rank's own do (``per_rank``).
+        with the largest ``compute_s``, the lowest among equals [s], so that no network changes
+        which one it is.
     ``per_rank``: each rank, in order.
     ``ranks``: how many.
     """
@@ -238,7 +237,7 @@ def summarize_tasks(
     rows = zip(*(column.tolist() for column in columns), strict=True)
     per_rank = list(starmap(RankTimes, rows))
     nobody = RankTimes(-1, 0.0, 0.0, 0.0, 0.0, 0.0)
-    busiest = max(per_rank, key=lambda row: row.busy_s, default=nobody)
+    busiest = max(per_rank, key=lambda row: row.compute_s, default=nobody)
     any_rank = merge_lanes(LaneIntervals(np.zeros_like(both.lane), both.start_s, both.end_s))
     return TimelineSummary(
         step_time_s=float(end_s.max(initial=0.0)),

@@ -161,7 +161,7 @@ def name_group(text: str, plan: Plan) -> str:
 
     Gradients of one replica, that the ranks of a sequence add up, are counted with the context.
     """
-    ranks = [int(word) for word in text.split(",")]
+    ranks = sorted(int(word) for word in text.split(","))  # a broadcast names its root first
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 0
     if ranks[-1] - ranks[0] < plan.tensor:
         return "tensor"
