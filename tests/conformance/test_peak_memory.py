@@ -14,6 +14,10 @@ torch = pytest.importorskip("torch", reason="the real run needs torch (extra [ca
 LIMIT = 0.1
 """Of the measured peak. Convolutions' own workspaces, which no trace shows, are the largest part."""
 SUM = make_plan(data=2, accumulate=2)
+SUM_OF_SHARDS = make_plan(data=2, sharding="fsdp", accumulate=2)
+SUM_OF_WHOLE = replace(
+    make_plan(data=2, sharding="fsdp", accumulate=2, no_sync=True), plan="no-sync"
+)
 CASES = [
     pytest.param("cnn_trace", CNN, make_plan(), id="cnn-single"),
     pytest.param("transformer_trace", TRANSFORMER, make_plan(), id="transformer-single"),
@@ -27,6 +31,7 @@ CASES = [
         for trace, row in (("cnn_trace", CNN), ("transformer_trace", TRANSFORMER))
         for plan in (
             named_plan("ddp", 2), named_plan("zero1", 2), named_plan("zero2", 2), SUM,
+            SUM_OF_SHARDS, SUM_OF_WHOLE,
             named_plan("gpipe", 2, 2), named_plan("1f1b", 2, 2),
         )
     ),

@@ -28,6 +28,7 @@ RUNS = {
     "transformer-2": (TRANSFORMER, [
         named_plan("fsdp", 2), named_plan("zero2", 2),
         replace(make_plan(data=2, sharding="fsdp", **SUM), plan="fsdp-sum"),
+        replace(make_plan(data=2, sharding="fsdp", **SUM, no_sync=True), plan="fsdp-no-sync"),
     ]),
     # Three ranks: rows that do not divide are padded, and the optimizer's parts differ.
     "transformer-3": (TRANSFORMER, [named_plan("fsdp", 3), named_plan("zero1", 3)]),

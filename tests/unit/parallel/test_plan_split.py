@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from trioflow.base.errors import PlanError
-from trioflow.parallel.plan import check_plan, fit_vocabulary, make_plan, named_plan
+from trioflow.parallel.plan import check_plan, fit_framework, make_plan, named_plan
 from trioflow.parallel.splits.tensor_split import kind_of_module
 from trioflow.parallel.splits.vocabulary import (
     LAYERS,
@@ -61,7 +61,7 @@ def test_a_trace_s_own_rules_go_before_names(tiny):
 
 def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
     def shares(trace, name="tp"):
-        return fit_vocabulary(named_plan(name, 2), trace).vocabulary_parallel
+        return fit_framework(named_plan(name, 2), trace).vocabulary_parallel
 
     assert shares(tiny) and not shares(tiny, "tp-layers")
     first, second = [m for m in dict.fromkeys(tiny.operators["module"]) if m][:2]
@@ -72,7 +72,7 @@ def test_megatron_s_plan_shares_the_vocabulary_where_the_model_has_one(tiny):
     wordless = Trace(tiny.operators, tiny.tensors.assign(category="buffer"), tiny.facts)
     assert not shares(wordless)
     # Who asks for it by its column is told that there is none.
-    assert fit_vocabulary(
+    assert fit_framework(
         make_plan(tensor=2, vocabulary_parallel=True), wordless
     ).vocabulary_parallel
 

@@ -150,7 +150,7 @@ def test_zero1_ranks_update_their_parts_and_broadcast_them(gpu_trace):
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_gradients_of_micro_steps_are_exchanged_once(gpu_trace, sharding):
     once = extrapolate(gpu_trace, make_plan(data=2, sharding=sharding), MODEL, batch=2 * BATCH)
-    plan = make_plan(data=2, sharding=sharding, accumulate=3)
+    plan = make_plan(data=2, sharding=sharding, accumulate=3, no_sync=sharding == "fsdp")
     graph = extrapolate(gpu_trace, plan, MODEL, batch=6 * BATCH)
     rows, alone = run(graph), run(once)
     word = "reduce_scatter" if sharding == "fsdp" else "all_reduce"
@@ -168,6 +168,27 @@ def test_gradients_of_micro_steps_are_exchanged_once(gpu_trace, sharding):
     each = len(named(alone, "all_gather"))
     assert len(named(rows, "all_gather")) == 3 * each
     assert each == (5 if sharding == "fsdp" else 0)
+
+
+def test_fully_shard_reduces_each_micro_step_and_adds_its_shards(gpu_trace):
+    def make(**columns):
+        plan = make_plan(data=4, sharding="fsdp", **columns)
+        return extrapolate(gpu_trace, plan, MODEL, batch=4 * BATCH * plan.accumulate)
+
+    once, each, whole = make(), make(accumulate=3), make(accumulate=3, no_sync=True)
+    rows, alone = run(each), named(run(once), "reduce_scatter")
+    assert [r["message_bytes"] for r in named(rows, "reduce_scatter")] == [
+        r["message_bytes"] for r in alone
+    ] * 3
+    sums = named(rows, "gradient accumulation")
+    assert len(sums) == 2 * len(alone) and {r["stream"] for r in sums} == {"communication"}
+    # The next micro-step waits until the one before has added its shards.
+    third = [r for r in rows if r["phase"] == "forward" and r["micro_batch"] == 2]
+    assert min(r["start"] for r in third if r["stream"] == "compute") >= sums[len(alone) - 1]["end"]
+    peaks = [graph.metadata.peak_memory_bytes for graph in (once, each, whole)]
+    gradients = sum(r["message_bytes"] for r in alone)
+    assert peaks[0] <= peaks[1] < peaks[2]
+    assert peaks[1] - peaks[0] <= gradients / 2 and peaks[2] - peaks[0] >= gradients / 2
 
 
 def test_hooks_cost_the_host_of_a_cpu_and_run_beside_a_gpu(transformer_trace, gpu_trace):
@@ -216,6 +237,7 @@ def test_sharding_saves_memory(transformer_trace):
         ({"data": 2, "tensor": 2, "sharding": "zero1"}, "takes no parameters split"),
         ({"pipeline": 2, "accumulate": 2}, "2 accumulated micro-steps in a pipeline"),
         ({"data": 2, "accumulate": 0}, "accumulate 0 is below 1"),
+        ({"data": 2, "accumulate": 2, "no_sync": True}, "no_sync without accumulated micro-steps of sharded"),
     ],
 )  # fmt: skip
 def test_shardings_that_cannot_be_are_refused(degrees, words):
@@ -301,7 +323,7 @@ def test_plans_with_sharding_have_names_and_say_what_they_do():
     plan = make_plan(data=4, sharding="hsdp", shard=2, accumulate=2)
     assert plan.plan == "hsdp-data4" and plan.shards == 2
     assert describe_plan(plan, 16).endswith(
-        "hsdp in groups of 2, gradients of 2 micro-steps added up"
+        "hsdp in groups of 2, gradients of 2 micro-steps added up as shards"
     )
 
 

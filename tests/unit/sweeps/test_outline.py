@@ -26,7 +26,8 @@ PLANS = [
     make_plan(8, sharding="fsdp"), make_plan(8, sharding="zero2"), make_plan(4, sharding="zero1"),
     make_plan(4, recompute="full"), make_plan(4, recompute="selective"),
     make_plan(1, 1, 4, "1f1b", 8, recompute="full"),
-    make_plan(8, sharding="fsdp", accumulate=4), make_plan(4, 2, sharding="zero2", accumulate=4),
+    make_plan(8, sharding="fsdp", accumulate=4), make_plan(8, sharding="fsdp", accumulate=4, no_sync=True),
+    make_plan(4, 2, sharding="zero2", accumulate=4),
     make_plan(2, 1, 4, "1f1b", 8, sharding="fsdp"), make_plan(2, 1, 4, "gpipe", 8, sharding="fsdp"),
     make_plan(2, 1, 2, "interleaved", 4, sharding="zero2"),
 ]  # fmt: skip

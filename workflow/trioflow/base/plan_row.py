@@ -15,6 +15,7 @@ class ScheduleSizes(NamedTuple):
     stages: int = 1  # of a rank, unless the plan says otherwise
     fixed: bool = False  # whether a rank takes no other number of stages
     micro_batches: int = 1  # for each rank, unless the plan says otherwise
+    splits: bool = False  # whether gradients of inputs and of weights are computed apart
 
     @property
     def one_stage(self) -> bool:
@@ -25,9 +26,9 @@ class ScheduleSizes(NamedTuple):
 SCHEDULES = {
     "gpipe": ScheduleSizes(fixed=True), "gpipe-recompute": ScheduleSizes(fixed=True),
     "1f1b": ScheduleSizes(fixed=True), "interleaved": ScheduleSizes(stages=2),
-    "looped-bfs": ScheduleSizes(stages=2), "zero-bubble": ScheduleSizes(),
-    "zbv": ScheduleSizes(stages=2, fixed=True),
-    "dualpipev": ScheduleSizes(stages=2, fixed=True, micro_batches=2),
+    "looped-bfs": ScheduleSizes(stages=2), "zero-bubble": ScheduleSizes(splits=True),
+    "zbv": ScheduleSizes(stages=2, fixed=True, splits=True),
+    "dualpipev": ScheduleSizes(stages=2, fixed=True, micro_batches=2, splits=True),
 }  # fmt: skip
 """Pipeline schedules; ``ORDERS`` of ``parallel.schedules.orders`` has the function that makes each."""
 SEVERAL_STAGES = ", ".join(name for name, sizes in SCHEDULES.items() if not sizes.one_stage)
@@ -110,7 +111,8 @@ class Plan:
         minimum=1, default=1,
     )  # fmt: skip
     accumulate: int = declare_cell(
-        "micro-steps whose gradients are added up before ranks exchange them (no_sync)",
+        "micro-steps whose gradients are added up: before DDP's ranks exchange them (no_sync); fully_shard's reduce"
+        " those of each, unless no_sync is true",
         minimum=1, default=1,
     )  # fmt: skip
     replication: str = declare_cell(
@@ -182,6 +184,12 @@ class Plan:
         enum=list(TENSOR_OVERLAPS), default=TENSOR_OVERLAPS[0],
     )  # fmt: skip
 
+    no_sync: bool = declare_cell(
+        "true: fully_shard keeps gradients whole until the last accumulated micro-step reduces them"
+        " (set_requires_gradient_sync(False)), for fewer messages and more memory",
+        default=False,
+    )  # fmt: skip
+
     def __repr__(self) -> str:
         usual = {"data": 1, "tensor": 1, "pipeline": 1, "schedule": "none", "micro_batches": 1}
         usual |= {"first_bucket_bytes": BYTES_PER_MIB, "bucket_bytes": 25 * BYTES_PER_MIB}
@@ -211,6 +219,11 @@ class Plan:
     def shards_units(self) -> bool:
         """Whether parameters are sharded unit by unit (FSDP2's ``fully_shard``)."""
         return self.sharding in UNIT_SHARDINGS
+
+    @property
+    def sums_shards(self) -> bool:
+        """Whether each micro-step's gradients are reduced, and only shards of them are kept and added up."""
+        return self.shards_units and self.pipeline == 1 and not self.no_sync
 
     @property
     def shards(self) -> int:

@@ -198,7 +198,11 @@ def _add_degrees(parser: argparse.ArgumentParser) -> None:
     degrees.add_argument("--shard", type=int, metavar="N", help="ranks of a group of hsdp")
     degrees.add_argument(
         "--accumulate", type=int, metavar="N",
-        help="micro-steps whose gradients are added up before replicas exchange them",
+        help="micro-steps whose gradients are added up; DDP's replicas exchange the sum, fsdp's reduce those of each",
+    )  # fmt: skip
+    degrees.add_argument(
+        "--no-sync", action="store_true",
+        help="with fsdp and --accumulate: keep gradients whole until the last micro-step (set_requires_gradient_sync(False))",
     )  # fmt: skip
     _add_styles(degrees)
     degrees.add_argument(

@@ -83,7 +83,8 @@ def _make_step(
     micro_steps = int(plan.get("accumulate", 1))
     if micro_steps == 1:
         return TrainingStep(workload, model, batch, device, seed)
-    return _AccumulatingStep(workload, model, batch, device, seed, micro_steps)
+    keeps = bool(plan.get("no_sync", False))
+    return _AccumulatingStep(workload, model, batch, device, seed, micro_steps, keeps)
 
 
 def _make_data_parallel_step(
@@ -223,19 +224,19 @@ def _make_pipeline_step(
 
 
 class _AccumulatingStep(TrainingStep):
-    """One step of several forwards and backwards, of which the last one exchanges gradients.
+    """One step of several forwards and backwards: DDP's last one exchanges gradients, fully_shard's each does.
 
     ``workload``, ``model``, ``device``, ``seed``: as in `TrainingStep`. ``batch``: samples of the
     whole step on this rank; each micro-step runs its share. ``micro_steps``: forwards and backwards
-    of a step.
+    of a step. ``keeps``: whether ``fully_shard`` keeps gradients until the last one, too.
     """
 
     def __init__(
         self, workload: Workload, model: torch.nn.Module, batch: int, device: torch.device,
-        seed: int, micro_steps: int,
+        seed: int, micro_steps: int, keeps: bool,
     ) -> None:  # fmt: skip
         super().__init__(workload, model, batch // micro_steps, device, seed)
-        self.micro_steps = micro_steps
+        self.micro_steps, self.keeps = micro_steps, keeps
         self.marks = StepMarks()
 
     def _run(self) -> None:
@@ -268,7 +269,7 @@ class _AccumulatingStep(TrainingStep):
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         """Let the next backward exchange gradients, or keep them."""
         if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last)
+            self.model.set_requires_gradient_sync(last or not self.keeps)
         elif isinstance(self.model, DistributedDataParallel) and not last:
             kept: AbstractContextManager[None] = self.model.no_sync()
             return kept

@@ -3,7 +3,7 @@
 Recomputation is that of ``torch.utils.checkpoint`` without reentrance: the first backward
 operator that needs a result which was not kept runs the region's forward again, up to the
 operator that saves the last result for backward; an operator that saves nothing but its inputs
-is not computed again. States of random generators and the checkpoint's own bookkeeping (empty
+is not computed again (`plan_recomputation` says what other frameworks do). States of random generators and the checkpoint's own bookkeeping (empty
 tensors, detached ones) are left out.
 
 PyTorch's zero-bubble schedules run backward in two: I is what the gradient that goes to the
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioflow.base.errors import PlanError
+from trioflow.base.precision_recipes import PYTORCH
 from trioflow.parallel.remembered import remembered
 from trioflow.parallel.splits.pipeline import loss_operators
 from trioflow.tables import records
@@ -62,15 +63,20 @@ def plan_recomputation(
     attention; ``uniform:N``: all blocks, kept at every N-th of a stage; ``block:N``: each of the first N
     blocks of a stage. ``cut``: the units of each stage; one stage of all without it. Raises PlanError when
     the trace does not say what the model's units are, or shows no attention.
+
+    PyTorch's checkpoint stops once it has all that backward needs. Megatron-LM's and nanotron's
+    ``CheckpointFunction`` runs all of a region again, and both wrap blocks alone: ``full`` is ``uniform:1``.
     """
     if kind == "none":
         return []
+    stops = trace.facts.recipe.framework == PYTORCH
     word, _, count = kind.partition(":")
     if word == "selective":
         regions = _list_attentions(trace)
-    elif word == "full":
+    elif word == "full" and stops:
         regions = list_units(trace)
     else:
+        word, count = (word, count) if count else ("uniform", "1")
         regions = _list_blocks(trace, word, int(count), cut or [list(pipeline_units(trace))])
     if not regions:
         what = "an attention" if word == "selective" else "its units"
@@ -79,7 +85,7 @@ def plan_recomputation(
             fix="use recompute full" if word == "selective" else "use recompute none",
         )
     saved = _find_saved(trace)
-    found = [_make_region(region, saved) for region in regions]
+    found = [_make_region(region, saved, stops) for region in regions]
     return [region for region in found if region.operators]
 
 
@@ -91,12 +97,14 @@ class _Saved:
     result: bool
 
 
-def _make_region(operators: Sequence[int], saved: dict[int, _Saved]) -> Recomputation:
-    """Cut a region behind the operator that saves last."""
+def _make_region(operators: Sequence[int], saved: dict[int, _Saved], stops: bool) -> Recomputation:
+    """Cut a region that ``stops`` behind the operator that saves last."""
     saving = [op for op in operators if op in saved]
     needed_by = frozenset(reader for op in saving for reader in saved[op].readers)
     if not saving:
         return Recomputation((), needed_by)
+    if not stops:
+        return Recomputation(tuple(operators), needed_by)
     last = max(saving)
     if saved[last].result:
         return Recomputation(tuple(op for op in operators if op <= last), needed_by)

@@ -31,7 +31,7 @@ from trioflow.parallel.plan import (
     check_plan,
     choose_stages,
     describe_plan,
-    fit_vocabulary,
+    fit_framework,
     micro_batch_sizes,
     replica_sizes,
 )
@@ -147,7 +147,7 @@ def extrapolate(
     """
     given = [without_communication(t) for t in ([traces] if isinstance(traces, Trace) else traces)]
     step = _settle(
-        given, fit_vocabulary(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring
+        given, fit_framework(plan, given[0]), model, batch, schedule, mode, last_batch, anchoring
     )
     written = _write_programs(step, stages, dict(host or {}), memory)
     graph = written.builder.build(_describe_graph(step, written))

@@ -13,6 +13,7 @@ from trioflow.base.input_files import read_text
 from trioflow.base.plan_row import SCHEDULES, ScheduleSizes
 from trioflow.base.plan_rules import find_count_problem
 from trioflow.base.plugins import load_plugin
+from trioflow.base.precision_recipes import MEGATRON as MEGATRON_LM
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.parallel.schedules.build import build_schedule, is_schedule, read_schedule
 from trioflow.parallel.schedules.table import Schedule
@@ -29,6 +30,8 @@ BUCKET_BYTES = 25 * BYTES_PER_MIB
 
 _CHUNKS = ("gpipe-recompute",)
 """Schedules whose framework cuts a batch by ``torch.chunk``."""
+_UNKNOWN = ScheduleSizes(splits=True)
+"""What is taken of a schedule that nobody knows."""
 SHARDED = ("fsdp", "zero1", "distributed", "zero2", "zero3")
 """Shardings that a number of ranks alone describes."""
 MEGATRON, LAYERS = "tp", "tp-layers"
@@ -57,9 +60,9 @@ def make_plan(
     ``stages_per_rank``: pipeline stages of a rank; by default two for schedules made for several,
         otherwise one.
     ``shard``: ranks of one group of ``hsdp``.
-    ``accumulate``: micro-steps whose gradients are added up before ranks exchange them.
+    ``accumulate``: micro-steps whose gradients are added up.
     ``other``: further columns of ``plans.tsv``: replication, tensor_style, expert, expert_tensor, expert_domain,
-        context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload.
+        context, context_method, sequence_parallel, vocabulary_parallel, tensor_overlap, recompute, offload, no_sync.
     """
     context = other.get("context", 1)
     degrees = {"data": data, "tensor": tensor, "context": context, "pipeline": pipeline}
@@ -147,19 +150,24 @@ def _make_named(
     return load_plugin(PLAN_GROUP, name, NAMED, what="plan", error=PlanError)(ranks)
 
 
-def fit_vocabulary(plan: Plan, trace: Trace) -> Plan:
-    """Return a tensor-parallel plan with the vocabulary shared where its framework shares it.
+def fit_framework(plan: Plan, trace: Trace) -> Plan:
+    """Return a tensor-parallel plan with the vocabulary shared, and messages overlapped, where its framework does so.
 
     Megatron-LM, nanotron and torchtitan share embedding, head and loss of a language model in every
     tensor-parallel plan; only ``tp-layers`` keeps them whole. Of other models the named plan ``tp``
     shares a vocabulary if there is one; a plan that asks for one by its column is left as it is, and
-    refused later.
+    refused later. Megatron-LM always sends what a backward sums or gathers beside the product that
+    does not need it (``LinearWithGradAccumulationAndAsyncCommunication``).
     """
     known = bool(trace.facts.language_model) and plan.plan != LAYERS
     if plan.tensor == 1 or plan.tensor_style != "megatron" or not (known or plan.plan == MEGATRON):
         return plan
     shared = has_vocabulary(trace, plan.tensor)
-    return replace(plan, vocabulary_parallel=shared or (known and plan.vocabulary_parallel))
+    plan = replace(plan, vocabulary_parallel=shared or (known and plan.vocabulary_parallel))
+    whole = plan.schedule == "none" or not SCHEDULES.get(plan.schedule, _UNKNOWN).splits
+    if plan.tensor_overlap == "none" and whole and trace.facts.recipe.framework == MEGATRON_LM:
+        plan = replace(plan, tensor_overlap="backward")
+    return plan
 
 
 def micro_batch_sizes(plan: Plan, batch: int) -> list[int]:
@@ -262,6 +270,7 @@ def describe_plan(plan: Plan, batch: int) -> str:
         text += f", {plan.sharding}{groups}"
     if plan.accumulate > 1:
         text += f", gradients of {plan.accumulate} micro-steps added up"
+        text += " whole" if plan.no_sync else " as shards" if plan.sums_shards else ""
     return text + "".join(f", {words}" for words in _describe_styles(plan))
 
 

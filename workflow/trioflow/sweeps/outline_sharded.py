@@ -77,9 +77,10 @@ class _Clocks:
     def copy_out(self, shard: Shard, arrived_s: float) -> None:
         self.compute_s = max(self.compute_s, arrived_s) + shard.copy_out_s
 
-    def reduce(self, shard: Shard) -> None:
+    def reduce(self, shard: Shard, adds: bool = False) -> None:
         self.compute_s = max(self.compute_s, self.reduced_s) + shard.reduce_copy_s
         self.network_s = max(self.network_s, self.compute_s) + shard.scatter_s
+        self.network_s += shard.accumulate_s * adds
         self.reduced_s = self.network_s
         if not self.beside:
             self.compute_s = self.reduced_s
@@ -90,14 +91,15 @@ def time_accumulated(outline: Outline, plan: Plan, work: UnitWork) -> float:
     parts, root = _list_parts(outline, plan, work, 0, outline.units)
     clocks = _Clocks(beside=outline.traces[0].facts.device != "cpu")
     for number in range(plan.accumulate):
-        last = number == plan.accumulate - 1
+        reduces, adds = plan.sums_shards or number == plan.accumulate - 1, number > 0
         asked_s = _play_forward(clocks, parts, root)
         gathers = plan.sharding != "zero2"
-        _play_backward(clocks, parts, gathers, asked_s, adds=number > 0, reduces=last)
-        clocks.compute_s += root.accumulate_s * (number > 0)
-        if last:
-            clocks.reduce(root)
-    return max(clocks.compute_s, clocks.reduced_s)
+        _play_backward(clocks, parts, gathers, asked_s, adds, reduces, plan.sums_shards)
+        clocks.compute_s += root.accumulate_s * (adds and not plan.sums_shards)
+        if reduces:
+            clocks.reduce(root, adds and plan.sums_shards)
+            clocks.compute_s = max(clocks.compute_s, clocks.reduced_s)
+    return clocks.compute_s
 
 
 def time_stages(
@@ -152,8 +154,9 @@ def _play_backward(
     asked_s: float,
     adds: bool = False,
     reduces: bool = False,
+    shards: bool = False,
 ) -> None:
-    """Gather each unit while the one behind it computes; add up and reduce what each has made."""
+    """Gather each unit while the one behind it computes; add up, whole or as ``shards``, and reduce what each has made."""
     coming = [part.shard for part in parts if part.shard] if gathers else []
     arrives_s = clocks.gather(coming[-1], asked_s) if coming else 0.0
     for part in reversed(parts):
@@ -163,16 +166,16 @@ def _play_backward(
                 arrives_s = clocks.gather(coming[-1], clocks.compute_s)
         clocks.compute_s += part.backward_s
         if part.shard:
-            clocks.compute_s += part.shard.accumulate_s * adds
+            clocks.compute_s += part.shard.accumulate_s * (adds and not shards)
         if part.shard and reduces:
-            clocks.reduce(part.shard)
+            clocks.reduce(part.shard, adds and shards)
 
 
 def _list_parts(
     outline: Outline, plan: Plan, work: UnitWork, begin: int, end: int
 ) -> tuple[list[Part], Shard]:
     """Return the pieces of some of the model's units, and what their root takes."""
-    key = ("shards", *style_of(plan), plan.shards, plan.pieces > 1)
+    key = ("shards", *style_of(plan), plan.shards, plan.pieces > 1, plan.sums_shards)
     inner, rest = outline.keep((*key, plan.data, plan.pipeline), _list_shards, outline, plan)
     here = [rest[unit] for unit in range(begin, end) if unit in rest]
     root = Shard(*(sum(times) for times in zip(Shard(), *here, strict=True)))

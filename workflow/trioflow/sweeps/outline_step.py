@@ -293,7 +293,7 @@ def _count_least_bytes(
 
     Parameters, state and buffers stand all the time; with them either the
     activations in flight or, after backward, all gradients; main gradients
-    stand all the time. What is computed again is taken to need nothing, and of sharded units the shards count alone.
+    that nobody shards stand all the time. What is computed again is taken to need nothing, and of sharded units the shards count alone.
     """
     state = outline.state_of(plan)
     shards = plan.shards if plan.shards_units else 1
@@ -305,7 +305,7 @@ def _count_least_bytes(
     gradients = sum_stages(state.gradient_bytes / shards, begins)
     activations = sum_stages(work.activation_bytes, begins)
     counts = outline.keep(("held", *_schedule_of(plan)), _count_held, schedule)
-    main = outline.recipe.keeps_main_gradients
+    main = outline.recipe.keeps_main_gradients and not plan.shards_units
     buckets = plan.data > 1 and not (plan.shards_units or outline.lies_in_buckets(plan))
     most = 0.0
     for rank, count in enumerate(counts):

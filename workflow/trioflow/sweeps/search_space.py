@@ -16,7 +16,7 @@ from trioflow.base.experiments import Plan
 from trioflow.base.plan_row import BUCKETED, RECOMPUTATIONS
 from trioflow.base.units import BYTES_PER_MIB
 from trioflow.costmodel.steps import COLLECTIVES, PIPELINE, load_residuals
-from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_vocabulary
+from trioflow.parallel.plan import BUCKET_BYTES, check_plan, describe_plan, fit_framework
 from trioflow.prediction.language_answer import HOUR_S
 from trioflow.sweeps.parameters import fill_values, resolve_plan
 from trioflow.trace.facts import Facts
@@ -119,7 +119,7 @@ def enumerate_plans(
                     name: count,
                 }
                 try:
-                    plan = fit_vocabulary(resolve_plan(fill_values(values)), trace)
+                    plan = fit_framework(resolve_plan(fill_values(values)), trace)
                     check_plan(plan, trace, batch)
                 except PlanError as error:
                     refusals.add(error)

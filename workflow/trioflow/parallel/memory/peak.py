@@ -207,7 +207,8 @@ def _lifetimes_of(
     ``torch.distributed.pipelining`` keeps what a stage sent until its backward, and all outputs of
     the last stage to return them (2.13, ``stage.py``: ``fwd_cache``, ``output_chunks``).
     Frameworks that keep main gradients (Megatron-LM, nanotron) drop both, receive into new buffers,
-    and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``).
+    and update with one kernel (``FusedAdam``, ``torch_adam_is_fused``). What ``fully_shard`` reduces in each
+    micro-step it makes in the weights' format, and casts as it copies; what it keeps it has cast before.
     """
     recipe = trace.facts.recipe
     sent: set[int] = set()
@@ -217,13 +218,17 @@ def _lifetimes_of(
         for stage in range(1, program.schedule.stages):
             sent |= set(crossing_storages(trace, stage_of, stage))
         returned = _outputs_of_model(trace)
-    main = recipe.keeps_main_gradients and program.mode == TRAIN and program.plan.offload == "none"
-    made = recipe.made_bytes * main / recipe.gradient_bytes
-    if program.plan.shards_units and not main:
+    plan = program.plan
+    main = recipe.keeps_main_gradients and program.mode == TRAIN and plan.offload == "none"
+    stays = main and not plan.shards_units
+    made = recipe.made_bytes * stays / recipe.gradient_bytes
+    if plan.sums_shards:
+        made = min(recipe.parameter_bytes / recipe.gradient_bytes, 1.0)
+    elif plan.shards_units:
         made = recipe.reduce_bytes / recipe.gradient_bytes
     return lambda table: Lifetimes(
-        table.find(sent), table.find(returned), buffered=not drops, gradients_stay=main,
-        made_share=made, fused_update=main,
+        table.find(sent), table.find(returned), buffered=not drops, adds_up=not plan.sums_shards,
+        gradients_stay=stays, made_share=made, fused_update=main,
     )  # fmt: skip
 
 

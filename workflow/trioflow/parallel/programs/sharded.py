@@ -14,6 +14,9 @@ PyTorch's:
   its collectives one after the other whatever streams they come from.
 - In backward a unit asks for the all-gather of the unit before it once its own
   parameters are there.
+- Each of several micro-steps reduces its gradients, and adds its shards to those of the ones before in the
+  stream of its last collective; the next waits for it. With ``no_sync`` gradients are added up whole, and the
+  last micro-step reduces the sum.
 - A unit copies its gradients into the input of a reduce-scatter once the
   reduce-scatter before has ended. The optimizer waits for the last.
 - On a device without streams, a CPU, copies run in turn with compute, and each
@@ -52,6 +55,7 @@ FLAG_BYTES = 4
 """Size of that note, of which ranks with shards of the gradients take the largest (PyTorch 2.13,
 ``torch/distributed/tensor/_dispatch.py``, ``found_inf_reduce_handler``). DDP's ranks have the same
 gradients, and ask one another for nothing."""
+_ADDS_UP = "gradient accumulation"
 _Elementwise = Callable[[str, Sequence[int], int], float]
 """Predicts an element-wise operator over tensors of some sizes: name, sizes [bytes], reads to time [s]."""
 
@@ -73,11 +77,17 @@ def cost_units(
     for unit in units:
         shards = plan.shards_of(unit.experts)
         gathered, reduced = unit.gathered_bytes(shards), unit.reduced_bytes(shards)
-        gradients = [p.size_bytes for p in unit.parameters if p.trained and p.name not in added]
+        kept, whole = unit.kept_bytes(shards), not plan.sums_shards
+        parts = [
+            p.size_bytes
+            for p in unit.parameters
+            if p.trained and (p.name not in added or not whole)
+        ]
+        gradients = parts if whole else [round(size * kept / max(sum(parts), 1)) for size in parts]
         further = micro_steps > 1
         found.append(
             UnitWork(
-                unit, gathered, reduced, unit.kept_bytes(shards),
+                unit, gathered, reduced, kept,
                 elementwise("aten::copy_", [gathered // shards] if gathered else [], 2),
                 elementwise("aten::copy_", [gathered] if gathered else [], 2),
                 elementwise("aten::copy_", [reduced] if reduced else [], 2),
@@ -198,9 +208,13 @@ class UnitRank(StagedRank):
         late = [i for i in self.inner if not self.units[i].unit.in_graph]
         for index in (self.root, *late):
             self._reduce(index, self.backwards[self.stage] - 1)
-        if self.backwards[self.stage] == self.schedule.micro_batches:
+        last = self.backwards[self.stage] == self.schedule.micro_batches
+        if last or self.program.plan.sums_shards:  # PyTorch ends each backward that reduces
             self._hold("gathered", -self.scattering)
             self.scattering = 0
+        if not last and self.program.plan.sums_shards:
+            self.waits += self.reduced
+            self.reduced = []
 
     def _run(self, op_id: int, micro_batch: int, phase: str, *rest: Any, **options: Any) -> None:
         forward, backward = phase == "forward", phase == "backward"
@@ -325,27 +339,31 @@ class UnitRank(StagedRank):
         self.copied_out = None
 
     def _reduce(self, index: int, micro_step: int) -> None:
-        """Give a unit's parameters up; after the last micro-step, reduce its gradients."""
+        """Give a unit's parameters up; reduce its gradients, or add them up until the last micro-step."""
         unit = self.units[index]
         self._give_up(index)
         if not unit.reduced_bytes:
             return
         self._hooks("backward")
+        if self.program.plan.sums_shards:
+            self._scatter(index, further=micro_step > 0)
+            return
         if micro_step and unit.accumulate_s:
-            self.compute("gradient accumulation", unit.accumulate_s, phase="backward")
+            self.compute(_ADDS_UP, unit.accumulate_s, phase="backward")
         if micro_step == self.schedule.micro_batches - 1:
             self._scatter(index)
 
-    def _scatter(self, index: int) -> None:
-        """Reduce a unit's gradients and leave this rank its shard."""
+    def _scatter(self, index: int, further: bool = False) -> None:
+        """Reduce a unit's gradients and leave this rank its shard; a ``further`` one is added to the first."""
         unit = self.units[index]
         self.waits += self.reduced[:1]
-        self._hold("gathered", unit.reduced_bytes - self.scattering)
-        self.scattering = unit.reduced_bytes
+        held = unit.reduced_bytes + further * unit.kept_bytes
+        self._hold("gathered", held - self.scattering)
+        self.scattering = held
         self.compute("copy into reduce-scatter", unit.reduce_copy_s, "memcpy", phase="backward")
         made = frozenset(p.gradient_storage_id for p in unit.unit.parameters)
         self.program.memory_of(self.rank).dropped.append((self.program.graph.next_task, made))
-        self._hold("gradient", unit.kept_bytes)
+        self._hold("gradient", 0 if further else unit.kept_bytes)
         scattered = self._add_collective(
             "communication", "reduce_scatter", self.last, unit.reduced_bytes,
             self._shards_of(unit), "backward",
@@ -360,7 +378,17 @@ class UnitRank(StagedRank):
             )
         if self.host_optimizer:
             self.host_optimizer.send(self.reduced[-1], unit.kept_bytes, frozenset())
-            self._hold("gradient", -unit.kept_bytes)
+            self._hold("gradient", 0 if further else -unit.kept_bytes)
+        elif further and self.sharding.beside:
+            stream = "all_reduce" if len(self.replicas) > 1 else "communication"
+            self.reduced.append(
+                self.program.graph.add(
+                    self.rank, stream, "compute", _ADDS_UP, after=(self.reduced[-1],),
+                    duration_s=unit.accumulate_s, phase="backward",
+                )
+            )  # fmt: skip
+        elif further:
+            self.compute(_ADDS_UP, unit.accumulate_s, phase="backward")
 
 
 class PartitionedRank(StagedRank):
