@@ -84,6 +84,10 @@ class OperatorTensors:
     written: list[int]  # those inputs that the operator writes in place
 
 
+_BECOMES_GRADIENT = ("aten::to", "aten::_to_copy", "aten::add", "aten::add_")
+"""Operators that make a gradient out of one in another format, or out of two that share a weight."""
+
+
 class TensorTracker:
     """Follows the tensors through one step, operator by operator."""
 
@@ -232,6 +236,7 @@ class TensorTracker:
         inner = (storage for found in self._inside.values() for storage in found)
         for storage in (*self.storages, *inner):
             storage.category = storage.category or _categorise(storage, last_forward)
+        fixed = self._find_early_gradients()
         for tensor in self.tensors:
             storage = self.storages[tensor.storage]
             if storage.category == "input" and tensor.shape and tensor.shape[0] == batch:
@@ -245,8 +250,25 @@ class TensorTracker:
             shapes = [self.tensors[i].shape for i in use.inputs if self.scales(i)]
             for index in returned.get(op_id, []):
                 storage = self.storages[self.tensors[index].storage]
-                if storage.made_from is None and storage.category in ("activation", "output"):
+                grows = (
+                    storage.category in ("activation", "output")
+                    and self.tensors[index].storage not in fixed
+                )
+                if storage.made_from is None and grows:
                     storage.scales |= _grows(self.tensors[index].shape, shapes, batch)
+
+    def _find_early_gradients(self) -> set[int]:
+        """Return the storages of gradients before they are cast or added up: as large whatever the batch."""
+        found: set[int] = set()
+        for use in reversed(self.uses):
+            if use.phase != "backward" or use.name not in _BECOMES_GRADIENT:
+                continue
+            made = {self.tensors[i].storage for i in use.outputs}
+            if any(s in found or self.storages[s].category == "gradient" for s in made):
+                shapes = {self.tensors[i].shape for i in use.outputs}
+                read = (self.tensors[i] for i in use.inputs if self.tensors[i].shape in shapes)
+                found |= {tensor.storage for tensor in read}
+        return found
 
     def _kept_grows(self, storage: _Storage, batch: int) -> bool:
         """Return whether an enclosed operator's result grows, given what it was made from."""

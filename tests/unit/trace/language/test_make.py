@@ -116,7 +116,7 @@ def test_flops_are_six_a_parameter_and_token_beside_attention_and_lookup():
     ],
 )
 def test_a_recipe_decides_the_formats_of_what_is_held(name):
-    trace, recipe = make.make_trace(SMALL, replace(STEP, precision=name)), RECIPES[name]
+    trace, recipe = make.make_trace(SMALL, replace(STEP, precision=name, sequence=40)), RECIPES[name]
     held, count = category_bytes(trace), SMALL.parameters
     assert held["parameter"] == recipe.parameter_bytes * count
     assert held["gradient"] == recipe.gradient_bytes * count
@@ -124,6 +124,16 @@ def test_a_recipe_decides_the_formats_of_what_is_held(name):
     assert held["optimizer_state"] == pytest.approx(states * count, rel=0.01)  # counts of steps
     assert trace.facts.precision == ("fp16" if "fp16" in name else "bf16")
     assert trace.facts.precision_recipe == (None if name == "bf16" else name)
+    # What becomes a gradient when it is cast, or added to another, is as large whatever the batch.
+    weights = {tuple(sorted(p["shape"])) for p in trace.facts.parameters}
+    shape = trace.tensors["shape"].tolist()
+    backward = trace.operators[
+        (trace.operators["phase"] == "backward") & (trace.operators["name"] == "aten::mm")
+    ]
+    found = {True: 0, False: 0}
+    for row in backward.itertuples():
+        found[tuple(sorted(shape[row.output_ids[0]])) in weights] += row.batch_write_bytes
+    assert found[True] == 0 < found[False]
 
 
 def test_flash_attention_keeps_no_scores_and_eager_does():

@@ -103,13 +103,11 @@ def _list_storages(
     phase = np.append(trace.operators["phase"].to_numpy(dtype=str), "")[producer]
     category = _name_categories(table["category"].to_numpy(dtype=str), phase, producer >= 0)
     growth = _growth(trace, table["tensor"].to_numpy(), category, producer)
-    same, later, copied = (
-        np.isin(table.index, list(found)) for found in _find_half_gradients(trace)
-    )
-    copies = np.where(np.isin(table.index, list(_find_queries(trace))), 3, 1) * ~(same | copied)
+    joined = np.isin(table.index, list(_find_half_gradients(trace)))
+    copies = np.where(np.isin(table.index, list(_find_queries(trace))), 3, 1) * ~joined
     whole = StorageTable(
         table.index.to_numpy(dtype=np.int64), category, table["bytes"].to_numpy(dtype=float),
-        np.where(later, 0.0, growth),
+        growth,
         producer >= 0, _list_uses(trace, storages, table.index.to_numpy(), producer),
     )  # fmt: skip
     return whole, producer, copies
@@ -166,16 +164,15 @@ def _find_queries(trace: Trace) -> set[int]:
 
 
 @remembered
-def _find_half_gradients(trace: Trace) -> tuple[set[int], set[int], set[int]]:
+def _find_half_gradients(trace: Trace) -> set[int]:
     """Return what backward makes in half precision where that is the gradient (``PrecisionRecipe.made_bytes``).
 
-    The trace casts it to the main gradient's format: the storages that become a gradient so, those that
-    are added to one, as a shared weight's second, and the second ones' casts, which no framework makes.
+    The trace casts it to the main gradient's format: the storages that become a gradient so, and the casts of
+    those that are added to one, as a shared weight's second, which no framework makes.
     """
-    same, later, copied = set[int](), set[int](), set[int]()
+    same, casts, copied = set[int](), set[int](), set[int]()
     if not trace.facts.recipe.made_bytes:
-        return same, later, copied
-    casts: dict[int, int] = {}
+        return same
     storage, category = trace.tensors["storage_id"].tolist(), trace.tensors["category"].tolist()
     for row in records(trace.operators, "name", "phase", "input_ids", "output_ids"):
         if row["phase"] != "backward":
@@ -184,10 +181,10 @@ def _find_half_gradients(trace: Trace) -> tuple[set[int], set[int], set[int]]:
         if row["name"] == "aten::to" and category[made[0]] == "gradient":
             same.add(storage[read[0]])
         elif row["name"] == "aten::to":
-            casts[storage[made[0]]] = storage[read[0]]
+            casts.add(storage[made[0]])
         elif row["name"] == "aten::add_" and category[read[0]] == "gradient":
             copied.add(storage[read[1]])
-    return same, {casts[made] for made in copied if made in casts}, copied & set(casts)
+    return same | copied & casts
 
 
 @remembered
